@@ -1,0 +1,296 @@
+r"""Scores of a prediction: accuracy, NLL, Brier, ECE, AUROC, risk-coverage, RMSE, coverage.
+
+Every function takes plain tensors on any device, of any floating precision, and computes on the CPU
+in float64. Scalars come back as Python floats, curves as float64 CPU tensors. Inputs are checked,
+nothing is broadcast, and likelihoods are not smoothed.
+
+``ece`` and ``rmse`` are thin over torchmetrics, imported at their first call because it imports
+matplotlib. Its AUROC is not used because it squashes scores outside [0, 1] by a sigmoid, which ties
+large ones; its accuracy because it rounds to float32; the other scores it lacks.
+"""
+
+import torch
+from torch import Tensor
+
+_ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities; float32 rounding stays far below it
+_LABEL_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def accuracy(probs: Tensor, y: Tensor) -> float:
+    """Share of examples whose most probable class is the label.
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``, in ``0 .. classes - 1``.
+
+    Returns:
+        The share, in [0, 1]. Of equally probable classes the first one counts as predicted.
+
+    Raises:
+        TypeError: an argument is no tensor or has the wrong dtype.
+        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
+    """
+    probs, y = _classification(probs, y)
+    return float((probs.argmax(-1) == y).double().mean())
+
+
+def nll(probs: Tensor, y: Tensor) -> float:
+    r"""Mean negative log-likelihood $-\tfrac1n\sum_i \log p_{i,y_i}$ in nats per example.
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``, in ``0 .. classes - 1``.
+
+    Returns:
+        The mean in nats; ``inf`` where a label was given probability 0.
+
+    Raises:
+        TypeError: an argument is no tensor or has the wrong dtype.
+        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
+    """
+    probs, y = _classification(probs, y)
+    return float(-probs.gather(1, y[:, None]).log().mean())
+
+
+def brier(probs: Tensor, y: Tensor) -> float:
+    r"""Brier score $\tfrac1n\sum_i \sum_c (p_{ic} - [y_i = c])^2$, in [0, 2].
+
+    This is Brier's (1950) definition, summed over the classes: for two classes it is twice the
+    score that looks at the positive class only.
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``, in ``0 .. classes - 1``.
+
+    Returns:
+        The mean over examples of the squared distance between probabilities and one-hot label.
+
+    Raises:
+        TypeError: an argument is no tensor or has the wrong dtype.
+        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
+    """
+    probs, y = _classification(probs, y)
+    one_hot = torch.nn.functional.one_hot(y, probs.shape[1])
+    return float((probs - one_hot).square().sum(-1).mean())
+
+
+def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
+    r"""Expected calibration error of the top label, $\sum_b \tfrac{n_b}{n}|acc_b - conf_b|$.
+
+    Bins are equally wide and closed on the left; the last one includes confidence 1. Source: Guo et
+    al. 2017, "On Calibration of Modern Neural Networks".
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``, in ``0 .. classes - 1``.
+        bins: number of bins over [0, 1], at least 1.
+
+    Returns:
+        The error, in [0, 1].
+
+    Raises:
+        TypeError: an argument is no tensor or has the wrong dtype.
+        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range, or
+            ``bins < 1``.
+    """
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    probs, y = _classification(probs, y)
+    if isinstance(bins, bool) or not isinstance(bins, int):
+        raise TypeError(f"bins must be an int, got {type(bins).__name__}")
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    confidence, label = probs.max(-1)
+    # torchmetrics gives confidence 1 a bin of its own and takes 1 + rounding for a logit, so 1 is
+    # replaced by the float64 just below it
+    below_one = 1.0 - 2.0**-53
+    confidence = confidence.clamp(max=below_one)
+    return float(binary_calibration_error(confidence, (label == y).long(), n_bins=bins))
+
+
+def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
+    r"""Area under the ROC curve, $P(s^+ > s^-) + \tfrac12 P(s^+ = s^-)$ (Mann-Whitney).
+
+    For out-of-domain detection: the predictive entropy of foreign inputs as ``positive_scores``,
+    that of in-domain inputs as ``negative_scores``.
+
+    Args:
+        positive_scores: scores of the positive examples, ``[n]``; higher means more positive.
+        negative_scores: scores of the negative examples, ``[m]``.
+
+    Returns:
+        The area, in [0, 1], exact with ties; infinite scores are ordered like any others.
+
+    Raises:
+        TypeError: an argument is no tensor of real numbers.
+        ValueError: an argument is empty, not one-dimensional, or has a NaN.
+    """
+    positive = _vector("positive_scores", positive_scores)
+    negative = _vector("negative_scores", negative_scores)
+    ordered = negative.sort().values
+    below = torch.searchsorted(ordered, positive, right=False)  # negatives < s, per positive
+    not_above = torch.searchsorted(ordered, positive, right=True)  # negatives <= s
+    return float((below + not_above).sum()) / (2 * len(positive) * len(negative))
+
+
+def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Error rate among the most confident examples, against the share of examples answered.
+
+    Within a group of equal confidence the order is arbitrary, so its errors are spread evenly: the
+    curve is the expectation over random orders and does not depend on the order of the examples.
+
+    Args:
+        confidence: any score that is higher where the model is surer, ``[n]``.
+        correct: whether each example was classified correctly, bool, ``[n]``.
+
+    Returns:
+        ``coverage`` and ``risk``, each ``[n]``, from the most confident example alone
+        (coverage 1/n) to all examples (coverage 1, risk = 1 - accuracy).
+
+    Raises:
+        TypeError: ``confidence`` is no tensor of real numbers or ``correct`` no bool tensor.
+        ValueError: shapes differ, or data are empty or NaN.
+    """
+    confidence = _vector("confidence", confidence)
+    if not isinstance(correct, Tensor) or correct.dtype != torch.bool:
+        raise TypeError(f"correct must be a bool tensor, got {_describe(correct)}")
+    _same_shape("correct", correct, "confidence", confidence)
+    wrong = 1.0 - correct.cpu().double()
+    _, group, size = confidence.neg().unique(return_inverse=True, return_counts=True)
+    error_rate = wrong.new_zeros(len(size)).index_add(0, group, wrong) / size  # [groups]
+    answered = torch.arange(1, len(wrong) + 1, dtype=torch.float64)
+    risk = error_rate.repeat_interleave(size).cumsum(0) / answered
+    return answered / len(wrong), risk
+
+
+def area_under_risk_coverage(confidence: Tensor, correct: Tensor) -> float:
+    """Mean risk over the n coverages 1/n, 2/n, ..., 1 (AURC; Geifman et al. 2019); lower is better.
+
+    Args:
+        confidence: any score that is higher where the model is surer, ``[n]``.
+        correct: whether each example was classified correctly, bool, ``[n]``.
+
+    Returns:
+        The area, in [0, 1]; the error rate itself if confidence carries no information.
+
+    Raises:
+        TypeError: ``confidence`` is no tensor of real numbers or ``correct`` no bool tensor.
+        ValueError: shapes differ, or data are empty or NaN.
+    """
+    _, risk = risk_coverage(confidence, correct)
+    return float(risk.mean())
+
+
+def rmse(mean: Tensor, y: Tensor) -> float:
+    """Root mean squared error over all elements, in units of the target.
+
+    Args:
+        mean: predicted means, ``[n]`` or ``[n, d]``.
+        y: targets, of exactly the same shape.
+
+    Returns:
+        The error.
+
+    Raises:
+        TypeError: an argument is no tensor of real numbers.
+        ValueError: shapes differ, or data are empty, NaN or infinite.
+    """
+    from torchmetrics.functional.regression import mean_squared_error
+
+    _same_shape("mean", mean, "y", y)
+    mean, y = _finite("mean", mean), _finite("y", y)
+    return float(mean_squared_error(mean.flatten(), y.flatten(), squared=False))
+
+
+def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
+    """Share of targets inside their interval, ends included.
+
+    Args:
+        lower: lower ends, ``[n]`` or ``[n, d]``, in units of the target; may be infinite.
+        upper: upper ends, same shape.
+        y: targets, same shape.
+
+    Returns:
+        The share, in [0, 1]; for honest intervals close to their level.
+
+    Raises:
+        TypeError: an argument is no tensor of real numbers.
+        ValueError: shapes differ, data are empty or NaN, or an upper end is below its lower end.
+    """
+    _same_shape("lower", lower, "y", y)
+    _same_shape("upper", upper, "y", y)
+    lower, upper, y = _numbers("lower", lower), _numbers("upper", upper), _finite("y", y)
+    if (lower > upper).any():
+        i = int((lower > upper).flatten().nonzero()[0])
+        ends = f"[{lower.flatten()[i]:g}, {upper.flatten()[i]:g}]"
+        raise ValueError(f"upper must not be below lower, got the interval {ends} at element {i}")
+    return float(((lower <= y) & (y <= upper)).double().mean())
+
+
+def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Checks probabilities and labels; returns them on the CPU as float64 and int64."""
+    if isinstance(probs, Tensor) and not probs.is_floating_point():
+        raise TypeError(f"probs must be a floating tensor, got dtype {probs.dtype}")
+    probs = _numbers("probs", probs)
+    if probs.ndim != 2:
+        raise ValueError(f"expected probs of shape [n, classes], got {list(probs.shape)}")
+    if not isinstance(y, Tensor) or y.dtype not in _LABEL_DTYPES:
+        raise TypeError(f"y must be a tensor of integer labels, got {_describe(y)}")
+    n, classes = probs.shape
+    if y.shape != (n,):
+        raise ValueError(f"expected y of shape [{n}] to match probs, got {list(y.shape)}")
+    _check_simplex(probs)
+    y = y.detach().cpu().long()
+    if y.min() < 0 or y.max() >= classes:
+        bounds = f"{int(y.min())} .. {int(y.max())}"
+        raise ValueError(f"y must hold labels in 0 .. {classes - 1}, got labels in {bounds}")
+    return probs, y
+
+
+def _check_simplex(probs: Tensor) -> None:
+    off = (probs.sum(-1) - 1).abs() > _ROW_SUM_TOLERANCE
+    bad = off | (probs < 0).any(-1)
+    if bad.any():
+        i = int(bad.nonzero()[0])
+        row = f"row {i} has minimum {probs[i].min():g} and sum {probs[i].sum():g}"
+        raise ValueError(f"probs must be non-negative with rows summing to 1, but {row}")
+
+
+def _vector(name: str, value: Tensor) -> Tensor:
+    values = _numbers(name, value)
+    if values.ndim != 1:
+        raise ValueError(f"expected {name} of shape [n], got {list(values.shape)}")
+    return values
+
+
+def _finite(name: str, value: Tensor) -> Tensor:
+    values = _numbers(name, value)
+    if values.isinf().any():
+        raise ValueError(f"{name} must be finite, got an infinity")
+    return values
+
+
+def _numbers(name: str, value: Tensor) -> Tensor:
+    """Checks that ``value`` holds real numbers, none NaN; returns it on the CPU as float64."""
+    if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be a tensor of real numbers, got {_describe(value)}")
+    if value.numel() == 0:
+        raise ValueError(f"{name} must not be empty, got shape {list(value.shape)}")
+    values = value.detach().cpu().double()
+    if values.isnan().any():
+        i = int(values.flatten().isnan().nonzero()[0])
+        raise ValueError(f"{name} must not have NaN, got one at element {i}")
+    return values
+
+
+def _same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    for label, tensor in ((name, value), (other_name, other)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{label} must be a tensor, got {_describe(tensor)}")
+    if value.shape != other.shape:
+        shapes = f"{list(value.shape)} and {list(other.shape)}"
+        raise ValueError(f"{name} and {other_name} must have the same shape, got {shapes}")
+
+
+def _describe(value: object) -> str:
+    return f"dtype {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

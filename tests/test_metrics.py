@@ -1,0 +1,311 @@
+"""Metrics against hand-computed values and against scikit-learn, scipy and torchmetrics."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+import torch
+from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
+
+from pyro_bbb import metrics
+
+PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.25, 0.25], [0.0, 0.25, 0.75]])
+LABELS = torch.tensor([0, 1, 2, 2])  # the third one is wrong
+
+
+def random_classification(n=500, classes=4, dtype=torch.float64):
+    probs = torch.randn(n, classes, dtype=dtype).mul(2).softmax(-1)
+    return probs, torch.randint(classes, (n,))
+
+
+# --- golden values, computed by hand ---
+
+
+def test_accuracy_by_hand():
+    assert metrics.accuracy(PROBS, LABELS) == 0.75
+
+
+def test_accuracy_takes_the_first_of_tied_classes():
+    assert metrics.accuracy(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1])) == 0.5
+
+
+def test_nll_by_hand():
+    expected = -math.log(0.7 * 0.8 * 0.25 * 0.75) / 4
+    assert metrics.nll(PROBS, LABELS) == pytest.approx(expected, rel=1e-7)
+
+
+def test_nll_of_an_impossible_label_is_infinite():
+    assert metrics.nll(torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([0, 0])) == math.inf
+
+
+def test_nll_keeps_tiny_probabilities():
+    probs = torch.tensor([[1e-30, 1.0]])
+    assert metrics.nll(probs, torch.tensor([0])) == pytest.approx(30 * math.log(10), rel=1e-6)
+
+
+def test_brier_by_hand():
+    rows = [0.09 + 0.04 + 0.01, 0.01 + 0.04 + 0.01, 0.25 + 0.0625 + 0.5625, 0.0625 + 0.0625]
+    assert metrics.brier(PROBS, LABELS) == pytest.approx(sum(rows) / 4, rel=1e-6)
+
+
+def test_brier_of_a_sure_wrong_answer_is_two():
+    assert metrics.brier(torch.tensor([[0.0, 1.0]]), torch.tensor([0])) == 2.0
+
+
+def test_ece_by_hand():
+    # two bins, [0, 0.5) is empty: |3/4 - (0.7 + 0.8 + 0.5 + 0.75) / 4|
+    assert metrics.ece(PROBS, LABELS, bins=2) == pytest.approx(0.0625, rel=1e-6)
+    # four bins: 0.5 (wrong) and 0.7 (right) in the third, 0.8 and 0.75 (right) in the fourth
+    error = (abs(1 - 1.2) + abs(2 - 1.55)) / 4
+    assert metrics.ece(PROBS, LABELS, bins=4) == pytest.approx(error, rel=1e-6)
+
+
+def test_ece_puts_full_confidence_into_the_last_bin():
+    # one bin holds both: accuracy 1/2, mean confidence 0.995
+    probs = torch.tensor([[1.0, 0.0], [0.99, 0.01]])
+    assert metrics.ece(probs, torch.tensor([0, 1])) == pytest.approx(0.495, rel=1e-6)
+
+
+def test_ece_of_a_perfect_sure_model_is_zero():
+    assert metrics.ece(torch.eye(3), torch.arange(3)) == pytest.approx(0, abs=1e-12)
+
+
+def test_ece_takes_a_rounded_one_for_a_probability():
+    probs = torch.tensor([[1.0 + 1e-6, 0.0], [1.0, 0.0]])
+    assert metrics.ece(probs, torch.tensor([0, 0])) == pytest.approx(0, abs=1e-12)
+
+
+def test_auroc_by_hand():
+    positive, negative = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 0.0])
+    # 3 beats both, 1 beats one, 2 beats one and ties one
+    assert metrics.auroc(positive, negative) == (2 + 1 + 1.5) / 6
+
+
+def test_auroc_separates_scores_that_a_sigmoid_would_tie():
+    assert metrics.auroc(torch.tensor([101.0, 102.0]), torch.tensor([99.0, 100.0])) == 1.0
+    assert metrics.auroc(torch.tensor([math.inf]), torch.tensor([1e30, -math.inf])) == 1.0
+
+
+def test_risk_coverage_by_hand():
+    confidence = torch.tensor([0.5, 0.9, 0.8, 0.6])
+    correct = torch.tensor([False, True, False, True])
+    share, risk = metrics.risk_coverage(confidence, correct)
+    assert share.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert risk.tolist() == [0.0, 1 / 2, 1 / 3, 2 / 4]
+    expected = (0 + 1 / 2 + 1 / 3 + 1 / 2) / 4
+    assert metrics.area_under_risk_coverage(confidence, correct) == pytest.approx(expected)
+
+
+def test_rmse_by_hand():
+    assert metrics.rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])) == math.sqrt(12.5)
+
+
+def test_coverage_by_hand_includes_the_ends():
+    lower, upper = torch.tensor([0.0, 0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, 1.0, 0.0])
+    assert metrics.coverage(lower, upper, torch.tensor([0.0, 1.0, 1.5, -9.0])) == 0.75
+
+
+def test_coverage_of_a_hair_too_narrow_float64_interval():
+    y = torch.tensor([1.0], dtype=torch.float64)
+    assert metrics.coverage(y - 1e-12, y - 1e-13, y) == 0.0
+
+
+# --- independent implementations ---
+
+
+def test_accuracy_and_nll_equal_sklearn():
+    probs, y = random_classification()
+    expected = sklearn.metrics.accuracy_score(y.numpy(), probs.argmax(-1).numpy())
+    assert metrics.accuracy(probs, y) == pytest.approx(expected, rel=1e-12)
+    expected = sklearn.metrics.log_loss(y.numpy(), probs.numpy())
+    assert metrics.nll(probs, y) == pytest.approx(expected, rel=1e-12)
+
+
+def test_brier_equals_sklearn_per_class():
+    probs, y = random_classification()
+    per_class = [
+        sklearn.metrics.brier_score_loss((y == c).numpy(), probs[:, c].numpy()) for c in range(4)
+    ]
+    assert metrics.brier(probs, y) == pytest.approx(sum(per_class), rel=1e-12)
+
+
+@pytest.mark.parametrize("bins", [1, 7, 15])
+def test_ece_equals_a_loop_and_torchmetrics(bins):
+    probs, y = random_classification()
+    confidence, label = probs.max(-1)
+    correct = (label == y).double()
+    error = 0.0
+    for b in range(bins):
+        inside = (confidence >= b / bins) & (confidence < (b + 1) / bins)
+        if inside.any():
+            share = inside.double().mean()
+            error += share * (correct[inside].mean() - confidence[inside].mean()).abs()
+    assert metrics.ece(probs, y, bins=bins) == pytest.approx(float(error), rel=1e-9)
+    multiclass = float(multiclass_calibration_error(probs, y, num_classes=4, n_bins=bins))
+    assert metrics.ece(probs, y, bins=bins) == pytest.approx(multiclass, abs=1e-5)
+
+
+@pytest.mark.parametrize("levels", [3, 10**9])  # many ties, none
+def test_auroc_equals_sklearn_scipy_and_torchmetrics(levels):
+    positive = torch.randint(levels, (300,)).double() / levels
+    negative = torch.randint(levels, (200,)).double() / levels * 0.9
+    area = metrics.auroc(positive, negative)
+    scores = torch.cat([positive, negative])
+    target = torch.cat([torch.ones(300), torch.zeros(200)]).long()
+    expected = sklearn.metrics.roc_auc_score(target.numpy(), scores.numpy())
+    assert area == pytest.approx(expected, rel=1e-12)
+    u = scipy.stats.mannwhitneyu(positive.numpy(), negative.numpy()).statistic
+    assert area == pytest.approx(u / (300 * 200), rel=1e-12)
+    assert area == pytest.approx(float(binary_auroc(scores, target)), abs=1e-5)
+
+
+def test_risk_coverage_with_ties_is_the_mean_over_their_orders():
+    confidence = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.1])
+    correct = torch.tensor([True, False, True, True, False])
+    curves = []
+    for order in itertools.permutations([1, 2, 3]):
+        wrong = ~correct[[0, *order, 4]]
+        curves.append(wrong.double().cumsum(0) / torch.arange(1, 6))
+    _, risk = metrics.risk_coverage(confidence, correct)
+    torch.testing.assert_close(risk, torch.stack(curves).mean(0), rtol=1e-12, atol=0)
+
+
+def test_rmse_equals_sklearn():
+    mean, y = torch.randn(50, 3, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)
+    expected = math.sqrt(sklearn.metrics.mean_squared_error(y.numpy(), mean.numpy()))
+    assert metrics.rmse(mean, y) == pytest.approx(expected, rel=1e-12)
+
+
+def test_coverage_of_a_normal_interval_is_its_level():
+    # 6 standard errors: false alarms below 1 in 10^8
+    n, level = 20_000, 0.9
+    y = torch.randn(n)
+    half = float(scipy.stats.norm.ppf((1 + level) / 2))
+    half_width = torch.full((n,), half)
+    error = abs(metrics.coverage(-half_width, half_width, y) - level)
+    assert error < 6 * math.sqrt(level * (1 - level) / n)
+
+
+# --- laws ---
+
+
+@pytest.mark.parametrize("name", ["accuracy", "nll", "brier", "ece"])
+def test_the_order_of_examples_does_not_matter(name):
+    probs, y = random_classification()
+    order = torch.randperm(len(y))
+    metric = getattr(metrics, name)
+    assert metric(probs[order], y[order]) == pytest.approx(metric(probs, y), rel=1e-12)
+
+
+def test_the_order_of_examples_does_not_matter_for_risk_coverage():
+    confidence = torch.randint(5, (100,)).float()
+    correct = torch.rand(100) < 0.7
+    order = torch.randperm(100)
+    _, risk = metrics.risk_coverage(confidence, correct)
+    _, permuted = metrics.risk_coverage(confidence[order], correct[order])
+    torch.testing.assert_close(permuted, risk, rtol=1e-12, atol=0)
+
+
+def test_auroc_is_antisymmetric_and_blind_to_monotone_maps():
+    positive, negative = torch.randn(80, dtype=torch.float64) + 1, torch.randn(90).double()
+    area = metrics.auroc(positive, negative)
+    assert metrics.auroc(negative, positive) == pytest.approx(1 - area, rel=1e-12)
+    assert metrics.auroc(positive.exp(), negative.exp()) == area
+
+
+def test_full_coverage_has_the_error_rate_as_risk():
+    probs, y = random_classification()
+    confidence, label = probs.max(-1)
+    _, risk = metrics.risk_coverage(confidence, label == y)
+    assert float(risk[-1]) == pytest.approx(1 - metrics.accuracy(probs, y), rel=1e-12)
+    constant = torch.zeros(len(y))
+    area = metrics.area_under_risk_coverage(constant, label == y)
+    assert area == pytest.approx(1 - metrics.accuracy(probs, y), rel=1e-12)
+
+
+def test_scalars_are_python_floats_and_curves_float64_tensors():
+    probs, y = random_classification(dtype=torch.float32)
+    for name in ("accuracy", "nll", "brier", "ece"):
+        assert type(getattr(metrics, name)(probs.requires_grad_(), y.int())) is float
+    v = torch.randn(5)
+    scalars = [metrics.auroc(v, v), metrics.rmse(v, v), metrics.coverage(v, v, v)]
+    assert [type(value) for value in scalars] == [float] * 3
+    curves = metrics.risk_coverage(v, v > 0)
+    assert [c.dtype for c in curves] == [torch.float64] * 2
+
+
+# --- bad input ---
+
+HALF = torch.full((2, 2), 0.5)
+ZERO_ONE = torch.tensor([0, 1])
+V = torch.zeros(3)
+NAN = torch.tensor([0.0, math.nan, 0.0])
+
+
+@pytest.mark.parametrize("name", ["accuracy", "nll", "brier", "ece"])
+@pytest.mark.parametrize(
+    ("probs", "y", "error", "message"),
+    [
+        (HALF.numpy(), ZERO_ONE, TypeError, "probs must be a tensor.*got ndarray"),
+        (HALF.long(), ZERO_ONE, TypeError, "probs must be a floating tensor.*int64"),
+        (HALF, [0, 1], TypeError, "y must be a tensor of integer labels, got list"),
+        (HALF, ZERO_ONE.float(), TypeError, "y must be.*integer labels, got dtype torch.float32"),
+        (HALF, ZERO_ONE.bool(), TypeError, "y must be.*integer labels, got dtype torch.bool"),
+        (HALF[0], ZERO_ONE, ValueError, r"probs of shape \[n, classes\], got \[2\]"),
+        (HALF, ZERO_ONE[:, None], ValueError, r"y of shape \[2\].*got \[2, 1\]"),
+        (HALF, ZERO_ONE[:1], ValueError, r"y of shape \[2\].*got \[1\]"),
+        (HALF[:0], ZERO_ONE[:0], ValueError, r"probs must not be empty, got shape \[0, 2\]"),
+        (HALF * math.nan, ZERO_ONE, ValueError, "probs must not have NaN, got one at element 0"),
+        (HALF * 3, ZERO_ONE, ValueError, "summing to 1, but row 0 has.*sum 3"),
+        (torch.tensor([[1.5, -0.5]] * 2), ZERO_ONE, ValueError, "row 0 has minimum -0.5"),
+        (HALF, ZERO_ONE + 1, ValueError, r"labels in 0 \.\. 1, got labels in 1 \.\. 2"),
+        (HALF, ZERO_ONE - 1, ValueError, r"labels in 0 \.\. 1, got labels in -1 \.\. 0"),
+    ],
+)
+def test_bad_classification_input(name, probs, y, error, message):
+    with pytest.raises(error, match=message):
+        getattr(metrics, name)(probs, y)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: metrics.ece(HALF, ZERO_ONE, bins=0), ValueError, "bins must be at least 1, got 0"),
+        (
+            lambda: metrics.ece(HALF, ZERO_ONE, bins=1.5),
+            TypeError,
+            "bins must be an int, got float",
+        ),
+        (lambda: metrics.auroc(V, V[:0]), ValueError, "negative_scores must not be empty"),
+        (lambda: metrics.auroc(NAN, V), ValueError, "positive_scores must not have NaN.*element 1"),
+        (lambda: metrics.auroc(V[:, None], V), ValueError, r"positive_scores of shape \[n\]"),
+        (lambda: metrics.auroc([1.0], V), TypeError, "positive_scores must be a tensor.*got list"),
+        (lambda: metrics.risk_coverage(V, V), TypeError, "correct must be a bool tensor"),
+        (
+            lambda: metrics.risk_coverage(V, V[:2] > 0),
+            ValueError,
+            r"same shape, got \[2\] and \[3\]",
+        ),
+        (lambda: metrics.risk_coverage(NAN, V > 0), ValueError, "confidence must not have NaN"),
+        (
+            lambda: metrics.risk_coverage(V[:0], V[:0] > 0),
+            ValueError,
+            "confidence must not be empty",
+        ),
+        (lambda: metrics.rmse(V[:, None], V), ValueError, r"same shape, got \[3, 1\] and \[3\]"),
+        (lambda: metrics.rmse(V, NAN), ValueError, "y must not have NaN"),
+        (lambda: metrics.rmse(V / 0 + math.inf, V), ValueError, "mean must not have NaN"),
+        (lambda: metrics.rmse(V + math.inf, V), ValueError, "mean must be finite"),
+        (lambda: metrics.rmse(V[:0], V[:0]), ValueError, "mean must not be empty"),
+        (lambda: metrics.rmse(np.zeros(3), V), TypeError, "mean must be a tensor, got ndarray"),
+        (lambda: metrics.coverage(V, V[:, None], V), ValueError, "upper and y must have the same"),
+        (lambda: metrics.coverage(V, V - 1, V), ValueError, r"interval \[0, -1\] at element 0"),
+        (lambda: metrics.coverage(V, NAN, V), ValueError, "upper must not have NaN"),
+    ],
+)
+def test_bad_input_elsewhere(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
