@@ -1,0 +1,165 @@
+"""What we mend in Pyro: parameters that belong to their module, and a weight of zero.
+
+By default Pyro keeps parameters in one global store by name, so that the second of two guides of
+one class silently takes the first one's values. Here a module's parameters are its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.runtime import effectful
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+
+def own_param(name: str, parameter: nn.Parameter) -> Tensor:
+    """Announces a parameter to the handlers around (SVI finds it) without the global store.
+
+    Args:
+        name: the name of the ``param`` site.
+        parameter: the parameter, of any shape.
+
+    Returns:
+        A view of the parameter, through which gradients reach it.
+    """
+    value = parameter.view_as(parameter)
+    value.unconstrained = weakref.ref(parameter)  # type: ignore[attr-defined]
+    statement = effectful(type="param")(lambda *_, **__: value)
+    return statement(name, parameter, constraint=constraints.real, name=name)
+
+
+@contextmanager
+def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
+    """An empty parameter store for the duration, if every one of ``modules`` owns its parameters.
+
+    A guide that is a plain function keeps its parameters in the global store only; with one among
+    ``modules`` the store stays as it is. (The store's own ``scope`` would strip the parameters
+    that an SVI step around it has already collected.)
+
+    Yields:
+        The unconstrained parameters registered so far, by name.
+    """
+    store = pyro.get_param_store()
+    if not all(isinstance(module, nn.Module) for module in modules):
+        yield store._params
+        return
+    outside = store._params, store._param_to_name, store._constraints
+    store._params, store._param_to_name, store._constraints = {}, {}, {}
+    try:
+        yield store._params
+    finally:
+        store._params, store._param_to_name, store._constraints = outside
+
+
+def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
+    """Multiplies the log-densities inside by a non-negative weight, as ``poutine.scale`` does.
+
+    ``poutine.scale`` refuses a weight of 0, which a Blundell schedule underflows to: there the
+    log-densities are masked instead.
+
+    Raises:
+        ValueError: the weight is negative or NaN.
+    """
+    if not weight >= 0:
+        raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
+    return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
+
+
+def sample_names(module: PyroModule) -> list[str]:
+    """Names of the `PyroSample` attributes of one module, decorated methods included."""
+    decorated = [
+        name
+        for cls in reversed(type(module).__mro__)
+        for name, value in vars(cls).items()
+        if isinstance(value, PyroSample)
+    ]
+    return list(dict.fromkeys([*module._pyro_samples, *decorated]))
+
+
+def draw_all(root: nn.Module) -> None:
+    """Draws every declared `PyroSample` below ``root``, in the order of its modules.
+
+    Called in an active context it fixes the set and order of the sample sites, whatever path the
+    forward pass takes.
+    """
+    for module in root.modules():
+        if isinstance(module, PyroModule):
+            for name in sample_names(module):
+                getattr(module, name)
+
+
+def name_parts(root: PyroModule) -> None:
+    """Names every part by its first path, as `named_parameters` does, all in one context.
+
+    Pyro by itself names a part that stands in several places by its last path.
+    """
+    for path, part in root.named_modules():
+        if isinstance(part, PyroModule):
+            part._pyro_name, part._pyro_context = path, root._pyro_context
+
+
+def over_draws(
+    run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Runs a function of one draw for many: as one batched pass where its operations allow it.
+
+    Args:
+        run: from one draw's tensors by name to tensors by name.
+        draws: the draws, ``[S, ...]`` each.
+
+    Returns:
+        The results, ``[S, ...]`` each.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # of what torch batches badly
+            return torch.vmap(run, randomness="different")(dict(draws))
+    except (RuntimeError, UserWarning):  # the loop does it, or raises what is wrong
+        return one_by_one(run, draws)
+
+
+def one_by_one(
+    run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """As `over_draws`, in a loop."""
+    count = len(next(iter(draws.values())))
+    results = [run({name: values[s] for name, values in draws.items()}) for s in range(count)]
+    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the duration; every submodule's own mode comes back."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Torch's random state set from ``seed``, and given back afterwards; ``None`` changes nothing.
+
+    Raises:
+        TypeError: the seed is not an integer.
+    """
+    if seed is None:
+        yield
+        return
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
