@@ -1,0 +1,257 @@
+"""Likelihoods: from a network's outputs to the distribution of the observations.
+
+Each gives the arguments of a distribution family. Their leading dimension is the batch; all others
+belong to one observation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from pyro_bbb.distributions import LogRatePoisson, softplus
+from pyro_bbb.distributions import StudentT as _StudentT
+from pyro_bbb.priors import ByName, declare
+
+
+class Likelihood(PyroModule):
+    """Base of the likelihoods: a subclass names a `family` and computes its `arguments`."""
+
+    family: ClassVar[Any]
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The family's arguments for network outputs ``[batch, ...]``."""
+        raise NotImplementedError
+
+    def forward(self, outputs: Tensor) -> Any:
+        """The distribution of the observations: batch shape ``[batch]``, an event per example."""
+        family = self.family(**self.arguments(outputs))
+        return family.to_event(len(family.batch_shape) - 1)
+
+    def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Targets in the dtype that the family scores."""
+        return y.to(outputs.dtype)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Checks all targets against the network's outputs for a few examples.
+
+        Args:
+            outputs: network outputs of any number of examples, ``[batch, ...]``.
+            y: all targets, ``[n, ...]``.
+
+        Raises:
+            ValueError: the shape, dtype or range of the targets does not fit.
+        """
+        self.prepare(y, outputs)
+        self._check_values(outputs, align(y, self(outputs).event_shape))
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        _require_real(y)
+
+
+def align(y: Tensor, event_shape: torch.Size) -> Tensor:
+    """Targets with one event per row; ``[n]`` may stand for ``[n, 1]``.
+
+    Raises:
+        ValueError: the targets have another shape. (Broadcasting would be silently wrong.)
+    """
+    if y.dim() == 1 and event_shape == (1,):
+        y = y.unsqueeze(-1)
+    if y.dim() == 0 or y.shape[1:] != event_shape:
+        expected = ", ".join(["n", *map(str, event_shape)])
+        raise ValueError(f"expected y of shape [{expected}], got {list(y.shape)}")
+    return y
+
+
+class Categorical(Likelihood):
+    """Classes, one of C: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
+
+    family = dist.Categorical
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The outputs as logits.
+
+        Raises:
+            ValueError: the outputs have no class dimension.
+        """
+        if outputs.dim() < 2:
+            raise ValueError(f"expected outputs of shape [batch, classes], got {outputs.shape}")
+        return {"logits": outputs}
+
+    def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """The labels as they are.
+
+        Raises:
+            ValueError: they are not of an integer type.
+        """
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise ValueError(f"y must hold integer class labels, got dtype {y.dtype}")
+        return y
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        classes = outputs.shape[-1]
+        if y.min() < 0 or y.max() >= classes:
+            found = f"labels from {y.min().item()} to {y.max().item()}"
+            raise ValueError(f"y must hold labels in [0, {classes - 1}], got {found}")
+
+
+class Bernoulli(Likelihood):
+    """Yes or no: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
+
+    family = dist.Bernoulli
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The outputs as logits."""
+        return {"logits": outputs}
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        if y.is_complex() or not ((y == 0) | (y == 1)).all():
+            raise ValueError(f"y must hold 0 and 1 only, got {_offender(y, (y == 0) | (y == 1))}")
+
+
+class Gaussian(Likelihood):
+    r"""Real targets with Normal noise, $y \sim N(f(x), \sigma^2)$, in the targets' unit.
+
+    Args:
+        scale: the noise's standard deviation $\sigma$: a positive number or tensor that
+            broadcasts to the outputs, if known; a distribution of positive support, if latent
+            (the guide then infers it as ``likelihood.scale``). `Gaussian.learned` estimates it.
+
+    Raises:
+        ValueError: the scale is not positive and finite, or its distribution reaches below 0.
+        TypeError: the scale is of another kind.
+    """
+
+    family = dist.Normal
+
+    def __init__(self, scale: float | Tensor | Distribution = 1.0) -> None:
+        super().__init__()
+        _set_positive(self, scale=scale)
+
+    @classmethod
+    def learned(cls, init: float | Tensor = 1.0) -> Gaussian:
+        """Noise of unknown scale, as a point estimate trained with the guide from ``init``."""
+        likelihood = cls(init)
+        value = torch.as_tensor(init, dtype=torch.get_default_dtype()).clone()
+        del likelihood.scale
+        likelihood.scale = PyroParam(value, constraint=constraints.positive)
+        return likelihood
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Outputs as means, the scale expanded to them."""
+        return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
+
+
+class HeteroscedasticGaussian(Likelihood):
+    """Normal noise that depends on the input: outputs ``[batch, 2 d]`` are d means, d raw scales.
+
+    The standard deviation is the softplus of the raw scale, in the targets' unit.
+    """
+
+    family = dist.Normal
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """First half of the outputs as means, softplus of the second as scales.
+
+        Raises:
+            ValueError: the number of outputs is odd.
+        """
+        if outputs.shape[-1] % 2:
+            raise ValueError(f"expected an even number of outputs, got {outputs.shape[-1]}")
+        loc, raw = outputs.chunk(2, dim=-1)
+        return {"loc": loc, "scale": softplus(raw)}
+
+
+class Poisson(Likelihood):
+    """Counts: outputs are logarithms of the rates, targets whole numbers from 0."""
+
+    family = LogRatePoisson
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The outputs as log-rates."""
+        return {"log_rate": outputs}
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        _require_real(y)
+        valid = (y >= 0) & (y == y.floor() if y.is_floating_point() else True)
+        if not valid.all():
+            raise ValueError(f"y must hold counts 0, 1, 2, ..., got {_offender(y, valid)}")
+
+
+class StudentT(Likelihood):
+    """Real targets with heavy-tailed noise; outputs are the locations.
+
+    Args:
+        df: degrees of freedom, a positive number or a distribution of positive support.
+        scale: scale in the targets' unit, as in `Gaussian`.
+
+    Raises:
+        ValueError: a value is not positive and finite, or a distribution reaches below 0.
+        TypeError: an argument is of another kind.
+    """
+
+    family = _StudentT
+
+    def __init__(
+        self, df: float | Tensor | Distribution, scale: float | Tensor | Distribution = 1.0
+    ) -> None:
+        super().__init__()
+        _set_positive(self, df=df, scale=scale)
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Outputs as locations, degrees of freedom and scale expanded to them."""
+        df, scale = (_expand_as(x, getattr(self, x), outputs) for x in ("df", "scale"))
+        return {"df": df, "loc": outputs, "scale": scale}
+
+
+def _set_positive(module: PyroModule, **quantities: Any) -> None:
+    """Gives a module positive quantities: known (kept as they are) or latent (sample sites)."""
+    latent = {name: x for name, x in quantities.items() if isinstance(x, Distribution)}
+    for name, prior in latent.items():
+        if torch.as_tensor(getattr(prior.support, "lower_bound", -math.inf)).min() < 0:
+            raise ValueError(f"{name} must have a prior on positive values, got {prior}")
+    for name, value in quantities.items():
+        if name not in latent:
+            _set_known(module, name, value)
+    if latent:
+        declare(module, ByName(latent), **{name: x.batch_shape for name, x in latent.items()})
+
+
+def _set_known(module: PyroModule, name: str, value: Any) -> None:
+    if isinstance(value, Tensor):
+        if not ((value > 0) & value.isfinite()).all():
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+        module.register_buffer(name, value.detach().clone())
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, a tensor or a distribution, got {value!r}")
+    elif not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    else:
+        setattr(module, name, float(value))
+
+
+def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full_like(outputs, value)
+    try:
+        return value.expand_as(outputs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected {name} to broadcast to outputs of shape {list(outputs.shape)}, "
+            f"got shape {list(value.shape)}"
+        ) from error
+
+
+def _require_real(y: Tensor) -> None:
+    if y.is_complex() or not y.isfinite().all():
+        raise ValueError(f"y must hold finite real numbers, got {_offender(y, y.isfinite())}")
+
+
+def _offender(y: Tensor, valid: Tensor) -> object:
+    return y[~valid][0].item() if not valid.all() else y.dtype

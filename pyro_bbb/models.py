@@ -1,0 +1,194 @@
+"""The probabilistic program: random weights, a network, and observations given its outputs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from pyro.nn.module import _Context
+from torch import Tensor, nn
+
+from pyro_bbb._pyro import (
+    draw_all,
+    evaluating,
+    name_parts,
+    over_draws,
+    own_param,
+    own_store,
+    weigh,
+)
+from pyro_bbb.likelihoods import Likelihood, align
+
+
+class BayesianModel(PyroModule):
+    r"""A network with random weights, and a likelihood of the observations given its outputs.
+
+    With `Trace_ELBO` a minibatch $D_i$ costs $F_i = \pi_i\,\mathrm{KL}[q\|p] - \log p(D_i|w)$
+    nats (Blundell et al. 2015, equations 8 and 9), $\pi_i$ being ``kl_weight``. It is an ordinary
+    Pyro model: SVI, NUTS and every autoguide take it.
+
+    Args:
+        network: a `PyroModule` with `PyroSample` weights.
+        likelihood: from the network's outputs to the distribution of the observations.
+        num_data: size of the whole training set, N.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: ``num_data`` is not positive.
+    """
+
+    def __init__(self, network: nn.Module, likelihood: Likelihood, num_data: int) -> None:
+        super().__init__()
+        if not isinstance(network, PyroModule):
+            raise TypeError(f"network must be a PyroModule, got {type(network).__name__}")
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(f"likelihood must be a pyro_bbb.likelihoods one, got {likelihood!r}")
+        if isinstance(num_data, bool) or not isinstance(num_data, int):
+            raise TypeError(f"num_data must be an integer, got {num_data!r}")
+        if num_data < 1:
+            raise ValueError(f"num_data must be at least 1, got {num_data}")
+        for part in (network, likelihood):
+            _forget_calls(part)
+        self.network = network
+        self.likelihood = likelihood
+        self.num_data = num_data
+        name_parts(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `forward`; parameters are the model's own, never another model's by name."""
+        with own_store(self) as store:
+            result = super().__call__(*args, **kwargs)
+            _refuse_foreign(self, store)
+        return result
+
+    def forward(
+        self, x: Tensor, y: Tensor | None = None, kl_weight: float | Tensor = 1.0
+    ) -> Tensor:
+        """The generative program.
+
+        Inside a vectorised plate around the model (particles, draws) each of its entries has
+        weights and outputs of its own.
+
+        Args:
+            x: inputs, ``[batch, ...]``.
+            y: targets, ``[batch, ...]``; ``None`` draws the observations.
+            kl_weight: factor of the log-density of all latent variables, at least 0.
+
+        Returns:
+            The observations, given or drawn.
+
+        Raises:
+            ValueError: shapes do not fit, or the weight is negative.
+        """
+        with weigh(kl_weight):
+            with poutine.trace() as drawn:
+                self.draw_latents()
+            batch_shape, arguments = self._arguments(x, drawn.trace)
+        family = self.likelihood.family(**arguments)
+        observation = family.to_event(len(family.batch_shape) - len(batch_shape) - 1)
+        if y is not None:
+            outputs = next(iter(arguments.values()))
+            y = align(self.likelihood.prepare(y, outputs), observation.event_shape)
+        with pyro.plate("data", observation.batch_shape[-1], dim=-1):
+            return pyro.sample("obs", observation, obs=y)
+
+    def draw_latents(self) -> None:
+        """Draws all declared latents, and announces the ordinary parameters to SVI.
+
+        Without data, so that a guide knows the latents from the start.
+        """
+        with self._pyro_context:
+            draw_all(self)
+            for name, parameter in self.named_parameters():
+                if parameter.requires_grad:
+                    own_param(name, parameter)
+
+    def _arguments(self, x: Tensor, drawn: Any) -> tuple[torch.Size, dict[str, Tensor]]:
+        """The plates' shape around the model, and the likelihood's arguments for its entries."""
+        sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
+        shapes = {site["fn"].batch_shape for site in sites.values()}
+        plates = torch.broadcast_shapes(*shapes)[:-1]  # the last dimension is that of the data
+        if not plates:
+            return plates, self.likelihood.arguments(self.network(x))
+        draws = {
+            name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
+        }
+        arguments = over_draws(partial(self._with_latents, x), draws)
+        return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
+
+    def _with_latents(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, value in draw.items():
+            self._pyro_context.set(name, value)
+        return self.likelihood.arguments(self.network(x))
+
+    def initial_locs(self) -> dict[str, Tensor]:
+        """Values that converted weights had before, by site name: where a guide starts."""
+        return {
+            f"{path}.{name}": value
+            for path, part in self.named_modules()
+            for name, value in getattr(part, "_pyro_bbb_initial", {}).items()
+        }
+
+    def predictive(self, x: Tensor) -> dict[str, Tensor]:
+        """Arguments of the likelihood's family at ``x``, for the latents that handlers supply.
+
+        Args:
+            x: inputs, ``[batch, ...]``.
+
+        Returns:
+            Tensors by name, each of leading dimension ``batch``.
+        """
+        with own_store(self), self._pyro_context:
+            return self.likelihood.arguments(self.network(x))
+
+    def check(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Checks that data fit network and likelihood, by running the first two examples.
+
+        Args:
+            x: inputs, ``[n, ...]``.
+            y: targets, ``[n, ...]``.
+
+        Raises:
+            ValueError: the inputs do not fit the network, or the targets the likelihood.
+        """
+        quiet = torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self)
+        with ExitStack() as stack:
+            for context in (*quiet, own_store(self), self._pyro_context):
+                stack.enter_context(context)
+            outputs = _outputs(self.network, x[:2])
+            if y is not None:
+                self.likelihood.check(outputs, y)
+
+
+def _outputs(network: nn.Module, x: Tensor) -> Tensor:
+    try:
+        outputs: Tensor = network(x)
+    except (RuntimeError, IndexError, NotImplementedError) as error:
+        shape = ", ".join(["n", *map(str, x.shape[1:])])
+        raise ValueError(
+            f"x of shape [{shape}] and {x.dtype} does not fit the network: {error}"
+        ) from error
+    return outputs
+
+
+def _refuse_foreign(model: nn.Module, store: dict[str, Tensor]) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in store.items():
+        if id(parameter) not in own:
+            raise ValueError(
+                f"pyro.param({name!r}) inside the network would not be part of the model: declare "
+                "it as an attribute instead, self.name = PyroParam(...)"
+            )
+
+
+def _forget_calls(part: PyroModule) -> None:
+    """Lets a module that already ran by itself become part of a model."""
+    context = _Context()
+    for module in part.modules():
+        if isinstance(module, PyroModule):
+            module._pyro_context = context

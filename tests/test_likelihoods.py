@@ -1,0 +1,326 @@
+"""Log-densities of observations against scipy, and targets that do not fit."""
+
+import math
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import scipy.stats
+import torch
+from pyro import poutine
+from torch import nn
+
+from pyro_bbb import AutoSoftplusNormal, BayesianMLP, BayesianModel
+from pyro_bbb.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    StudentT,
+    align,
+)
+
+F64 = torch.float64
+REAL = (Gaussian(0.3), HeteroscedasticGaussian(), StudentT(3.0))
+
+
+def softmax_log(outputs, y):
+    logits = np.log(np.exp(outputs) / np.exp(outputs).sum(-1, keepdims=True))
+    return np.take_along_axis(logits, y[..., None], -1)[..., 0]
+
+
+def sigmoid_log(outputs, y):
+    return scipy.stats.bernoulli.logpmf(y, 1 / (1 + np.exp(-outputs)))
+
+
+def heteroscedastic(outputs, y):
+    loc, raw = np.split(outputs, 2, -1)
+    return scipy.stats.norm.logpdf(y, loc, np.log1p(np.exp(raw)))
+
+
+# name: likelihood, outputs per example -> elementwise log-density by scipy, targets from outputs
+BY_SCIPY = {
+    "categorical": (Categorical(), softmax_log),
+    "bernoulli": (Bernoulli(), sigmoid_log),
+    "gaussian": (Gaussian(0.3), lambda f, y: scipy.stats.norm.logpdf(y, f, 0.3)),
+    "vector": (
+        Gaussian(torch.tensor([0.3, 1.0, 2.0, 0.1], dtype=F64)),
+        lambda f, y: scipy.stats.norm.logpdf(y, f, [0.3, 1.0, 2.0, 0.1]),
+    ),
+    "heteroscedastic": (HeteroscedasticGaussian(), heteroscedastic),
+    "poisson": (Poisson(), lambda f, y: scipy.stats.poisson.logpmf(y, np.exp(f))),
+    "student": (StudentT(3.0, 0.7), lambda f, y: scipy.stats.t.logpdf(y, 3.0, f, 0.7)),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BY_SCIPY))
+@pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)])
+def test_log_densities_of_one_example_add_up_to_those_of_scipy(kind, shape):
+    likelihood, by_scipy = BY_SCIPY[kind]
+    outputs = torch.randn(shape, dtype=F64)
+    observation = likelihood(outputs)
+    y = observation.sample()
+    assert observation.batch_shape == (6,)
+    assert y.shape[1:] == observation.event_shape
+    likelihood.check(outputs, y)
+    found = observation.log_prob(likelihood.prepare(y, outputs))
+    expected = by_scipy(outputs.numpy(), y.numpy()).reshape(6, -1).sum(1)
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Bernoulli(), Poisson(), StudentT(3.0)])
+def test_a_single_output_may_come_without_its_dimension(likelihood):
+    outputs = torch.randn(6)
+    observation = likelihood(outputs)
+    assert (observation.batch_shape, observation.event_shape) == ((6,), ())
+    likelihood.check(outputs, observation.sample())
+    with pytest.raises(ValueError, match=r"expected y of shape \[n\], got \[6, 1\]"):
+        likelihood.check(outputs, observation.sample()[:, None])
+
+
+def test_sequences_of_labels_are_one_observation():
+    outputs, y = torch.randn(2, 5, 3), torch.randint(3, (7, 5))
+    Categorical().check(outputs, y)
+    for wrong in (y[:, :4], y[:, 0], y[..., None]):
+        with pytest.raises(ValueError, match=r"expected y of shape \[n, 5\], got"):
+            Categorical().check(outputs, wrong)
+
+
+# --- shapes of targets ---
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Bernoulli(), Poisson(), StudentT(3.0)])
+def test_n_targets_stand_for_n_times_1_and_never_broadcast(likelihood):
+    network = BayesianMLP([2, 1])
+    model, x = BayesianModel(network, likelihood, 6), torch.randn(6, 2)
+    y = torch.tensor([0.0, 1, 1, 0, 1, 0])
+    weights = {"network.fc1.weight": torch.ones(1, 2), "network.fc1.bias": torch.zeros(1)}
+    fixed = poutine.condition(model, weights)
+    flat, column = (poutine.trace(fixed).get_trace(x, t) for t in (y, y[:, None]))
+    for trace in (flat, column):
+        trace.compute_log_prob()
+        assert trace.nodes["obs"]["log_prob"].shape == (6,)
+        assert trace.nodes["obs"]["value"].shape == (6, 1)
+    assert torch.equal(flat.nodes["obs"]["log_prob"], column.nodes["obs"]["log_prob"])
+
+
+@pytest.mark.parametrize("shape", [(), (6, 2), (6, 1, 1), (6, 6), (1, 6)])
+@pytest.mark.parametrize("likelihood", [*REAL, Bernoulli(), Poisson()])
+def test_targets_of_another_shape_are_refused(likelihood, shape):
+    outputs = torch.randn(2, 2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
+    with pytest.raises(ValueError, match=r"expected y of shape \[n, 1\], got \["):
+        likelihood.check(outputs, torch.ones(shape))
+    model = BayesianModel(BayesianMLP([2, outputs.shape[1]]), likelihood, 6)
+    with pytest.raises(ValueError, match=r"expected y of shape \[n, 1\], got \["):
+        model(torch.randn(6, 2), torch.ones(shape))
+
+
+def test_targets_of_several_outputs_are_not_guessed():
+    with pytest.raises(ValueError, match=r"expected y of shape \[n, 3\], got \[3\]"):
+        align(torch.ones(3), torch.Size([3]))
+    assert align(torch.ones(4), torch.Size([1])).shape == (4, 1)
+    assert align(torch.ones(4), torch.Size([])).shape == (4,)
+
+
+# --- values of targets ---
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y", "message"),
+    [
+        (Categorical(), [0.0, 1.0], "y must hold integer class labels, got dtype torch.float32"),
+        (Categorical(), [True, False], "y must hold integer class labels, got dtype torch.bool"),
+        (Categorical(), [1j, 0], "y must hold integer class labels, got dtype torch.complex64"),
+        (Categorical(), [0, 3], r"y must hold labels in \[0, 2\], got labels from 0 to 3"),
+        (Categorical(), [-1, 2], r"y must hold labels in \[0, 2\], got labels from -1 to 2"),
+        (Bernoulli(), [[0.0, 1, 0], [0.5, 1, 1]], "y must hold 0 and 1 only, got 0.5"),
+        (Bernoulli(), [[0, 1, 2]], "y must hold 0 and 1 only, got 2"),
+        (Bernoulli(), [[0.0, 1, math.nan]], "y must hold 0 and 1 only, got nan"),
+        (Poisson(), [[0.0, 1, -1]], "y must hold counts 0, 1, 2, ..., got -1"),
+        (Poisson(), [[0, 1, -1]], "y must hold counts 0, 1, 2, ..., got -1"),
+        (Poisson(), [[0.0, 1, 1.5]], "y must hold counts 0, 1, 2, ..., got 1.5"),
+        (Poisson(), [[0.0, 1, math.inf]], "y must hold finite real numbers, got inf"),
+        (Gaussian(0.3), [[0.0, 1, math.nan]], "y must hold finite real numbers, got nan"),
+        (StudentT(3.0), [[0.0, 1, math.inf]], "y must hold finite real numbers, got inf"),
+    ],
+)
+def test_targets_of_other_values_are_refused(likelihood, y, message):
+    with pytest.raises(ValueError, match=message):
+        likelihood.check(torch.randn(2, 3), torch.tensor(y))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [
+        (Categorical(), torch.tensor([0, 2], dtype=torch.uint8)),
+        (Categorical(), torch.tensor([0, 2], dtype=torch.int32)),
+        (Bernoulli(), torch.tensor([[True, False, True], [False, False, True]])),
+        (Bernoulli(), torch.tensor([[0, 1, 1], [1, 1, 0]])),
+        (Poisson(), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
+        (Gaussian(0.3), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
+        (Gaussian(0.3), torch.zeros(2, 3, dtype=F64)),
+    ],
+)
+def test_targets_of_every_fitting_dtype_are_scored_as_floats_would_be(likelihood, y):
+    outputs = torch.randn(2, 3)
+    likelihood.check(outputs, y)
+    observation = likelihood(outputs)
+    found = observation.log_prob(likelihood.prepare(y, outputs))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, observation.log_prob(y.to(torch.float32)))
+
+
+# --- outputs ---
+
+
+def test_outputs_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="expected an even number of outputs, got 3"):
+        HeteroscedasticGaussian()(torch.randn(5, 3))
+    with pytest.raises(ValueError, match=r"expected outputs of shape \[batch, classes\], got"):
+        Categorical()(torch.randn(5))
+    with pytest.raises(ValueError, match=r"scale to broadcast to outputs of shape \[5, 2\], got"):
+        Gaussian(torch.ones(3))(torch.randn(5, 2))
+    with pytest.raises(ValueError, match=r"df to broadcast to outputs of shape \[5, 2\], got"):
+        StudentT(torch.ones(3))(torch.randn(5, 2))
+
+
+# --- scales ---
+
+
+def test_a_known_scale_is_no_parameter_and_follows_the_model():
+    for likelihood in (Gaussian(0.3), Gaussian(torch.tensor([0.3, 0.6])), StudentT(3.0, 0.3)):
+        assert list(likelihood.parameters()) == []
+        moved = likelihood.double()(torch.zeros(5, 2, dtype=F64))
+        assert moved.sample().dtype == moved.base_dist.scale.dtype == F64
+        assert moved.base_dist.scale[0, 0].item() == pytest.approx(0.3, rel=1e-7)
+
+
+def test_a_tensor_given_as_scale_is_copied():
+    given = torch.ones(2)
+    likelihood = Gaussian(given)
+    given.fill_(9.0)
+    assert torch.equal(likelihood.scale, torch.ones(2))
+
+
+@pytest.mark.parametrize("init", [0.25, torch.tensor(0.25), torch.tensor([0.25, 0.5])])
+def test_a_learned_scale_is_one_parameter_that_starts_at_init(init):
+    likelihood = Gaussian.learned(init)
+    torch.testing.assert_close(likelihood.scale.detach(), torch.as_tensor(init))
+    (parameter,) = likelihood.parameters()
+    outputs, y = torch.zeros(50, 2), torch.full((50, 2), 2.0)
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (-likelihood(outputs).log_prob(y).sum()).backward()
+        optimizer.step()
+    # the maximum of -ln s - 4 / (2 s^2) is at s = 2
+    torch.testing.assert_close(
+        likelihood.scale.detach(), torch.full_like(likelihood.scale, 2.0), rtol=1e-3, atol=0.0
+    )
+    with torch.no_grad():
+        parameter.fill_(-50.0)
+    assert (likelihood.scale > 0).all()
+
+
+def traced(likelihood, outputs):
+    model = BayesianModel(BayesianMLP([2, outputs]), likelihood, 5)
+    return model, poutine.trace(model).get_trace(torch.randn(5, 2), torch.randn(5, outputs))
+
+
+def test_a_latent_scale_is_a_site_that_the_observation_uses():
+    model, trace = traced(Gaussian(dist.Gamma(3.0, 2.0)), 2)
+    site = trace.nodes["likelihood.scale"]
+    assert isinstance(site["fn"], dist.Gamma) and site["value"].shape == ()
+    assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, site["value"].expand(5, 2))
+    assert list(model.likelihood.parameters()) == []
+    assert "likelihood.scale" in AutoSoftplusNormal(model).site_names
+
+
+def test_a_latent_scale_per_output():
+    prior = dist.LogNormal(torch.tensor([0.0, 5.0]), 0.01)
+    model, trace = traced(Gaussian(prior), 2)
+    scale = trace.nodes["likelihood.scale"]["value"]
+    assert scale.shape == (2,) and scale[1] > 100
+    assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, scale.expand(5, 2))
+    assert model.double()(torch.randn(5, 2, dtype=F64)).dtype == F64  # after a first log-density
+
+
+def test_two_latents_of_one_likelihood_keep_their_own_priors():
+    _, trace = traced(StudentT(dist.Gamma(2.0, 0.1), dist.HalfNormal(0.5)), 1)
+    assert isinstance(trace.nodes["likelihood.df"]["fn"], dist.Gamma)
+    assert isinstance(trace.nodes["likelihood.scale"]["fn"], dist.HalfNormal)
+    for known, latent in (("df", "scale"), ("scale", "df")):
+        _, trace = traced(StudentT(**{known: 2.0, latent: dist.Gamma(2.0, 0.1)}), 1)
+        assert f"likelihood.{latent}" in trace and f"likelihood.{known}" not in trace
+        assert (getattr(trace.nodes["obs"]["fn"].base_dist, known) == 2).all()
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        dist.Normal(1.0, 0.1),
+        dist.StudentT(3.0),
+        dist.Uniform(-1.0, 1.0),
+        dist.Uniform(torch.tensor([0.0, -1.0]), 1.0),
+        dist.Laplace(0.0, 1.0),
+    ],
+)
+def test_a_prior_of_the_scale_must_not_reach_below_zero(prior):
+    for make in (Gaussian, lambda prior: StudentT(3.0, prior)):
+        with pytest.raises(ValueError, match="scale must have a prior on positive values, got"):
+            make(prior)
+    with pytest.raises(ValueError, match="df must have a prior on positive values, got"):
+        StudentT(prior)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        dist.Gamma(2.0, 2.0),
+        dist.HalfCauchy(1.0),
+        dist.InverseGamma(2.0, 1.0),
+        dist.LogNormal(0.0, 1.0),
+        dist.Uniform(torch.tensor([0.1, 0.2]), 1.0),
+        dist.Pareto(0.1, 2.0),
+    ],
+)
+def test_priors_of_positive_support_are_accepted(prior):
+    _, trace = traced(Gaussian(prior), 2)
+    assert (trace.nodes["likelihood.scale"]["value"] > 0).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, torch.tensor([1.0, 0.0])])
+def test_scales_must_be_positive_and_finite(value):
+    for make in (Gaussian, Gaussian.learned, lambda value: StudentT(3.0, value)):
+        with pytest.raises(ValueError, match="scale must be positive and finite, got"):
+            make(value)
+    with pytest.raises(ValueError, match="df must be positive and finite, got"):
+        StudentT(value)
+
+
+@pytest.mark.parametrize("value", ["1.0", None, True, [1.0], nn.Parameter])
+def test_scales_of_another_kind_are_refused(value):
+    for make in (Gaussian, Gaussian.learned, lambda value: StudentT(3.0, value)):
+        with pytest.raises(TypeError, match="scale must be a number, a tensor or a distribution"):
+            make(value)
+
+
+def test_a_likelihood_of_ones_own_needs_a_family_and_its_arguments():
+    class Laplace(Likelihood):
+        family = dist.Laplace
+
+        def arguments(self, outputs):
+            return {"loc": outputs, "scale": torch.full_like(outputs, 0.5)}
+
+    model = BayesianModel(BayesianMLP([2, 3]), Laplace(), 5)
+    x, y = torch.randn(5, 2), torch.randn(5, 3)
+    model.check(x, y)
+    trace = poutine.trace(model).get_trace(x, y)
+    trace.compute_log_prob()
+    loc = trace.nodes["obs"]["fn"].mean
+    expected = scipy.stats.laplace.logpdf(y, loc, 0.5).sum(1)
+    torch.testing.assert_close(
+        trace.nodes["obs"]["log_prob"].double(), torch.as_tensor(expected), rtol=1e-5, atol=1e-5
+    )

@@ -1,0 +1,430 @@
+"""The probabilistic program: its log-densities, its weighting of the KL, its own parameters."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.optim import Adam
+from torch import nn
+
+from pyro_bbb import AutoSoftplusNormal, BayesianMLP, BayesianModel
+from pyro_bbb.likelihoods import Categorical, Gaussian
+from pyro_bbb.objectives import KLSchedule
+from pyro_bbb.priors import Prior
+
+N = 23
+F64 = torch.float64
+
+
+class PartlyBayesian(PyroModule):
+    """A latent, a `PyroParam`, a plain parameter, and a plain module of parameters."""
+
+    def __init__(self, value=1.0):
+        super().__init__()
+        self.weight = PyroSample(dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+        self.gain = PyroParam(torch.tensor(value), constraint=dist.constraints.positive)
+        self.offset = nn.Parameter(torch.tensor(value))
+        self.last = nn.Linear(2, 1)
+        nn.init.constant_(self.last.weight, value)
+
+    def forward(self, x):
+        return self.last(self.gain * x @ self.weight + self.offset)
+
+
+def regression(num_data=N, dtype=torch.float32, network=None, likelihood=None):
+    network = network or BayesianMLP([2, 3, 1])
+    model = BayesianModel(network, likelihood or Gaussian(0.3), num_data).to(dtype)
+    x = torch.randn(num_data, 2, dtype=dtype)
+    return model, x, torch.randn(num_data, 1, dtype=dtype)
+
+
+def traced(model, *args, **kwargs):
+    trace = poutine.trace(model).get_trace(*args, **kwargs)
+    trace.compute_log_prob()
+    return trace
+
+
+def latent_sites(trace):
+    return {n: s for n, s in trace.iter_stochastic_nodes() if n not in ("data", "obs")}
+
+
+def values(trace):
+    return {name: site["value"].detach() for name, site in latent_sites(trace).items()}
+
+
+# --- the loss ---
+
+
+def test_the_joint_density_is_prior_plus_likelihood():
+    model, x, y = regression(dtype=F64)
+    trace = traced(model, x, y)
+    draws = values(trace)
+    prior = model.network.fc1.prior.distribution
+    log_prior = sum(prior.log_prob(value).sum() for value in draws.values())
+    w = {name.removeprefix("network."): value for name, value in draws.items()}
+    hidden = (x @ w["fc1.weight"].T + w["fc1.bias"]).relu()
+    mean = hidden @ w["fc2.weight"].T + w["fc2.bias"]
+    log_likelihood = torch.distributions.Normal(mean, 0.3).log_prob(y).sum()
+    torch.testing.assert_close(trace.log_prob_sum(), log_prior + log_likelihood)
+    torch.testing.assert_close(trace.nodes["obs"]["log_prob_sum"], log_likelihood)
+
+
+SCHEDULES = {
+    "uniform": KLSchedule("uniform"),
+    "blundell": KLSchedule("blundell"),
+    "own": KLSchedule(lambda batch, num_batches: 2 * batch / (num_batches * (num_batches + 1))),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 7, 22, N, 100])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("objective", [Trace_ELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("scale", [0.3, dist.Gamma(3.0, 3.0)])
+def test_minibatch_losses_add_up_to_the_full_data_loss(objective, scale, name, batch_size):
+    prior = dist.Normal(0.0, 0.8)
+    network = BayesianMLP([2, 3, 1], prior=prior)
+    model, x, y = regression(dtype=F64, network=network, likelihood=Gaussian(scale))
+    guide = AutoSoftplusNormal(model, init_rho=-1.0)
+    drawn = poutine.trace(guide).get_trace(x, y)
+    same_draws = poutine.replay(guide, trace=drawn)
+
+    def loss(x, y, kl_weight):
+        return objective().loss(model, same_draws, x, y, kl_weight)
+
+    batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    weights = [
+        SCHEDULES[name].weight(batch=i, num_batches=len(batches), batch_size=len(xb), num_data=N)
+        for i, (xb, _) in enumerate(batches, start=1)
+    ]
+    losses = [loss(xb, yb, weight) for (xb, yb), weight in zip(batches, weights, strict=True)]
+    assert math.fsum(losses) == pytest.approx(loss(x, y, 1.0), rel=1e-12)
+
+
+def test_with_the_prior_as_guide_and_no_data_the_negative_elbo_is_zero():
+    model, x, y = regression(likelihood=Gaussian(dist.Gamma(3.0, 3.0)))
+    prior = poutine.block(model, hide=["obs", "data"])  # draws all latents, weighted as they are
+    assert Trace_ELBO().loss(model, prior, x, y) > 1
+    for kl_weight in (1.0, 0.25, 0.0):
+        assert Trace_ELBO().loss(prior, prior, x, y, kl_weight) == 0
+
+
+# --- kl_weight ---
+
+
+@pytest.mark.parametrize("kl_weight", [0.25, torch.tensor(0.25), 3.0, 1])
+def test_the_weight_scales_latents_only(kl_weight):
+    model, x, y = regression(likelihood=Gaussian(dist.Gamma(3.0, 3.0)))
+    plain = traced(model, x, y)
+    fixed = poutine.condition(model, values(plain))
+    weighted = traced(poutine.replay(model, trace=plain), x, y, kl_weight)
+    assert len(latent_sites(weighted)) == 5
+    for name, site in latent_sites(weighted).items():
+        expected = float(kl_weight) * plain.nodes[name]["log_prob_sum"]
+        torch.testing.assert_close(site["log_prob_sum"], expected)
+        torch.testing.assert_close(
+            site["unscaled_log_prob"].sum(), plain.nodes[name]["log_prob_sum"]
+        )
+    observed = traced(fixed, x, y, kl_weight).nodes["obs"]
+    assert observed["scale"] == 1
+    assert torch.equal(observed["log_prob_sum"], plain.nodes["obs"]["log_prob_sum"])
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0, torch.tensor(0.0)])
+def test_a_weight_of_zero_leaves_the_likelihood_alone(kl_weight):
+    model, x, y = regression()
+    plain = traced(model, x, y)
+    trace = traced(poutine.replay(model, trace=plain), x, y, kl_weight)
+    assert trace.log_prob_sum() == plain.nodes["obs"]["log_prob_sum"]
+    assert latent_sites(trace).keys() == latent_sites(plain).keys()
+
+
+@pytest.mark.parametrize("kl_weight", [-0.5, math.nan, torch.tensor(-1.0), torch.tensor(math.nan)])
+def test_a_negative_weight_is_refused(kl_weight):
+    model, x, y = regression()
+    with pytest.raises(ValueError, match="kl_weight must be a non-negative number, got"):
+        model(x, y, kl_weight)
+
+
+# --- observations ---
+
+
+def test_without_targets_the_observations_are_drawn():
+    model, x, _ = regression()
+    trace = poutine.trace(model).get_trace(x)
+    assert not trace.nodes["obs"]["is_observed"]
+    assert trace.nodes["obs"]["value"].shape == (N, 1)
+    assert trace.nodes["_RETURN"]["value"] is trace.nodes["obs"]["value"]
+    weights = values(trace)
+    fixed = poutine.condition(model, weights)
+    draws = torch.stack([fixed(x) for _ in range(400)])
+    # 23 means and one pooled deviation, 6 standard errors: false-alarm rate below 1e-7
+    mean = model_mean(model, weights, x)
+    assert ((draws.mean(0) - mean).abs() < 6 * 0.3 / math.sqrt(400)).all()
+    assert (draws - mean).std().item() == pytest.approx(0.3, rel=6 / math.sqrt(2 * 400 * N))
+
+
+def model_mean(model, weights, x):
+    with poutine.condition(data=weights):
+        return model.predictive(x)["loc"].detach()
+
+
+def test_given_targets_are_returned_and_observed():
+    model, x, y = regression()
+    trace = poutine.trace(model).get_trace(x, y)
+    assert trace.nodes["obs"]["is_observed"]
+    assert torch.equal(trace.nodes["_RETURN"]["value"], y)
+    assert trace.nodes["obs"]["cond_indep_stack"][0].name == "data"
+
+
+def test_predictive_gives_the_arguments_of_the_family():
+    model, x, y = regression(likelihood=Gaussian(0.7))
+    trace = poutine.trace(model).get_trace(x, y)
+    with poutine.condition(data=values(trace)):
+        arguments = model.predictive(x)
+    assert set(arguments) == {"loc", "scale"}
+    assert torch.equal(arguments["loc"], trace.nodes["obs"]["fn"].mean)
+    assert torch.equal(arguments["scale"], torch.full((N, 1), 0.7))
+
+
+def test_the_network_runs_outside_the_data_plate():
+    seen = []
+
+    class Probe(PyroModule):
+        def forward(self, x):
+            with poutine.trace() as trace:
+                pyro.sample("probe", dist.Normal(0.0, 1.0))
+            seen.append(trace.trace.nodes["probe"]["cond_indep_stack"])
+            return x
+
+    model, x, y = regression(network=Probe())
+    model(x, torch.randn(N, 2))
+    assert seen == [()]
+
+
+# --- parameters of one's own (two models of one class, Pyro's default settings) ---
+
+
+def two_models():
+    torch.manual_seed(0)
+    return [
+        regression(network=PartlyBayesian(value), likelihood=Gaussian.learned(value))[0]
+        for value in (1.0, 2.0)
+    ]
+
+
+def state(module):
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def assert_state(module, expected, equal=True):
+    found = state(module)
+    assert found.keys() == expected.keys() and found
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]) == equal, name
+
+
+def steps_of_raw_svi(model, guide, x, y):
+    svi = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO())
+    for _ in range(3):
+        svi.step(x, y)
+
+
+def steps_of_elbo_module(model, guide, x, y):
+    elbo = Trace_ELBO()(model, guide)
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        elbo(x, y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [steps_of_raw_svi, steps_of_elbo_module])
+def test_two_models_keep_their_own_parameters(steps):
+    first, second = two_models()
+    guides = [AutoSoftplusNormal(model, init_rho=-1.0) for model in (first, second)]
+    x, y = torch.randn(N, 2), torch.randn(N, 1)
+    before = [state(part) for part in (first, guides[0], second, guides[1])]
+    assert len(before[0]) == 5  # gain, offset, weight and bias of `last`, the scale
+    assert not any(torch.equal(before[0][k], before[2][k]) for k in before[0] if "bias" not in k)
+    steps(first, guides[0], x, y)
+    assert_state(first, before[0], equal=False)
+    assert_state(guides[0], before[1], equal=False)
+    assert_state(second, before[2])
+    assert_state(guides[1], before[3])
+    after = [state(part) for part in (first, guides[0])]
+    steps(second, guides[1], x, y)
+    assert_state(second, before[2], equal=False)
+    assert_state(guides[1], before[3], equal=False)
+    assert_state(first, after[0])
+    assert_state(guides[0], after[1])
+    assert not list(pyro.get_param_store())
+
+
+@pytest.mark.parametrize("use", ["call", "trace", "predictive", "check", "latents"])
+def test_nothing_is_left_in_the_global_store(use):
+    model = two_models()[0]
+    x, y = torch.randn(N, 2), torch.randn(N, 1)
+    pyro.get_param_store()["network.offset"] = torch.tensor(7.0)  # of somebody else
+    {
+        "call": lambda: model(x, y),
+        "trace": lambda: poutine.trace(model).get_trace(x, y),
+        "predictive": lambda: model.predictive(x),
+        "check": lambda: model.check(x, y),
+        "latents": lambda: model.draw_latents(),
+    }[use]()
+    assert dict(pyro.get_param_store().items()) == {"network.offset": torch.tensor(7.0)}
+    assert model.network.offset == 1.0
+
+
+def test_the_store_comes_back_after_an_exception():
+    model, x, _ = regression(network=PartlyBayesian())
+    pyro.get_param_store()["mine"] = torch.tensor(7.0)
+    with pytest.raises(ValueError, match="expected y of shape"):
+        model(x, torch.randn(N, 2))
+    assert list(pyro.get_param_store()) == ["mine"]
+
+
+def test_gradients_reach_ordinary_parameters():
+    model, x, y = regression(network=PartlyBayesian(), likelihood=Gaussian.learned())
+    Trace_ELBO().loss_and_grads(model, AutoSoftplusNormal(model), x, y)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_raw_svi_trains_the_parameters_of_a_prior():
+    class Learned(Prior):
+        def __init__(self):
+            super().__init__()
+            self.log_scale = nn.Parameter(torch.zeros(()))
+
+        def forward(self, module, name, shape):
+            return dist.Normal(0.0, self.log_scale.exp()).expand(shape).to_event(len(shape))
+
+    prior = Learned()  # reached by no attribute of a Pyro module
+    model, x, y = regression(network=BayesianMLP([2, 1], prior=prior))
+    steps_of_raw_svi(model, AutoSoftplusNormal(model), x, y)
+    assert prior.log_scale != 0
+
+
+def test_a_raw_param_statement_in_the_network_is_refused():
+    class Raw(PyroModule):
+        def forward(self, x):
+            return x * pyro.param("raw", torch.tensor(1.0))
+
+    model, x, _ = regression(network=Raw())
+    with pytest.raises(ValueError, match=r"pyro.param\('raw'\) inside the network .* PyroParam"):
+        model(x, torch.randn(N, 2))
+    assert not list(pyro.get_param_store())
+
+
+# --- checks ---
+
+
+@pytest.mark.parametrize("num_data", [1.5, "5", None, True, torch.tensor(5)])
+def test_num_data_is_an_integer(num_data):
+    with pytest.raises(TypeError, match="num_data must be an integer, got"):
+        BayesianModel(BayesianMLP([2, 1]), Gaussian(), num_data)
+
+
+@pytest.mark.parametrize("num_data", [0, -3])
+def test_num_data_is_positive(num_data):
+    with pytest.raises(ValueError, match=f"num_data must be at least 1, got {num_data}"):
+        BayesianModel(BayesianMLP([2, 1]), Gaussian(), num_data)
+
+
+def test_network_and_likelihood_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="network must be a PyroModule, got Linear"):
+        BayesianModel(nn.Linear(2, 1), Gaussian(), 5)
+    with pytest.raises(TypeError, match="network must be a PyroModule, got function"):
+        BayesianModel(two_models, Gaussian(), 5)
+    for wrong in (dist.Normal, PyroModule(), "gaussian", Gaussian):
+        with pytest.raises(TypeError, match="likelihood must be a pyro_bbb.likelihoods one, got"):
+            BayesianModel(BayesianMLP([2, 1]), wrong, 5)
+
+
+class Convolution(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.kernel = PyroSample(dist.Normal(0.0, 1.0).expand([1, 1, 3, 3]).to_event(4))
+
+    def forward(self, x):
+        return torch.nn.functional.conv2d(x, self.kernel).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "message"),
+    [
+        (BayesianMLP([2, 3]), (9, 3), r"expected x of shape \[batch, 2\], got \[2, 3\]"),
+        (BayesianMLP([2, 3]), (9,), r"expected x of shape \[batch, 2\]"),
+        (Convolution(), (9, 5, 4, 4), r"x of shape \[n, 5, 4, 4\] and torch.float32 does not fit"),
+        (PartlyBayesian(), (9, 5), r"x of shape \[n, 5\] and torch.float32 does not fit"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_network_are_refused(network, shape, message):
+    with pytest.raises(ValueError, match=message):
+        BayesianModel(network, Gaussian(), 9).check(torch.randn(shape))
+
+
+def test_a_check_of_data_that_fit_changes_nothing():
+    class Network(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.inner = BayesianMLP([2, 3])
+            self.norm, self.late = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.late(self.norm(self.inner(x)))
+
+    model = BayesianModel(Network(), Categorical(), 9)
+    model.network.late.eval()
+    x, y = torch.randn(9, 2), torch.randint(3, (9,))
+    modes = {name: module.training for name, module in model.named_modules()}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    random = torch.get_rng_state()
+    with poutine.trace() as trace:
+        model.check(x, y)
+    assert not trace.trace.stochastic_nodes and not trace.trace.param_nodes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert not modes["network.late"] and modes["network.norm"]
+    assert all(torch.equal(buffer, buffers[k]) for k, buffer in model.named_buffers())
+
+
+def test_all_targets_are_checked_not_only_those_of_the_first_examples():
+    model = BayesianModel(BayesianMLP([2, 3]), Categorical(), 9)
+    y = torch.zeros(9, dtype=torch.long)
+    model.check(torch.randn(9, 2), y)
+    y[-1] = 3
+    with pytest.raises(ValueError, match="labels from 0 to 3"):
+        model.check(torch.randn(9, 2), y)
+
+
+# --- an ordinary Pyro model ---
+
+
+def test_nuts_runs_on_the_model():
+    model, x, y = regression(network=BayesianMLP([2, 1], prior=dist.Normal(0.0, 1.0)))
+    mcmc = MCMC(NUTS(model), num_samples=30, warmup_steps=30, disable_progbar=True)
+    mcmc.run(x, y)
+    draws = mcmc.get_samples()
+    assert {k: v.shape[1:] for k, v in draws.items()} == {
+        "network.fc1.weight": (1, 2),
+        "network.fc1.bias": (1,),
+    }
+    assert all(value.std(0).min() > 0 for value in draws.values())
+
+
+@pytest.mark.parametrize("scale", [0.3, dist.Gamma(3.0, 3.0)])
+def test_a_stock_autoguide_trains_the_model(scale):
+    model, x, y = regression(likelihood=Gaussian(scale))
+    guide = AutoNormal(model)
+    losses = [SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(x, y) for _ in range(3)]
+    assert all(map(math.isfinite, losses))
+    sites = latent_sites(poutine.trace(model).get_trace(x, y))
+    assert guide.median().keys() == sites.keys()

@@ -1,0 +1,222 @@
+"""Networks with random weights: shapes, names, and one draw per call."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from torch import nn
+
+from pyro_bbb import AutoSoftplusNormal, BayesianLinear, BayesianMLP, BayesianModel, likelihoods
+
+
+def sample_sites(function, *args):
+    """Event shapes by site name, in order."""
+    trace = poutine.trace(function).get_trace(*args)
+    return {name: node["fn"].event_shape for name, node in trace.iter_stochastic_nodes()}
+
+
+def model_of(network, num_data=5):
+    return BayesianModel(network, likelihoods.Gaussian(0.5), num_data)
+
+
+def latents(model, x):
+    """Names of the latents, in order."""
+    trace = poutine.trace(model).get_trace(x)
+    return [name for name in trace.stochastic_nodes if name not in ("data", "obs")]
+
+
+# --- BayesianLinear ---
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (7, 2, 3), (3,)])
+def test_a_linear_layer_computes_with_the_weights_drawn(shape):
+    layer, x = BayesianLinear(3, 2), torch.randn(shape)
+    trace = poutine.trace(layer).get_trace(x)
+    weight, bias = (trace.nodes[name]["value"] for name in ("weight", "bias"))
+    assert (weight.shape, bias.shape) == ((2, 3), (2,))
+    expected = torch.einsum("...i,oi->...o", x, weight) + bias
+    torch.testing.assert_close(trace.nodes["_RETURN"]["value"], expected)
+
+
+def test_a_linear_layer_without_bias():
+    layer, x = BayesianLinear(3, 2, bias=False), torch.randn(7, 3)
+    assert sample_sites(layer, x) == {"weight": (2, 3)}
+    assert layer.bias is None
+    assert layer(torch.zeros(7, 3)).eq(0).all()
+
+
+def test_each_call_draws_anew():
+    layer, x = BayesianLinear(3, 2), torch.randn(7, 3)
+    assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3", None])
+@pytest.mark.parametrize("name", ["in_features", "out_features"])
+def test_sizes_are_positive_integers(name, value):
+    sizes = {"in_features": 3, "out_features": 2} | {name: value}
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {value!r}"):
+        BayesianLinear(**sizes)
+
+
+# --- BayesianMLP ---
+
+
+def test_sites_of_an_mlp():
+    network = BayesianMLP([3, 5, 4, 2])
+    assert sample_sites(network, torch.randn(7, 3)) == {
+        "fc1.weight": (5, 3),
+        "fc1.bias": (5,),
+        "fc2.weight": (4, 5),
+        "fc2.bias": (4,),
+        "fc3.weight": (2, 4),
+        "fc3.bias": (2,),
+    }
+    assert network(torch.randn(7, 3)).shape == (7, 2)
+    assert network(torch.randn(7, 6, 3)).shape == (7, 6, 2)
+    assert network.sizes == (3, 5, 4, 2)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, lambda: nn.LeakyReLU(0.3)])
+def test_an_mlp_computes_with_the_weights_drawn(activation):
+    network, x = BayesianMLP([3, 5, 4, 2], activation=activation), torch.randn(7, 3)
+    trace = poutine.trace(network).get_trace(x)
+    h = x
+    for i in (1, 2, 3):
+        weight, bias = (trace.nodes[f"fc{i}.{name}"]["value"] for name in ("weight", "bias"))
+        h = h @ weight.T + bias
+        h = activation()(h) if i < 3 else h  # none after the last layer
+    torch.testing.assert_close(trace.nodes["_RETURN"]["value"], h)
+
+
+def test_the_prior_of_an_mlp_reaches_every_layer():
+    network = BayesianMLP([3, 5, 2], prior=dist.Normal(7.0, 1e-6))
+    trace = poutine.trace(network).get_trace(torch.randn(4, 3))
+    for _, node in trace.iter_stochastic_nodes():
+        assert (node["value"] - 7).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("sizes", [[], [3]])
+def test_an_mlp_has_inputs_and_outputs(sizes):
+    with pytest.raises(ValueError, match="sizes must list inputs and outputs at least, got"):
+        BayesianMLP(sizes)
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 1], [0, 1], [3, 2.5, 1], [3, 4, -1]])
+def test_the_sizes_of_an_mlp_are_positive_integers(sizes):
+    with pytest.raises(ValueError, match="features must be a positive integer, got"):
+        BayesianMLP(sizes)
+
+
+@pytest.mark.parametrize("shape", [(3,), (7, 4), (7, 3, 4)])
+def test_inputs_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"expected x of shape \[batch, 3\], got \["):
+        BayesianMLP([3, 2])(torch.randn(shape))
+
+
+# --- hand-written networks ---
+
+
+class Twice(PyroModule):
+    """Calls one layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = BayesianLinear(3, 3)
+
+    def forward(self, x):
+        first, second = self.layer(x), self.layer(x)
+        return torch.stack([first, second], 1)
+
+
+def test_a_layer_called_twice_in_a_forward_pass_has_one_draw():
+    network, x = Twice(), torch.randn(4, 3)
+    assert list(sample_sites(network, x)) == ["layer.weight", "layer.bias"]
+    for function in (network, model_of(network).network):
+        outputs = function(x)
+        assert torch.equal(outputs[:, 0], outputs[:, 1])
+    assert not torch.equal(network(x), network(x))
+
+
+class HandWritten(PyroModule):
+    """All ways to declare, with a weight scale that is random itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = PyroSample(dist.LogNormal(0.0, 0.1))
+        self.weight = PyroSample(lambda self: dist.Normal(0.0, self.scale).expand([2]).to_event(1))
+        self.slope = PyroParam(torch.tensor(1.5), constraint=dist.constraints.positive)
+        self.offset = nn.Parameter(torch.tensor(0.5))
+        self.plain = nn.Linear(2, 2)
+
+    @PyroSample
+    def bias(self):
+        return dist.Normal(self.weight.sum(), 1e-6)  # depends on a draw
+
+    def forward(self, x):
+        h = self.slope * self.plain(x) + self.offset
+        return (h * self.weight).sum(-1, keepdim=True) + self.bias
+
+
+def test_a_hand_written_network_in_a_model():
+    model, x, y = model_of(HandWritten()), torch.randn(5, 2), torch.randn(5, 1)
+    trace = poutine.trace(model).get_trace(x, y)
+    names = [name for name in trace.stochastic_nodes if name != "data"]
+    assert sorted(names) == ["network.bias", "network.scale", "network.weight"]
+    value = {name: trace.nodes[name]["value"] for name in names}
+    torch.testing.assert_close(
+        value["network.bias"], value["network.weight"].sum(), rtol=0.0, atol=1e-5
+    )
+    assert torch.equal(trace.nodes["network.weight"]["fn"].stddev, value["network.scale"].expand(2))
+    network = model.network
+    with torch.no_grad():
+        h = 1.5 * (x @ network.plain.weight.T + network.plain.bias) + 0.5
+    expected = h @ value["network.weight"][:, None] + value["network.bias"]
+    observed = trace.nodes["obs"]["fn"]
+    torch.testing.assert_close(observed.mean.detach(), expected)
+    parameters = set(trace.param_nodes)
+    assert parameters >= {"network.offset", "network.plain.weight", "network.plain.bias"}
+
+
+def test_the_guide_of_a_hand_written_network_knows_decorated_latents():
+    guide = AutoSoftplusNormal(model_of(HandWritten()))
+    assert sorted(guide.site_names) == ["network.bias", "network.scale", "network.weight"]
+
+
+class Unordered(PyroModule):
+    """Uses its latents in another order than it declares them, and one of them not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = PyroSample(dist.Normal(0.0, 1.0))
+        self.a = PyroSample(dist.Normal(0.0, 1.0))
+        self.unused = PyroSample(dist.Normal(0.0, 1.0))
+
+    def forward(self, x):
+        return x * self.a + self.b
+
+
+def test_sites_are_those_declared_whatever_the_forward_pass_uses():
+    sites = latents(model_of(Unordered()), torch.randn(5, 1))
+    assert sites == ["network.b", "network.a", "network.unused"]
+
+
+@pytest.mark.parametrize("make", [lambda: BayesianMLP([2, 3, 1]), HandWritten, Twice])
+def test_a_network_that_ran_by_itself_can_enter_a_model(make):
+    used, fresh = make(), make()
+    x = torch.randn(4, 3 if make is Twice else 2)
+    used(x)
+    trace = poutine.trace(used).get_trace(x)
+    assert not any(name.startswith("network.") for name in trace.stochastic_nodes)
+    sites = latents(model_of(used, 4), x)
+    assert sites == latents(model_of(fresh, 4), x)
+    assert sites and all(name.startswith("network.") for name in sites)
+
+
+def test_a_network_may_enter_two_models():
+    network, x = BayesianMLP([2, 3, 1]), torch.randn(4, 2)
+    one, other = model_of(network, 4), model_of(network, 4)
+    assert latents(one, x) == latents(other, x)
+    for model in (one, other, one):
+        conditioned = poutine.condition(model, {"network.fc2.bias": torch.tensor([1e6])})
+        assert conditioned(x).min() > 1e5
