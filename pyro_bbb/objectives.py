@@ -1,0 +1,255 @@
+r"""The minibatch free energy $F_i = \pi_i\,\mathrm{KL} - \log p(D_i|w)$: its weights and parts.
+
+Blundell et al. (2015), section 3.4 and equations 8 and 9. All quantities are in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.util import torch_item
+
+BatchWeight: TypeAlias = Callable[[int, int], float]
+
+
+def uniform(batch: int, num_batches: int, batch_size: int, num_data: int) -> float:
+    r"""$\pi_i = |D_i| / N$: every example carries the same share of the KL."""
+    return batch_size / num_data
+
+
+def blundell(batch: int, num_batches: int, batch_size: int, num_data: int) -> float:
+    r"""$\pi_i = 2^{M-i} / (2^M - 1)$: the first batches carry most (equation 9).
+
+    Written as $2^{-i} / (1 - 2^{-M})$, which cannot overflow.
+    """
+    return math.ldexp(1.0, -batch) / -math.expm1(-num_batches * math.log(2))
+
+
+_NAMED = {"uniform": uniform, "blundell": blundell}
+
+
+@dataclass(frozen=True)
+class KLSchedule:
+    r"""The weights $\pi_i$ of the KL over the minibatches of training.
+
+    Args:
+        base: ``"uniform"``, ``"blundell"``, or a function of the batch's number in its epoch
+            (from 1) and the number of batches per epoch.
+        temperature: factor of every weight; below 1 it gives a "cold" posterior.
+        warmup_epochs: over this many first epochs the weight grows linearly from 0 to its value.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+        TypeError: ``base`` is of another kind.
+    """
+
+    base: str | BatchWeight = "uniform"
+    temperature: float = 1.0
+    warmup_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, str) and self.base not in _NAMED:
+            raise ValueError(f"kl_schedule must be one of {sorted(_NAMED)}, got {self.base!r}")
+        if not isinstance(self.base, str) and not callable(self.base):
+            raise TypeError(f"kl_schedule must be a name or a function, got {self.base!r}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
+        if not 0 <= self.warmup_epochs < math.inf:
+            raise ValueError(f"warmup_epochs must be at least 0, got {self.warmup_epochs}")
+
+    def weight(
+        self, *, batch: int, num_batches: int, batch_size: int, num_data: int, epoch: int = 0
+    ) -> float:
+        """The weight of one minibatch.
+
+        Args:
+            batch: its number in the epoch, from 1.
+            num_batches: batches per epoch, M.
+            batch_size: its number of examples.
+            num_data: examples in the whole training set, N.
+            epoch: number of the epoch, from 0.
+
+        Returns:
+            A non-negative weight; those of an epoch sum to the temperature after the warm-up.
+
+        Raises:
+            ValueError: a function of the user's gave a negative weight, or NaN.
+        """
+        if isinstance(self.base, str):
+            weight = _NAMED[self.base](batch, num_batches, batch_size, num_data)
+        else:
+            weight = float(self.base(batch, num_batches))
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"kl_schedule must give weights of at least 0, got {weight}")
+        return weight * self.temperature * self._warmup(epoch + batch / num_batches)
+
+    def _warmup(self, epochs: float) -> float:
+        return min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
+
+
+def as_kl_schedule(schedule: str | BatchWeight | KLSchedule) -> KLSchedule:
+    """A schedule from its name, a function or itself."""
+    return schedule if isinstance(schedule, KLSchedule) else KLSchedule(schedule)
+
+
+class NonFiniteError(ArithmeticError):
+    """Training met a loss or a gradient that is infinite or not a number.
+
+    The parameters are still those before the step.
+
+    Args:
+        what: "loss" or "gradient".
+        names: sample sites or parameters where it appeared.
+        step: number of the step, from 1, once known.
+    """
+
+    def __init__(self, what: str, names: list[str], step: int | None = None) -> None:
+        self.what, self.names, self.step = what, names, step
+        self.history: Any = None  # of the steps before, where `fit` raised it
+        at = "" if step is None else f" at step {step}"
+        where = ", ".join(dict.fromkeys(names)) or "the objective"
+        super().__init__(
+            f"{what} is not finite{at} in {where}; the parameters are those before the step. "
+            "Try a lower learning rate or standardised data."
+        )
+
+
+@dataclass(frozen=True)
+class LossParts:
+    """One minibatch's negative ELBO and its parts, in nats; means over the particles.
+
+    Args:
+        loss: ``kl_weight * kl + nll``.
+        kl: unweighted KL from the prior to the guide: its estimate ``log_guide - log_prior``, or
+            the closed form where the objective has one (and the weight is not minute).
+        log_prior: log-density of the latent draws under the prior.
+        log_guide: their log-density under the guide.
+        nll: negative log-likelihood, summed over the minibatch.
+        kl_weight: the factor of the KL.
+    """
+
+    loss: float
+    kl: float
+    log_prior: float
+    log_guide: float
+    nll: float
+    kl_weight: float
+
+
+class _Recorded:
+    """Mixin for `Trace_ELBO` and its kin: keeps the parts of each particle's loss."""
+
+    particles: list[LossParts]
+    num_particles: int
+    closed_form = False
+
+    def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
+        loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
+        if not math.isfinite(torch_item(loss)):
+            raise NonFiniteError("loss", _not_finite(model_trace) + _not_finite(guide_trace))
+        self.particles.append(
+            _parts(torch_item(loss), model_trace, guide_trace, closed_form=self.closed_form)
+        )
+        return loss, surrogate
+
+    def take_parts(self) -> LossParts:
+        """The mean parts of the particles since the last call."""
+        particles, self.particles = self.particles, []
+        columns = zip(*(vars(particle).values() for particle in particles), strict=True)
+        sums = LossParts(*map(math.fsum, columns))  # a vectorised entry is a sum already
+        means = {name: total / self.num_particles for name, total in vars(sums).items()}
+        return LossParts(**means | {"kl_weight": particles[0].kl_weight})
+
+
+class RecordedTraceELBO(_Recorded, Trace_ELBO):
+    """`Trace_ELBO` that keeps the parts of its loss."""
+
+
+class RecordedTraceMeanFieldELBO(_Recorded, TraceMeanField_ELBO):
+    """`TraceMeanField_ELBO` (closed-form KL where registered) that keeps the parts of its loss."""
+
+    closed_form = True
+
+
+RecordedELBO: TypeAlias = RecordedTraceELBO | RecordedTraceMeanFieldELBO
+_RESOLVED = 1e-6  # of a smaller weight's KL the loss keeps too few digits
+_OBJECTIVES: dict[str, type[RecordedTraceELBO] | type[RecordedTraceMeanFieldELBO]] = {
+    "trace": RecordedTraceELBO,
+    "mean_field": RecordedTraceMeanFieldELBO,
+}
+
+
+def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> RecordedELBO:
+    """The objective for training.
+
+    Args:
+        loss: ``None`` or ``"trace"`` for `Trace_ELBO`, ``"mean_field"`` for
+            `TraceMeanField_ELBO`, or one of these classes or an instance of it.
+        num_particles: draws per step, where ``loss`` is not an instance with its own.
+        vectorize: whether model and guide are run once for all draws.
+
+    Returns:
+        The objective, keeping the parts of its loss.
+
+    Raises:
+        ValueError: an unknown name, or ``num_particles`` below 1.
+        TypeError: another objective (use it with `pyro.infer.SVI` directly).
+    """
+    if isinstance(num_particles, bool) or not isinstance(num_particles, int) or num_particles < 1:
+        raise ValueError(f"num_particles must be an integer of at least 1, got {num_particles!r}")
+    if isinstance(loss, str) and loss not in _OBJECTIVES:
+        raise ValueError(f"loss must be one of {sorted(_OBJECTIVES)}, got {loss!r}")
+    if type(loss) in (Trace_ELBO, TraceMeanField_ELBO):
+        loss, num_particles = type(loss), loss.num_particles
+    kinds = {None: "trace", Trace_ELBO: "trace", TraceMeanField_ELBO: "mean_field"}
+    name = loss if isinstance(loss, str) else kinds.get(loss)
+    if name is None:
+        raise TypeError(f"loss must be Trace_ELBO or TraceMeanField_ELBO, got {loss!r}")
+    elbo = _OBJECTIVES[name](
+        num_particles=num_particles,
+        vectorize_particles=vectorize and num_particles > 1,
+        max_plate_nesting=1,  # the model's plate of the data
+    )
+    elbo.particles = []
+    return elbo
+
+
+def _parts(loss: float, model_trace: Any, guide_trace: Any, *, closed_form: bool) -> LossParts:
+    latent = _sites(guide_trace)
+    prior = [site for site in _sites(model_trace) if not site["is_observed"]]
+    data = [site for site in _sites(model_trace) if site["is_observed"]]
+    kl_weight = _weight_of(latent)
+    log_prior, log_guide = _unweighted(prior), _unweighted(latent)
+    nll = -math.fsum(torch_item(site["log_prob_sum"]) for site in data)
+    kl = log_guide - log_prior
+    if closed_form and kl_weight > _RESOLVED:
+        kl = (loss - nll) / kl_weight
+    return LossParts(loss, kl, log_prior, log_guide, nll, kl_weight)
+
+
+def _sites(trace: Any) -> list[dict[str, Any]]:
+    return [site for site in trace.nodes.values() if site["type"] == "sample"]
+
+
+def _weight_of(latent: list[dict[str, Any]]) -> float:
+    """The weight of the KL, from the scale of the guide's sites; masked sites weigh 0."""
+    if not latent or latent[0]["mask"] is False:
+        return 0.0
+    return float(torch_item(latent[0]["scale"]))
+
+
+def _unweighted(sites: list[dict[str, Any]]) -> float:
+    return math.fsum(torch_item(site["unscaled_log_prob"].sum()) for site in sites)
+
+
+def _not_finite(trace: Any) -> list[str]:
+    sites = trace.nodes.items()
+    return [
+        name
+        for name, site in sites
+        if site["type"] == "sample" and not math.isfinite(torch_item(site["log_prob_sum"]))
+    ]

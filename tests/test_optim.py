@@ -1,0 +1,182 @@
+"""One torch optimiser behind SVI: the same steps as torch's, and gradients that are checked."""
+
+import copy
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb import JointOptim, NonFiniteError
+
+
+def parameters(n=3):
+    return {f"p{i}": nn.Parameter(torch.randn(i + 1, 2)) for i in range(n)}
+
+
+def set_gradients(params, scale=1.0):
+    for parameter in params:
+        parameter.grad = scale * torch.sin(parameter.detach() * 7 + 1)
+
+
+def copies(params):
+    return [nn.Parameter(parameter.detach().clone()) for parameter in params]
+
+
+@pytest.mark.parametrize("args", [{}, {"fused": True}, {"foreach": True}])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_steps_are_bit_by_bit_those_of_torch(kind, args):
+    named = parameters()
+    ours, theirs = list(named.values()), copies(named.values())
+    optim = JointOptim(kind, {"lr": 0.05, **args}, parameters=named)
+    reference = kind(theirs, lr=0.05, **args)
+    for _ in range(5):
+        set_gradients(ours)
+        set_gradients(theirs)
+        optim(set(ours))  # as SVI gives them: a set
+        reference.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert all(parameter.grad is None for parameter in ours)
+
+
+def test_there_is_one_torch_optimiser_under_raw_svi_and_it_learns():
+    network = bbb.BayesianMLP([3, 8, 1], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian.learned(2.0), num_data=50)
+    guide = bbb.AutoSoftplusNormal(model)
+    x = torch.randn(50, 3)
+    y = x.sum(1)
+    made = []
+
+    def constructor(params, **kwargs):
+        made.append(torch.optim.Adam(params, **kwargs))
+        return made[-1]
+
+    optim = JointOptim(constructor, {"lr": 0.02, "fused": True})
+    assert optim.optimizer is None
+    svi = SVI(model, guide, optim, Trace_ELBO())
+    losses = [svi.step(x, y) for _ in range(150)]
+    assert len(made) == 1 and made[0] is optim.optimizer
+    assert len(optim.optim_objs) == 0  # Pyro's own, one per parameter
+    held = [p for group in optim.optimizer.param_groups for p in group["params"]]
+    assert set(held) == {*guide.parameters(), *model.parameters()} and len(held) == 9
+    assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
+
+
+def test_parameters_met_late_join_the_same_optimiser():
+    named = parameters(3)
+    first, second, late = named.values()
+    optim = JointOptim(torch.optim.SGD, {"lr": 0.5}, parameters={"p0": first})
+    optimizer = optim.optimizer
+    for met in ([first, second], [late, second]):
+        before = {p: p.detach().clone() for p in met}
+        set_gradients(met)
+        expected = {p: before[p] - 0.5 * p.grad for p in met}
+        optim(met)
+        assert all(torch.equal(p, expected[p]) for p in met)
+    assert optim.optimizer is optimizer
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_clip_norm_bounds_the_norm_of_the_whole_gradient(scale):
+    named = parameters()
+    ours, theirs = list(named.values()), copies(named.values())
+    optim = JointOptim(torch.optim.SGD, {"lr": 1.0}, {"clip_norm": 0.1}, parameters=named)
+    before = [p.detach().clone() for p in ours]
+    set_gradients(ours, scale)
+    set_gradients(theirs, scale)
+    optim(ours)
+    norm = torch.cat([p.grad.flatten() for p in theirs]).norm()
+    moves = [a - p.detach() for a, p in zip(before, ours, strict=True)]
+    total = torch.cat([move.flatten() for move in moves]).norm().item()
+    assert (norm > 0.1) == (scale == 1.0)
+    assert total == pytest.approx(min(norm.item(), 0.1), rel=1e-3)  # rounding of p - grad
+    factor = min(1.0, 0.1 / norm.item())
+    for move, p in zip(moves, theirs, strict=True):
+        torch.testing.assert_close(move, factor * p.grad, rtol=1e-5, atol=3e-7)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_named(value):
+    named = parameters()
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=named)
+    set_gradients(named.values())
+    optim(named.values())
+    before, state = copies(named.values()), optim.get_state()
+    steps = [entry["step"].item() for entry in state["state"].values()]
+    set_gradients(named.values())
+    named["p1"].grad[1, 0] = value
+    with pytest.raises(NonFiniteError, match="gradient is not finite in p1;") as caught:
+        optim(named.values())
+    assert (caught.value.what, caught.value.names) == ("gradient", ["p1"])
+    assert all(torch.equal(a, b) for a, b in zip(named.values(), before, strict=True))
+    state = optim.get_state()["state"].values()
+    assert [entry["step"].item() for entry in state] == steps
+    # the bad gradient is gone, so that training can go on
+    set_gradients(named.values())
+    optim(named.values())
+    assert all(parameter.isfinite().all() for parameter in named.values())
+
+
+def test_parameters_without_a_gradient_stay():
+    named = parameters()
+    optim = JointOptim(torch.optim.SGD, {"lr": 0.1}, parameters=named)
+    before = copies(named.values())
+    set_gradients([named["p0"]])
+    optim(named.values())
+    moved = [not torch.equal(a, b) for a, b in zip(named.values(), before, strict=True)]
+    assert moved == [True, False, False]
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+def test_the_learning_rate_reaches_every_group_and_is_checked(lr):
+    named = parameters(2)
+    optim = JointOptim(torch.optim.SGD, {"lr": 0.1}, parameters={"p0": named["p0"]})
+    optim([named["p1"]])
+    optim.set_lr(0.25)
+    assert [group["lr"] for group in optim.optimizer.param_groups] == [0.25, 0.25]
+    with pytest.raises(ValueError, match=f"lr must be a finite number of at least 0, got {lr}"):
+        optim.set_lr(lr)
+
+
+def test_the_state_goes_round():
+    named = parameters()
+    twins = dict(zip(named, copies(named.values()), strict=True))
+    first = JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=named)
+    for _ in range(3):
+        set_gradients(named.values())
+        first(named.values())
+    second = JointOptim(torch.optim.Adam, {"lr": 0.7}, parameters=twins)
+    second.set_state(copy.deepcopy(first.get_state()))
+    for name, twin in twins.items():
+        twin.data.copy_(named[name].data)
+    for optim, params in ((first, named), (second, twins)):
+        set_gradients(params.values())
+        optim(params.values())
+    assert all(torch.equal(named[name], twins[name]) for name in named)
+
+
+def test_a_state_needs_parameters():
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.1})
+    assert optim.get_state() == {}
+    with pytest.raises(RuntimeError, match="give JointOptim its parameters before its state"):
+        optim.set_state({})
+
+
+def test_clip_options_that_it_does_not_know_are_refused():
+    with pytest.raises(
+        ValueError, match=r"clip_args may hold clip_norm only, got \['clip_value'\]"
+    ):
+        JointOptim(torch.optim.Adam, {"lr": 0.1}, {"clip_value": 1.0})
+
+
+def test_it_keeps_the_global_store_out_of_it():
+    named = parameters()
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=named)
+    set_gradients(named.values())
+    optim(named.values())
+    assert len(pyro.get_param_store()) == 0
