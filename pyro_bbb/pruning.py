@@ -1,0 +1,79 @@
+r"""Pruning by signal-to-noise ratio (Blundell et al. 2015, section 5.1 and table 2).
+
+A weight whose posterior mean is small against its standard deviation, $|\mu|/\sigma$, can be
+removed with little effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+G = TypeVar("G", bound="PrunableGuide")
+
+
+class PrunableGuide(Protocol):
+    """What pruning needs of a guide."""
+
+    @property
+    def weight_names(self) -> list[str]:
+        """Names of the latents that are weights."""
+
+    def loc(self, name: str) -> Tensor:
+        """Posterior mean."""
+
+    def scale(self, name: str) -> Tensor:
+        """Posterior standard deviation."""
+
+    def without(self: G, removed: Mapping[str, Tensor]) -> G:
+        """A copy without the weights where the masks are true."""
+
+
+def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
+    r"""$|\mu| / \sigma$ of every weight and bias, by site name; 0 where a weight is removed.
+
+    In decibel it is ``20 * log10`` of that.
+
+    Raises:
+        TypeError: the guide has no posterior mean and scale per weight.
+    """
+    if not hasattr(guide, "weight_names"):
+        raise TypeError(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
+    return {name: _ratio(guide.loc(name), guide.scale(name)) for name in guide.weight_names}
+
+
+def prune(guide: G, fraction: float) -> G:
+    """Removes the weights of lowest signal-to-noise ratio, all layers and biases ranked together.
+
+    Args:
+        guide: a trained guide; it stays as it is.
+        fraction: share of the weights to remove, in [0, 1]; those already removed count.
+
+    Returns:
+        A new guide, in which removed weights are exactly 0 with scale exactly 0, also in further
+        training.
+
+    Raises:
+        ValueError: the fraction is outside [0, 1].
+        TypeError: the guide has no posterior mean and scale per weight.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise TypeError(f"fraction must be a number, got {fraction!r}")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction}")
+    ratios = signal_to_noise(guide)
+    flat = torch.cat([ratio.flatten() for ratio in ratios.values()])
+    lowest = flat.argsort(stable=True)[: round(fraction * len(flat))]
+    removed = torch.zeros_like(flat, dtype=torch.bool)
+    removed[lowest] = True
+    parts = removed.split([ratio.numel() for ratio in ratios.values()])
+    masks = {name: part.view_as(ratios[name]) for name, part in zip(ratios, parts, strict=True)}
+    return guide.without(masks)
+
+
+def _ratio(loc: Tensor, scale: Tensor) -> Tensor:
+    """The ratio; a weight of mean and scale 0 has no signal."""
+    return (loc.abs() / scale).where(loc != 0, 0.0)
