@@ -1,0 +1,59 @@
+"""Bayesian neural networks by variational inference on Pyro.
+
+Four nouns, each replaceable alone (network, prior, likelihood, guide); the verbs are functions.
+"""
+
+from pyro_bbb import data, likelihoods, metrics, priors
+from pyro_bbb.conversion import bayesianize
+from pyro_bbb.distributions import ScaleMixtureNormal
+from pyro_bbb.estimators import flipout, local_reparameterization, sticking_the_landing
+from pyro_bbb.export import to_module
+from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.history import History
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import BayesianConv2d, BayesianLeNet5, BayesianLinear, BayesianMLP
+from pyro_bbb.objectives import KLSchedule, NonFiniteError
+from pyro_bbb.optim import JointOptim
+from pyro_bbb.prediction import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+    predict,
+    predict_mean,
+)
+from pyro_bbb.pruning import prune, signal_to_noise
+from pyro_bbb.training import EpochEnd, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoSoftplusNormal",
+    "BayesianConv2d",
+    "BayesianLeNet5",
+    "BayesianLinear",
+    "BayesianMLP",
+    "BayesianModel",
+    "ClassificationPrediction",
+    "EpochEnd",
+    "History",
+    "JointOptim",
+    "KLSchedule",
+    "NonFiniteError",
+    "Prediction",
+    "RegressionPrediction",
+    "ScaleMixtureNormal",
+    "bayesianize",
+    "data",
+    "fit",
+    "flipout",
+    "likelihoods",
+    "local_reparameterization",
+    "metrics",
+    "predict",
+    "predict_mean",
+    "priors",
+    "prune",
+    "signal_to_noise",
+    "sticking_the_landing",
+    "to_module",
+]

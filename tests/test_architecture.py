@@ -1,0 +1,194 @@
+"""Data flow one way: who may import whom, and what importing the library must not do."""
+
+import ast
+import subprocess
+import sys
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pyro_bbb"
+EXPERIMENTS = ROOT / "experiments"
+
+# Module -> (modules next upstream, third-party packages). A module may import whatever is upstream
+# of it, so that `networks`, which follows `priors`, may import `distributions` too.
+TABLE: dict[str, tuple[set[str], set[str]]] = {
+    "_pyro": (set(), {"pyro", "torch"}),
+    "distributions": (set(), {"pyro", "torch", "scipy"}),
+    "priors": ({"distributions", "_pyro"}, {"pyro", "torch"}),
+    "networks": ({"priors"}, {"pyro", "torch"}),
+    "_where": ({"priors"}, {"torch"}),
+    "conversion": ({"priors", "_where", "_pyro"}, {"pyro", "torch"}),
+    "likelihoods": ({"priors"}, {"pyro", "torch"}),
+    "models": ({"networks", "likelihoods"}, {"pyro", "torch"}),
+    "guides": ({"distributions", "_pyro"}, {"pyro", "torch"}),
+    "objectives": ({"_pyro"}, {"pyro", "torch"}),
+    "data": (set(), {"torch", "torchvision", "numpy"}),
+    "history": ({"objectives"}, set()),
+    "optim": ({"objectives"}, {"pyro", "torch"}),
+    "estimators": ({"distributions"}, {"pyro", "torch"}),
+    "training": (
+        {"data", "models", "guides", "estimators", "history", "optim"},
+        {"pyro", "torch", "tqdm"},
+    ),
+    "prediction": ({"models"}, {"pyro", "torch"}),
+    "metrics": (set(), {"torch", "torchmetrics"}),
+    "pruning": (set(), {"torch"}),
+    "export": ({"models"}, {"pyro", "torch"}),
+    "plots": (
+        {"training", "prediction", "pruning", "metrics"},
+        {"torch", "numpy", "matplotlib"},
+    ),
+}
+MODULES = sorted(
+    {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")}
+)
+
+
+def upstream(module: str) -> set[str]:
+    """Every module that ``module`` may import."""
+    if module == "__init__":
+        return set(TABLE) - {"plots"}
+    nearest = TABLE[module][0]
+    return nearest.union(*(upstream(other) for other in nearest))
+
+
+def imported_names(source: str, package: str) -> set[str]:
+    """Dotted names that a file of ``package`` imports, at any depth, lazily or for types only."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def split_imports(source: str, package: str = "pyro_bbb") -> tuple[set[str], set[str]]:
+    """Modules of pyro_bbb, and third-party packages, that a file of ``package`` imports."""
+    internal, foreign = set(), set()
+    for name in imported_names(source, package):
+        top, *rest = name.split(".")
+        if top == "pyro_bbb":
+            internal.add(rest[0] if rest else "__init__")
+        elif top not in sys.stdlib_module_names:
+            foreign.add(top)
+    return internal, foreign
+
+
+def files_of(module: str) -> list[Path]:
+    return [PACKAGE / f"{module}.py", *(PACKAGE / module).rglob("*.py")]
+
+
+# --- the reader of imports itself ---
+
+
+@pytest.mark.parametrize(
+    ("source", "internal", "foreign"),
+    [
+        ("import os, torch.nn as nn", set(), {"torch"}),
+        ("from pyro_bbb import data\nfrom pyro_bbb.priors import Prior", {"data", "priors"}, set()),
+        ("from . import data\nfrom .priors import Prior", {"data", "priors"}, set()),
+        ("import pyro_bbb.models", {"models"}, set()),
+        ("import pyro_bbb", {"__init__"}, set()),
+        ("def f():\n    from matplotlib import pyplot", set(), {"matplotlib"}),
+        ("from pyro.infer import SVI", set(), {"pyro"}),
+    ],
+)
+def test_imports_are_found(source, internal, foreign):
+    assert split_imports(source) == (internal, foreign)
+
+
+def test_relative_imports_of_a_folder_are_resolved():
+    source = "from ..priors import Prior\nfrom .step import step"
+    assert split_imports(source, "pyro_bbb.training") == ({"priors", "training"}, set())
+
+
+# --- the table ---
+
+
+def test_the_table_has_no_cycle_and_keeps_the_forbidden_pairs_apart():
+    assert all(module not in upstream(module) for module in TABLE)  # a cycle recurses for ever
+    assert "priors" not in upstream("guides")
+    assert upstream("metrics") == upstream("data") == set()
+    assert not any("pyro" in TABLE[module][1] for module in ("metrics", "data"))
+    assert [module for module in TABLE if "matplotlib" in TABLE[module][1]] == ["plots"]
+    assert not any("plots" in upstream(module) for module in [*TABLE, "__init__"])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_is_upstream(module):
+    assert module == "__init__" or module in TABLE, f"{module} is missing from the table"
+    allowed = set() if module == "__init__" else TABLE[module][1]
+    for path in filter(Path.exists, files_of(module)):
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        internal, foreign = split_imports(path.read_text(), package)
+        assert internal - {module} <= upstream(module), f"{path.name} imports against the flow"
+        assert foreign <= allowed, f"{path.name} imports a package that is not its own"
+
+
+# --- experiments ---
+
+
+def sibling_imports(source: str, siblings: set[str]) -> set[str]:
+    """Experiments that a file beside them imports, as ``experiments.x``, ``.x`` or plain ``x``."""
+    found = set()
+    for name in imported_names(source, "experiments"):
+        parts = name.removeprefix("experiments.").split(".")
+        found |= {parts[0]} & siblings
+    return found
+
+
+def test_experiments_share_only_helpers():
+    paths = sorted(EXPERIMENTS.glob("*.py"))
+    experiments = {path.stem for path in paths if not path.stem.startswith("_")}
+    assert experiments
+    for path in paths:
+        source = path.read_text()
+        others = sibling_imports(source, experiments - {path.stem})
+        assert not others, f"{path.name} imports the experiment {others}; share a _helper"
+        assert not sibling_imports(source, {"tests"}), f"{path.name} imports tests"
+
+
+def test_imports_of_another_experiment_are_found():
+    for source in ("import sine", "from experiments.sine import f", "from . import sine"):
+        assert sibling_imports(source, {"sine"}) == {"sine"}
+    assert sibling_imports("from experiments._common import f", {"sine"}) == set()
+
+
+# --- importing the library ---
+
+IMPORT = """
+import random, sys
+import numpy, pyro, torch
+def state():
+    return dict(
+        torch=torch.get_rng_state().tolist(),
+        numpy=numpy.random.get_state()[1].tolist(),
+        random=random.getstate(),
+        dtype=torch.get_default_dtype(),
+        threads=torch.get_num_threads(),
+        grad=torch.is_grad_enabled(),
+        validation=torch.distributions.Distribution._validate_args,
+        params=list(pyro.get_param_store()),
+        pyro={name: value for name, value in pyro.settings.get().items() if name in known},
+    )
+known = set(pyro.settings.get())
+before = state()
+import pyro_bbb
+assert pyro_bbb.__file__, "pyro_bbb has no __init__.py"
+changed = [name for name, value in state().items() if value != before[name]]
+assert not changed, f"importing pyro_bbb changed {changed}"
+assert "matplotlib" not in sys.modules, "importing pyro_bbb imported matplotlib"
+"""
+
+
+def test_importing_the_library_has_no_side_effect():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == done.stderr == ""
