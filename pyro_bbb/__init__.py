@@ -14,14 +14,9 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianConv2d, BayesianLeNet5, BayesianLinear, BayesianMLP
 from pyro_bbb.objectives import KLSchedule, NonFiniteError
 from pyro_bbb.optim import JointOptim
-from pyro_bbb.prediction import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-    predict,
-    predict_mean,
-)
+from pyro_bbb.prediction import predict, predict_mean
 from pyro_bbb.pruning import prune, signal_to_noise
+from pyro_bbb.summaries import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_bbb.training import EpochEnd, fit
 
 __version__ = "0.1.0"

@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -21,25 +20,18 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.guides import prototype_hide_fn
-from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor, nn
-from torch.distributions import ExpTransform, Transform, biject_to, constraints
 
+from pyro_bbb._latents import (
+    InitLoc,
+    Latent,
+    as_initialiser,
+    describe,
+    finite,
+    refuse_unknown,
+)
 from pyro_bbb._pyro import evaluating, own_param, weigh
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
-
-Site: TypeAlias = dict[str, Any]
-InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[[Site], Tensor]"
-
-
-@dataclass(frozen=True)
-class _Latent:
-    """One latent variable of the model, as the guide needs to know it."""
-
-    name: str
-    transform: Transform | None  # from unconstrained space; None for real-valued latents
-    event_dim: int
-    frames: tuple[Any, ...]  # plates around it
 
 
 class AutoSoftplusNormal(AutoGuide):
@@ -73,10 +65,10 @@ class AutoSoftplusNormal(AutoGuide):
         super().__init__(model)
         if init_loc is None and hasattr(model, "initial_locs"):
             init_loc = model.initial_locs()
-        self._init_loc = _as_initialiser(init_loc)
-        self._init_rho = _finite("init_rho", init_rho)
+        self._init_loc = as_initialiser(init_loc)
+        self._init_rho = finite("init_rho", init_rho)
         self._kl_weight = _ArgumentReader.of(model, "kl_weight", 1.0)
-        self._latents: dict[str, _Latent] = {}
+        self._latents: dict[str, Latent] = {}
         self._complete = False
         self._pruned = False
         self.add_module("locs", nn.Module())
@@ -86,7 +78,7 @@ class AutoSoftplusNormal(AutoGuide):
                 self._add_latents(
                     poutine.trace(poutine.block(model.draw_latents, _hide)).get_trace()
                 )
-            _refuse_unknown(init_loc, self._latents)
+            refuse_unknown(init_loc, self._latents)
 
     @property
     def site_names(self) -> list[str]:
@@ -165,7 +157,7 @@ class AutoSoftplusNormal(AutoGuide):
         new._pruned = True
         return new
 
-    def _posterior(self, latent: _Latent) -> Any:
+    def _posterior(self, latent: Latent) -> Any:
         loc, rho = (
             own_param(f"{self._pyro_name}.{kind}.{latent.name}", self._parameter(kind, latent.name))
             for kind in ("locs", "rhos")
@@ -176,7 +168,7 @@ class AutoSoftplusNormal(AutoGuide):
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
         return q.to_event(latent.event_dim - len(q.event_shape))
 
-    def _at(self, latent: _Latent, unconstrained: Tensor) -> Tensor:
+    def _at(self, latent: Latent, unconstrained: Tensor) -> Tensor:
         return (
             unconstrained.clone() if latent.transform is None else latent.transform(unconstrained)
         )
@@ -200,7 +192,7 @@ class AutoSoftplusNormal(AutoGuide):
             owner = owner._modules[part]
         owner.register_parameter(leaf, nn.Parameter(value.detach().clone().contiguous()))
 
-    def _known_latents(self) -> list[_Latent]:
+    def _known_latents(self) -> list[Latent]:
         if not self._latents:
             raise RuntimeError("the guide has no latents yet: call it with the model's arguments")
         return list(self._latents.values())
@@ -221,7 +213,7 @@ class AutoSoftplusNormal(AutoGuide):
     def _add_latents(self, trace: Any) -> None:
         for name, site in trace.iter_stochastic_nodes():
             if name not in self._latents:
-                self._latents[name] = latent = _describe(name, site)
+                self._latents[name] = latent = describe(name, site)
                 value = self._init_loc(site)
                 if value.shape != site["value"].shape:
                     raise ValueError(
@@ -283,100 +275,5 @@ class _ArgumentReader:
         return kwargs.get(self.name, self.default)
 
 
-def _describe(name: str, site: Site) -> _Latent:
-    support, frames = site["fn"].support, tuple(f for f in site["cond_indep_stack"] if f.vectorized)
-    if site["fn"].has_enumerate_support or getattr(support, "is_discrete", False):
-        raise ValueError(f"latent {name!r} is discrete; a Normal guide needs continuous latents")
-    if any(frame.full_size not in (None, frame.size) for frame in frames):
-        raise ValueError(f"latent {name!r} is in a subsampled plate, which this guide cannot hold")
-    event_dim = site["fn"].event_dim
-    base = support
-    while isinstance(base, constraints.independent):
-        base = base.base_constraint
-    real = base in (constraints.real, constraints.real_vector)
-    return _Latent(name, None if real else _bijection(base), event_dim, frames)
-
-
-def _bijection(support: Any) -> Transform:
-    """From unconstrained space; for positive latents the bare exponential, as in a LogNormal."""
-    if support in (constraints.positive, constraints.nonnegative):
-        return ExpTransform()  # torch's has an affine part, and so no closed-form KL
-    bijection: Transform = biject_to(support)
-    return bijection
-
-
 def _hide(site: Any) -> bool:
     return bool(site["type"] != "sample" or site["is_observed"])
-
-
-def _as_initialiser(init_loc: Any) -> Callable[[Site], Tensor]:
-    if init_loc is None or init_loc == "he":
-        return _he
-    if isinstance(init_loc, str):
-        raise ValueError(f"init_loc must be 'he' where it is a name, got {init_loc!r}")
-    if isinstance(init_loc, (int, float)) and not isinstance(init_loc, bool):
-        return partial(_constant, _finite("init_loc", init_loc))
-    if isinstance(init_loc, nn.Module):
-        return partial(_given, dict(init_loc.named_parameters()))
-    if isinstance(init_loc, Mapping):
-        return partial(_given, dict(init_loc))
-    if callable(init_loc):
-        return init_loc
-    raise TypeError(
-        "init_loc must be a number, 'he', a dict of tensors, a network or a function of a site, "
-        f"got {init_loc!r}"
-    )
-
-
-def _is_real(site: Site) -> bool:
-    return _describe(site["name"], site).transform is None
-
-
-def _he(site: Site) -> Tensor:
-    value = site["value"]
-    if _is_real(site) and value.dim() >= 2:
-        return torch.randn_like(value) * math.sqrt(2 / math.prod(value.shape[1:]))
-    return _centre(site)
-
-
-def _centre(site: Site) -> Tensor:
-    """The prior's mean of a real-valued latent, where it has one; else its median."""
-    if _is_real(site):
-        mean = site["fn"].mean
-        if mean.isfinite().all():
-            return mean.expand_as(site["value"])
-    median: Tensor = init_to_median(site)
-    return median
-
-
-def _constant(number: float, site: Site) -> Tensor:
-    return torch.full_like(site["value"], number) if _is_real(site) else _centre(site)
-
-
-def _given(tensors: Mapping[str, Tensor], site: Site) -> Tensor:
-    for key in (site["name"], site["name"].removeprefix("network.")):
-        if key in tensors:
-            return torch.as_tensor(tensors[key]).to(site["value"])
-    return _he(site)
-
-
-def _refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:
-    known = {*latents, *(name.removeprefix("network.") for name in latents)}
-    if isinstance(init_loc, Mapping):
-        unknown = set(init_loc) - known
-        if unknown:
-            raise ValueError(f"init_loc names {sorted(unknown)}; the latents are {list(latents)}")
-    if isinstance(init_loc, nn.Module):
-        names = [name for name, _ in init_loc.named_parameters()]
-        if known.isdisjoint(names):
-            raise ValueError(
-                f"init_loc must have parameters named like the latents {list(latents)}, got {names}"
-            )
-
-
-def _finite(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)

@@ -147,25 +147,27 @@ def fit(
         with pyro.validation_enabled(False), ESTIMATORS[estimator](), bar:
             for epoch in range(epochs):
                 started, before = time.perf_counter(), len(history.steps)
-                for batch, (x, y) in enumerate(batches, start=1):
-                    rate = lr * factor(min(1.0, (epoch * len(batches) + batch - 1) / total))
-                    kl_weight = schedule.weight(
-                        batch=batch,
-                        num_batches=len(batches),
-                        batch_size=len(x),
-                        num_data=model.num_data,
-                        epoch=epoch,
-                    )
-                    _step(svi, elbo, history, (x, y, kl_weight), rate)
+                for args, share in _epoch(batches, schedule, model.num_data, epoch):
+                    _step(svi, elbo, history, args, lr * factor(min(1.0, share / epochs)))
                     bar.update()
                 history.close_epoch(len(history.steps) - before, time.perf_counter() - started)
                 bar.set_description(f"epoch {epoch + 1}/{epochs}")
                 bar.set_postfix(neg_elbo=f"{history.loss[-1]:.4g}", nll=f"{history.nll[-1]:.4g}")
-                if any(
-                    [callback(EpochEnd(epoch, model, guide, history)) for callback in callbacks]
-                ):
+                state = EpochEnd(epoch, model, guide, history)
+                if any([callback(state) for callback in callbacks]):
                     break
     return history
+
+
+def _epoch(
+    batches: _Batches, schedule: KLSchedule, num_data: int, epoch: int
+) -> Iterator[tuple[tuple[Tensor, Tensor, float], float]]:
+    """The arguments ``(x, y, kl_weight)`` of each step, and the epochs done before it."""
+    count = len(batches)
+    for batch, (x, y) in enumerate(batches, start=1):
+        where = {"batch": batch, "num_batches": count, "epoch": epoch}
+        kl_weight = schedule.weight(**where, batch_size=len(x), num_data=num_data)
+        yield (x, y, kl_weight), epoch + (batch - 1) / count
 
 
 def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...], lr: float) -> None:

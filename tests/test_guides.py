@@ -208,6 +208,22 @@ def test_the_density_of_a_positive_latent_is_scipys_lognormal():
     assert own == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_density_of_its_own_draw_is_right_where_the_transform_saturates():
+    """At 20 the float32 sigmoid is 1; inverting it would miss the draw by 80 deviations."""
+
+    def model():
+        pyro.sample("z", dist.Beta(1.0, 1.0))
+
+    guide = bbb.AutoSoftplusNormal(model)
+    guide()
+    guide.loc("z").fill_(20.0)
+    site = poutine.trace(guide).get_trace().nodes["z"]
+    assert site["value"].item() == pytest.approx(1.0, abs=1e-6)
+    # ln N + 20 up to the noise, of which 6 deviations cost 18 nats: false alarm 2 in a billion
+    at_mean = scipy.stats.norm(0, guide.scale("z").item()).logpdf(0) + 20
+    assert at_mean - 19 < site["fn"].log_prob(site["value"]).item() < at_mean + 1
+
+
 def test_medians_and_quantiles_are_scipys():
     _, guide = make(latent_noise(), init_rho=0.4)
     guide.loc("likelihood.scale").fill_(-0.7)

@@ -17,7 +17,7 @@ from torch import nn
 import pyro_bbb as bbb
 from pyro_bbb import prediction as prediction_module
 from pyro_bbb.distributions import LogRatePoisson, StudentT
-from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.summaries import ClassificationPrediction, RegressionPrediction
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 BATCHED_BELOW = prediction_module._BATCHED_BELOW
