@@ -85,6 +85,16 @@ def sample_names(module: PyroModule) -> list[str]:
     return list(dict.fromkeys([*module._pyro_samples, *decorated]))
 
 
+def declared_names(root: nn.Module) -> set[str]:
+    """Full names of the `PyroSample` attributes below ``root``."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in root.named_modules()
+        if isinstance(module, PyroModule)
+        for name in sample_names(module)
+    }
+
+
 def draw_all(root: nn.Module) -> None:
     """Draws every declared `PyroSample` below ``root``, in the order of its modules.
 

@@ -241,7 +241,7 @@ def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
         return list(data.tensors)
     if len(data) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
-    batches = list(DataLoader(data, batch_size=_READ_BATCH))
+    batches = list(DataLoader(data, batch_size=_READ_BATCH, generator=torch.Generator()))
     if not isinstance(batches[0], list):  # to which pairs are collated
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from pyro_bbb._pyro import evaluating, own_store, seeded, weigh
+from pyro_bbb._pyro import declared_names, evaluating, own_store, seeded, weigh
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import weighs_kl
@@ -134,13 +134,15 @@ def fit(
     """
     _check_options(model, epochs, lr, estimator)
     factor, schedule = _lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
-    batched = isinstance(guide, AutoGuide) and estimator in ("reparam", "stl")
-    elbo, callbacks = recorded_elbo(loss, num_particles, vectorize=batched), tuple(callbacks)
-    history = History()
+    recorded_elbo(loss, num_particles)  # its errors before the work on data
+    history, callbacks = History(), tuple(callbacks)
     with seeded(seed), own_store(model, guide):
         batches = _Batches(data, batch_size, model.num_data, _place(model, guide, device))
         weighed = _weighed(guide)
-        _check_fit(model, weighed, *batches.examples())
+        latents = _check_fit(model, weighed, *batches.examples())
+        vectorize = isinstance(guide, AutoGuide) and latents <= declared_names(model)
+        vectorize &= estimator in ("reparam", "stl")  # the others' noise is per example anyway
+        elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
         svi = SVI(model, weighed, _make_optim(model, guide, optimizer, lr), elbo)
         total = epochs * len(batches)
         bar = tqdm(total=total, unit="step", disable=not progress, dynamic_ncols=True)
@@ -255,8 +257,12 @@ def _place(model: BayesianModel, guide: Any, device: torch.device | str | None) 
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def _check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> None:
-    """Runs model and guide on two examples before any training step; builds lazy guides."""
+def _check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> set[str]:
+    """Runs model and guide on two examples before any training step, which builds lazy guides.
+
+    Returns:
+        Names of the model's latents.
+    """
     model.check(x, y)
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):
@@ -267,7 +273,9 @@ def _check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> None:
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"guide must draw latents that fit the model: {error}") from error
     sites = model_trace.iter_stochastic_nodes()
-    _check_guide(guide_trace, {name: p for name, p in sites if not site_is_subsample(p)})
+    latents = {name: p for name, p in sites if not site_is_subsample(p)}
+    _check_guide(guide_trace, latents)
+    return set(latents)
 
 
 def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:

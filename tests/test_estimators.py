@@ -293,13 +293,36 @@ def test_fit_takes_every_estimator(estimator, num_particles):
     assert history.nll[-1] < 0.5 * history.nll[0]
 
 
+class Shifted(PyroModule):
+    """Draws one latent by itself, in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = bbb.BayesianLinear(64, 10)
+
+    def forward(self, x):
+        return self.linear(x) + pyro.sample("shift", dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize(("network", "vectorised"), [(dense, True), (Shifted, False)])
+def test_particles_are_vectorised_where_all_latents_are_declared(network, vectorised):
+    x, y = digits()
+    model = bbb.BayesianModel(network(), bbb.likelihoods.Categorical(), 128)
+    seen = []
+    model.network.register_forward_hook(lambda *_: seen.append(None))
+    guide = bbb.AutoSoftplusNormal(model)
+    history = bbb.fit(model, guide, (x, y), epochs=2, num_particles=3, progress=False)
+    assert len(history) == 2
+    runs_before = 3  # two checks of fit, and the guide's search for latents
+    assert len(seen) == runs_before + 2 * (1 if vectorised else 3)
+
+
 @pytest.mark.parametrize("loss", ["trace", "mean_field"])
 def test_vectorised_particles_average_as_a_loop_does(loss):
     """Means over 100 steps of 4 particles at fixed parameters, against 400 of one."""
     x, y = digits()
     model, guide = make(bbb.BayesianMLP([64, 5, 10], prior=dist.Normal(0.0, 1.0)), init_rho=-1.0)
     elbo = bbb.objectives.recorded_elbo(loss, 4, vectorize=True)
-    assert elbo.vectorize_particles
     parts = []
     for _ in range(100):
         with torch.no_grad():
