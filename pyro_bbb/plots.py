@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
@@ -114,8 +114,7 @@ def weight_scales(
     """
     names = _weight_sites(guide) if sites is None else list(sites)
     scales = {name: _numpy(guide.scale(name)) for name in names}
-    _ridges(ax, {name: np.log10(scale[scale > 0]) for name, scale in scales.items()})
-    ax.xaxis.set_major_formatter(lambda power, _: f"{10**power:.2g}")
+    _ridges(ax, {name: scale[scale > 0] for name, scale in scales.items()}, log=True)
     ax.set_xlabel("posterior standard deviation of a weight")
     return ax
 
@@ -222,8 +221,8 @@ def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
     ax.bar(where, _numpy(share), color=SKY, label=f"votes of {len(draws)} networks")
     mean = _numpy(prediction.probs[index])
     ax.plot(where, mean, "D", color=VERMILLION, markersize=4, label="mean probability")
-    ax.set(xticks=where, xlabel="class", ylim=(0.0, 1.0))
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xticks=where, xlabel="class", ylim=(0.0, 1.05))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return ax
 
 
@@ -285,8 +284,8 @@ def pruning_curve(
     ax.plot(fractions, accuracies, "o-", color=BLUE, markersize=4, label="this network")
     if reference is not None:
         ax.legend(loc="lower left")
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set(xlabel="weights removed, lowest signal-to-noise first", ylabel="accuracy")
     ax.set_ylim(0.0, 1.0)
     return ax
@@ -312,7 +311,7 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
     ax.set(xlabel="signal-to-noise ratio |mean|/sd (dB)", ylabel="density (1/dB)")
     share = ax.twinx()
     share.plot(decibel, np.arange(1, len(decibel) + 1) / len(decibel), color=VERMILLION)
-    share.yaxis.set_major_formatter(PercentFormatter(1.0))
+    share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     share.set(ylabel="weights below", ylim=(0.0, 1.0))
     share.spines["right"].set_visible(True)
     share.yaxis.label.set_color(VERMILLION)
@@ -345,8 +344,8 @@ def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
     ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
     ax.vlines(x, centre - half, centre + half, color=SKY, linewidth=4, alpha=0.6)
     ax.plot(x, accuracy, "o-", color=BLUE, markersize=4)
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
     return ax
 
@@ -372,7 +371,7 @@ def entropy_histogram(
         weights = np.full(len(v), 1 / len(v))
         ax.hist(v, bins=list(edges), weights=weights, color=colour, alpha=0.25)
         ax.hist(v, bins=list(edges), weights=weights, color=colour, histtype="step", label=name)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set(xlabel="predictive entropy (nats)", ylabel="share of inputs")
     ax.legend()
     return ax
@@ -395,9 +394,16 @@ def _weight_sites(guide: AutoSoftplusNormal) -> list[str]:
     return [name for name in guide.site_names if guide.loc(name).ndim >= 2]
 
 
-def _ridges(ax: Axes, rows: Mapping[str, Array]) -> None:
+def _ridges(ax: Axes, rows: Mapping[str, Array], *, log: bool = False) -> None:
     """Histograms of log counts one above the other, on common bins, all of one height."""
-    edges = np.histogram_bin_edges(np.concatenate([v.ravel() for v in rows.values()]), bins=100)
+    values = np.concatenate([v.ravel() for v in rows.values()])
+    edges = np.histogram_bin_edges(np.log10(values) if log else values, bins=100)
+    if log:
+        edges = 10**edges
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     names = list(reversed(list(rows)))
     for row, (name, colour) in enumerate(zip(names, cycle(CYCLE), strict=False)):
         height = np.log1p(np.histogram(rows[name], bins=edges)[0])

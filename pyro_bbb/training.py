@@ -153,8 +153,9 @@ def fit(
                     _step(svi, elbo, history, args, lr * factor(min(1.0, share / epochs)))
                     bar.update()
                 history.close_epoch(len(history.steps) - before, time.perf_counter() - started)
-                bar.set_description(f"epoch {epoch + 1}/{epochs}")
-                bar.set_postfix(neg_elbo=f"{history.loss[-1]:.4g}", nll=f"{history.nll[-1]:.4g}")
+                bar.set_description(f"epoch {epoch + 1}/{epochs}", refresh=False)
+                shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}
+                bar.set_postfix(shown, refresh=False)
                 state = EpochEnd(epoch, model, guide, history)
                 if any([callback(state) for callback in callbacks]):
                     break

@@ -1,0 +1,183 @@
+"""What every experiment shares: a folder of results, a table, a report that one file holds.
+
+A run writes into its folder ``config.json`` at the start, pictures as PNG files, ``metrics.json``
+at the end, and ``report.html``, which needs no other file and no network.
+"""
+
+import base64
+import dataclasses
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+HERE = Path(__file__).parent
+PACKAGES = ("pyro-bbb", "pyro-ppl", "torch", "torchvision", "numpy", "scikit-learn", "matplotlib")
+Data: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a row of headings; the first column is the rows' names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        """Aligned Markdown, which a terminal shows as well."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+        names, *others = widths
+        text = [
+            _line([first.ljust(names), *map(str.rjust, rest, others)]) for first, *rest in lines
+        ]
+        rule = _line(["-" * names, *("-" * (width - 1) + ":" for width in others)])
+        return "\n".join([text[0], rule, *text[1:]])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file and what it shows."""
+
+    path: Path
+    caption: str
+
+    @property
+    def data(self) -> str:
+        """The file as base64 text."""
+        return base64.b64encode(self.path.read_bytes()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a report: a heading, what it says, tables and pictures."""
+
+    heading: str
+    text: str
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+
+
+@dataclass
+class Run:
+    """One run of an experiment and the folder it writes to."""
+
+    config: "DataclassInstance"
+    folder: Path
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        """Make the folder and record the configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write("config.json", dataclasses.asdict(self.config))
+
+    def picture(self, figure: Figure, name: str, caption: str) -> Picture:
+        """Save a figure as ``name.png`` and close it."""
+        path = self.folder / f"{name}.png"
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+        return Picture(path, caption)
+
+    def finish(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Write ``metrics.json``: the figures, and where, when and with what they were made."""
+        record = metrics | {
+            "seed": getattr(self.config, "seed", None),
+            "seconds": round(time.perf_counter() - self.started, 1),
+            "commit": commit(),
+            "python": platform.python_version(),
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+        }
+        self._write("metrics.json", record)
+        return record
+
+    def report(
+        self, title: str, summary: str, sections: Sequence[Section], record: dict[str, Any]
+    ) -> Path:
+        """Write ``report.html``; ``record`` is what `finish` returned."""
+        jinja = Environment(
+            loader=FileSystemLoader(HERE),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+        )
+        html = jinja.get_template("_report.html").render(
+            title=title,
+            summary=summary,
+            sections=sections,
+            record=record,
+            config=dataclasses.asdict(self.config),
+        )
+        path = self.folder / "report.html"
+        path.write_text(html, encoding="utf-8")
+        return path
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=2, default=str, allow_nan=False)
+        (self.folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def digits() -> tuple[Data, Data]:
+    """Scikit-learn's 1,797 digits: pixels ``[n, 64]`` in [0, 1] and labels ``[n]``, split for good.
+
+    Returns:
+        1,347 for training and choosing, 450 for the test alone; every class in proportion. All
+        experiments split here, so that what one tests on no other one has chosen by.
+    """
+    x, y = load_digits(return_X_y=True)
+    x = x.astype(np.float32) / 16
+    return stratified(torch.from_numpy(x), torch.from_numpy(y), 0.25)
+
+
+def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Data, Data]:
+    """Random split that puts ``fraction`` of every class into the second part."""
+    places = np.arange(len(y))
+    parts = train_test_split(places, test_size=fraction, stratify=y, random_state=seed)
+    first, second = ((x[part], y[part]) for part in parts)
+    return first, second
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide the figures, those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The source's git commit, ending in ``+`` if files were changed since; None outside git."""
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", *words], cwd=HERE, capture_output=True, text=True, check=True
+            ).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.strip() + ("+" if changes.strip() else "")

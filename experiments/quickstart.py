@@ -1,0 +1,415 @@
+"""Real handwritten digits and a noisy sine: what a Bayesian neural network knows, and knows not.
+
+    python experiments/quickstart.py
+
+1. A Bayesian network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by Bayes
+   by Backprop. Printed: accuracy, NLL and ECE of single sampled networks, of the network of mean
+   weights and of the ensemble; how well uncertainty tells digits from inputs that are none (patches
+   of photographs, digits with shuffled pixels, noise); how many of each the network refuses.
+2. A small network learns 10 sin(2 pi x) from 32 noisy points and is asked far outside them: the
+   experiment of https://krasserm.github.io/2019/03/14/bayesian-neural-networks/, with its prior,
+   spread of initial means, learning rate at the start and number of steps.
+
+A quarter of the digits is the test set, kept for the end. A tenth of the rest is never trained on:
+the refusal threshold comes from it. Width, epochs, learning rate and initial scale were compared on
+three such splits of the training part: a few dozen settings, scored by accuracy, NLL, ECE and by
+how well they tell validation digits from patches of the photograph china.jpg, shuffled digits and
+noise (the test uses flower.jpg). Longer training or a wider start detects more and is less
+confident on digits than it could be; the settings here give up little of either.
+
+Pictures, ``report.html`` and every printed number (``metrics.json``) go to the folder ``--output``.
+Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import tyro
+from _common import Picture, Run, Section, Table, digits, stratified
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+from tqdm import tqdm
+
+import pyro_bbb as bbb
+from pyro_bbb import metrics, plots
+
+Scores: TypeAlias = dict[str, dict[str, float]]
+Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
+
+DIGITS = "test digits"
+PHOTOGRAPHS = "photograph patches"
+FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    epochs: int = 100
+    """Passes over the digits."""
+    hidden: int = 200
+    """Units in each of the two hidden layers of the digit classifier."""
+    lr: float = 3e-3
+    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    init_rho: float = -4.0
+    """Where the weights' standard deviations softplus(rho) start."""
+    samples: int = 100
+    """Networks drawn from the posterior for each prediction on digits."""
+    answered: float = 0.95
+    """Share of validation digits that the refusal threshold lets through."""
+    regression_epochs: int = 1500
+    """Full-batch steps on the sine."""
+    regression_samples: int = 500
+    """Networks drawn from the posterior of the sine."""
+    seed: int = 0
+    """Seed of initial values, minibatches and posterior draws. The split of the digits is fixed."""
+    threads: int = 1
+    """Processor threads. For networks this small more do not help, and on a busy machine harm."""
+    output: Path = Path("results/quickstart")
+    """Folder for results."""
+    smoke: bool = False
+    """Run everything for a few steps only, to see that it works."""
+
+
+def foreign_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
+    """Inputs that are no digits, each kind ``[n, 64]`` in [0, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(x.shape, generator=generator).argsort(-1)
+    return {
+        PHOTOGRAPHS: photograph_patches(),
+        "shuffled digits": x.gather(-1, order),
+        "uniform noise": torch.rand(x.shape, generator=generator),
+    }
+
+
+def photograph_patches(name: str = "flower.jpg") -> Tensor:
+    """The 32x32 patches of a photograph bundled with scikit-learn, grey, 8x8, each in [0, 1]."""
+    grey = torch.from_numpy(load_sample_image(name).mean(-1)).float()  # [427, 640]
+    small = torch.nn.functional.avg_pool2d(grey[None], 4)[0]
+    patches = small.unfold(0, 8, 8).unfold(1, 8, 8).reshape(-1, 64)
+    low, high = patches.amin(-1, keepdim=True), patches.amax(-1, keepdim=True)
+    return (patches - low) / (high - low)
+
+
+def score(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Accuracy and ECE in [0, 1], NLL in nats per digit."""
+    return {
+        "accuracy": metrics.accuracy(probs, y),
+        "nll": metrics.nll(probs, y),
+        "ece": metrics.ece(probs, y),
+    }
+
+
+def compare_networks(
+    ensemble: bbb.ClassificationPrediction, mean: bbb.ClassificationPrediction, y: Tensor
+) -> Scores:
+    """Sampled networks one by one (mean and sd), the network of mean weights, the ensemble."""
+    singles = [score(probs, y) for probs in ensemble.sample_probs]
+    columns = {key: np.array([single[key] for single in singles]) for key in singles[0]}
+    return {
+        "sampled": {key: float(column.mean()) for key, column in columns.items()},
+        "sampled_sd": {key: float(column.std(ddof=1)) for key, column in columns.items()},
+        "mean_network": score(mean.probs, y),
+        "ensemble": score(ensemble.probs, y),
+    }
+
+
+def detect_foreign(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
+    """For each kind of input the share refused and the AUROC against the test digits.
+
+    Three measures of uncertainty compete: the entropy of the ensemble, its epistemic part, and the
+    entropy of the mean network, which knows nothing of the weights' uncertainty.
+    """
+    inside, plain = ensembles[DIGITS], means[DIGITS]
+    return {
+        kind: {
+            "inputs": len(foreign.probs),
+            "auroc_entropy": metrics.auroc(foreign.entropy, inside.entropy),
+            "auroc_epistemic": metrics.auroc(foreign.epistemic, inside.epistemic),
+            "auroc_mean_network": metrics.auroc(means[kind].entropy, plain.entropy),
+            "refused": float(foreign.refuse(threshold).double().mean()),
+        }
+        for kind, foreign in ensembles.items()
+    }
+
+
+def prune_and_score(
+    model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, x: Tensor, y: Tensor
+) -> list[float]:
+    """Accuracy of the mean network when the least certain weights are removed, by `FRACTIONS`."""
+    accuracies = []
+    for fraction in tqdm(FRACTIONS, desc="pruning"):
+        pruned = bbb.prune(guide, fraction=fraction)
+        accuracies.append(metrics.accuracy(bbb.predict_mean(model, pruned, x).probs, y))
+    return accuracies
+
+
+def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section]]:
+    """Train the classifier; look at its answers on digits and on foreign inputs."""
+    train_part, (x, y) = digits()
+    train, valid = stratified(*train_part, 0.1)
+    network = bbb.BayesianMLP([64, config.hidden, config.hidden, 10])
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train[0]))
+    guide = bbb.AutoSoftplusNormal(model, init_rho=config.init_rho)
+    epochs, lr, seed = config.epochs, config.lr, config.seed
+    history = bbb.fit(model, guide, train, epochs=epochs, lr=lr, seed=seed)
+
+    def ask(x: Tensor) -> bbb.ClassificationPrediction:
+        return bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
+
+    threshold = float(ask(valid[0]).confidence.quantile(1 - config.answered))
+    inputs = {DIGITS: x, **foreign_inputs(x, seed)}
+    ensembles = {kind: ask(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
+    means = {kind: bbb.predict_mean(model, guide, each) for kind, each in inputs.items()}
+
+    networks = compare_networks(ensembles[DIGITS], means[DIGITS], y)
+    detection = detect_foreign(ensembles, means, threshold)
+    answered = ~ensembles[DIGITS].refuse(threshold)
+    pruning = prune_and_score(model, guide, x, y)
+    results = {
+        "test_digits": networks,
+        "threshold": threshold,
+        "accuracy_where_answered": metrics.accuracy(ensembles[DIGITS].probs[answered], y[answered]),
+        "detection": detection,
+        "pruning": dict(zip(map(str, FRACTIONS), pruning, strict=True)),
+    }
+    sections = [
+        Section(
+            "Digits: sampled networks, mean network, ensemble",
+            f"The ensemble averages the class probabilities of {config.samples} networks drawn "
+            "from the posterior; the mean network has every weight at its posterior mean. NLL is "
+            "the mean negative log-probability of the true class, ECE the gap between confidence "
+            "and accuracy.",
+            tables=[networks_table(networks, config.samples)],
+            pictures=[
+                draw_loss(run, history),
+            ],
+        ),
+        Section(
+            "Inputs that are no digits",
+            f"The network refuses where no class has a probability above {threshold:.2f}, a value "
+            f"that {config.answered:.0%} of the validation digits exceed. Of the test digits that "
+            f"it answers, {results['accuracy_where_answered']:.1%} are right. "
+            "AUROC is the probability that a foreign input is less certain than a test digit, by "
+            "three measures of uncertainty: 50 % is a coin toss.",
+            tables=[detection_table(detection)],
+            pictures=[*draw_votes(run, inputs, ensembles, y), draw_entropies(run, ensembles)],
+        ),
+        Section(
+            "Weights and pruning",
+            "For the pruning curve all weights and biases are ranked together by |mean| / standard "
+            "deviation and the lowest set to exactly zero, with no training afterwards.",
+            pictures=[*draw_weights(run, guide), draw_pruning(run, pruning)],
+        ),
+    ]
+    return results, sections
+
+
+def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
+    """Fit the sine where there are data; compare the uncertainty there and elsewhere."""
+    generator = torch.Generator().manual_seed(config.seed)
+    x_data = torch.linspace(-0.5, 0.5, 32)[:, None]
+    y_data = sine(x_data) + torch.randn(x_data.shape, generator=generator)
+    prior = bbb.ScaleMixtureNormal(pi=0.5, sigma1=1.5, sigma2=0.1)
+    network = bbb.BayesianMLP([1, 20, 20, 1], prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(scale=1.0), num_data=len(x_data))
+    start = prior.stddev  # the source's: means spread like the prior
+    guide = bbb.AutoSoftplusNormal(
+        model, init_loc=lambda site: start * torch.randn(site["value"].shape)
+    )
+    epochs, draws, seed = config.regression_epochs, config.regression_samples, config.seed
+    bbb.fit(model, guide, (x_data, y_data), epochs=epochs, batch_size=32, lr=0.08, seed=seed)
+
+    x = torch.linspace(-1.5, 1.5, 1000)[:, None]
+    prediction = bbb.predict(model, guide, x, num_samples=draws, seed=seed)
+    inside = (x.abs() <= 0.5).flatten()
+    epistemic = prediction.epistemic_std
+    results = {
+        "rmse_to_truth_on_data_range": metrics.rmse(prediction.mean[inside], sine(x[inside])),
+        "epistemic_sd_on_data_range": float(epistemic[inside].mean()),
+        "epistemic_sd_beyond": float(epistemic[~inside].mean()),
+        "noise_sd": 1.0,
+    }
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.regression_band(ax, x, prediction, data=(x_data, y_data), truth=sine(x))
+        ratio = results["epistemic_sd_beyond"] / results["epistemic_sd_on_data_range"]
+        ax.set_title(f"{ratio:.1f} times as uncertain beyond the data")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    caption = (
+        f"Mean and 2 sd bands of {draws} networks trained on 32 points. The dark band is what more "
+        "data could remove (epistemic), the light one adds the noise of sd 1 (total)."
+    )
+    section = Section(
+        "A sine, and where it has not been seen",
+        "The bands must hug the truth on [-0.5, 0.5], where the data are, and open beyond: the "
+        "network cannot know that the wave goes on, and should say so.",
+        tables=[sine_table(results)],
+        pictures=[run.picture(figure, "regression_band", caption)],
+    )
+    return results, section
+
+
+def sine(x: Tensor) -> Tensor:
+    """The truth without its noise."""
+    return 10 * torch.sin(2 * math.pi * x)
+
+
+def networks_table(networks: Scores, samples: int) -> Table:
+    """The three ways to use one posterior."""
+    rows = [
+        (f"{samples} sampled networks, mean", networks["sampled"]),
+        ("standard deviation of these", networks["sampled_sd"]),
+        ("mean network", networks["mean_network"]),
+        (f"ensemble of {samples}", networks["ensemble"]),
+    ]
+    columns = ("on the test digits", "accuracy (%)", "NLL (nats)", "ECE (%)")
+    cells = [
+        (name, f"{100 * s['accuracy']:.2f}", f"{s['nll']:.3f}", f"{100 * s['ece']:.2f}")
+        for name, s in rows
+    ]
+    return Table(columns, cells)
+
+
+def detection_table(detection: Scores) -> Table:
+    """AUROC and refusals by kind of input; the digits against themselves have no AUROC."""
+    aurocs = ("auroc_entropy", "auroc_epistemic", "auroc_mean_network")
+    cells = [
+        (
+            f"{s['inputs']} {kind}",
+            f"{100 * s['refused']:.1f}",
+            *(("–" if kind == DIGITS else f"{100 * s[key]:.1f}") for key in aurocs),
+        )
+        for kind, s in detection.items()
+    ]
+    columns = (
+        "kind of input",
+        "refused (%)",
+        "AUROC (%): entropy",
+        "epistemic",
+        "mean network",
+    )
+    return Table(columns, cells)
+
+
+def sine_table(results: dict[str, float]) -> Table:
+    """Uncertainty on the data's range and beyond it, in units of y."""
+    rows = [
+        ("epistemic sd on the data's range", results["epistemic_sd_on_data_range"]),
+        ("epistemic sd beyond it", results["epistemic_sd_beyond"]),
+        ("sd of the noise (known)", results["noise_sd"]),
+        ("error of the mean on the data's range (RMSE)", results["rmse_to_truth_on_data_range"]),
+    ]
+    return Table(("sine regression", "value"), [(name, f"{value:.2f}") for name, value in rows])
+
+
+def draw_loss(run: Run, history: bbb.History) -> Picture:
+    """Both costs over the epochs."""
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.loss_parts(ax, history).set_title("The loss and its two parts")
+    caption = (
+        "Complexity cost: divergence of the posterior from the prior. Data cost: negative "
+        "log-likelihood of all training digits."
+    )
+    return run.picture(figure, "loss_parts", caption)
+
+
+def draw_weights(run: Run, guide: bbb.AutoSoftplusNormal) -> list[Picture]:
+    """Means and scales of the weights by layer."""
+    with plots.style():
+        means, ax = plt.subplots()
+        plots.weight_locs(ax, guide).set_title("Posterior means by layer")
+        scales, ax = plt.subplots()
+        plots.weight_scales(ax, guide).set_title("Posterior standard deviations by layer")
+    return [
+        run.picture(means, "weight_locs", "Where the posterior puts each weight."),
+        run.picture(scales, "weight_scales", "How sure it is of each weight."),
+    ]
+
+
+def draw_entropies(run: Run, ensembles: Predictions) -> Picture:
+    """Predictive entropy of each kind of input."""
+    outside = {kind: p.entropy for kind, p in ensembles.items() if kind != DIGITS}
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.entropy_histogram(ax, ensembles[DIGITS].entropy, outside)
+        ax.set_title("How uncertain the ensemble is")
+    caption = "Predictive entropy; ln 10 = 2.3 nats is a uniform guess among ten classes."
+    return run.picture(figure, "entropy", caption)
+
+
+def draw_votes(
+    run: Run, inputs: dict[str, Tensor], ensembles: Predictions, y: Tensor
+) -> list[Picture]:
+    """Votes on the three surest and unsurest test digits, and on three middling photographs."""
+    order = ensembles[DIGITS].entropy.argsort()
+    middling = ensembles[PHOTOGRAPHS].entropy.argsort()
+    half = len(middling) // 2
+    groups = [
+        ("sure", DIGITS, order[:3], "The three test digits of lowest entropy."),
+        ("unsure", DIGITS, order[-3:], "The three test digits of highest entropy."),
+        (
+            "foreign",
+            PHOTOGRAPHS,
+            middling[half - 1 : half + 2],
+            "Three photograph patches, those of middling entropy.",
+        ),
+    ]
+    pictures = []
+    for name, kind, indices, caption in groups:
+        prediction = ensembles[kind]
+        with plots.style():
+            figure, axes = plt.subplots(3, 2, figsize=(4.8, 5.4), width_ratios=(1, 2))
+            for (left, right), index in zip(axes, indices.tolist(), strict=True):
+                plots.image(left, inputs[kind][index])
+                plots.votes(right, prediction, index)
+                truth = f"a {int(y[index])}; " if kind == DIGITS else ""
+                right.set_title(f"{truth}entropy {float(prediction.entropy[index]):.2f} nats")
+            for ax in axes[:-1, 1]:
+                ax.set_xlabel("")
+            handles = axes[0, 1].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside lower center", ncols=2)
+        pictures.append(run.picture(figure, f"votes_{name}", caption))
+    return pictures
+
+
+def draw_pruning(run: Run, accuracies: list[float]) -> Picture:
+    """The pruning curve and how much can go for one point of accuracy."""
+    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.pruning_curve(ax, FRACTIONS, accuracies)
+        ax.set_title(f"Removing {spared:.0%} costs at most one point")
+    return run.picture(figure, "pruning", "Test accuracy of the mean network.")
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Run both parts, print the tables, write the results; returns what ``metrics.json`` holds."""
+    if config.smoke:
+        config = replace(config, epochs=2, samples=5, regression_epochs=5, regression_samples=5)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)  # for the initial means
+    run = Run(config, config.output)
+    classifier, sections = learn_digits(config, run)
+    wave, section = learn_sine(config, run)
+    sections.append(section)
+    record = run.finish({"digits": classifier, "sine": wave})
+    for table in (table for section in sections for table in section.tables):
+        print(f"\n{table}")
+    summary = (
+        "A Bayesian neural network holds a distribution over its weights. Each draw from it is a "
+        "network; where the networks disagree, the data have not settled the answer."
+    )
+    path = run.report("What a Bayesian network knows, and knows not", summary, sections, record)
+    print(f"\n{record['seconds']} s; report: {path}")
+    return record
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
