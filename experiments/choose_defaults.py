@@ -158,8 +158,9 @@ def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
     """Accuracy against out-of-domain detection."""
     with plots.style():
         figure, ax = plt.subplots()
-        for i, (variant, s) in enumerate(results.items()):
-            ax.plot(100 * s["auroc"], s["nll"], "o" if i else "*", ms=7 if i else 13, label=variant)
+        for marker, (variant, s) in zip("*osD^vPXh", results.items(), strict=True):
+            size = 13 if marker == "*" else 7
+            ax.plot(100 * s["auroc"], s["nll"], marker, ms=size, label=variant)
         ax.set_xlabel("out-of-domain AUROC (%)")
         ax.set_ylabel("validation NLL (nats)")
         ax.set_title(f"{name}: what each default trades")

@@ -1,8 +1,13 @@
 """What every test starts from: one seed, an empty parameter store, float32."""
 
+import os
+from pathlib import Path
+
 import pyro
 import pytest
 import torch
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,12 @@ def fresh_state():
     yield
     torch.set_default_dtype(dtype)
     pyro.clear_param_store()
+
+
+@pytest.fixture
+def real_root():
+    """Folder of the real MNIST and Fashion-MNIST; tests of them are skipped where there is none."""
+    root = Path(os.environ.get("PYRO_BBB_DATA") or BESIDE)
+    if not (root / "MNIST").is_dir():
+        pytest.skip("PYRO_BBB_DATA names no folder with MNIST")
+    return root

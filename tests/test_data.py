@@ -145,12 +145,8 @@ def test_two_downloads_at_once_agree(downloads):
 
 # --- image sets, real ---
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
-REAL_ROOT = Path(os.environ.get("PYRO_BBB_DATA") or BESIDE)
-
 
 @pytest.mark.data
-@pytest.mark.skipif(not (REAL_ROOT / "MNIST").is_dir(), reason="PYRO_BBB_DATA has no MNIST")
 @pytest.mark.parametrize(
     ("name", "train", "n", "mean", "std", "first_labels"),
     [
@@ -160,8 +156,8 @@ REAL_ROOT = Path(os.environ.get("PYRO_BBB_DATA") or BESIDE)
         ("fashion_mnist", False, 10_000, 0.2868, 0.3524, [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     ],
 )
-def test_the_real_sets_have_their_known_moments(name, train, n, mean, std, first_labels):
-    images, labels = load_images(name, root=REAL_ROOT, train=train)
+def test_the_real_sets_have_their_known_moments(name, train, n, mean, std, first_labels, real_root):
+    images, labels = load_images(name, root=real_root, train=train)
     assert images.shape == (n, 1, 28, 28)
     assert float(images.mean()) == pytest.approx(mean, abs=5e-5)
     assert float(images.std()) == pytest.approx(std, abs=5e-5)
