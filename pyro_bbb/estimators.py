@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pyro.distributions import Delta
+from pyro.distributions import Delta, TorchDistribution
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
@@ -50,6 +50,7 @@ _WEIGHTED: tuple[Any, ...] = (  # operations on (input, weight, bias, ...)
     F.conv_transpose3d,
 )
 _PRODUCTS: tuple[Any, ...] = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+_ONE_DRAW = "one draw serves the whole minibatch there"
 _SHARED: tuple[Any, ...] = (  # operations that can only take one weight for all examples
     F.embedding,
     F.bilinear,
@@ -98,14 +99,22 @@ class _Posterior:
 
     def seen_as(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and scale of a weight that is the draw, or a view of a part of it."""
-        if weight.shape == self.value.shape and weight.stride() == self.value.stride():
-            return self.loc, self.scale
-        offset = weight.storage_offset() - self.value.storage_offset()
+        value = self.value
+        if weight.shape == value.shape and weight.stride() == value.stride():
+            return self.loc.expand_as(value), self.scale.expand_as(value)
+        offset = weight.storage_offset() - value.storage_offset()
         layout = weight.shape, weight.stride(), offset
-        return self.loc.as_strided(*layout), self.scale.as_strided(*layout)
+        loc, scale = (_laid_out(x, value) for x in (self.loc, self.scale))
+        return loc.as_strided(*layout), scale.as_strided(*layout)
 
     def sign(self, role: str, weight: Tensor, like: Tensor, channel: int) -> Tensor:
-        """Random signs per example and channel, the same at every use of this weight's draw."""
+        """Random signs per example and channel, the same at every use of this weight's draw.
+
+        What a matrix takes in, its transpose puts out.
+        """
+        turned = channel == -1 and weight.dim() == 2 and weight.stride(0) < weight.stride(1)
+        if turned:
+            role = {"in": "out", "out": "in"}[role]
         shape = [1] * like.dim()
         shape[0], shape[channel] = like.shape[0], like.shape[channel]
         key = (role, weight.storage_offset(), *shape)
@@ -120,13 +129,15 @@ class _Drawn(Messenger):
     def __init__(self) -> None:
         super().__init__()
         self._fresh: str | None = None
+        self._fn: Any = None
 
     def _pyro_sample(self, msg: Any) -> None:
         drawn = msg["value"] is None and not msg["is_observed"]
         self._fresh = msg["name"] if drawn else None
+        self._fn = msg["fn"]  # as drawn from; other handlers may replace it later
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if self._fresh == msg["name"] and not isinstance(_base(msg["fn"]), Delta):
+        if self._fresh == msg["name"] and not isinstance(_base(self._fn), Delta):
             self._drawn(msg)
 
     def _drawn(self, msg: Any) -> None:
@@ -140,6 +151,7 @@ class _Draws(_Drawn):
         super().__init__()
         self.posteriors: dict[str, _Posterior] = {}
         self.warned: set[Any] = set()
+        self.rows: set[int] = set()  # first dimensions that met a weight since the last observation
 
     def find(self, weight: Any) -> _Posterior | None:
         """The posterior of a tensor, if it is a remembered draw or a view of one."""
@@ -153,22 +165,54 @@ class _Draws(_Drawn):
         """Says, once per context, where a draw is shared after all."""
         if key not in self.warned:
             self.warned.add(key)
-            warnings.warn(f"{what}; one draw serves the whole minibatch there", stacklevel=3)
+            warnings.warn(what, stacklevel=3)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        super()._pyro_post_sample(msg)
+        if msg["is_observed"] and msg["fn"].batch_shape:
+            if self.rows - {msg["fn"].batch_shape[-1]}:
+                self.warn(
+                    "rows",
+                    "an operation's first dimension is not that of the observations, "
+                    "so its noise is not that of one weight per example",
+                )
+            self.rows.clear()
 
     def _drawn(self, msg: Any) -> None:
-        base, value = _base(msg["fn"]), msg["value"]
+        base, value = _base(self._fn), msg["value"]
         if isinstance(base, Normal):
+            self.rows.clear()  # another pass begins
             self.posteriors[msg["name"]] = _Posterior(value, base.loc, base.scale)
         elif value.numel() > 1 and value.requires_grad:
-            self.warn(msg["name"], f"guide site {msg['name']!r} is no elementwise Normal")
+            self.warn(
+                msg["name"], f"guide site {msg['name']!r} is no elementwise Normal, {_ONE_DRAW}"
+            )
 
 
 class _Detached(_Drawn):
     """Scores draws under their distribution with its parameters held fixed."""
 
     def _drawn(self, msg: Any) -> None:
-        if isinstance(msg["fn"], Distribution):
-            msg["fn"] = map_tensors(msg["fn"], Tensor.detach)
+        if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
+            msg["fn"] = _Held(map_tensors(msg["fn"], Tensor.detach))
+
+
+class _Held(TorchDistribution):
+    """A distribution by its log-density alone: a KL in closed form would have no gradient."""
+
+    has_rsample = True
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.held.support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_prob: Tensor = self.held.log_prob(value)
+        return log_prob
 
 
 class _Perturb(TorchFunctionMode):
@@ -185,7 +229,7 @@ class _Perturb(TorchFunctionMode):
         if func in _PRODUCTS and len(args) == 2 and not kwargs:
             return self._product(func, *args)
         if func in _SHARED and any(self.draws.find(x) for x in tree_leaves((args, kwargs))):
-            self.draws.warn(func, f"{func.__name__} cannot perturb each example")
+            self.draws.warn(func, f"{func.__name__} cannot perturb each example, {_ONE_DRAW}")
         return func(*args, **kwargs)
 
     def _weighted(
@@ -198,6 +242,8 @@ class _Perturb(TorchFunctionMode):
         **options: Any,
     ) -> Tensor:
         posterior = self.draws.find(weight)
+        if posterior is None and self.draws.posteriors and _address(weight) is None:
+            raise RuntimeError("weights cannot be batched by vmap where each example is perturbed")
         if posterior is None:
             return func(input, weight, bias, *args, **options)
 
@@ -207,6 +253,8 @@ class _Perturb(TorchFunctionMode):
         channel = -1 if func is F.linear else 1
         unbatched = input.dim() == (1 if func is F.linear else weight.dim() - 1)
         x = input.unsqueeze(0) if unbatched else input
+        if not unbatched:
+            self.draws.rows.add(x.shape[0])
         outputs = self.perturb(self.draws, posterior, operation, x, weight, bias, channel)
         return outputs.squeeze(0) if unbatched else outputs
 
@@ -214,9 +262,8 @@ class _Perturb(TorchFunctionMode):
         if right.dim() == 2 and self.draws.find(right):
             return self._weighted(F.linear, left, right.t())
         if self.draws.find(left):
-            self.draws.warn(
-                func, "a product with the weight on the left cannot perturb each example"
-            )
+            what = "a product with the weight on the left cannot perturb each example"
+            self.draws.warn(func, f"{what}, {_ONE_DRAW}")
         return func(left, right)
 
 
@@ -271,6 +318,13 @@ def _per_example(perturb: Perturbation) -> Iterator[None]:
     draws = _Draws()
     with draws, _Perturb(draws, perturb):
         yield
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the strides of ``like`` from the start of its own memory."""
+    if x.stride() == like.stride() and x.storage_offset() == 0:
+        return x
+    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _base(distribution: Any) -> Any:

@@ -17,6 +17,7 @@ from pyro_bbb._pyro import (
     draw_all,
     evaluating,
     name_parts,
+    one_by_one,
     over_draws,
     own_param,
     own_store,
@@ -118,7 +119,10 @@ class BayesianModel(PyroModule):
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
-        arguments = over_draws(partial(self._with_latents, x), draws)
+        parts = self.modules() if self.training else ()
+        tracked = any(getattr(part, "running_mean", None) is not None for part in parts)
+        run = one_by_one if tracked else over_draws  # a failed attempt would count a batch twice
+        arguments = run(partial(self._with_latents, x), draws)
         return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
 
     def _with_latents(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 
@@ -169,7 +170,19 @@ class RecordedTraceELBO(_Recorded, Trace_ELBO):
     """`Trace_ELBO` that keeps the parts of its loss."""
 
 
-class RecordedTraceMeanFieldELBO(_Recorded, TraceMeanField_ELBO):
+class _WholeMeanField(TraceMeanField_ELBO):
+    """With the log-density of a guide's Deltas, which Pyro's KL of a Delta leaves out."""
+
+    def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
+        loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)
+        for site in _sites(guide_trace):
+            if isinstance(site["fn"], Delta) and site["name"] in model_trace:
+                loss = loss + torch_item(site["log_prob_sum"])
+                surrogate = surrogate + site["log_prob_sum"]
+        return loss, surrogate
+
+
+class RecordedTraceMeanFieldELBO(_Recorded, _WholeMeanField):
     """`TraceMeanField_ELBO` (closed-form KL where registered) that keeps the parts of its loss."""
 
     closed_form = True

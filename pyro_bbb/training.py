@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import pyro
@@ -137,7 +138,7 @@ def fit(
     recorded_elbo(loss, num_particles)  # its errors before the work on data
     history, callbacks = History(), tuple(callbacks)
     with seeded(seed), own_store(model, guide):
-        batches = _Batches(data, batch_size, model.num_data, _place(model, guide, device))
+        batches = _Batches(data, batch_size, model, _place(model, guide, device))
         weighed = _weighed(guide)
         latents = _check_fit(model, weighed, *batches.examples())
         vectorize = isinstance(guide, AutoGuide) and latents <= declared_names(model)
@@ -189,9 +190,12 @@ def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...],
 class _Batches:
     """Minibatches from whatever ``data`` is, checked and on the device."""
 
-    def __init__(self, data: Data, batch_size: int, num_data: int, device: torch.device) -> None:
+    def __init__(
+        self, data: Data, batch_size: int, model: BayesianModel, device: torch.device
+    ) -> None:
         self.source: Minibatches | DataLoader[Any]
-        self.device = device
+        self.model, self.device = model, device
+        self._begun: Iterator[tuple[Tensor, Tensor]] | None = None
         if isinstance(data, DataLoader):
             self.source = data
             found = _length(data.dataset)
@@ -200,10 +204,11 @@ class _Batches:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
             self.source = Minibatches(x, y, batch_size, generator=generator)
             found = len(x)
-        if found not in (None, num_data):
-            raise ValueError(f"num_data of the model is {num_data}, but data has {found} examples")
+        expected = model.num_data
+        if found not in (None, expected):
+            raise ValueError(f"num_data of the model is {expected}, but data has {found} examples")
         per_batch = self.source.batch_size or 1
-        self._length = _length(self.source) or math.ceil(num_data / per_batch)
+        self._length = _length(self.source) or math.ceil(expected / per_batch)
 
     def __len__(self) -> int:
         return self._length
@@ -211,13 +216,23 @@ class _Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(self.source, Minibatches):
             return iter(self.source)
-        return (as_tensors(batch, device=self.device) for batch in self.source)
+        begun, self._begun = self._begun, None
+        return begun or map(self._read, self.source)
 
     def examples(self) -> tuple[Tensor, Tensor]:
-        """Examples to check: all of the data in memory, or a loader's first batch."""
+        """Examples to check: all of the data in memory, or the batch that a loader begins with."""
         if isinstance(self.source, Minibatches):
+            self.model.check(self.source.x, self.source.y)
             return self.source.x, self.source.y
-        return as_tensors(next(iter(self.source)), device=self.device)
+        batches = map(self._read, self.source)
+        first = next(batches)
+        self._begun = chain([first], batches)  # a stream cannot be read twice
+        return first
+
+    def _read(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = as_tensors(batch, device=self.device)
+        self.model.check(x, y)
+        return x, y
 
 
 def _length(sized: Any) -> int | None:
@@ -264,7 +279,6 @@ def _check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> set[st
     Returns:
         Names of the model's latents.
     """
-    model.check(x, y)
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):
         guide_trace = poutine.trace(guide).get_trace(*args)
@@ -303,13 +317,6 @@ def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
 def _make_optim(
     model: BayesianModel, guide: Any, optimizer: Optimizer | None, lr: float
 ) -> PyroOptim:
-    if isinstance(optimizer, PyroOptim):
-        return optimizer
-    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
-        raise TypeError(
-            "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
-            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
-        )
     named: dict[nn.Parameter, str] = {}
     for part in (guide, model):
         if isinstance(part, nn.Module):
@@ -317,6 +324,13 @@ def _make_optim(
                 parameter.grad = None  # one left over from elsewhere is not of this objective
                 if parameter.requires_grad:
                     named.setdefault(parameter, name)
+    if isinstance(optimizer, PyroOptim):
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
+        raise TypeError(
+            "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
+            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
+        )
     parameters = {name: parameter for parameter, name in named.items()}
     constructor = optimizer or partial(torch.optim.Adam, fused=True)
     return JointOptim(constructor, {"lr": lr}, parameters=parameters)

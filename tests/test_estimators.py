@@ -18,7 +18,12 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.distributions import SoftplusNormal
-from pyro_bbb.estimators import ESTIMATORS, flipout, local_reparameterization
+from pyro_bbb.estimators import (
+    ESTIMATORS,
+    flipout,
+    local_reparameterization,
+    sticking_the_landing,
+)
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
 DRAWS = 2000
@@ -352,3 +357,98 @@ def test_prediction_is_right_inside_a_context(name):
         drawn = Predictive(model, guide=guide, num_samples=5)(x)["obs"]
     assert torch.equal(inside, outside)
     assert drawn.shape == (5, 128)
+
+
+# --- combinations ---
+
+
+def test_contexts_nest_in_either_order():
+    """Sticking the landing around local reparameterisation keeps the likelihood's gradient."""
+    x, norms = torch.randn(50, 3), []
+    orders = [
+        (sticking_the_landing, local_reparameterization),
+        (local_reparameterization, sticking_the_landing),
+    ]
+    for outer, inner in orders:
+        loc = torch.zeros(2, 3, requires_grad=True)
+        with outer(), inner():
+            F.linear(x, sample(loc, torch.zeros(2, 3))).sum().backward()
+        norms.append(loc.grad)
+    assert torch.equal(*norms) and torch.allclose(norms[0], x.sum(0).expand(2, 3), atol=1e-4)
+
+
+def test_sticking_the_landing_keeps_the_gradient_of_the_kl_under_mean_field():
+    """The closed form of a detached posterior would be constant; the sampled KL is not."""
+    x, y = digits()
+    model, guide = make(bbb.BayesianMLP([64, 5, 10]), init_rho=-1.0)
+    elbo = bbb.objectives.recorded_elbo("mean_field", 1)
+    gradients = []
+    with sticking_the_landing():
+        for _ in range(200):
+            guide.zero_grad()
+            elbo.loss_and_grads(model, guide, x, y, 1.0)
+            gradients.append(torch.cat([p.grad.flatten() for p in guide.rhos.parameters()]))
+    mean = torch.stack(gradients).mean(0)
+    assert mean.mean() < -0.1  # of KL[N(0, .31^2) || N(0, 1)] by rho: about -0.7 for each weight
+
+
+def test_a_matrix_and_its_transpose_are_one_weight_in_flipout():
+    """Mean of x W'W for W ~ N(0, 1) of 4 rows is 4 x; with signs of their own it would be 0."""
+    x, loc, rho = torch.ones(1, 2), torch.zeros(4, 2), torch.full((4, 2), math.log(math.e - 1))
+    with flipout(), torch.no_grad():
+        draws = []
+        for _ in range(DRAWS):
+            w = sample(loc, rho)
+            draws.append(F.linear(F.linear(x, w), w.t()))
+    draws = torch.stack(draws)
+    assert ((draws.mean(0) - 4).abs() < 6 * draws.std(0) / DRAWS**0.5).all()
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_parameters_may_be_expanded_or_parts_of_larger_ones(name):
+    flat = torch.arange(20.0)
+    for loc, scale in [
+        (torch.ones(3, 2), torch.tensor(1e-6)),
+        (flat[7:13].view(3, 2), flat[1:2] * 1e-6),
+    ]:
+        fn = dist.Normal(loc, scale.expand(3, 2)).to_event(2)
+        with CONTEXTS[name]():
+            w = pyro.sample("w", fn)
+            assert torch.allclose(torch.eye(3) @ w, loc, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_positions_folded_into_the_batch_are_warned_of(name):
+    class Folding(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = bbb.BayesianLinear(3, 1)
+
+        def forward(self, x):
+            return self.linear(x.flatten(0, 1)).view(len(x), -1).sum(1, keepdim=True)
+
+    model = bbb.BayesianModel(Folding(), bbb.likelihoods.Gaussian(), 4)
+    guide = bbb.AutoSoftplusNormal(model)
+    with CONTEXTS[name](), pytest.warns(UserWarning, match="first dimension is not that"):
+        Trace_ELBO().loss(model, guide, torch.randn(4, 5, 3), torch.randn(4))
+
+
+def test_flipout_around_vectorised_particles_still_perturbs_each_example():
+    x, y = digits()
+    model, guide = make(bbb.BayesianMLP([64, 10]), init_rho=0.0)
+    elbo = Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1)
+
+    def spread(context):
+        with context(), torch.no_grad():
+            return torch.tensor([elbo.loss(model, guide, x, y, 1e-9) for _ in range(60)]).std()
+
+    assert spread(flipout) < 0.6 * spread(ESTIMATORS["reparam"])
+
+
+def test_vectorised_particles_count_a_batch_once_each():
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 1))
+    model = bbb.BayesianModel(bbb.bayesianize(network), bbb.likelihoods.Gaussian(), 8)
+    guide = bbb.AutoSoftplusNormal(model)
+    data = torch.randn(8, 3), torch.randn(8)
+    bbb.fit(model, guide, data, epochs=4, num_particles=2, progress=False)
+    assert int(model.network[1].num_batches_tracked) == 8

@@ -679,3 +679,43 @@ def test_a_network_that_keeps_a_parameter_in_the_global_store_is_refused():
     model = bbb.BayesianModel(Scaled([3, 1]), likelihoods.Gaussian(), num_data=40)
     with pytest.raises(ValueError, match=r"pyro.param\('gain'\) inside the network"):
         quiet_fit(model, bbb.AutoSoftplusNormal(model), data())
+
+
+# --- loaders ---
+
+
+def _yes_or_no(y):
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 1]), bbb.likelihoods.Bernoulli(), len(y))
+    return model, bbb.AutoSoftplusNormal(model)
+
+
+def test_every_batch_of_a_loader_is_checked():
+    y = torch.zeros(20, 1)
+    y[15:] = 7.0
+    model, guide = _yes_or_no(y)
+    loader = DataLoader(TensorDataset(torch.randn(20, 3), y), batch_size=10)
+    with pytest.raises(ValueError, match="y must hold 0 and 1 only, got 7"):
+        bbb.fit(model, guide, loader, epochs=1, progress=False)
+
+
+def test_a_stream_that_can_be_read_once_loses_no_batch():
+    class Once(IterableDataset):
+        rows = iter([(torch.randn(3), torch.ones(1)) for _ in range(8)])
+
+        def __iter__(self):
+            return self.rows
+
+    model, guide = _yes_or_no(torch.ones(8))
+    history = bbb.fit(model, guide, DataLoader(Once(), batch_size=2), epochs=1, progress=False)
+    assert len(history.steps) == 4
+
+
+def test_a_left_over_gradient_does_not_move_the_parameters_of_a_pyro_optimiser():
+    model, guide = _yes_or_no(torch.ones(8))
+    before = guide.loc("network.fc1.weight").clone()
+    for parameter in guide.parameters():
+        parameter.grad = torch.full_like(parameter, 1e6)
+    optimiser = pyro.optim.SGD({"lr": 1e-3})
+    data = torch.randn(8, 3), torch.ones(8)
+    bbb.fit(model, guide, data, epochs=1, optimizer=optimiser, progress=False)
+    assert (guide.loc("network.fc1.weight") - before).abs().max() < 1
