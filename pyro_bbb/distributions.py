@@ -1,9 +1,8 @@
-r"""Distributions of weights and of observations.
+r"""Distributions of weights.
 
 The scale mixture prior and the softplus-scaled Normal of Blundell et al. (2015), "Weight
 Uncertainty in Neural Networks" (equation 7 and section 3.2), written so that their log-densities
-are exact in single precision and cost few passes over millions of weights; and the cumulative
-distribution functions that prediction intervals need and torch lacks.
+are exact in single precision and cost few passes over millions of weights.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pyro import distributions as dist
-from scipy.special import stdtr
 from torch import Size, Tensor
 from torch.autograd import Function
 from torch.distributions import Distribution, Transform, constraints, kl_divergence, register_kl
@@ -250,42 +248,6 @@ class PrunedNormal(SoftplusNormal):
 def _kl_pruned_normal(q: PrunedNormal, p: dist.Normal) -> Tensor:
     """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
     return kl_divergence(SoftplusNormal(q.loc, q.rho), p).where(q.kept, 0.0)
-
-
-class LogRatePoisson(dist.Poisson):
-    """Poisson by its log-rate, exact where the rate itself under- or overflows.
-
-    Args:
-        log_rate: logarithm of the expected count, any shape.
-    """
-
-    def __init__(self, log_rate: Tensor) -> None:
-        self.log_rate = log_rate
-        super().__init__(log_rate.exp(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> LogRatePoisson:
-        """The same distribution with a larger batch shape."""
-        return LogRatePoisson(self.log_rate.expand(batch_shape))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the counts in nats, elementwise."""
-        return value * self.log_rate - self.rate - torch.lgamma(value + 1)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a count at most ``value``, through the incomplete gamma function."""
-        count = value.floor()
-        cdf = torch.special.gammaincc((count + 1).clamp(min=1), self.rate)
-        return cdf.where(count >= 0, 0.0)
-
-
-class StudentT(dist.StudentT):
-    """Student's t with the cumulative distribution function (scipy's, without gradient)."""
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a draw at most ``value``, elementwise."""
-        z = (value - self.loc) / self.scale
-        df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
-        return torch.as_tensor(stdtr(df, z)).to(value)
 
 
 def map_tensors(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:

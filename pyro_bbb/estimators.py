@@ -20,25 +20,21 @@ there local reparameterisation perturbs by flipout.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pyro.distributions import Delta, TorchDistribution
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pyro_bbb.distributions import map_tensors
+from pyro_bbb._draws import ONE_DRAW, Detached, Draws, Posterior, address
 
 Operation: TypeAlias = Callable[..., Tensor]
-Perturbation: TypeAlias = Callable[..., Tensor]
+Perturbation: TypeAlias = "Callable[[_Use], Tensor]"
 
 _WEIGHTED: tuple[Any, ...] = (  # operations on (input, weight, bias, ...)
     F.linear,
@@ -50,7 +46,6 @@ _WEIGHTED: tuple[Any, ...] = (  # operations on (input, weight, bias, ...)
     F.conv_transpose3d,
 )
 _PRODUCTS: tuple[Any, ...] = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-_ONE_DRAW = "one draw serves the whole minibatch there"
 _SHARED: tuple[Any, ...] = (  # operations that can only take one weight for all examples
     F.embedding,
     F.bilinear,
@@ -75,7 +70,7 @@ def local_reparameterization() -> AbstractContextManager[None]:
 @contextmanager
 def sticking_the_landing() -> Iterator[None]:
     r"""The score $\nabla_\theta \ln q_\theta(w)$ at fixed w, of zero mean, leaves the gradient."""
-    with _Detached():
+    with Detached():
         yield
 
 
@@ -87,138 +82,23 @@ ESTIMATORS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 }
 
 
-@dataclass
-class _Posterior:
-    """An elementwise Normal and the draw of it that is in use."""
+@dataclass(frozen=True)
+class _Use:
+    """One operation on a drawn weight."""
 
-    value: Tensor
-    loc: Tensor
-    scale: Tensor
-    used: set[Any] = field(default_factory=set)  # where its parts lie that were used already
-    signs: dict[Any, Tensor] = field(default_factory=dict)
-
-    def seen_as(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale of a weight that is the draw, or a view of a part of it."""
-        value = self.value
-        if weight.shape == value.shape and weight.stride() == value.stride():
-            return self.loc.expand_as(value), self.scale.expand_as(value)
-        offset = weight.storage_offset() - value.storage_offset()
-        layout = weight.shape, weight.stride(), offset
-        loc, scale = (_laid_out(x, value) for x in (self.loc, self.scale))
-        return loc.as_strided(*layout), scale.as_strided(*layout)
-
-    def sign(self, role: str, weight: Tensor, like: Tensor, channel: int) -> Tensor:
-        """Random signs per example and channel, the same at every use of this weight's draw.
-
-        What a matrix takes in, its transpose puts out.
-        """
-        turned = channel == -1 and weight.dim() == 2 and weight.stride(0) < weight.stride(1)
-        if turned:
-            role = {"in": "out", "out": "in"}[role]
-        shape = [1] * like.dim()
-        shape[0], shape[channel] = like.shape[0], like.shape[channel]
-        key = (role, weight.storage_offset(), *shape)
-        if key not in self.signs:
-            self.signs[key] = like.new_empty(shape).bernoulli_().mul_(2).sub_(1)
-        return self.signs[key]
-
-
-class _Drawn(Messenger):
-    """Base of handlers that act on sites drawn inside, not on those given a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._fresh: str | None = None
-        self._fn: Any = None
-
-    def _pyro_sample(self, msg: Any) -> None:
-        drawn = msg["value"] is None and not msg["is_observed"]
-        self._fresh = msg["name"] if drawn else None
-        self._fn = msg["fn"]  # as drawn from; other handlers may replace it later
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if self._fresh == msg["name"] and not isinstance(_base(self._fn), Delta):
-            self._drawn(msg)
-
-    def _drawn(self, msg: Any) -> None:
-        raise NotImplementedError
-
-
-class _Draws(_Drawn):
-    """Remembers the elementwise Normals that weights are drawn from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.posteriors: dict[str, _Posterior] = {}
-        self.warned: set[Any] = set()
-        self.rows: set[int] = set()  # first dimensions that met a weight since the last observation
-
-    def find(self, weight: Any) -> _Posterior | None:
-        """The posterior of a tensor, if it is a remembered draw or a view of one."""
-        address = _address(weight)
-        if address is None:
-            return None
-        posteriors = self.posteriors.values()
-        return next((p for p in posteriors if _address(p.value) == address), None)
-
-    def warn(self, key: Any, what: str) -> None:
-        """Says, once per context, where a draw is shared after all."""
-        if key not in self.warned:
-            self.warned.add(key)
-            warnings.warn(what, stacklevel=3)
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        super()._pyro_post_sample(msg)
-        if msg["is_observed"] and msg["fn"].batch_shape:
-            if self.rows - {msg["fn"].batch_shape[-1]}:
-                self.warn(
-                    "rows",
-                    "an operation's first dimension is not that of the observations, "
-                    "so its noise is not that of one weight per example",
-                )
-            self.rows.clear()
-
-    def _drawn(self, msg: Any) -> None:
-        base, value = _base(self._fn), msg["value"]
-        if isinstance(base, Normal):
-            self.rows.clear()  # another pass begins
-            self.posteriors[msg["name"]] = _Posterior(value, base.loc, base.scale)
-        elif value.numel() > 1 and value.requires_grad:
-            self.warn(
-                msg["name"], f"guide site {msg['name']!r} is no elementwise Normal, {_ONE_DRAW}"
-            )
-
-
-class _Detached(_Drawn):
-    """Scores draws under their distribution with its parameters held fixed."""
-
-    def _drawn(self, msg: Any) -> None:
-        if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
-            msg["fn"] = _Held(map_tensors(msg["fn"], Tensor.detach))
-
-
-class _Held(TorchDistribution):
-    """A distribution by its log-density alone: a KL in closed form would have no gradient."""
-
-    has_rsample = True
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return self.held.support
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        log_prob: Tensor = self.held.log_prob(value)
-        return log_prob
+    draws: Draws
+    posterior: Posterior
+    operation: Operation  # of input, weight and, if there is one, bias
+    x: Tensor  # with a first dimension of examples
+    weight: Tensor
+    bias: Tensor | None
+    channel: int  # dimension of the channels: -1 of linear layers, 1 of convolutions
 
 
 class _Perturb(TorchFunctionMode):
     """Redirects operations on drawn weights to a perturbation."""
 
-    def __init__(self, draws: _Draws, perturb: Perturbation) -> None:
+    def __init__(self, draws: Draws, perturb: Perturbation) -> None:
         super().__init__()
         self.draws, self.perturb = draws, perturb
 
@@ -229,7 +109,7 @@ class _Perturb(TorchFunctionMode):
         if func in _PRODUCTS and len(args) == 2 and not kwargs:
             return self._product(func, *args)
         if func in _SHARED and any(self.draws.find(x) for x in tree_leaves((args, kwargs))):
-            self.draws.warn(func, f"{func.__name__} cannot perturb each example, {_ONE_DRAW}")
+            self.draws.warn(func, f"{func.__name__} cannot perturb each example, {ONE_DRAW}")
         return func(*args, **kwargs)
 
     def _weighted(
@@ -242,7 +122,7 @@ class _Perturb(TorchFunctionMode):
         **options: Any,
     ) -> Tensor:
         posterior = self.draws.find(weight)
-        if posterior is None and self.draws.posteriors and _address(weight) is None:
+        if posterior is None and self.draws.posteriors and address(weight) is None:
             raise RuntimeError("weights cannot be batched by vmap where each example is perturbed")
         if posterior is None:
             return func(input, weight, bias, *args, **options)
@@ -255,7 +135,7 @@ class _Perturb(TorchFunctionMode):
         x = input.unsqueeze(0) if unbatched else input
         if not unbatched:
             self.draws.rows.add(x.shape[0])
-        outputs = self.perturb(self.draws, posterior, operation, x, weight, bias, channel)
+        outputs = self.perturb(_Use(self.draws, posterior, operation, x, weight, bias, channel))
         return outputs.squeeze(0) if unbatched else outputs
 
     def _product(self, func: Operation, left: Tensor, right: Tensor) -> Tensor:
@@ -263,81 +143,48 @@ class _Perturb(TorchFunctionMode):
             return self._weighted(F.linear, left, right.t())
         if self.draws.find(left):
             what = "a product with the weight on the left cannot perturb each example"
-            self.draws.warn(func, f"{what}, {_ONE_DRAW}")
+            self.draws.warn(func, f"{what}, {ONE_DRAW}")
         return func(left, right)
 
 
-def _flipout(
-    draws: _Draws,
-    posterior: _Posterior,
-    operation: Operation,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    channel: int,
-) -> Tensor:
+def _flipout(use: _Use) -> Tensor:
     """The mean's outputs, plus those of W - M between random signs."""
-    loc, _ = posterior.seen_as(weight)
-    outputs = operation(x, loc, bias)
-    sign_in = posterior.sign("in", weight, x, channel)
-    sign_out = posterior.sign("out", weight, outputs, channel)
-    return outputs + operation(x * sign_in, weight - loc) * sign_out
+    loc, _ = use.posterior.seen_as(use.weight)
+    outputs = use.operation(use.x, loc, use.bias)
+    sign_in = use.posterior.sign("in", use.weight, use.x, use.channel)
+    sign_out = use.posterior.sign("out", use.weight, outputs, use.channel)
+    return outputs + use.operation(use.x * sign_in, use.weight - loc) * sign_out
 
 
-def _local(
-    draws: _Draws,
-    posterior: _Posterior,
-    operation: Operation,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    channel: int,
-) -> Tensor:
+def _local(use: _Use) -> Tensor:
     """Outputs drawn from their Normal, where an example meets the weight once; else flipout."""
-    if channel == 1 or x.dim() > 2:
-        return _flipout(draws, posterior, operation, x, weight, bias, channel)
-    if weight.storage_offset() in posterior.used:
-        draws.warn("twice", "a weight is used twice with independent noise, flipout would keep it")
-    posterior.used.add(weight.storage_offset())
-    loc, scale = posterior.seen_as(weight)
-    found = draws.find(bias)
-    if bias is None or found is None:
-        mean, variance = operation(x, loc, bias), operation(x.square(), scale.square())
-    else:
-        bias_loc, bias_scale = found.seen_as(bias)
-        mean = operation(x, loc, bias_loc)
-        variance = operation(x.square(), scale.square(), bias_scale.square())
+    if use.channel == 1 or use.x.dim() > 2:
+        return _flipout(use)
+    offset, posterior = use.weight.storage_offset(), use.posterior
+    if offset in posterior.used:
+        what = "a weight is used twice with independent noise, flipout would keep it"
+        use.draws.warn("twice", what)
+    posterior.used.add(offset)
+    mean, variance = _output_moments(use)
     # the root has no derivative at 0: an input of zeros has no noise
     noisy = variance > 0
     std = variance.where(noisy, 1.0).sqrt().where(noisy, 0.0)
     return torch.addcmul(mean, std, torch.randn_like(std))
 
 
+def _output_moments(use: _Use) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each output, over the weight and, if it is random, the bias."""
+    loc, scale = use.posterior.seen_as(use.weight)
+    of_bias = use.draws.find(use.bias)
+    if use.bias is None or of_bias is None:
+        return use.operation(use.x, loc, use.bias), use.operation(use.x.square(), scale.square())
+    bias_loc, bias_scale = of_bias.seen_as(use.bias)
+    mean = use.operation(use.x, loc, bias_loc)
+    return mean, use.operation(use.x.square(), scale.square(), bias_scale.square())
+
+
 @contextmanager
 def _per_example(perturb: Perturbation) -> Iterator[None]:
-    draws = _Draws()
+    draws = Draws()
     with draws, _Perturb(draws, perturb):
         yield
-
-
-def _laid_out(x: Tensor, like: Tensor) -> Tensor:
-    """A tensor with the strides of ``like`` from the start of its own memory."""
-    if x.stride() == like.stride() and x.storage_offset() == 0:
-        return x
-    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
-
-def _base(distribution: Any) -> Any:
-    while isinstance(distribution, Independent):
-        distribution = distribution.base_dist
-    return distribution
-
-
-def _address(tensor: Any) -> int | None:
-    """Where a tensor's numbers lie; views of one tensor share it."""
-    if not isinstance(tensor, Tensor):
-        return None
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a tensor inside vmap has no storage
-        return None

@@ -15,8 +15,9 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb.distributions import LogRatePoisson, softplus
-from pyro_bbb.distributions import StudentT as _StudentT
+from pyro_bbb._families import LogRatePoisson
+from pyro_bbb._families import StudentT as _StudentT
+from pyro_bbb.distributions import softplus
 from pyro_bbb.priors import ByName, declare
 
 

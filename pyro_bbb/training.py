@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import pyro
@@ -22,11 +21,10 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.optim import PyroOptim
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
+from pyro_bbb._batches import Batches, Data
 from pyro_bbb._pyro import declared_names, evaluating, own_store, seeded, weigh
-from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import weighs_kl
 from pyro_bbb.history import History
@@ -41,7 +39,6 @@ from pyro_bbb.objectives import (
 )
 from pyro_bbb.optim import JointOptim
 
-Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
 
 
@@ -138,7 +135,7 @@ def fit(
     recorded_elbo(loss, num_particles)  # its errors before the work on data
     history, callbacks = History(), tuple(callbacks)
     with seeded(seed), own_store(model, guide):
-        batches = _Batches(data, batch_size, model, _place(model, guide, device))
+        batches = Batches(data, batch_size, model, _place(model, guide, device))
         weighed = _weighed(guide)
         latents = _check_fit(model, weighed, *batches.examples())
         vectorize = isinstance(guide, AutoGuide) and latents <= declared_names(model)
@@ -164,7 +161,7 @@ def fit(
 
 
 def _epoch(
-    batches: _Batches, schedule: KLSchedule, num_data: int, epoch: int
+    batches: Batches, schedule: KLSchedule, num_data: int, epoch: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor, float], float]]:
     """The arguments ``(x, y, kl_weight)`` of each step, and the epochs done before it."""
     count = len(batches)
@@ -185,61 +182,6 @@ def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...],
         failed.history = history
         raise failed from None
     history.steps.append(elbo.take_parts(), lr)
-
-
-class _Batches:
-    """Minibatches from whatever ``data`` is, checked and on the device."""
-
-    def __init__(
-        self, data: Data, batch_size: int, model: BayesianModel, device: torch.device
-    ) -> None:
-        self.source: Minibatches | DataLoader[Any]
-        self.model, self.device = model, device
-        self._begun: Iterator[tuple[Tensor, Tensor]] | None = None
-        if isinstance(data, DataLoader):
-            self.source = data
-            found = _length(data.dataset)
-        else:
-            x, y = as_tensors(data, device=device)
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-            self.source = Minibatches(x, y, batch_size, generator=generator)
-            found = len(x)
-        expected = model.num_data
-        if found not in (None, expected):
-            raise ValueError(f"num_data of the model is {expected}, but data has {found} examples")
-        per_batch = self.source.batch_size or 1
-        self._length = _length(self.source) or math.ceil(expected / per_batch)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if isinstance(self.source, Minibatches):
-            return iter(self.source)
-        begun, self._begun = self._begun, None
-        return begun or map(self._read, self.source)
-
-    def examples(self) -> tuple[Tensor, Tensor]:
-        """Examples to check: all of the data in memory, or the batch that a loader begins with."""
-        if isinstance(self.source, Minibatches):
-            self.model.check(self.source.x, self.source.y)
-            return self.source.x, self.source.y
-        batches = map(self._read, self.source)
-        first = next(batches)
-        self._begun = chain([first], batches)  # a stream cannot be read twice
-        return first
-
-    def _read(self, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = as_tensors(batch, device=self.device)
-        self.model.check(x, y)
-        return x, y
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:  # a stream of unknown length
-        return None
 
 
 def _check_options(model: Any, epochs: int, lr: float, estimator: str) -> None:

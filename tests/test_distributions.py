@@ -16,12 +16,11 @@ from scipy.integrate import quad
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.distributions import MixtureSameFamily, constraints, kl_divergence, transforms
 
+from pyro_bbb._families import LogRatePoisson, StudentT
 from pyro_bbb.distributions import (
-    LogRatePoisson,
     PrunedNormal,
     ScaleMixtureNormal,
     SoftplusNormal,
-    StudentT,
     map_tensors,
     softplus,
     without_validation,

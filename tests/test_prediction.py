@@ -16,7 +16,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import prediction as prediction_module
-from pyro_bbb.distributions import LogRatePoisson, StudentT
+from pyro_bbb._families import LogRatePoisson, StudentT
 from pyro_bbb.summaries import ClassificationPrediction, RegressionPrediction
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7

@@ -1,0 +1,168 @@
+"""Handlers that watch what a guide draws, for the gradient estimators."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pyro.distributions import Delta, TorchDistribution
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
+
+from pyro_bbb.distributions import map_tensors
+
+ONE_DRAW = "one draw serves the whole minibatch there"
+
+
+@dataclass
+class Posterior:
+    """An elementwise Normal and the draw of it that is in use."""
+
+    value: Tensor
+    loc: Tensor
+    scale: Tensor
+    used: set[Any] = field(default_factory=set)  # where its parts lie that were used already
+    signs: dict[Any, Tensor] = field(default_factory=dict)
+
+    def seen_as(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale of a weight that is the draw, or a view of a part of it."""
+        value = self.value
+        if weight.shape == value.shape and weight.stride() == value.stride():
+            return self.loc.expand_as(value), self.scale.expand_as(value)
+        offset = weight.storage_offset() - value.storage_offset()
+        layout = weight.shape, weight.stride(), offset
+        loc, scale = (_laid_out(x, value) for x in (self.loc, self.scale))
+        return loc.as_strided(*layout), scale.as_strided(*layout)
+
+    def sign(self, role: str, weight: Tensor, like: Tensor, channel: int) -> Tensor:
+        """Random signs per example and channel, the same at every use of this weight's draw.
+
+        What a matrix takes in, its transpose puts out.
+        """
+        turned = channel == -1 and weight.dim() == 2 and weight.stride(0) < weight.stride(1)
+        if turned:
+            role = {"in": "out", "out": "in"}[role]
+        shape = [1] * like.dim()
+        shape[0], shape[channel] = like.shape[0], like.shape[channel]
+        key = (role, weight.storage_offset(), *shape)
+        if key not in self.signs:
+            self.signs[key] = like.new_empty(shape).bernoulli_().mul_(2).sub_(1)
+        return self.signs[key]
+
+
+class Drawn(Messenger):
+    """Base of handlers that act on sites drawn inside, not on those given a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fresh: str | None = None
+        self._fn: Any = None
+
+    def _pyro_sample(self, msg: Any) -> None:
+        drawn = msg["value"] is None and not msg["is_observed"]
+        self._fresh = msg["name"] if drawn else None
+        self._fn = msg["fn"]  # as drawn from; other handlers may replace it later
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if self._fresh == msg["name"] and not isinstance(_base(self._fn), Delta):
+            self._drawn(msg)
+
+    def _drawn(self, msg: Any) -> None:
+        raise NotImplementedError
+
+
+class Draws(Drawn):
+    """Remembers the elementwise Normals that weights are drawn from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posteriors: dict[str, Posterior] = {}
+        self.warned: set[Any] = set()
+        self.rows: set[int] = set()  # first dimensions that met a weight since the last observation
+
+    def find(self, weight: Any) -> Posterior | None:
+        """The posterior of a tensor, if it is a remembered draw or a view of one."""
+        place = address(weight)
+        if place is None:
+            return None
+        posteriors = self.posteriors.values()
+        return next((p for p in posteriors if address(p.value) == place), None)
+
+    def warn(self, key: Any, what: str) -> None:
+        """Says, once per context, where a draw is shared after all."""
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.warn(what, stacklevel=3)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        super()._pyro_post_sample(msg)
+        if msg["is_observed"] and msg["fn"].batch_shape:
+            if self.rows - {msg["fn"].batch_shape[-1]}:
+                self.warn(
+                    "rows",
+                    "an operation's first dimension is not that of the observations, "
+                    "so its noise is not that of one weight per example",
+                )
+            self.rows.clear()
+
+    def _drawn(self, msg: Any) -> None:
+        base, value = _base(self._fn), msg["value"]
+        if isinstance(base, Normal):
+            self.rows.clear()  # another pass begins
+            self.posteriors[msg["name"]] = Posterior(value, base.loc, base.scale)
+        elif value.numel() > 1 and value.requires_grad:
+            self.warn(
+                msg["name"], f"guide site {msg['name']!r} is no elementwise Normal, {ONE_DRAW}"
+            )
+
+
+class Detached(Drawn):
+    """Scores draws under their distribution with its parameters held fixed."""
+
+    def _drawn(self, msg: Any) -> None:
+        if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
+            msg["fn"] = _Held(map_tensors(msg["fn"], Tensor.detach))
+
+
+class _Held(TorchDistribution):
+    """A distribution by its log-density alone: a KL in closed form would have no gradient."""
+
+    has_rsample = True
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.held.support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_prob: Tensor = self.held.log_prob(value)
+        return log_prob
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the strides of ``like`` from the start of its own memory."""
+    if x.stride() == like.stride() and x.storage_offset() == 0:
+        return x
+    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _base(distribution: Any) -> Any:
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def address(tensor: Any) -> int | None:
+    """Where a tensor's numbers lie; views of one tensor share it, and inside vmap there is none."""
+    if not isinstance(tensor, Tensor):
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor inside vmap has no storage
+        return None
