@@ -79,7 +79,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         sigma1: standard deviation of the first component, positive.
         sigma2: standard deviation of the second component, positive. The three broadcast
             together to the batch shape.
-        validate_args: whether to check the arguments; ``None`` follows torch's global setting.
+        validate_args: whether to check arguments and values; with ``None`` arguments are checked,
+            and values where torch's global setting says so.
 
     Raises:
         ValueError: a parameter is outside its domain.
@@ -102,7 +103,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         pi, sigma1, sigma2 = _as_tensors(pi=pi, sigma1=sigma1, sigma2=sigma2)
-        if self._validate_args if validate_args is None else validate_args:
+        if validate_args is not False:  # not torch's global switch, which compiling turns off
             _require("pi", pi, (pi >= 0) & (pi <= 1), "in [0, 1]")
             _require("sigma1", sigma1, (sigma1 > 0) & sigma1.isfinite(), "positive and finite")
             _require("sigma2", sigma2, (sigma2 > 0) & sigma2.isfinite(), "positive and finite")
