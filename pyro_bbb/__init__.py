@@ -3,7 +3,7 @@
 Four nouns, each replaceable alone (network, prior, likelihood, guide); the verbs are functions.
 """
 
-from pyro_bbb import data, likelihoods, metrics, priors
+from pyro_bbb import data, guides, likelihoods, metrics, priors
 from pyro_bbb.conversion import bayesianize
 from pyro_bbb.distributions import ScaleMixtureNormal
 from pyro_bbb.estimators import flipout, local_reparameterization, sticking_the_landing
@@ -41,6 +41,7 @@ __all__ = [
     "data",
     "fit",
     "flipout",
+    "guides",
     "likelihoods",
     "local_reparameterization",
     "metrics",

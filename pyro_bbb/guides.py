@@ -18,6 +18,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.infer import autoguide
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Tensor, nn
@@ -245,6 +246,35 @@ class AutoSoftplusNormal(AutoGuide):
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         new._model = (memo.get(id(self.model), self.model),)
         return new
+
+
+GUIDES: dict[str, Callable[..., AutoGuide]] = {
+    "softplus_normal": AutoSoftplusNormal,
+    "normal": autoguide.AutoNormal,
+    "low_rank": autoguide.AutoLowRankMultivariateNormal,
+    "full_rank": autoguide.AutoMultivariateNormal,
+    "delta": autoguide.AutoDelta,
+}
+
+
+def make(name: str, model: Callable[..., Any], **options: Any) -> AutoGuide:
+    """A guide by its name.
+
+    Args:
+        name: ``"softplus_normal"``, or one of Pyro's: ``"normal"``, ``"low_rank"``,
+            ``"full_rank"``, ``"delta"``.
+        model: the model that the guide is for.
+        **options: keyword arguments of the guide's class.
+
+    Returns:
+        The guide.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in GUIDES:
+        raise ValueError(f"name must be one of {sorted(GUIDES)}, got {name!r}")
+    return GUIDES[name](model, **options)
 
 
 def weighs_kl(guide: Any) -> bool:

@@ -480,3 +480,29 @@ def test_removing_a_weight_takes_its_share_out_of_the_guides_density():
     site = poutine.trace(guide.without({KERNEL: mask})).get_trace(*data()).nodes[KERNEL]
     kept = dist.Normal(guide.loc(KERNEL), guide.scale(KERNEL)).log_prob(site["value"])[~mask]
     assert site["fn"].log_prob(site["value"]).item() == pytest.approx(kept.sum().item(), rel=1e-5)
+
+
+# --- by name ---
+
+
+@pytest.mark.parametrize("name", bbb.guides.GUIDES)
+def test_every_named_guide_trains_and_predicts(name):
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), bbb.likelihoods.Categorical(), 20)
+    guide = bbb.guides.make(name, model)
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    history = bbb.fit(model, guide, (x, y), epochs=3, progress=False)
+    prediction = bbb.predict(model, guide, x, num_samples=4)
+    assert len(history) == 3 and prediction.sample_probs.shape == (4, 20, 2)
+
+
+def test_options_of_a_named_guide_reach_it():
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 2]), bbb.likelihoods.Categorical(), 20)
+    guide = bbb.guides.make("softplus_normal", model, init_rho=0.5)
+    expected = torch.nn.functional.softplus(torch.tensor(0.5))
+    assert torch.allclose(guide.scale("network.fc1.weight"), expected.expand(2, 3))
+
+
+def test_an_unknown_guide_is_refused_with_the_known_names():
+    known = r"\['delta', 'full_rank', 'low_rank', 'normal', 'softplus_normal'\]"
+    with pytest.raises(ValueError, match=rf"name must be one of {known}, got 'gaussian'"):
+        bbb.guides.make("gaussian", print)
