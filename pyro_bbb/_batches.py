@@ -50,7 +50,7 @@ class Batches:
         return begun or map(self._read, self.source)
 
     def examples(self) -> tuple[Tensor, Tensor]:
-        """Examples to check: all of the data in memory, or the batch that a loader begins with."""
+        """Checked examples: all of the data in memory, or the batch that a loader begins with."""
         if isinstance(self.source, Minibatches):
             self.model.check(self.source.x, self.source.y)
             return self.source.x, self.source.y

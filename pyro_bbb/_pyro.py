@@ -142,8 +142,12 @@ def one_by_one(
 ) -> dict[str, Tensor]:
     """As `over_draws`, in a loop."""
     count = len(next(iter(draws.values())))
-    results = [run({name: values[s] for name, values in draws.items()}) for s in range(count)]
-    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
+    return stack([run({name: values[s] for name, values in draws.items()}) for s in range(count)])
+
+
+def stack(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Records of tensors by name as one record, stacked along a new first dimension."""
+    return {name: torch.stack([record[name] for record in records]) for name in records[0]}
 
 
 @contextmanager

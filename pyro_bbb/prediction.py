@@ -15,7 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 
-from pyro_bbb._pyro import evaluating, one_by_one, over_draws, own_store, seeded
+from pyro_bbb._pyro import evaluating, one_by_one, over_draws, own_store, seeded, stack
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.summaries import ClassificationPrediction, Prediction, RegressionPrediction
 
@@ -123,7 +123,7 @@ def _posterior(model: BayesianModel, guide: Any, x: Tensor, num_samples: int) ->
         elif hasattr(guide, "sample_posterior"):
             yield guide.sample_posterior(count)
         else:
-            yield _stack([_one_draw(guide, x[:1]) for _ in range(count)])
+            yield stack([_one_draw(guide, x[:1]) for _ in range(count)])
 
 
 def _latent_size(guide: Any, given: Draws | None) -> int:
@@ -167,10 +167,6 @@ def _one_draw(guide: Any, x: Tensor) -> dict[str, Tensor]:
     with torch.no_grad():
         trace = poutine.trace(guide).get_trace(x, None, 1.0)
     return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
-
-
-def _stack(draws: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
 
 
 class _Supplied(Messenger):

@@ -57,7 +57,7 @@ class Independent(Prior):
                 "prior must be a distribution of single weights (event_shape []), got "
                 f"{type(distribution).__name__} with event_shape {list(distribution.event_shape)}"
             )
-        self.distribution = without_validation(distribution)
+        self.distribution = distribution
         self._expanded: dict[Size, Distribution] = {}
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
