@@ -85,6 +85,20 @@ def sample_names(module: PyroModule) -> list[str]:
     return list(dict.fromkeys([*module._pyro_samples, *decorated]))
 
 
+def is_of_prior(name: str) -> bool:
+    """Whether a site or parameter is a prior's own, such as ``fc1.weight_prior_scale``."""
+    return "_prior_" in name.rpartition(".")[2]
+
+
+def parts_of_prior(module: nn.Module) -> list[str]:
+    """Names of what priors have registered on a module beside its random weights."""
+    if not isinstance(module, PyroModule):
+        return []
+    weights = sample_names(module)
+    names = dict.fromkeys([*weights, *module._pyro_params, *module._parameters])
+    return [name for name in names if is_of_prior(name) and name.partition("_prior_")[0] in weights]
+
+
 def declared_names(root: nn.Module) -> set[str]:
     """Full names of the `PyroSample` attributes below ``root``."""
     return {

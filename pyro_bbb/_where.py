@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pyro_bbb._pyro import parts_of_prior
 from pyro_bbb.priors import Prior
 
 Criterion: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -36,6 +37,7 @@ def places(root: nn.Module) -> list[Place]:
         for name, parameter in part._parameters.items()
         if parameter is not None and parameter.requires_grad
         if name.removesuffix("_unconstrained") not in getattr(part, "_pyro_params", ())
+        if name not in parts_of_prior(part)
     ]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
-from pyro_bbb._pyro import own_store, sample_names
+from pyro_bbb._pyro import own_store, parts_of_prior, sample_names
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Prior
 
@@ -123,6 +123,9 @@ def _strip(module: PyroModule, values: dict[str, Tensor]) -> None:
     for name in _param_names(module):
         values[name] = getattr(module, name).detach().clone()
         del module._parameters[f"{name}_unconstrained"]
+    for name in parts_of_prior(module):
+        values.pop(name, None)
+        module._parameters.pop(name, None)
     for name, child in list(module._modules.items()):
         if isinstance(child, Prior):
             del module._modules[name]

@@ -1,138 +1,67 @@
 """Priors: from a weight's name and shape to its distribution.
 
 Wherever the library takes ``prior=``, it accepts a scalar distribution (every weight has it,
-independently), a `Prior`, a callable ``(module, name, shape) -> distribution``, or a dict from
-name patterns to any of these.
+independently), a `Prior`, the name of one, a callable ``(module, name, shape) -> distribution``, or
+a dict from name patterns to any of these. `make` takes a name with options:
+
+| name | prior | options and their defaults |
+|---|---|---|
+| ``normal`` | Normal | ``scale=1``, ``loc=0`` |
+| ``laplace`` | Laplace | ``scale=1`` |
+| ``student_t`` | Student t | ``df=3``, ``scale=1`` |
+| ``scale_mixture`` | `ScaleMixtureNormal` | ``pi=.5``, ``sigma1=1``, ``sigma2=exp(-6)`` |
+| ``fan_in_normal`` | `FanInNormal` | ``gain=sqrt(2)`` |
+| ``learned_scale_mixture`` | `LearnedScaleMixture` | ``pi=.5``, ``sigma1=1``, ``sigma2=.1`` |
+| ``learned_normal`` | `LearnedNormal` | ``scale=1`` |
+| ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
+| ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
 
 import pyro.distributions as dist
-from pyro.nn import PyroModule, PyroSample
-from torch import Size, Tensor, nn
+from torch import Size, nn
 from torch.distributions import Distribution
 
-from pyro_bbb.distributions import map_tensors, without_validation
+from pyro_bbb._from_guide import FromGuide, from_guide
+from pyro_bbb._hierarchical import HierarchicalNormal, horseshoe, inverse_gamma
+from pyro_bbb._learned import LearnedNormal, LearnedScaleMixture
+from pyro_bbb._prior import (
+    PRIORS,
+    ByName,
+    Function,
+    Independent,
+    Prior,
+    PriorFunction,
+    PriorLike,
+    as_prior,
+    declare,
+    default_prior,
+    make,
+)
+from pyro_bbb.distributions import ScaleMixtureNormal
 
-PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
-PriorLike: TypeAlias = "Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
-
-
-class Prior(nn.Module):
-    """Gives each weight its prior distribution; subclasses implement `forward`.
-
-    A prior is a module, so that its tensors follow the network's device and dtype, and parameters
-    of its own are trained with the network's.
-    """
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution of weight ``name`` of ``module``, with event shape ``shape``."""
-        raise NotImplementedError
-
-    def scoped(self, prefix: str) -> Prior:
-        """The prior for the weights below ``prefix``, by their names relative to it."""
-        return self
-
-
-class Independent(Prior):
-    """One scalar distribution for every weight, independently.
-
-    Args:
-        distribution: a distribution of empty event shape whose batch shape expands to every
-            weight's shape (usually a scalar).
-
-    Raises:
-        ValueError: the distribution is not univariate, or does not expand to a weight's shape.
-    """
-
-    def __init__(self, distribution: Distribution) -> None:
-        super().__init__()
-        if distribution.event_shape:
-            raise ValueError(
-                "prior must be a distribution of single weights (event_shape []), got "
-                f"{type(distribution).__name__} with event_shape {list(distribution.event_shape)}"
-            )
-        self.distribution = distribution
-        self._expanded: dict[Size, Distribution] = {}
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution expanded to ``shape``, built once per shape."""
-        if shape not in self._expanded:
-            self._expanded[shape] = _expand(self.distribution, name, shape)
-        return self._expanded[shape]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Independent:
-        super()._apply(fn, recurse)
-        self.distribution = map_tensors(self.distribution, fn)
-        self._expanded.clear()
-        return self
-
-    def extra_repr(self) -> str:
-        """The distribution, for the module's printed form."""
-        return repr(self.distribution)
-
-
-class Function(Prior):
-    """A prior computed by a callable, at every draw.
-
-    Args:
-        function: ``(module, name, shape)`` to a distribution of single weights, or to one whose
-            event shape is ``shape``.
-    """
-
-    def __init__(self, function: PriorFunction) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The callable's distribution, expanded to ``shape``."""
-        distribution = self.function(module, name, shape)
-        if not isinstance(distribution, Distribution):
-            raise TypeError(f"prior must return a distribution for {name!r}, got {distribution!r}")
-        if distribution.event_shape == shape and not distribution.batch_shape:
-            return distribution
-        return _expand(distribution, name, shape)
-
-
-class ByName(Prior):
-    """Different priors for different weights; the first matching pattern counts.
-
-    Args:
-        patterns: from patterns as in a shell (``"fc1.*"``, ``"*.bias"``, ``"*"``), matched
-            against the weight's name in the network, to priors.
-    """
-
-    def __init__(self, patterns: Mapping[str, PriorLike], *, _prefix: str = "") -> None:
-        super().__init__()
-        if not patterns:
-            raise ValueError("prior must not be an empty dict")
-        self._prefix = _prefix
-        self._patterns = tuple(patterns)
-        self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution by the first pattern that matches.
-
-        Raises:
-            ValueError: no pattern matches.
-        """
-        full_name = self._prefix + name
-        for pattern, prior in zip(self._patterns, self.priors, strict=True):
-            if fnmatchcase(full_name, pattern):
-                distribution: Distribution = prior(module, name, shape)
-                return distribution
-        raise ValueError(f"prior has no pattern for {full_name!r}, only {list(self._patterns)}")
-
-    def scoped(self, prefix: str) -> ByName:
-        """The same priors, seen from below ``prefix``."""
-        scoped = [prior.scoped(prefix) for prior in self.priors]  # type: ignore[operator]
-        patterns = dict(zip(self._patterns, scoped, strict=True))
-        return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
+__all__ = [
+    "PRIORS",
+    "ByName",
+    "FanInNormal",
+    "FromGuide",
+    "Function",
+    "HierarchicalNormal",
+    "Independent",
+    "LearnedNormal",
+    "LearnedScaleMixture",
+    "Prior",
+    "PriorFunction",
+    "PriorLike",
+    "as_prior",
+    "declare",
+    "default_prior",
+    "from_guide",
+    "make",
+]
 
 
 class FanInNormal(Prior):
@@ -162,70 +91,30 @@ class FanInNormal(Prior):
         return distribution
 
 
-def default_prior() -> Prior:
-    """The prior where none is given: standard Normal weights; docs/defaults.md says why."""
-    return Independent(dist.Normal(0.0, 1.0))
+def _normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
+    return Independent(dist.Normal(loc, scale))
 
 
-def as_prior(prior: PriorLike | None) -> Prior:
-    """Whatever stands for a prior, as a `Prior`; ``None`` is `default_prior`.
-
-    Raises:
-        TypeError: ``prior`` is none of the accepted kinds.
-    """
-    if prior is None:
-        return default_prior()
-    if isinstance(prior, Prior):
-        return prior
-    if isinstance(prior, Distribution):
-        return Independent(prior)
-    if isinstance(prior, Mapping):
-        return ByName(prior)
-    if callable(prior) and not isinstance(prior, type):
-        return Function(prior)
-    raise TypeError(
-        "prior must be a distribution, a pyro_bbb.priors.Prior, a callable (module, name, shape) "
-        f"-> distribution, or a dict of name patterns to these, got {prior!r}"
-    )
+def _laplace(scale: float = 1.0) -> Prior:
+    return Independent(dist.Laplace(0.0, scale))
 
 
-class _SitePrior:
-    """What a `PyroSample` calls: asks the module's own prior, also in a copy of the module."""
-
-    def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self.name, self.shape = name, Size(shape)
-
-    def __call__(self, module: nn.Module) -> Distribution:
-        prior = module._modules["prior"]
-        distribution: Distribution = prior(module, self.name, self.shape)  # type: ignore[misc]
-        return distribution
+def _student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
+    return Independent(dist.StudentT(df, 0.0, scale))
 
 
-def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
-    """Makes weights of a module random: one `PyroSample` each, all under one prior.
-
-    Args:
-        module: the module; gets the prior as its child ``prior``.
-        prior: gives the distributions.
-        **shapes: the weights' names and shapes.
-
-    Raises:
-        ValueError: the prior does not fit a shape, or has no pattern for a name.
-    """
-    module.add_module("prior", prior)
-    for name, shape in shapes.items():
-        site = _SitePrior(name, shape)
-        site(module)  # a prior that does not fit is an error here, not at the first draw
-        setattr(module, name, PyroSample(site))  # type: ignore[arg-type]
+def _scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
+    return Independent(ScaleMixtureNormal(pi, sigma1, sigma2))
 
 
-def _expand(distribution: Any, name: str, shape: Size) -> Distribution:
-    try:
-        expanded = distribution.expand(shape)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"prior of {name!r} must expand to shape {list(shape)}, got batch_shape "
-            f"{list(distribution.batch_shape)} and event_shape {list(distribution.event_shape)}"
-        ) from error
-    result: Distribution = without_validation(expanded.to_event(len(shape)))
-    return result
+PRIORS.update(
+    normal=_normal,
+    laplace=_laplace,
+    student_t=_student_t,
+    scale_mixture=_scale_mixture,
+    fan_in_normal=FanInNormal,
+    learned_scale_mixture=LearnedScaleMixture,
+    learned_normal=LearnedNormal,
+    horseshoe=horseshoe,
+    inverse_gamma=inverse_gamma,
+)

@@ -3,8 +3,10 @@
 import copy
 import math
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
+import scipy.stats
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule
@@ -94,7 +96,7 @@ def test_a_prior_object_is_taken_as_it_is():
     assert set(scales(mlp_sites(unit)).values()) == {1.0}
 
 
-@pytest.mark.parametrize("prior", [1.0, "normal", dist.Normal, [dist.Normal(0, 1)], torch.ones(2)])
+@pytest.mark.parametrize("prior", [1.0, dist.Normal, [dist.Normal(0, 1)], torch.ones(2)])
 def test_other_kinds_are_refused(prior):
     with pytest.raises(TypeError, match="prior must be a distribution, .* got"):
         BayesianLinear(2, 1, prior=prior)
@@ -108,13 +110,81 @@ def test_other_kinds_are_refused(prior):
         (lambda *_: dist.Normal(torch.zeros(7), 1.0), ValueError, r"'weight' must expand"),
         (lambda *_: 1.0, TypeError, "prior must return a distribution for 'weight', got 1.0"),
         ({}, ValueError, "prior must not be an empty dict"),
-        ({"*": "normal"}, TypeError, "prior must be a distribution, .* got 'normal'"),
+        ({"*": 1.0}, TypeError, "prior must be a distribution, .* got 1.0"),
+        ("gauss", ValueError, r"prior must be one of \['fan_in_normal', .*'student_t'\].*'gauss'"),
+        ({"*": "gauss"}, ValueError, "prior must be one of .* got 'gauss'"),
+        (
+            torch.distributions.Laplace(0.0, 1.0),
+            TypeError,
+            r"of pyro.distributions, got torch.*Lap",
+        ),
+        (
+            lambda *_: torch.distributions.Cauchy(0.0, 1.0),
+            TypeError,
+            "pyro.distributions, got torch",
+        ),
         ({"b*": dist.Normal(0.0, 1.0)}, ValueError, r"no pattern for 'weight', only \['b\*'\]"),
     ],
 )
 def test_a_prior_that_does_not_fit_is_refused_at_construction(prior, error, message):
     with pytest.raises(error, match=message):
         BayesianLinear(2, 1, prior=prior)
+
+
+# --- names ---
+
+NAMED = {
+    "normal": ({"scale": 2.0, "loc": 0.5}, scipy.stats.norm(0.5, 2.0), scipy.stats.norm()),
+    "laplace": ({"scale": 2.0}, scipy.stats.laplace(0, 2.0), scipy.stats.laplace()),
+    "student_t": ({"df": 5.0, "scale": 2.0}, scipy.stats.t(5, 0, 2.0), scipy.stats.t(3)),
+    "fan_in_normal": (
+        {"gain": 3.0},
+        scipy.stats.norm(0, math.sqrt(3)),
+        scipy.stats.norm(0, math.sqrt(2 / 3)),
+    ),
+    "learned_normal": ({"scale": 2.0}, scipy.stats.norm(0, 2.0), scipy.stats.norm()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_named_prior_has_the_density_of_scipy(name):
+    options, given, default = NAMED[name]
+    w = torch.linspace(-3, 3, 6).view(2, 3)
+    for prior, reference in ((priors.make(name, **options), given), (name, default)):
+        layer = BayesianLinear(3, 2, bias=False, prior=prior)
+        fn = sites(layer, torch.zeros(1, 3))["weight"]
+        assert fn.log_prob(w).item() == pytest.approx(reference.logpdf(w.numpy()).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow"), [("scale_mixture", math.exp(-6)), ("learned_scale_mixture", 0.1)]
+)
+def test_a_named_mixture_has_the_density_of_scipy(name, narrow):
+    w = torch.linspace(-3, 3, 6).view(2, 3)
+    for options in ({}, {"pi": 0.2, "sigma1": 2.0, "sigma2": 0.3}):
+        pi, sigma1, sigma2 = {"pi": 0.5, "sigma1": 1.0, "sigma2": narrow, **options}.values()
+        fn = priors.make(name, **options)(nn.Module(), "weight", w.shape)
+        normal = scipy.stats.norm.pdf
+        density = pi * normal(w, 0, sigma1) + (1 - pi) * normal(w, 0, sigma2)
+        assert fn.log_prob(w).item() == pytest.approx(np.log(density).sum(), rel=1e-5)
+
+
+def test_every_name_makes_a_prior_for_networks_layers_and_patterns():
+    assert len(priors.PRIORS) == 9
+    for name in priors.PRIORS:
+        assert isinstance(priors.make(name), Prior)
+        weights = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+        assert weights <= set(mlp_sites(name)) and weights <= set(
+            mlp_sites({"fc1.*": name, "*": name})
+        )
+        assert {"weight", "bias"} <= set(sites(BayesianLinear(3, 2, prior=name), torch.zeros(1, 3)))
+
+
+def test_unknown_names_and_options_are_refused():
+    with pytest.raises(ValueError, match=r"must be one of \['fan_in_normal'.* got 'cauchy'"):
+        priors.make("cauchy")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sigma'"):
+        priors.make("normal", sigma=1.0)
 
 
 # --- patterns ---
