@@ -26,6 +26,14 @@ class Latent:
     event_dim: int
     frames: tuple[Any, ...]  # plates around it
 
+    def constrain(self, unconstrained: Tensor) -> Tensor:
+        """The latent's value at a point of unconstrained space, in memory of its own."""
+        return unconstrained.clone() if self.transform is None else self.transform(unconstrained)
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """The point of unconstrained space at a value."""
+        return value if self.transform is None else self.transform.inv(value)
+
 
 def describe(name: str, site: Site) -> Latent:
     """One latent from its sample site; ValueError if a Normal guide cannot hold it."""
@@ -48,6 +56,23 @@ def _bijection(support: Any) -> Transform:
         return ExpTransform()  # torch's has an affine part, and so no closed-form KL
     bijection: Transform = biject_to(support)
     return bijection
+
+
+def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
+    """Where a latent starts, in unconstrained space; ValueError if that does not fit it."""
+    value, expected = initialise(site), site["value"]
+    if value.shape != expected.shape:
+        raise ValueError(
+            f"init_loc of {latent.name!r} must have shape {list(expected.shape)}, "
+            f"got {list(value.shape)}"
+        )
+    loc = latent.unconstrain(value)
+    if not loc.isfinite().all():
+        raise ValueError(
+            f"init_loc of {latent.name!r} must be finite and inside its support, got values "
+            f"from {value.min().item()} to {value.max().item()}"
+        )
+    return loc.detach().to(expected.dtype)
 
 
 def as_initialiser(init_loc: Any) -> Callable[[Site], Tensor]:
@@ -108,13 +133,23 @@ def refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:
     if isinstance(init_loc, Mapping):
         unknown = set(init_loc) - known
         if unknown:
-            raise ValueError(f"init_loc names {sorted(unknown)}; the latents are {list(latents)}")
+            raise ValueError(
+                f"init_loc names {sorted(unknown)}; the latents are {list(latents)} (those that a "
+                "forward pass samples by itself start where a function of the site says)"
+            )
     if isinstance(init_loc, nn.Module):
         names = [name for name, _ in init_loc.named_parameters()]
         if known.isdisjoint(names):
             raise ValueError(
                 f"init_loc must have parameters named like the latents {list(latents)}, got {names}"
             )
+
+
+def positive(name: str, value: float) -> float:
+    """The value as a float, if it is a finite number above 0."""
+    if finite(name, value) <= 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return float(value)
 
 
 def finite(name: str, value: float) -> float:

@@ -6,11 +6,17 @@ removed with little effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
+from pyro.distributions import Independent
+from pyro.distributions.torch_distribution import MaskedDistribution
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions import kl_divergence, register_kl
+
+from pyro_bbb.distributions import PrunedNormal
 
 G = TypeVar("G", bound="PrunableGuide")
 
@@ -72,6 +78,35 @@ def prune(guide: G, fraction: float) -> G:
     parts = removed.split([ratio.numel() for ratio in ratios.values()])
     masks = {name: part.view_as(ratios[name]) for name, part in zip(ratios, parts, strict=True)}
     return guide.without(masks)
+
+
+def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
+    """The model without the prior of the weights that a guide has removed.
+
+    At 0 that is constant for a fixed prior, but would draw a learned one towards the zeros.
+    """
+    kept = getattr(guide, "kept", {})
+    return _Keep(kept)(model) if kept else model
+
+
+class _Keep(Messenger):
+    """Masks the priors of removed weights, elementwise."""
+
+    def __init__(self, kept: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def _pyro_sample(self, msg: Any) -> None:
+        fn = msg["fn"]
+        if msg["name"] in self.kept and isinstance(fn, Independent):
+            base = fn.base_dist.expand(fn.batch_shape + fn.event_shape)
+            msg["fn"] = base.mask(self.kept[msg["name"]]).to_event(len(fn.event_shape))
+
+
+@register_kl(PrunedNormal, MaskedDistribution)
+def _kl_pruned_masked(q: PrunedNormal, p: MaskedDistribution) -> Tensor:
+    """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
+    return kl_divergence(q, p.base_dist).where(q.kept, 0.0)
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

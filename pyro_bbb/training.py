@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from pyro_bbb._batches import Batches, Data
 from pyro_bbb._pyro import declared_names, evaluating, own_store, seeded, weigh
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides import weighs_kl
+from pyro_bbb.guides import Approximated, Ensemble, NoModeError, weighs_kl
 from pyro_bbb.history import History
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.objectives import (
@@ -38,6 +38,7 @@ from pyro_bbb.objectives import (
     recorded_elbo,
 )
 from pyro_bbb.optim import JointOptim
+from pyro_bbb.pruning import keeping
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
 
@@ -98,7 +99,8 @@ def fit(
 
     Args:
         model: the model.
-        guide: `AutoSoftplusNormal`, any `pyro.infer.autoguide`, or a guide function.
+        guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function. A
+            `Laplace` one is approximated at the end.
         data: a pair ``(x, y)`` of tensors, a map-style dataset of pairs (both held in memory on
             the device), or a `DataLoader` of batches.
         epochs: passes over the data, at least 1.
@@ -108,7 +110,7 @@ def fit(
             Adam. Or a `PyroOptim`, which keeps its own learning rates.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the share
             of training done, in [0, 1), to the factor of ``lr``.
-        num_particles: draws of the weights per step.
+        num_particles: draws of the weights per step; of an `Ensemble`, from each member.
         kl_schedule: ``"uniform"``, ``"blundell"``, a function of the batch's number (from 1) and
             the number of batches, or a `KLSchedule`, which also knows warm-up and temperature.
         estimator: how gradients are estimated: ``"reparam"`` (one draw for all examples),
@@ -129,6 +131,7 @@ def fit(
             ``num_data``, or an option out of range or of unknown name.
         TypeError: an argument of the wrong kind.
         NonFiniteError: the loss or a gradient is not finite; the parameters are those before.
+        NoModeError: training ended where a `Laplace` guide cannot be approximated.
     """
     _check_options(model, epochs, lr, estimator)
     factor, schedule = _lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
@@ -136,12 +139,18 @@ def fit(
     history, callbacks = History(), tuple(callbacks)
     with seeded(seed), own_store(model, guide):
         batches = Batches(data, batch_size, model, _place(model, guide, device))
+        if isinstance(guide, Approximated):
+            guide.reset()
         weighed = _weighed(guide)
         latents = _check_fit(model, weighed, *batches.examples())
         vectorize = isinstance(guide, AutoGuide) and latents <= declared_names(model)
         vectorize &= estimator in ("reparam", "stl")  # the others' noise is per example anyway
-        elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
-        svi = SVI(model, weighed, _make_optim(model, guide, optimizer, lr), elbo)
+        if isinstance(guide, Ensemble):
+            elbo = recorded_elbo(loss, num_particles)
+            elbo.num_particles *= guide.size  # every member's turn in every step
+        else:
+            elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
+        svi = SVI(keeping(model, guide), weighed, _make_optim(model, guide, optimizer, lr), elbo)
         total = epochs * len(batches)
         bar = tqdm(total=total, unit="step", disable=not progress, dynamic_ncols=True)
         with pyro.validation_enabled(False), ESTIMATORS[estimator](), bar:
@@ -157,6 +166,8 @@ def fit(
                 state = EpochEnd(epoch, model, guide, history)
                 if any([callback(state) for callback in callbacks]):
                     break
+        if isinstance(guide, Approximated):
+            _approximate(guide, batches, history)
     return history
 
 
@@ -182,6 +193,14 @@ def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...],
         failed.history = history
         raise failed from None
     history.steps.append(elbo.take_parts(), lr)
+
+
+def _approximate(guide: Approximated, batches: Batches, history: History) -> None:
+    try:
+        guide.approximate(batches)
+    except NoModeError as error:
+        error.history = history
+        raise
 
 
 def _check_options(model: Any, epochs: int, lr: float, estimator: str) -> None:

@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pyro.distributions as dist
 import pytest
+import scipy.stats
 import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
+from torch.distributions import kl_divergence
 
 import pyro_bbb as bbb
 
@@ -141,6 +143,52 @@ def test_removed_weights_stay_removed_in_training():
     assert {("network.fc2.weight", i) for i in range(18) if not moved[i]} == {
         item for item in gone if item[0] == "network.fc2.weight"
     }
+
+
+class Shrinking(bbb.priors.Prior):
+    """N(0, s^2) for every weight, with a trained s."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, module, name, shape):
+        return dist.Normal(0.0, self.log_scale.exp()).expand(shape).to_event(len(shape))
+
+
+@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
+    """Of 30 weights in 33 that are removed, a prior that counted them would learn a scale of .3 s.
+
+    The best scale is the root of the mean of mu^2 + sigma^2 over the weights that are left.
+    """
+    prior = Shrinking()
+    network = bbb.BayesianMLP([10, 3], prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=9)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=2.0)
+    pruned = guide.without({"network.fc1.weight": torch.ones(3, 10, dtype=torch.bool)})
+    assert list(pruned.kept) == guide.site_names and guide.kept == {}
+    for parameter in pruned.parameters():
+        parameter.requires_grad_(False)  # the prior alone is trained
+    data = torch.randn(9, 10), torch.arange(9) % 3
+    options = {"epochs": 300, "batch_size": 9, "lr": 0.1, "progress": False}
+    history = bbb.fit(model, pruned, data, loss=loss, num_particles=num_particles, **options)
+    assert prior.log_scale.exp().item() == pytest.approx(2.0, rel=0.02)
+    log_priors = torch.tensor(history.log_prior[-10:])
+    expected = 3 * scipy.stats.norm(0, 2).logpdf(2)
+    assert log_priors.mean().item() == pytest.approx(expected, abs=0.05)
+
+
+def test_the_closed_form_of_a_masked_prior_is_that_of_the_kept_weights():
+    _, guide = make()
+    pruned = bbb.prune(guide, 0.5)
+    for name, kept in pruned.kept.items():
+        q = pruned._posterior(pruned._latents[name])
+        masked = dist.Normal(0.0, 2.0).expand(kept.shape).mask(kept).to_event(kept.dim())
+        left = dist.Normal(guide.loc(name)[kept], guide.scale(name)[kept])
+        expected = kl_divergence(left, dist.Normal(0.0, 2.0))
+        torch.testing.assert_close(kl_divergence(q, masked), expected.sum())
 
 
 @pytest.mark.parametrize("scale", [dist.LogNormal(0.0, 1.0), dist.Gamma(2.0, 2.0)])

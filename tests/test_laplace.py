@@ -1,0 +1,322 @@
+"""Laplace's approximation against exact posteriors and curvature computed by other means."""
+
+import copy
+import io
+import math
+import pickle
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Predictive, Trace_ELBO
+from pyro.nn import PyroModule, PyroSample
+from torch import nn
+from torch.func import functional_call, jacrev
+
+import pyro_bbb as bbb
+
+N, PRIOR, SIGMA = 40, 0.5, 0.8
+KINDS = ["laplace", "laplace_ggn"]
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+
+
+def regression(sizes=(3, 1), likelihood=None, activation=nn.Tanh):
+    x = torch.randn(N, 3) @ torch.tensor([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]])
+    y = x @ torch.tensor([0.7, -0.4, 0.2]) + 0.5 + SIGMA * torch.randn(N)
+    network = bbb.BayesianMLP(list(sizes), activation=activation, prior=dist.Normal(0.0, PRIOR))
+    likelihood = likelihood or bbb.likelihoods.Gaussian(SIGMA)
+    return bbb.BayesianModel(network, likelihood, num_data=N), x, y
+
+
+def exact(x, y):
+    """Precision and mean of the conjugate posterior; the weights, then the bias."""
+    design = torch.cat([x, torch.ones(N, 1)], dim=1)
+    precision = design.T @ design / SIGMA**2 + torch.eye(4) / PRIOR**2
+    return precision, torch.linalg.solve(precision, design.T @ y / SIGMA**2)
+
+
+def covariance(guide):
+    return guide.scale_tril @ guide.scale_tril.T
+
+
+# --- linear regression, where it is exact ---
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_fit_ends_at_the_exact_posterior_of_linear_regression(double, name):
+    model, x, y = regression()
+    guide = bbb.guides.make(name, model)
+    options = {"lr_schedule": "constant", "batch_size": N, "progress": False}
+    momentum = partial(torch.optim.SGD, momentum=0.8)
+    bbb.fit(model, guide, (x, y), epochs=400, lr=0.01, optimizer=momentum, **options)
+    precision, mean = exact(x, y)
+    torch.testing.assert_close(guide.loc.detach(), mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(covariance(guide), precision.inverse(), rtol=0, atol=1e-8)
+    assert torch.equal(guide.median()["network.fc1.weight"][0], guide.loc.detach()[:3])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_draws_and_quantiles_are_those_of_the_exact_posterior(double, name):
+    model, x, y = regression()
+    precision, mean = exact(x, y)
+    start = {"fc1.weight": mean[None, :3], "fc1.bias": mean[3:]}
+    guide = bbb.guides.make(name, model, init_loc=start)
+    guide.approximate((x, y))
+    draws = guide.sample_posterior(20_000)
+    joined = torch.cat([draws["network.fc1.weight"][:, 0], draws["network.fc1.bias"]], dim=1)
+    white = (joined - mean) @ torch.linalg.cholesky(precision)
+    # 4 means and 10 second moments, 5 standard errors: false alarm once in 120,000 seeds
+    assert white.mean(0).abs().max() < 5 / math.sqrt(20_000)
+    assert (white.T @ white / 20_000 - torch.eye(4)).abs().max() < 5 * math.sqrt(2 / 20_000)
+    quantiles = guide.quantiles([0.5, 0.975])["network.fc1.bias"]
+    torch.testing.assert_close(quantiles[0], mean[3:])
+    sigma = precision.inverse()[3, 3].sqrt()
+    torch.testing.assert_close(quantiles[1] - mean[3:], (1.959963984540054 * sigma)[None])
+    by_pyro = Predictive(model, guide=guide, num_samples=50)(x)["obs"]
+    assert by_pyro.shape == (50, N, 1) and by_pyro.std(0).min() > 0
+    assert bbb.predict(model, guide, x, num_samples=20).epistemic_std.min() > 0
+
+
+# --- the curvature ---
+
+
+def outputs_by_torch(x):
+    """A 3-4-3 network's outputs as a function of one vector of all its weights."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+
+    def outputs(z):
+        parts = z[: sum(shape.numel() for shape in shapes.values())].split(
+            [shape.numel() for shape in shapes.values()]
+        )
+        weights = {k: part.view(s) for (k, s), part in zip(shapes.items(), parts, strict=True)}
+        return functional_call(net, weights, (x.double(),))
+
+    return outputs
+
+
+def hessian(function):
+    return jacrev(jacrev(function))
+
+
+def log_prior(z):
+    return dist.Normal(0.0, PRIOR).log_prob(z).sum()
+
+
+def test_both_curvatures_of_a_classifier_are_those_of_torchs_own_derivatives():
+    model, x, _ = regression((3, 4, 3), bbb.likelihoods.Categorical())
+    y = torch.arange(N) % 3
+    outputs = outputs_by_torch(x)
+    found = {}
+    for name in KINDS:
+        guide = bbb.guides.make(name, model)
+        with torch.no_grad():
+            guide.loc.copy_(torch.linspace(-1, 1, 31))
+        found[name] = guide._precision([(x, y)])
+    z = guide.loc.detach().double()
+
+    def nll(out):
+        return nn.functional.cross_entropy(out, y, reduction="sum")
+
+    expected = hessian(lambda z: nll(outputs(z)) - log_prior(z))(z)
+    torch.testing.assert_close(found["laplace"], expected, rtol=1e-9, atol=1e-9)
+
+    slope = jacrev(outputs)(z)  # [N, 3, 31]
+    p = outputs(z).softmax(-1)
+    fisher = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    ggn = torch.einsum("ncd,nce,nef->df", slope, fisher, slope) + torch.eye(31) / PRIOR**2
+    torch.testing.assert_close(found["laplace_ggn"], ggn, rtol=1e-9, atol=1e-9)
+    assert torch.linalg.eigvalsh(found["laplace"])[0] < 0 < torch.linalg.eigvalsh(ggn)[0]
+
+
+def test_a_latent_scale_is_approximated_in_log_space_with_its_jacobian(double):
+    """ln s ~ N(-1, .5) and y ~ N(f, s): the derivatives of the log joint in (w, b, ln s)."""
+    model, x, y = regression((3, 1), bbb.likelihoods.Gaussian(dist.LogNormal(-1.0, 0.5)))
+    guide = bbb.guides.Laplace(model, init_loc={"likelihood.scale": torch.tensor(0.7)})
+
+    def neg_log_joint(z):
+        loc = x @ z[:3] + z[3]
+        log_prob = dist.Normal(loc, z[4].exp()).log_prob(y).sum()
+        return -log_prob - log_prior(z[:4]) - dist.Normal(-1.0, 0.5).log_prob(z[4])
+
+    z = guide.loc.detach().clone()
+    assert z[4].item() == pytest.approx(math.log(0.7))
+    torch.testing.assert_close(guide._precision([(x, y)]), hessian(neg_log_joint)(z))
+    assert Trace_ELBO().loss(model, guide, x, y) == pytest.approx(neg_log_joint(z).item())
+    ggn = bbb.guides.LaplaceGGN(model, init_loc=guide.median())
+    # a linear network is its own tangent
+    torch.testing.assert_close(ggn._precision([(x, y)]), hessian(neg_log_joint)(z))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_batches_add_up_to_the_whole_data_whatever_their_sizes(double, name):
+    model, x, y = regression((3, 4, 1))
+    guide = bbb.guides.make(name, model)
+    whole = guide._precision([(x, y)])
+    for sizes in ([7] * 5 + [5], [1] * N, [N - 1, 1]):
+        parts = zip(x.split(sizes), y.split(sizes), strict=True)
+        torch.testing.assert_close(guide._precision(parts), whole)
+    halves = guide._precision([(x[:20], y[:20])]) + guide._precision([(x[20:], y[20:])])
+    torch.testing.assert_close(halves / 2, whole)  # each half stands for the whole
+
+
+def test_float32_guides_are_approximated_in_float64():
+    model, x, y = regression((3, 4, 1))
+    guide = bbb.guides.Laplace(model)
+    assert guide._precision([(x, y)]).dtype == torch.float64
+    assert guide.loc.dtype == next(model.parameters(), torch.zeros(1)).dtype == torch.float32
+    guide = bbb.guides.LaplaceGGN(model)
+    guide.approximate((x, y))
+    assert guide.scale_tril.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 3), nn.Dropout(0.5)),
+    ],
+)
+@pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), bbb.ScaleMixtureNormal(0.5, 1.0, 0.5)])
+def test_converted_networks_and_mixture_priors_have_a_curvature(network, prior):
+    network = bbb.bayesianize(network, prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=N)
+    x, y = torch.randn(N, 1, 4, 4), torch.arange(N) % 3
+    guide = bbb.guides.LaplaceGGN(model)
+    guide.approximate((x, y))
+    assert guide.scale_tril.isfinite().all()
+    assert bbb.predict(model, guide, x, num_samples=5).sample_probs.shape == (5, N, 3)
+
+
+# --- the guide as an object ---
+
+
+def approximated():
+    model, x, y = regression((3, 4, 1))
+    guide = bbb.guides.LaplaceGGN(model)
+    guide.approximate((x, y))
+    return model, guide, (x, y)
+
+
+def test_before_the_approximation_there_are_no_draws_but_a_median():
+    model, x, y = regression()
+    guide = bbb.guides.Laplace(model)
+    for method in (
+        lambda: guide.sample_posterior(3),
+        lambda: guide.quantiles([0.5]),
+        lambda: bbb.predict(model, guide, x),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"still a point: call guide.approximate\(\(x, y\)\)"
+        ):
+            method()
+    assert guide.median()["network.fc1.weight"].shape == (1, 3)
+    assert bbb.predict_mean(model, guide, x).mean.shape == (N, 1)
+    guide.approximate((x, y))
+    guide.reset()
+    with pytest.raises(RuntimeError, match="still a point"):
+        guide.sample_posterior(3)
+
+
+def test_copies_pickles_and_states_hold_the_factor():
+    model, guide, _ = approximated()
+    twin, sent = copy.deepcopy(guide), pickle.loads(pickle.dumps(guide))
+    fresh = bbb.guides.LaplaceGGN(model)
+    buffer = io.BytesIO()
+    torch.save(guide.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    assert set(guide.state_dict()) == {"loc", "scale_tril"}
+    expected = seeded_draws(guide)
+    for each in (twin, sent, fresh):
+        found = seeded_draws(each)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    guide.reset()
+    assert twin.scale_tril is not None and set(guide.state_dict()) == {"loc"}
+    fresh.load_state_dict(guide.state_dict())  # a point again
+    assert fresh.scale_tril is None
+
+
+def seeded_draws(guide):
+    pyro.set_rng_seed(5)
+    return guide.sample_posterior(4)
+
+
+def test_the_approximation_leaves_model_and_guide_as_they_were():
+    model, x, y = regression((3, 4, 1))
+    model.train()
+    guide = bbb.guides.LaplaceGGN(model)
+    before, state = guide.loc.detach().clone(), torch.get_rng_state()
+    guide.approximate((x, y))
+    assert torch.equal(guide.loc, before) and guide.loc.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training and not model.network._forward_hooks
+    assert guide.model is model and len(pyro.get_param_store()) == 0
+
+
+def test_training_goes_on_from_the_point():
+    model, guide, args = approximated()
+    factor = guide.scale_tril
+    history = bbb.fit(model, guide, args, epochs=2, lr=0.01, progress=False)
+    assert all(value == 0 for value in history.log_guide)  # as a point
+    assert not torch.equal(guide.scale_tril, factor)
+
+
+@pytest.mark.parametrize("form", ["loader", "dataset", "stopped"])
+def test_fit_hands_over_whatever_form_the_data_have(form):
+    model, x, y = regression()
+    pairs = torch.utils.data.TensorDataset(x, y)
+    data = torch.utils.data.DataLoader(pairs, batch_size=16) if form == "loader" else pairs
+    guide = bbb.guides.Laplace(model)
+    stop = (lambda event: True,) if form == "stopped" else ()
+    bbb.fit(model, guide, data, epochs=2, batch_size=16, callbacks=stop, progress=False)
+    precision, _ = exact(x, y)
+    torch.testing.assert_close(covariance(guide), precision.inverse(), rtol=1e-4, atol=1e-6)
+
+
+# --- refusals ---
+
+
+def test_a_point_that_is_no_mode_is_refused_with_its_curvature_and_the_ways_out():
+    """f = v tanh(u x) at u = v = 0, with y = 3x: the Hessian is [[h, -3s], [-3s, h]]."""
+
+    class Product(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.u, self.v = (PyroSample(dist.Normal(0.0, 1.0)) for _ in range(2))
+
+        def forward(self, x):
+            return self.v * torch.tanh(self.u * x)
+
+    x = torch.linspace(-1, 1, 5)[:, None]
+    model = bbb.BayesianModel(Product(), bbb.likelihoods.Gaussian(1.0), num_data=5)
+    guide = bbb.guides.Laplace(model, init_loc=0.0)
+    smallest = 1 - 3 * 2.5  # the prior's 1, and 3 times the sum of squares of x
+    with pytest.raises(
+        bbb.guides.NoModeError, match=rf"no maximum.* {smallest}, .*Train.*laplace_ggn"
+    ):
+        guide.approximate((x, 3 * x))
+    assert guide.scale_tril is None
+    with pytest.raises(bbb.guides.NoModeError) as raised:
+        bbb.fit(model, guide, (x, 3 * x), epochs=2, lr=1e-9, progress=False)
+    assert len(raised.value.history) == 2
+    guide = bbb.guides.LaplaceGGN(model, init_loc=0.0)
+    guide.approximate((x, 3 * x))
+    torch.testing.assert_close(covariance(guide), torch.eye(2))  # J = 0: the prior's
+
+
+def test_no_examples_are_refused():
+    model, *_ = regression()
+    with pytest.raises(ValueError, match="data must hold at least one example"):
+        bbb.guides.Laplace(model).approximate([])
+
+
+def test_a_model_that_is_no_bayesian_model_is_refused():
+    with pytest.raises(TypeError, match="model must be a BayesianModel, got function"):
+        bbb.guides.Laplace(lambda: None)
