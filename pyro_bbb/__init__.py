@@ -4,12 +4,14 @@ Four nouns, each replaceable alone (network, prior, likelihood, guide); the verb
 """
 
 from pyro_bbb import data, guides, likelihoods, metrics, priors
+from pyro_bbb.chains import Chains
 from pyro_bbb.conversion import bayesianize
 from pyro_bbb.distributions import ScaleMixtureNormal
 from pyro_bbb.estimators import flipout, local_reparameterization, sticking_the_landing
 from pyro_bbb.export import to_module
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.history import History
+from pyro_bbb.mcmc import run_nuts
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianConv2d, BayesianLeNet5, BayesianLinear, BayesianMLP
 from pyro_bbb.objectives import KLSchedule, NonFiniteError
@@ -28,6 +30,7 @@ __all__ = [
     "BayesianLinear",
     "BayesianMLP",
     "BayesianModel",
+    "Chains",
     "ClassificationPrediction",
     "EpochEnd",
     "History",
@@ -49,6 +52,7 @@ __all__ = [
     "predict_mean",
     "priors",
     "prune",
+    "run_nuts",
     "signal_to_noise",
     "sticking_the_landing",
     "to_module",

@@ -4,9 +4,8 @@ Every function takes the Axes first, draws, labels the axes with their units and
 so that a finding can be put above it: ``plots.loss_parts(ax, history).set_title("...")``. Nothing
 here opens a window, makes a figure or changes matplotlib's settings; `style` is a context for that.
 
-The colours are the Okabe-Ito palette, told apart with any common colour blindness
-(M. Okabe and K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/, 2008). Line styles
-and markers differ as well, for grey print.
+The colours are those of `pyro_bbb._colours`. Line styles and markers differ as well, for grey
+print.
 """
 
 import math
@@ -24,13 +23,13 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
+from pyro_bbb._colours import BLACK, BLUE, CYCLE, ORANGE, SKY, VERMILLION
+from pyro_bbb._plots_answers import class_probabilities as class_probabilities
+from pyro_bbb._plots_answers import risk_coverage as risk_coverage
+from pyro_bbb._plots_bands import function_band as function_band
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.history import Record
 from pyro_bbb.summaries import ClassificationPrediction, RegressionPrediction
-
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)  # neighbours differ in lightness too
 
 Array = npt.NDArray[np.float64]
 

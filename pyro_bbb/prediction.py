@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -41,8 +42,9 @@ def predict(
 
     Args:
         model: the model.
-        guide: a trained guide; a finished Pyro `MCMC`; or draws by site name, ``[S, ...]`` each.
-            Of given draws at most ``num_samples`` are used, evenly spaced.
+        guide: a trained guide; the `Chains` of `run_nuts`; a finished Pyro `MCMC`; or draws by
+            site name, ``[S, ...]`` each. Of given draws at most ``num_samples`` are used, evenly
+            spaced.
         x: inputs, ``[n, ...]``.
         num_samples: number of draws S.
         batch_size: inputs per pass, to bound memory; 8192 by default.
@@ -58,7 +60,7 @@ def predict(
     """
     _check(model, x, num_samples=num_samples, batch_size=batch_size)
     with seeded(seed), own_store(model, guide):
-        return _summarise(model, _posterior(model, guide, x, num_samples), x, batch_size)
+        return _summarise(model, posterior_draws(model, guide, x, num_samples), x, batch_size)
 
 
 def predict_mean(
@@ -107,7 +109,9 @@ def _check(model: Any, x: Any, **numbers: int | None) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
 
 
-def _posterior(model: BayesianModel, guide: Any, x: Tensor, num_samples: int) -> Iterator[Draws]:
+def posterior_draws(
+    model: BayesianModel, guide: Any, x: Tensor, num_samples: int
+) -> Iterator[Draws]:
     """The posterior's draws in chunks, each ``[s, ...]`` by site name."""
     given = _given(guide)
     if given is not None:
@@ -116,6 +120,8 @@ def _posterior(model: BayesianModel, guide: Any, x: Tensor, num_samples: int) ->
         given = {name: values[chosen] for name, values in given.items()}
         num_samples = len(chosen)
     size = max(1, min(num_samples, _CHUNK // _latent_size(guide, given)))
+    members = getattr(guide, "size", 1)
+    size = math.ceil(size / members) * members  # an ensemble's draws go round its members
     for start in range(0, num_samples, size):
         count = min(size, num_samples - start)
         if given is not None:

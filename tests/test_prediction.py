@@ -263,6 +263,18 @@ def test_mcmc_predicts_as_its_samples(double):
     assert_equals_loop(bbb.predict_mean(model, mcmc, x), model, centre, x)
 
 
+def test_chains_of_nuts_predict_as_their_draws(double):
+    model = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5)))
+    x = torch.randn(5, 1)
+    options = {"num_samples": 6, "warmup_steps": 2, "num_chains": 2, "max_tree_depth": 3}
+    chains = bbb.run_nuts(model, (x, 2 * x), **options, seed=0, progress=False)
+    prediction = bbb.predict(model, chains, x)
+    assert len(prediction.sample_means) == 12
+    assert_equals_loop(prediction, model, dict(chains), x)
+    centre = {name: values.mean(0, keepdim=True) for name, values in chains.items()}
+    assert_equals_loop(bbb.predict_mean(model, chains, x), model, centre, x)
+
+
 @pytest.mark.parametrize("guide_type", [AutoNormal, AutoMultivariateNormal])
 def test_stock_guides_give_draws_of_their_posterior(double, guide_type):
     model, x = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))), torch.ones(2, 1)

@@ -1,0 +1,624 @@
+"""NUTS: its potential against Pyro's own, its draws against posteriors known exactly."""
+
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from pyro.infer.mcmc.util import initialize_model
+from pyro.nn import PyroModule, PyroSample
+from pyro.ops.integrator import potential_grad
+from scipy import stats
+from torch import fx, nn
+
+import pyro_bbb as bbb
+from pyro_bbb import _nuts, _starts, mcmc
+from pyro_bbb import chains as chains_module
+from pyro_bbb._potential import Potential
+
+SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
+QUICK = {"num_samples": 8, "warmup_steps": 8, "max_tree_depth": 3, "progress": False}
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+
+
+class Hierarchical(PyroModule):
+    """A line whose weights share a latent scale."""
+
+    def __init__(self, inputs=2):
+        super().__init__()
+        self.tau = PyroSample(dist.Gamma(3.0, 3.0))
+        self.weight = PyroSample(
+            lambda self: dist.Normal(0.0, self.tau).expand([inputs]).to_event(1)
+        )
+
+    def forward(self, x):
+        return x @ self.weight.unsqueeze(-1)
+
+
+class Branching(PyroModule):
+    """Takes a path that depends on the weights, which no record can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = bbb.BayesianLinear(2, 1)
+
+    def forward(self, x):
+        h = self.fc(x)
+        return h if h.sum() > 0 else -2 * h
+
+
+class Accumulating(PyroModule):
+    """Adds into memory that does not depend on the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = bbb.BayesianLinear(2, 1)
+
+    def forward(self, x):
+        total = torch.zeros(len(x), 1)
+        for _ in range(2):
+            total += self.fc(x)
+        return total
+
+
+class Dropping(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.fc = bbb.BayesianLinear(2, 1)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(self.fc(x))
+
+
+class Recurrent(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.lstm = bbb.bayesianize(nn.LSTM(2, 3, batch_first=True))
+        self.head = bbb.BayesianLinear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0][:, -1])
+
+
+def mlp(prior, outputs=1):
+    return bbb.BayesianMLP([2, 4, outputs], activation=nn.Tanh, prior=prior)
+
+
+def mixed():
+    """Two families that are joined, with one between that is not."""
+    cauchy = dist.Cauchy(0.0, 1.0)
+    return {"fc1.*": dist.Laplace(0.1, 0.7), "*.weight": cauchy, "*": dist.Normal(1.0, 2.0)}
+
+
+def latent():
+    return dist.LogNormal(-1.0, 0.5)
+
+
+CASES = {  # network and likelihood
+    "normal": lambda: (mlp(dist.Normal(0.0, 1.0)), bbb.likelihoods.Gaussian(0.3)),
+    "mixture": lambda: (mlp(bbb.ScaleMixtureNormal(0.3, 1.0, 0.01)), bbb.likelihoods.Gaussian(0.3)),
+    "student": lambda: (mlp(dist.StudentT(3.0)), bbb.likelihoods.Gaussian(0.3)),
+    "mixed": lambda: (mlp(mixed()), bbb.likelihoods.Gaussian(0.3)),
+    "latent-noise": lambda: (mlp(None), bbb.likelihoods.Gaussian(latent())),
+    "latent-df": lambda: (mlp(None), bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0), latent())),
+    "bounded": lambda: (mlp(None), bbb.likelihoods.Gaussian(dist.Uniform(0.1, 2.0))),
+    "learned-noise": lambda: (mlp(None), bbb.likelihoods.Gaussian.learned(0.3)),
+    "heteroscedastic": lambda: (mlp(None, 2), bbb.likelihoods.HeteroscedasticGaussian()),
+    "hierarchical": lambda: (Hierarchical(), bbb.likelihoods.Gaussian(0.3)),
+    "converted": lambda: (
+        bbb.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))),
+        bbb.likelihoods.Gaussian(0.3),
+    ),
+    "recurrent": lambda: (Recurrent(), bbb.likelihoods.Gaussian(0.3)),
+    "accumulating": lambda: (Accumulating(), bbb.likelihoods.Gaussian(0.3)),
+    "dropout": lambda: (Dropping().eval(), bbb.likelihoods.Gaussian(0.3)),
+    "branching": lambda: (Branching(), bbb.likelihoods.Gaussian(0.3)),
+}
+
+
+def problem(name="normal", n=7):
+    network, likelihood = CASES[name]()
+    model = bbb.BayesianModel(network, likelihood, num_data=n)
+    return model, torch.randn(n, 2), torch.randn(n, 1)
+
+
+# --- the potential ---
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_potential_is_pyros_own(double, name):
+    model, x, y = problem(name)
+    potential = Potential(model, x, y)
+    start, theirs, _, _ = initialize_model(model, (x, y))
+    size = sum(part.size for part in potential.parts)
+    recorded = potential.recorded(torch.randn(size))
+    assert isinstance(recorded, fx.GraphModule) == (name != "branching")
+    for _ in range(4):
+        z = 0.7 * torch.randn(size)
+        pieces = dict(zip(potential.sites, z.split([p.size for p in potential.parts]), strict=True))
+        z_dict = {key: piece.reshape(start[key].shape) for key, piece in pieces.items()}
+        gradients, energy = potential_grad(theirs, z_dict)
+        gradient = torch.cat([gradients[key].flatten() for key in potential.sites])
+        for ours in (potential.value_and_gradient, recorded, recorded):
+            found = ours(z)
+            torch.testing.assert_close(found[0], energy, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(found[1], gradient, rtol=1e-12, atol=1e-11)
+
+
+def test_classes_too(double):
+    model = bbb.BayesianModel(mlp(None, 3), bbb.likelihoods.Categorical(), 6)
+    x, y = torch.randn(6, 2), torch.randint(3, (6,))
+    potential = Potential(model, x, y)
+    values = {name: torch.randn_like(site["value"]) for name, site in potential.sites.items()}
+    prior = sum(stats.norm.logpdf(value).sum() for value in values.values())
+    hidden = torch.tanh(x @ values["network.fc1.weight"].T + values["network.fc1.bias"])
+    logits = hidden @ values["network.fc2.weight"].T + values["network.fc2.bias"]
+    expected = nn.functional.cross_entropy(logits, y, reduction="sum") - prior
+    torch.testing.assert_close(potential(potential.unconstrain(values)), expected)
+
+
+def test_priors_of_one_family_are_one_operation(double):
+    model, x, y = problem("normal")
+    potential = Potential(model, x, y)
+    record = potential.recorded(potential.unconstrain(potential.draw_prior()))
+    calls = [node for node in record.graph.nodes if node.op == "call_function"]
+    assert len(calls) < 70  # 180 as Pyro's own potential records
+    assert sum(node.target is torch.ops.aten.pow.Tensor_Scalar for node in calls) == 2
+
+
+def test_random_operations_stay_random(double):
+    """Training mode is not the sampler's, but a network may be noisy by itself."""
+
+    class Noisy(Branching):
+        def forward(self, x):
+            return self.fc(x) + torch.randn(len(x), 1)
+
+    model, x, y = problem()
+    model = bbb.BayesianModel(Noisy(), bbb.likelihoods.Gaussian(), 7)
+    potential = Potential(model, x, y)
+    record = potential.recorded(torch.zeros(3))
+    assert len({record(torch.zeros(3))[0].item() for _ in range(3)}) == 3
+
+
+def test_networks_are_in_evaluation_mode(double):
+    _, x, y = problem()
+    model = bbb.BayesianModel(Dropping(), bbb.likelihoods.Gaussian(), 7)
+    potential, z = Potential(model, x, y), torch.ones(3)
+    assert model.network.dropout.training
+    assert len({potential(z).item() for _ in range(9)} | {potential.recorded(z)(z)[0].item()}) == 1
+
+
+def test_values_come_back_from_the_vector(double):
+    model, x, y = problem("latent-df")
+    potential = Potential(model, x, y)
+    values = potential.draw_prior()
+    z = potential.unconstrain(values)
+    back = potential.constrain(torch.stack([z, z, z]).unsqueeze(1))
+    for name, value in values.items():
+        torch.testing.assert_close(back[name], value.expand(3, 1, *value.shape))
+
+
+def test_discrete_latents_are_refused():
+    class Switch(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.on = PyroSample(dist.Bernoulli(0.5))
+
+        def forward(self, x):
+            return x[:, :1] * self.on
+
+    model = bbb.BayesianModel(Switch(), bbb.likelihoods.Gaussian(), 7)
+    with pytest.raises(ValueError, match="'network.on' is discrete"):
+        mcmc.run_nuts(model, (torch.randn(7, 2), torch.randn(7, 1)))
+
+
+def test_a_model_without_latents_is_refused():
+    model = bbb.BayesianModel(PyroModule[nn.Linear](2, 1), bbb.likelihoods.Gaussian(), 7)
+    with pytest.raises(ValueError, match="at least one latent"):
+        mcmc.run_nuts(model, (torch.randn(7, 2), torch.randn(7, 1)))
+
+
+# --- posteriors known exactly ---
+
+
+def assert_mean(chains, series, expected):
+    """The mean of ``series``, ``[chains, draws, ...]``, within its standard error."""
+    of_series = replace(chains, by_chain={"series": series})
+    error = series.flatten(0, 1).std(0) / of_series.ess("mean")["series"].sqrt()
+    found = series.flatten(0, 1).mean(0)
+    assert ((found - torch.as_tensor(expected)).abs() < SIGMAS * error).all(), (found, expected)
+
+
+def test_conjugate_regression(double):
+    n, prior, noise = 12, 0.8, 0.5
+    x = torch.randn(n, 2) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])
+    design = torch.cat([x, torch.ones(n, 1)], dim=1)
+    y = design @ torch.tensor([[0.5], [-0.3], [0.2]]) + noise * torch.randn(n, 1)
+    precision = design.T @ design / noise**2 + torch.eye(3) / prior**2
+    loc, covariance = precision.inverse() @ design.T @ y.flatten() / noise**2, precision.inverse()
+    network = bbb.BayesianMLP([2, 1], prior=dist.Normal(0.0, prior))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), n)
+    chains = mcmc.run_nuts(
+        model, (x, y), num_samples=300, warmup_steps=100, num_chains=2, seed=0, progress=False
+    )
+    draws = torch.cat([value.flatten(2) for value in chains.by_chain.values()], dim=-1)
+    assert_mean(chains, draws, loc)
+    centred = draws - loc
+    assert_mean(chains, centred.unsqueeze(-1) * centred.unsqueeze(-2), covariance)
+    assert not chains.diverging.any()
+    assert 0.7 < chains.acceptance.mean() < 0.98
+    assert all((r_hat < 1.05).all() for r_hat in chains.r_hat().values())
+
+
+def test_a_latent_noise_scale(double):
+    """Weight and noise scale against quadrature on a grid: without the Jacobian it fails."""
+    x = torch.ones(3, 1)
+    y = torch.tensor([[0.4], [1.1], [-0.2]])
+    network = bbb.BayesianLinear(1, 1, bias=False, prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(dist.Gamma(2.0, 2.0)), 3)
+    w, s = np.meshgrid(np.linspace(-5, 5, 801), np.linspace(0.005, 8, 1600), indexing="ij")
+    log_joint = stats.norm.logpdf(w) + stats.gamma.logpdf(s, 2, scale=0.5)
+    log_joint += stats.norm.logpdf(y.numpy()[:, :, None], w, s).sum(0)
+    mass = np.exp(log_joint - log_joint.max())
+    mass /= mass.sum()
+    chains = mcmc.run_nuts(
+        model, (x, y), num_samples=250, warmup_steps=100, num_chains=2, seed=1, progress=False
+    )
+    scale = chains.by_chain["likelihood.scale"]
+    assert (scale > 0).all()
+    assert_mean(chains, scale, (mass * s).sum())
+    assert_mean(chains, scale.log(), (mass * np.log(s)).sum())
+    assert_mean(chains, chains.by_chain["network.weight"].flatten(2), [(mass * w).sum()])
+
+
+def test_without_information_the_posterior_is_the_hierarchical_prior(double):
+    """Inputs of zero: tau keeps Gamma(3, 3) and the weights their scale mixture."""
+    model = bbb.BayesianModel(Hierarchical(), bbb.likelihoods.Gaussian(), 2)
+    chains = mcmc.run_nuts(
+        model,
+        (torch.zeros(2, 2), torch.zeros(2, 1)),
+        num_samples=350,
+        warmup_steps=150,
+        num_chains=2,
+        seed=0,
+        target_accept_prob=0.9,
+        progress=False,
+    )
+    tau, weight = chains.by_chain["network.tau"], chains.by_chain["network.weight"]
+    assert_mean(chains, tau, 1.0)
+    assert_mean(chains, tau.square(), 4 / 3)
+    assert_mean(chains, weight.square(), [4 / 3, 4 / 3])
+    assert_mean(chains, weight.prod(-1), 0.0)
+
+
+# --- what a run gives back, and what it leaves alone ---
+
+
+def test_chains_are_a_mapping_of_joined_draws():
+    model, x, y = problem("latent-noise")
+    chains = bbb.run_nuts(model, (x, y), num_chains=2, seed=0, **QUICK)
+    assert list(chains) == [*bbb.AutoSoftplusNormal(model).site_names] and len(chains) == 5
+    weight = chains["network.fc1.weight"]
+    assert weight.shape == (16, 4, 2) and weight.dtype == torch.float32
+    torch.testing.assert_close(weight[8:], chains.by_chain["network.fc1.weight"][1])
+    for numbers in (chains.log_density, chains.acceptance, chains.diverging, chains.num_gradients):
+        assert numbers.shape == (2, 8)
+    assert chains.diverging.dtype == torch.bool and chains.step_size.shape == (2,)
+    assert ((chains.num_gradients > 0) & (chains.num_gradients < 2**3)).all()
+    assert ((chains.acceptance >= 0) & (chains.acceptance <= 1 + 1e-5)).all()
+    assert chains == chains and chains != replace(chains) and chains in {chains}
+    assert "2 chains of 8 draws" in repr(chains)
+    with pytest.raises(TypeError):
+        chains.by_chain["network.fc1.weight"] = weight
+    potential = Potential(model, x, y)
+    for c in range(2):
+        for s in (0, 7):
+            draw = {name: values[c, s] for name, values in chains.by_chain.items()}
+            energy = potential(potential.unconstrain(draw))
+            torch.testing.assert_close(chains.log_density[c, s], -energy, rtol=1e-4, atol=1e-3)
+
+
+def test_a_seed_fixes_each_chain_whatever_their_number():
+    model, x, y = problem()
+    two = mcmc.run_nuts(model, (x, y), num_chains=2, seed=5, **QUICK)
+    one = mcmc.run_nuts(model, (x, y), num_chains=1, seed=5, **QUICK)
+    other = mcmc.run_nuts(model, (x, y), num_chains=1, seed=6, **QUICK)
+    for name in two:
+        assert torch.equal(two.by_chain[name][0], one.by_chain[name][0])
+        assert not torch.equal(two.by_chain[name][0], two.by_chain[name][1])
+        assert not torch.equal(one[name], other[name])
+    pyro.set_rng_seed(1)
+    first = mcmc.run_nuts(model, (x, y), **QUICK)
+    pyro.set_rng_seed(1)
+    assert torch.equal(
+        first["network.fc1.bias"], mcmc.run_nuts(model, (x, y), **QUICK)["network.fc1.bias"]
+    )
+
+
+def test_models_that_do_not_pickle_are_named():
+    network = mlp(lambda module, name, shape: dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), 7)
+    with pytest.raises(ValueError, match="num_workers above 1 needs a model that can be pickled"):
+        mcmc.run_nuts(
+            model, (torch.randn(7, 2), torch.randn(7, 1)), num_chains=2, num_workers=2, **QUICK
+        )
+
+
+def global_state(model):
+    return (
+        torch.get_rng_state().tolist(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.distributions.Distribution._validate_args,
+        pyro.poutine.runtime._PYRO_STACK.copy(),
+        dict(pyro.get_param_store()),
+        [part.training for part in model.modules()],
+        {name: value.tolist() for name, value in model.state_dict().items()},
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_outside_changes(fails, monkeypatch):
+    model, x, y = problem("learned-noise")
+    pyro.param("theirs", torch.ones(2))
+    torch.set_num_threads(2)
+    before = global_state(model)
+    if fails:
+        monkeypatch.setattr(_nuts.NUTS, "sample", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mcmc.run_nuts(model, (x, y), seed=0, **QUICK)
+    else:
+        mcmc.run_nuts(model, (x, y), seed=0, **QUICK)
+    assert global_state(model) == before
+    torch.set_num_threads(1)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_sampler_gets_the_energys_gradient(double):
+    model, x, y = problem("mixture")
+    potential = Potential(model, x, y)
+    z = potential.unconstrain(potential.draw_prior()).requires_grad_()
+    energy = _nuts._Energy.apply(z, potential.recorded(z.detach()))
+    (found,) = torch.autograd.grad(3 * energy, z)
+    torch.testing.assert_close(found, 3 * potential.value_and_gradient(z)[1])
+
+
+def test_trajectories_that_diverge_are_marked():
+    """A Normal between two walls, over which some trajectories run and some do not."""
+
+    def walled(z):
+        return z.square().sum() / 2 + 1e6 * (z.abs() > 1.5).sum(), z.clone()
+
+    settings = _nuts.Settings(300, 100, 0.8, 5, False, False)
+    record = _nuts.run_chain(walled, settings, torch.zeros(1), 0, lambda: None)
+    assert 10 < record.diverging.sum() < 290
+    assert (record.z.abs() <= 1.5).all()
+    outcomes = record.acceptance[record.diverging], record.acceptance[~record.diverging]
+    assert outcomes[0].max() < 1 - 1 / 32 < outcomes[1].mean()  # over the wall is accepted never
+
+
+# --- where chains start ---
+
+
+def starts(model, x, y, init, seeds=(1, 2)):
+    return _starts.starting_points(Potential(model, x, y), init, list(seeds))
+
+
+def test_each_chain_starts_at_a_draw_of_its_own():
+    model, x, y = problem("latent-noise")
+    for init in (None, "he", "prior", bbb.AutoSoftplusNormal(model)):
+        first, second = starts(model, x, y, init)
+        assert not torch.equal(first, second)
+        assert torch.equal(first, starts(model, x, y, init)[0])
+
+
+def test_starts_are_what_was_given(double):
+    model, x, y = problem("latent-noise")
+    potential = Potential(model, x, y)
+    given = potential.draw_prior()
+    expected = potential.unconstrain(given)
+    short = {name.removeprefix("network."): value for name, value in given.items()}
+    guide = bbb.AutoSoftplusNormal(model, init_loc=given, init_rho=-40.0)
+    stock = AutoNormal(model, init_loc_fn=lambda site: given[site["name"]], init_scale=1e-12)
+    stock(x, y)
+    for init in (given, short, lambda site: given[site["name"]], guide, stock):
+        for start in starts(model, x, y, init):
+            torch.testing.assert_close(start, expected)
+    at_half = potential.constrain(starts(model, x, y, 0.5)[0])
+    assert (at_half["network.fc1.weight"] == 0.5).all()
+    converted, x, y = problem("converted")
+    kept = {name: value.clone() for name, value in converted.initial_locs().items()}
+    found = Potential(converted, x, y).constrain(starts(converted, x, y, None)[0])
+    for name, value in kept.items():
+        torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize(
+    "error, match, init",
+    [
+        (ValueError, "names", {"nothing": torch.ones(2)}),
+        (ValueError, r"must have shape \[4, 2\], got \[2, 4\]", {"fc1.weight": torch.ones(2, 4)}),
+        (ValueError, "inside its support", {"likelihood.scale": torch.tensor(-1.0)}),
+        (ValueError, "positive density", {"fc1.bias": torch.full((4,), 1e38)}),
+        (ValueError, "he", "somewhere"),
+        (TypeError, "init", []),
+    ],
+)
+def test_bad_starts_are_named(error, match, init):
+    model, x, y = problem("latent-noise")
+    with pytest.raises(error, match=match):
+        mcmc.run_nuts(model, (x, y), init=init, **QUICK)
+
+
+# --- diagnostics ---
+
+
+def of_draws(values):
+    """Chains of given draws, ``[chains, draws]``."""
+    plain = torch.zeros(values.shape)
+    return bbb.Chains(
+        by_chain={"a.b": torch.stack([values, -values], -1), "c": values},
+        log_density=plain,
+        diverging=plain.bool(),
+        acceptance=plain,
+        num_gradients=plain.long(),
+        step_size=torch.ones(len(values)),
+        seconds=1.0,
+    )
+
+
+def test_r_hat_and_ess_tell_good_chains_from_bad():
+    good = torch.randn(4, 500)
+    chains = of_draws(good)
+    r_hat, ess = chains.r_hat(), chains.ess()
+    assert r_hat["a.b"].shape == (2,) and r_hat["c"].shape == ()
+    assert all((value < 1.01).all() for value in r_hat.values())
+    for kind in ("bulk", "tail", "mean", "sd"):
+        assert 1000 < chains.ess(kind)["c"] < 3500
+    apart = of_draws(good + 3 * torch.arange(4.0)[:, None])
+    assert apart.r_hat()["c"] > 1.5 and apart.ess()["c"] < 20
+    scaled = of_draws(good * torch.tensor([1.0, 1.0, 1.0, 20.0])[:, None])
+    assert scaled.r_hat()["c"] > 1.1  # the folded half of the statistic sees scales too
+    assert ess["a.b"].shape == (2,)
+    with pytest.raises(ValueError, match="num_chains of at least 2"):
+        of_draws(good[:1]).r_hat()
+    with pytest.raises(ValueError, match="at least 4 draws"):
+        of_draws(good[:, :3]).ess()
+    with pytest.raises(ValueError, match="kind must be one of"):
+        chains.ess("head")
+
+
+def test_arviz_gets_every_group():
+    model, x, y = problem("latent-noise")
+    chains = mcmc.run_nuts(model, (x, y), num_chains=2, seed=0, **QUICK)
+    plain = chains.to_arviz()
+    assert plain["posterior"]["network.fc1.weight"].shape == (2, 8, 4, 2)
+    assert plain["posterior"]["network.fc1.weight"].dims[:2] == ("chain", "draw")
+    assert plain["sample_stats"]["diverging"].dtype == bool
+    np.testing.assert_array_equal(plain["sample_stats"]["step_size"][1, 3], chains.step_size[1])
+    full = chains.to_arviz(model, (x, y))
+    np.testing.assert_array_equal(full["observed_data"]["obs"], y)
+    pointwise = full["log_likelihood"]["obs"].values
+    components = bbb.predict(model, chains, x, num_samples=16).components
+    expected = components.log_prob(y).sum(-1).unflatten(0, (2, 8))
+    np.testing.assert_allclose(pointwise, expected, rtol=2e-4, atol=2e-4)
+    with pytest.raises(ValueError, match="model and data"):
+        chains.to_arviz(model)
+
+
+def test_arviz_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match=r"pyro-bbb\[mcmc\]"):
+        of_draws(torch.randn(2, 9)).r_hat()
+
+
+@pytest.mark.parametrize("version", ["0.23.4", "1.3.0"])
+def test_both_interfaces_of_arviz_are_served(monkeypatch, version):
+    class Fake:
+        __version__ = version
+
+        @staticmethod
+        def from_dict(*args, **kwargs):
+            return args, kwargs
+
+    monkeypatch.setattr(chains_module, "_arviz", Fake)
+    args, kwargs = of_draws(torch.randn(2, 9)).to_arviz()
+    groups = args[0] if version.startswith("1") else kwargs
+    assert set(groups) == {"posterior", "sample_stats"}
+    assert len(args) + bool(kwargs) == 1
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    "error, match, arguments",
+    [
+        (TypeError, "model must be a BayesianModel, got Linear", {"model": nn.Linear(2, 1)}),
+        (ValueError, "num_data of the model is 7, but data has 5", {"data": "short"}),
+        (TypeError, "data must be", {"data": 3}),
+        *[
+            (ValueError, f"{name} must be an integer of at least 1", {name: bad})
+            for name in (
+                "num_samples",
+                "warmup_steps",
+                "num_chains",
+                "num_workers",
+                "max_tree_depth",
+            )
+            for bad in (0, True, 2.0)
+        ],
+        *[
+            (ValueError, "target_accept_prob", {"target_accept_prob": p})
+            for p in (0, 1, "a", math.nan)
+        ],
+        (TypeError, "seed must be an integer", {"seed": 1.5}),
+        (ValueError, "seed must not be negative", {"seed": -1}),
+    ],
+)
+def test_bad_arguments_are_named(error, match, arguments):
+    model, x, y = problem()
+    if arguments.get("data") == "short":
+        arguments = {"data": (x[:5], y[:5])}
+    with pytest.raises(error, match=match):
+        mcmc.run_nuts(**{"model": model, "data": (x, y), **QUICK, **arguments})
+
+
+def test_targets_that_do_not_fit_are_named():
+    model, x, _ = problem()
+    with pytest.raises(ValueError, match=r"expected y of shape"):
+        mcmc.run_nuts(model, (x, torch.randn(7, 3)), **QUICK)
+
+
+# --- slow ---
+
+
+@pytest.mark.slow
+def test_a_compiled_gradient_is_the_same(double):
+    model, x, y = problem("latent-noise")
+    potential = Potential(model, x, y)
+    z = potential.unconstrain(potential.draw_prior())
+    settings = _nuts.Settings(1, 1, 0.8, 5, False, True)
+    found = _nuts.fastest(potential, settings, z)(z)
+    for ours, expected in zip(found, potential.value_and_gradient(z), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(double):
+    model, x, y = problem("mixture")
+    alone = mcmc.run_nuts(model, (x, y), num_chains=2, seed=3, **QUICK)
+    shared = mcmc.run_nuts(model, (x, y), num_chains=2, num_workers=2, seed=3, **QUICK)
+    for name in alone:
+        assert torch.equal(alone[name], shared[name])
+    for name in ("log_density", "acceptance", "diverging", "num_gradients", "step_size"):
+        assert torch.equal(getattr(alone, name), getattr(shared, name))
+
+
+class Failing(Branching):
+    calls = 0
+
+    def forward(self, x):
+        Failing.calls += 1
+        if Failing.calls > 30:
+            raise ZeroDivisionError("too many calls")
+        return super().forward(x)
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_raised_here():
+    model = bbb.BayesianModel(Failing(), bbb.likelihoods.Gaussian(), 7)
+    options = {**QUICK, "num_samples": 100, "num_chains": 2, "num_workers": 2}
+    with pytest.raises(ZeroDivisionError, match="too many calls"):
+        mcmc.run_nuts(model, (torch.randn(7, 2), torch.randn(7, 1)), **options)

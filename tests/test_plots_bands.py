@@ -1,0 +1,58 @@
+"""Bands of sampled functions."""
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from pyro_bbb import plots
+
+X = torch.linspace(-1, 1, 5)
+
+
+@pytest.fixture
+def ax():
+    matplotlib.use("agg")
+    return Figure().add_subplot()
+
+
+def functions(seed, offset=0.0):
+    return torch.randn(401, 5, generator=torch.Generator().manual_seed(seed)) + offset
+
+
+def lines(ax):
+    return {line.get_label(): line for line in ax.lines}
+
+
+def test_the_band_is_the_central_interval_and_the_line_the_median(ax):
+    f = functions(0)
+    assert plots.function_band(ax, X, f, level=0.8) is ax
+    (band,) = ax.collections
+    corners = band.get_paths()[0].vertices
+    for i, x in enumerate(X.tolist()):
+        ends = corners[np.isclose(corners[:, 0], x)][:, 1]
+        low, high = np.quantile(f[:, i].double().numpy(), [0.1, 0.9])
+        assert ends.min() == pytest.approx(low) and ends.max() == pytest.approx(high)
+    np.testing.assert_allclose(lines(ax)["median"].get_ydata(), f.median(0).values)
+
+
+def test_columns_serve_as_well_as_rows(ax):
+    f = functions(0)
+    plots.function_band(ax, X[:, None], f[..., None])
+    np.testing.assert_allclose(lines(ax)["median"].get_ydata(), f.median(0).values)
+
+
+def test_the_reference_is_outlined_and_data_are_points(ax):
+    f, g = functions(0), functions(1, offset=10.0)
+    plots.function_band(ax, X, f, reference=g, data=(X[:2, None], torch.ones(2, 1)))
+    found = lines(ax)
+    assert found["reference, 90%"].get_ydata().min() > 5
+    np.testing.assert_allclose(found["reference, median"].get_ydata(), g.median(0).values)
+    assert len(found["data"].get_xdata()) == 2 and len(ax.collections) == 1
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 2.0])
+def test_levels_outside_0_and_1_are_refused(ax, level):
+    with pytest.raises(ValueError, match="level must be in"):
+        plots.function_band(ax, X, functions(0), level=level)
