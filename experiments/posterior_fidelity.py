@@ -1,0 +1,378 @@
+"""Which guide to trust: what each family of posteriors predicts, beside the exact one by NUTS.
+
+    python experiments/posterior_fidelity.py [--problems sine diabetes breast_cancer]
+
+Three problems that are small and smooth enough for NUTS to solve: the sine regression of the Keras
+and TFP articles of 2019, and two of scikit-learn's real sets. NUTS is the reference if its four
+chains agree, by the rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the
+network's output at inputs on and off the data. Weights cannot be compared, as units may change
+places and signs without changing the function.
+
+Every guide is trained on the whole training set in each step, half of the steps at a constant
+learning rate and half along a cosine to 0, so that what remains is the family's distance and not
+the optimiser's; one guide is trained twice as long to see that. The floor is the distance between
+two halves of NUTS, chains 1-2 against 3-4. Learning rates, and that ``full_rank`` and ``flow``
+start at the means of ``softplus_normal``, were chosen by the training loss.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import torch
+import tyro
+from _common import Picture, Run, Section, Table
+from _fidelity import LEVEL, PROBLEMS, Problem, compare, functions, score
+from torch import Tensor
+from tqdm import tqdm
+
+import pyro_bbb as bbb
+from pyro_bbb import plots
+
+Predictions: TypeAlias = dict[str, bbb.Prediction]
+ON, OFF, PATH = "on the data", "off the data", "path"
+NUTS = "NUTS"
+FLOOR = "floor"
+SUMMARY = (
+    "Distances are between what a guide predicts and what NUTS predicts. Function: 1-Wasserstein "
+    "distance between the draws of the network's output (of the probability, for classes) at one "
+    "input, averaged over inputs, in standard deviations of NUTS's draws. A point in their middle "
+    "would score about 0.8. y: the same for the targets, in standard deviations of theirs. Total "
+    "variation: difference of the predicted class probabilities. Sd: the standard deviation of the "
+    "guide's draws over that of NUTS's, 1 being right. The first row is NUTS against itself, "
+    "chains 1-2 against 3-4: smaller distances are noise."
+)
+OVERVIEW = (
+    "Where there are no data posteriors differ most. A standard deviation below 1 is false "
+    "confidence; above 1, needless doubt."
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    problems: tuple[str, ...] = tuple(PROBLEMS)
+    """Which problems, of sine, diabetes and breast_cancer."""
+    steps: int = 3000
+    """Training steps of each guide."""
+    lr: float = 0.05
+    """Learning rate of the first half of the steps."""
+    draws: int = 2000
+    """Draws from each guide."""
+    chain_length: int = 1000
+    """Draws of each of the four chains of NUTS, after as many to warm up."""
+    max_tree_depth: int = 7
+    """A draw of NUTS takes at most 2 to this power leapfrog steps."""
+    compile: bool = False
+    """Compile the gradient of NUTS, which needs a C++ compiler and takes less time then."""
+    workers: int = 2
+    """Processes for the chains."""
+    seed: int = 0
+    """Seed of data, training and draws."""
+    threads: int = 1
+    """Threads of this process."""
+    output: Path = Path("results/posterior_fidelity")
+    """Folder for results."""
+    smoke: bool = False
+    """Two steps and eight draws of one problem, to see that it works."""
+
+
+@dataclass(frozen=True)
+class Approach:
+    """A guide and how it is trained."""
+
+    guide: str
+    options: dict[str, Any] = field(default_factory=dict)
+    num_particles: int = 4
+    estimator: str = "reparam"
+    length: int = 1
+    """Factor of the number of steps."""
+    lr_factor: float = 1.0
+    after: str | None = None
+    """Which approach's means to start from."""
+
+
+def of_five(guide: str, **fit: Any) -> Approach:
+    """An ensemble of five guides of that name, each with one draw per step."""
+    return Approach("ensemble", {"size": 5, "guide": guide}, num_particles=1, **fit)
+
+
+FACTORISED = "softplus_normal"
+FROM_ITS_MEANS: dict[str, Any] = {"after": FACTORISED, "length": 2}
+APPROACHES = {
+    "delta (MAP)": Approach("delta", num_particles=1),
+    "ensemble of 5 delta": of_five("delta"),
+    "laplace": Approach("laplace", num_particles=1, length=3),
+    "laplace_ggn": Approach("laplace_ggn", num_particles=1, length=3),
+    FACTORISED: Approach(FACTORISED),
+    f"{FACTORISED}, twice the steps": Approach(FACTORISED, length=2),
+    f"{FACTORISED}, local_reparam": Approach(
+        FACTORISED, num_particles=1, estimator="local_reparam"
+    ),
+    f"ensemble of 5 {FACTORISED}": of_five(FACTORISED),
+    "normal": Approach("normal"),
+    "low_rank": Approach("low_rank"),
+    "full_rank": Approach("full_rank", {"init_scale": 0.1}, lr_factor=0.2, **FROM_ITS_MEANS),
+    "flow": Approach("flow", {"init_scale": 0.1}, lr_factor=0.1, **FROM_ITS_MEANS),
+}
+
+
+def constant_then_cosine(progress: float) -> float:
+    """1 for half of the training, then down to 0 along half a cosine."""
+    return 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(2 * math.pi * (progress - 0.5)))
+
+
+def ask(problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config) -> Predictions:
+    """Predictions on the data, off it, and along the picture's path."""
+    inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
+    options = {"num_samples": config.draws, "seed": config.seed}
+    return {place: bbb.predict(model, posterior, x, **options) for place, x in inputs.items()}
+
+
+def differences(found: Predictions, gold: Predictions) -> dict[str, dict[str, float]]:
+    """`compare` on and off the data."""
+    return {place: compare(found[place], gold[place]) for place in (ON, OFF)}
+
+
+def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions]:
+    """NUTS: its diagnostics, the distance between its halves, scores; and its predictions."""
+    torch.manual_seed(config.seed)
+    model = problem.make_model()
+    chains = bbb.run_nuts(
+        model,
+        problem.train,
+        num_samples=config.chain_length,
+        warmup_steps=config.chain_length,
+        num_chains=4,
+        num_workers=config.workers,
+        max_tree_depth=config.max_tree_depth,
+        compile=config.compile,
+        seed=config.seed,
+    )
+    whole = replace(config, draws=4 * config.chain_length)
+    gold = ask(problem, model, chains, whole)
+    halves = [
+        {name: values.unflatten(0, (2, -1))[half] for name, values in chains.items()}
+        for half in range(2)
+    ]
+    one, other = (ask(problem, model, half, whole) for half in halves)
+    record = {
+        **diagnose(chains, gold),
+        "seconds": chains.seconds,
+        "scores": score(gold[ON], problem.test[1]),
+        FLOOR: differences(one, other),
+    }
+    return record, gold
+
+
+def diagnose(chains: bbb.Chains, gold: Predictions) -> dict[str, Any]:
+    """R-hat and effective sample sizes of function values, and of the noise's scale if latent."""
+    values = {place: functions(gold[place]).unflatten(0, (4, -1)) for place in (ON, OFF)}
+    noise = {name: x for name, x in chains.by_chain.items() if name.startswith("likelihood.")}
+    quantities = replace(chains, by_chain=values | noise)
+    r_hat, bulk, tail = quantities.r_hat(), quantities.ess("bulk"), quantities.ess("tail")
+    return {
+        "r_hat": {name: float(value.max()) for name, value in r_hat.items()},
+        "ess_bulk": {name: float(value.min()) for name, value in bulk.items()},
+        "ess_tail": {name: float(value.min()) for name, value in tail.items()},
+        "divergences": int(chains.diverging.sum()),
+        "gradients_per_draw": float(chains.num_gradients.double().mean()),
+    }
+
+
+def train(
+    problem: Problem, approach: Approach, config: Config, start: Any = None
+) -> tuple[dict[str, Any], Predictions, bbb.guides.Guide]:
+    """One guide: how long its training took and where its loss ended; its predictions; itself."""
+    torch.manual_seed(config.seed)
+    model = problem.make_model()
+    options = approach.options if start is None else approach.options | {"init_loc": start.median()}
+    guide = bbb.guides.make(approach.guide, model, **options)
+    began = perf_counter()
+    history = bbb.fit(
+        model,
+        guide,
+        problem.train,
+        epochs=config.steps * approach.length,
+        batch_size=len(problem.train[0]),
+        lr=config.lr * approach.lr_factor,
+        lr_schedule=constant_then_cosine,
+        num_particles=approach.num_particles,
+        estimator=approach.estimator,
+        seed=config.seed,
+        progress=False,
+    )
+    seconds = perf_counter() - began
+    last = history.loss[-max(1, len(history.loss) // 20) :]
+    record = {"seconds": seconds, "loss": sum(last) / len(last)}
+    return record, ask(problem, model, guide, config), guide
+
+
+def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, Predictions]]:
+    """All guides and NUTS on one problem: the figures and the predictions by name."""
+    figures: dict[str, Any] = {}
+    predictions: dict[str, Predictions] = {}
+    trained: dict[str, bbb.guides.Guide] = {}
+    record, predictions[NUTS] = solve(problem, config)
+    for name, approach in tqdm(APPROACHES.items(), desc=problem.title):
+        try:
+            start = trained.get(approach.after or "")
+            training, found, trained[name] = train(problem, approach, config, start)
+        except ArithmeticError as error:  # the point of a Laplace approximation is no maximum
+            figures[name] = {"failed": str(error)}
+            continue
+        scores = {"scores": score(found[ON], problem.test[1])}
+        figures[name] = training | scores | differences(found, predictions[NUTS])
+        predictions[name] = found
+    return {"title": problem.title, NUTS: record, "guides": figures}, predictions
+
+
+def verdict(nuts: dict[str, Any]) -> str:
+    """Whether the reference is one, in words."""
+    worst = max(nuts["r_hat"].values())
+    rest = (
+        f"effective sample size at least {min(nuts['ess_bulk'].values()):.0f} (bulk) and "
+        f"{min(nuts['ess_tail'].values()):.0f} (tail), {nuts['divergences']} divergences, "
+        f"{nuts['gradients_per_draw']:.0f} gradients per draw, {nuts['seconds']:.0f} s."
+    )
+    if worst < 1.01:
+        return f"The four chains agree: R-hat at most {worst:.3f}, {rest}"
+    return (
+        f"The four chains do NOT agree (R-hat up to {worst:.3f}, 1.01 or more): "
+        f"NUTS is no reference here, and distances to it mean little; {rest}"
+    )
+
+
+def fidelity_table(record: dict[str, Any]) -> Table:
+    """One problem: distances, spread and scores of NUTS and of every guide."""
+    nuts = record[NUTS]
+    classes = "accuracy" in nuts["scores"]
+    columns = (
+        record["title"],
+        "function, on",
+        "off",
+        "total variation, on" if classes else "y, on",
+        "off",
+        "sd, on",
+        "off",
+        *(("accuracy (%)", "ECE (%)") if classes else (f"in {LEVEL:.0%} interval (%)", "RMSE")),
+        "NLL",
+        "seconds",
+    )
+    itself = {place: nuts[FLOOR][place] | {"sd_ratio": 1.0} for place in (ON, OFF)}
+    rows = [_row("NUTS, half against half", nuts | itself)]
+    rows += [_row(name, guide) for name, guide in record["guides"].items()]
+    return Table(columns, rows)
+
+
+def _row(name: str, figures: dict[str, Any]) -> list[str]:
+    if "failed" in figures:
+        return [name, "no mode found", *9 * ["–"]]
+    measures = ("function", "predictive", "sd_ratio")
+    cells = [f"{figures[place][measure]:.2f}" for measure in measures for place in (ON, OFF)]
+    scores = figures["scores"]
+    if "accuracy" in scores:
+        cells += [f"{100 * scores['accuracy']:.1f}", f"{100 * scores['ece']:.1f}"]
+    else:
+        cells += [f"{100 * scores['coverage']:.1f}", f"{scores['rmse']:.2f}"]
+    return [name, *cells, f"{scores['nll']:.3f}", f"{figures['seconds']:.0f}"]
+
+
+def overview_table(problems: dict[str, Any]) -> Table:
+    """All problems: how far each guide's functions are off the data, and how wide they spread."""
+    columns = ["off the data"]
+    for record in problems.values():
+        columns += [f"{record['title']}: function", "sd"]
+    rows = [
+        [name, *(cell for record in problems.values() for cell in _off(record["guides"][name]))]
+        for name in APPROACHES
+    ]
+    return Table(columns, rows)
+
+
+def _off(figures: dict[str, Any]) -> list[str]:
+    if "failed" in figures:
+        return ["–", "–"]
+    return [f"{figures[OFF][measure]:.2f}" for measure in ("function", "sd_ratio")]
+
+
+def draw_bands(
+    run: Run,
+    name: str,
+    problem: Problem,
+    figures: dict[str, Any],
+    predictions: dict[str, Predictions],
+) -> Picture:
+    """Every guide's functions along the path in a panel of its own, NUTS outlined in all."""
+    gold = functions(predictions[NUTS][PATH])
+    guides = {name: found for name, found in predictions.items() if name != NUTS}
+    classes = isinstance(predictions[NUTS][PATH], bbb.ClassificationPrediction)
+    rows = math.ceil(len(guides) / 4)
+    with plots.style():
+        figure, axes = plt.subplots(
+            rows, 4, figsize=(9.6, 1.9 * rows + 0.5), sharex=True, sharey=True, squeeze=False
+        )
+        for ax, (guide, found) in zip(axes.flat, guides.items(), strict=False):
+            data = problem.train if len(problem.train[0][0]) == 1 else None
+            plots.function_band(
+                ax, problem.at, functions(found[PATH]), reference=gold, data=data, level=LEVEL
+            )
+            share = figures[guide][OFF]["sd_ratio"]
+            ax.set_title(f"{guide}\noff the data {share:.0%} of NUTS's sd", fontsize="x-small")
+        for ax in axes.flat[len(guides) :]:
+            ax.set_axis_off()
+        axes.flat[0].set_ylim(*((-0.03, 1.03) if classes else _limits(gold)))
+        figure.supxlabel(problem.labels[0], fontsize="medium")
+        figure.supylabel(problem.labels[1], fontsize="medium")
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        labels = [label.replace("reference", NUTS) for label in labels]
+        figure.legend(handles, labels, loc="outside upper center", ncols=5)
+    caption = (
+        f"Blue: the central {LEVEL:.0%} of each guide's functions; black lines: that of NUTS, the "
+        "same in all panels."
+    )
+    return run.picture(figure, f"bands_{name}", caption)
+
+
+def _limits(gold: Tensor) -> tuple[float, float]:
+    """What NUTS fills, and a quarter of it above and below."""
+    low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
+    margin = (high - low) / 4
+    return low - margin, high + margin
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Solve every problem by NUTS and by every guide; returns what ``metrics.json`` holds."""
+    if config.smoke:
+        small = {"steps": 2, "draws": 8, "chain_length": 8, "workers": 1}
+        config = replace(config, problems=config.problems[-1:], **small)
+    torch.set_num_threads(config.threads)
+    run = Run(config, config.output)
+    problems, sections = {}, []
+    for name in config.problems:
+        problem = PROBLEMS[name](config.seed)
+        problems[name], predictions = study(problem, config)
+        sections.append(
+            Section(
+                problem.title,
+                f"{problem.text} {verdict(problems[name][NUTS])}",
+                tables=[fidelity_table(problems[name])],
+                pictures=[draw_bands(run, name, problem, problems[name]["guides"], predictions)],
+            )
+        )
+    overview = Section("Overview", OVERVIEW, tables=[overview_table(problems)])
+    recipes = {name: asdict(approach) for name, approach in APPROACHES.items()}
+    record = run.finish({"problems": problems, "approaches": recipes})
+    for section in (*sections, overview):
+        print(f"\n{section.text}\n\n{section.tables[0]}")
+    path = run.report("Which guide to trust", SUMMARY, [overview, *sections], record)
+    print(f"\n{record['seconds']} s; report: {path}")
+    return record
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
