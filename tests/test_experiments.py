@@ -12,7 +12,15 @@ import torch
 import tyro
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-EXPERIMENTS = ["choose_defaults", "quickstart"]  # a new experiment is added here
+EXPERIMENTS = [
+    "choose_defaults",
+    "fashion_mnist",
+    "lenet5_mnist",
+    "mnist_mlp",
+    "posterior_fidelity",
+    "quickstart",
+    "sine_regression",
+]  # a new experiment is added here
 
 
 @pytest.fixture
@@ -85,6 +93,50 @@ def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
     assert len(foreign["photograph patches"]) == (427 // 32) * (640 // 32)
 
 
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatch, steps):
+    monkeypatch.syspath_prepend(FOLDER)
+    passes = importlib.import_module("_lenet5").Passes(10, 4, steps, seed=0)
+    assert len(passes) == steps
+    batches = [rows for _ in range(20) for rows in passes][:15]
+    assert {len(rows) for rows in batches} == {4}
+    rows = torch.cat(batches).split(10)  # six passes
+    assert all(sorted(each.tolist()) == list(range(10)) for each in rows)
+    assert not rows[0].equal(rows[1])
+
+
+def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    whitening = importlib.import_module("_whitening").Whitening
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
+
+    white = whitening.of(x, 1e-12)
+    z = (x - white.mean) @ white.matrix
+    torch.testing.assert_close(z.T.cov(correction=0), torch.eye(5, dtype=z.dtype))
+    assert z.mean(0).abs().max() < 1e-12
+    torch.testing.assert_close(white.matrix, white.matrix.T)  # no rotation: pixels stay pixels
+
+    damped = whitening.of(x, 0.5)
+    covariance = x.T.cov(correction=0)
+    precision = torch.linalg.inv(covariance + 0.5 * torch.eye(5, dtype=x.dtype))
+    torch.testing.assert_close(damped.matrix @ damped.matrix, precision)
+    lengths = damped(x[:7] * 2).norm(dim=1)
+    mean_length = ((x - x.mean(0)) @ damped.matrix).norm(dim=1).mean()
+    torch.testing.assert_close(lengths, mean_length.expand(7))
+
+
+def test_halfway_is_found_in_a_noisy_series(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fashion = importlib.import_module("fashion_mnist")
+    generator = torch.Generator().manual_seed(0)
+    falling = torch.linspace(10.0, 0.0, 1001) + 0.1 * torch.randn(1001, generator=generator)
+    assert abs(fashion.halfway(falling.tolist()) - 525) < 15  # half a window after the middle
+    assert abs(fashion.halfway((-falling).tolist()) - 525) < 15
+    assert fashion.halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
+
+
 def test_table_is_aligned_markdown(common):
     table = common.Table(("name", "%"), [("a", "10.0"), ("long one", "7")])
     assert str(table).splitlines() == [
@@ -93,3 +145,34 @@ def test_table_is_aligned_markdown(common):
         "| a        | 10.0 |",
         "| long one |    7 |",
     ]
+
+
+def test_repeated_figures_become_mean_and_sd(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+    summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
+    assert set(summary["seeds"]) == {"3", "4", "5"}
+    assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
+    assert summary["sd"] == {"a": {"b": pytest.approx(0.01)}}
+    assert repeats.shown(summary, "a", "b") == "4.00 ± 1.00"
+    once = repeats.repeat(lambda seed: {"a": {"b": 0.5}}, 0, 1)
+    assert repeats.shown(once, "a", "b", factor=1, digits=1) == "0.5"
+
+
+@pytest.mark.parametrize("experiment", ["mnist_mlp"], indirect=True)
+def test_mnist_mlp_skips_the_layer_that_the_tutorial_skips(experiment):
+    recipe = experiment.RECIPES["published"]
+    skipped = [name for name, v in recipe.variants.items() if v.network == "skipping"]
+    assert skipped == ["Normal prior, layer skipped"]
+    network = experiment.SkippingMLP([784, 6, 6, 10])
+    model = experiment.bbb.BayesianModel(network, experiment.bbb.likelihoods.Categorical(), 2)
+    guide = experiment.bbb.AutoSoftplusNormal(model)
+    x = torch.rand(2, 784)
+    before = experiment.bbb.predict_mean(model, guide, x).probs
+    guide.loc("network.fc2.weight").add_(1.0)
+    assert experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
+    guide.loc("network.fc1.weight").add_(1.0)
+    assert not experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
+    exported = experiment.bbb.to_module(model, guide)
+    probs = experiment.bbb.predict_mean(model, guide, x).probs
+    torch.testing.assert_close(exported(x).softmax(-1), probs)

@@ -1,0 +1,431 @@
+"""A noisy sine by 481 random weights: four priors and likelihoods, and NUTS on the same model.
+
+    python experiments/sine_regression.py [--preset published] [--repeats 3]
+
+y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network is
+asked on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
+
+- fixed mixture prior: https://krasserm.github.io/2019/03/14/bayesian-neural-networks/ (Keras);
+- mixture prior whose pi, sigma1 and sigma2 are learned with the posterior, and a Normal prior with
+  a trainable location for every weight: the same experiment in TensorFlow Probability (2019), whose
+  posterior starts at the standard deviation 1 (rho = ln(e - 1)).
+
+``--preset ours`` (the default) differs in the fixed mixture's scales, takes 5 draws per step, and
+lets the learning rate fall. Three fixed mixtures were compared by the negative ELBO they reach with
+seeds 0 to 2: (pi, sigma1, sigma2) = (.5, 1.5, .1) 364 to 373 nats, (.5, 2, .5) 236 to 266,
+(.75, 1.5, .5) 197 to 236.
+
+The fourth variant learns the noise as well: its 512 points have noise that grows from left to
+right, and the band splits into what more data would remove (epistemic) and what it would not
+(aleatoric). Beside the fixed prior's band stands that of NUTS, whose draws are from the same
+model's exact posterior.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import matplotlib.pyplot as plt
+import torch
+import tyro
+from _common import Data, Picture, Run, Section, Table
+from _repeats import repeat, shown
+from torch import Tensor
+
+import pyro_bbb as bbb
+from pyro_bbb import metrics, plots, priors
+
+UNIT_SCALE = math.log(math.e - 1)  # the rho at which softplus(rho) = 1
+BANDS = "bands"
+
+Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hyper-parameters of one variant's training."""
+
+    prior: str
+    """Name of the prior in `pyro_bbb.priors`."""
+    options: dict[str, float]
+    """Its arguments."""
+    init_sd: float
+    """Standard deviation of the initial means."""
+    init_rho: float
+    """Where the standard deviations softplus(rho) start."""
+    lr: float
+    """Adam's learning rate at the start."""
+    lr_schedule: str
+    """How it goes on."""
+    num_particles: int
+    """Draws per step."""
+    epochs: int = 1500
+    """Full-batch steps."""
+    learns_noise: bool = False
+    """Whether the network has a second output, the noise's scale at each input."""
+
+
+_OURS = dict(init_sd=1.0, init_rho=-5.0, lr=0.05, lr_schedule="cosine", num_particles=5)
+_TFP = dict(init_sd=0.0, init_rho=UNIT_SCALE, lr=0.03, lr_schedule="constant", num_particles=1)
+_KERAS = dict(lr=0.08, lr_schedule="constant", num_particles=1)
+_MIXTURE = {"pi": 0.75, "sigma1": 1.5, "sigma2": 0.5}
+_LEARNED = {"pi": 0.2, "sigma1": 1.0, "sigma2": 0.1}
+
+RECIPES: dict[str, dict[str, Recipe]] = {
+    "published": {
+        "fixed mixture": Recipe(
+            "scale_mixture",
+            {"pi": 0.5, "sigma1": 1.5, "sigma2": 0.1},
+            init_sd=math.sqrt(0.5 * 1.5**2 + 0.5 * 0.1**2),
+            init_rho=0.0,
+            **_KERAS,
+        ),
+        "learned mixture": Recipe("learned_scale_mixture", _LEARNED, **_TFP),
+        "trainable location": Recipe("learned_normal", {"scale": 1.0}, **_TFP),
+    },
+    "ours": {
+        "fixed mixture": Recipe("scale_mixture", _MIXTURE, **_OURS),
+        "learned mixture": Recipe("learned_scale_mixture", _LEARNED, **_OURS),
+        "trainable location": Recipe("learned_normal", {"scale": 1.0}, **_OURS),
+        "learned noise": Recipe(
+            "scale_mixture",
+            _MIXTURE,
+            learns_noise=True,
+            epochs=3000,
+            **_OURS | {"init_sd": 0.3, "lr": 0.02, "num_particles": 2},
+        ),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    preset: Literal["published", "ours"] = "ours"
+    """Which recipes."""
+    seed: int = 0
+    """Seed of the data's noise, initial values and draws."""
+    repeats: int = 1
+    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
+    samples: int = 500
+    """Networks drawn from the posterior for each prediction."""
+    nuts_samples: int = 250
+    """Draws of NUTS in each of 4 chains, after as many of warm-up; 0 leaves NUTS out."""
+    nuts_depth: int = 8
+    """A draw of NUTS takes at most 2 to this power leapfrog steps."""
+    workers: int = 2
+    """Processes for the chains of NUTS."""
+    threads: int = 1
+    """Processor threads. For a network this small more do not help."""
+    output: Path = Path("results/sine_regression")
+    """Folder for results."""
+    smoke: bool = False
+    """A few steps only, to see that it works."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data of one seed, and where the network is asked."""
+
+    data: Data
+    x: Tensor
+    noise: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, seed: int, *, even_noise: bool) -> "Problem":
+        """32 points with noise of sd 1; or 512 whose noise grows from 0.2 to 2.2."""
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.linspace(-0.5, 0.5, 32 if even_noise else 512)[:, None]
+        noise = torch.ones_like if even_noise else growing
+        y = sine(x) + noise(x) * torch.randn(x.shape, generator=generator)
+        return cls((x, y), torch.linspace(-1.5, 1.5, 1000)[:, None], noise)
+
+
+def sine(x: Tensor) -> Tensor:
+    """The truth without its noise."""
+    return 10 * torch.sin(2 * math.pi * x)
+
+
+def growing(x: Tensor) -> Tensor:
+    """Standard deviation of the uneven noise."""
+    return 0.2 + 2 * (x + 0.5)
+
+
+def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
+    """The network and what it predicts."""
+    sizes = [1, 20, 20, 2 if recipe.learns_noise else 1]
+    network = bbb.BayesianMLP(sizes, prior=priors.make(recipe.prior, **recipe.options))
+    noisy = bbb.likelihoods.HeteroscedasticGaussian()
+    likelihood = noisy if recipe.learns_noise else bbb.likelihoods.Gaussian(scale=1.0)
+    return bbb.BayesianModel(network, likelihood, num_data=num_data)
+
+
+def learned(model: bbb.BayesianModel) -> priors.LearnedScaleMixture | None:
+    """The network's learned mixture prior, if it has one."""
+    kinds = (part for part in model.modules() if isinstance(part, priors.LearnedScaleMixture))
+    return next(kinds, None)
+
+
+def train(
+    recipe: Recipe, problem: Problem, seed: int, epochs: int
+) -> tuple[Trained, list[tuple[float, float, float]]]:
+    """A trained model and guide, and the learned prior's (pi, sigma1, sigma2) after each epoch."""
+    torch.manual_seed(seed)
+    model = make_model(recipe, len(problem.data[0]))
+    guide = bbb.AutoSoftplusNormal(
+        model,
+        init_loc=lambda site: recipe.init_sd * torch.randn(site["value"].shape),
+        init_rho=recipe.init_rho,
+    )
+    path: list[tuple[float, float, float]] = []
+
+    def follow(state: bbb.EpochEnd) -> None:
+        prior = learned(model)
+        if prior is not None:
+            path.append((prior.pi.item(), prior.sigma1.item(), prior.sigma2.item()))
+
+    bbb.fit(
+        model,
+        guide,
+        problem.data,
+        epochs=epochs,
+        batch_size=len(problem.data[0]),
+        lr=recipe.lr,
+        lr_schedule=recipe.lr_schedule,
+        num_particles=recipe.num_particles,
+        callbacks=[follow],
+        seed=seed,
+    )
+    return (model, guide), path
+
+
+def score(prediction: bbb.RegressionPrediction, problem: Problem) -> dict[str, float]:
+    """How sure the networks are on and off the data, and whether rightly so."""
+    distance = problem.x.abs().flatten()
+    inside, truth = distance < 0.5, sine(problem.x)
+    low, high = (prediction.mean + k * prediction.std for k in (-2, 2))
+    on, off = (
+        float(prediction.epistemic_std[where].mean()) for where in (distance < 0.4, distance > 0.75)
+    )
+    return {
+        "epistemic_sd_on_data": on,
+        "epistemic_sd_off_data": off,
+        "ratio": off / on,
+        "coverage_of_truth": metrics.coverage(low[inside], high[inside], truth[inside]),
+        "rmse_to_truth": metrics.rmse(prediction.mean[inside], truth[inside]),
+        "noise_sd_error": metrics.rmse(
+            prediction.aleatoric_std[inside], problem.noise(problem.x)[inside]
+        ),
+    }
+
+
+def run_seed(config: Config, seed: int, pictures: dict[str, Any]) -> dict[str, Any]:
+    """Every variant with one seed's data; the first seed leaves what the pictures show."""
+    results: dict[str, Any] = {}
+    for name, recipe in RECIPES[config.preset].items():
+        problem = Problem.of(seed, even_noise=not recipe.learns_noise)
+        trained, path = train(recipe, problem, seed, 20 if config.smoke else recipe.epochs)
+        prediction = bbb.predict(*trained, problem.x, num_samples=config.samples, seed=seed)
+        results[name] = score(prediction, problem)
+        if path:
+            results[name] |= dict(zip(("pi", "sigma1", "sigma2"), path[-1], strict=True))
+            pictures.setdefault("path", path)
+        mean = bbb.predict_mean(*trained, problem.x).mean
+        pictures.setdefault(BANDS, {}).setdefault(name, (problem, prediction, mean))
+    return results
+
+
+def run_nuts(config: Config) -> tuple[dict[str, Any], bbb.RegressionPrediction]:
+    """The exact posterior of the first variant's model, and how well its chains agree."""
+    problem = Problem.of(config.seed, even_noise=True)
+    model = make_model(next(iter(RECIPES[config.preset].values())), len(problem.data[0]))
+    samples = 5 if config.smoke else config.nuts_samples
+    chains = bbb.run_nuts(
+        model.double(),
+        tuple(part.double() for part in problem.data),
+        num_samples=samples,
+        warmup_steps=samples,
+        num_chains=2 if config.smoke else 4,
+        num_workers=1 if config.smoke else config.workers,
+        max_tree_depth=3 if config.smoke else config.nuts_depth,
+        seed=config.seed,
+    )
+    prediction = bbb.predict(model, chains, problem.x.double(), num_samples=4 * samples)
+    functions = prediction.sample_means.flatten(1).unflatten(0, chains.diverging.shape)
+    r_hat = replace(chains, by_chain={"y": functions}).r_hat()["y"]  # weights are interchangeable
+    diagnostics = {
+        "max_r_hat": float(r_hat.max()),
+        "diverging": int(chains.diverging.sum()),
+        "seconds": chains.seconds,
+    }
+    return score(prediction, problem) | diagnostics, prediction
+
+
+def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
+    """One row per variant."""
+    columns = (
+        "variant",
+        "epistemic sd on the data",
+        "off the data",
+        "ratio",
+        "truth within 2 sd (%)",
+    )
+    keys = ("epistemic_sd_on_data", "epistemic_sd_off_data", "ratio", "coverage_of_truth")
+    factors = (1, 1, 1, 100)
+    rows = [
+        (
+            name,
+            *(
+                shown(summary, name, key, factor=factor)
+                for key, factor in zip(keys, factors, strict=True)
+            ),
+        )
+        for name in summary["mean"]
+    ]
+    if nuts:
+        cells = (f"{f * nuts[k]:.2f}" for k, f in zip(keys, factors, strict=True))
+        rows.append(("NUTS, fixed mixture", *cells))
+    return Table(columns, rows)
+
+
+def mixture_table(summary: dict[str, Any]) -> Table:
+    """What the learned prior became."""
+    start = [f"{_LEARNED[key]:.2f}" for key in ("pi", "sigma1", "sigma2")]
+    end = [shown(summary, "learned mixture", key, factor=1) for key in ("pi", "sigma1", "sigma2")]
+    columns = ("mixture prior", "pi", "sigma 1", "sigma 2")
+    return Table(columns, [("at the start", *start), ("learned", *end)])
+
+
+def draw_bands(
+    run: Run, bands: dict[str, Any], nuts: bbb.RegressionPrediction | None, ratios: dict[str, float]
+) -> list[Picture]:
+    """One panel per variant on shared axes; NUTS has the last."""
+    panels: dict[str, Any] = {}
+    for name, (problem, prediction, _) in bands.items():
+        title = f"{name}: {ratios[name]:.1f} times as unsure off the data"
+        panels[name] = problem, prediction, title
+        if nuts is not None and not panels.get("NUTS"):
+            panels["NUTS"] = problem, nuts, f"NUTS, {name}: {ratios['NUTS']:.1f} times"
+    with plots.style():
+        rows = math.ceil(len(panels) / 2)
+        figure, axes = plt.subplots(
+            rows, 2, sharex=True, sharey=True, figsize=(9.6, 3.4 * rows), squeeze=False
+        )
+        for ax in axes.flat[len(panels) :]:
+            ax.set_visible(False)
+        for ax, (problem, prediction, title) in zip(axes.flat, panels.values(), strict=False):
+            truth = sine(problem.x)
+            plots.regression_band(ax, problem.x, prediction, data=problem.data, truth=truth)
+            ax.set_title(title, fontsize=10)
+            ax.label_outer()
+        axes.flat[len(panels) - 2].tick_params(labelbottom=True)  # nothing below it
+        for name, ax in zip(panels, axes.flat, strict=False):
+            if name in bands:
+                mean = bands[name][2]
+                ax.plot(bands[name][0].x, mean, color="black", lw=1, ls=":", label="mean network")
+        axes[0, 0].set_ylim(-45, 45)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    caption = (
+        "Mean and 2 sd bands of the posterior's networks. The dark band is what more data would "
+        "remove, the light one adds the noise. Dotted: the one network of mean weights."
+    )
+    return [run.picture(figure, BANDS, caption)]
+
+
+def draw_noise(run: Run, problem: Problem, prediction: bbb.RegressionPrediction) -> Picture:
+    """The two kinds of uncertainty apart."""
+    x = problem.x.flatten()
+    inside = x.abs() <= 0.5
+    with plots.style():
+        figure, ax = plt.subplots()
+        ax.plot(x, prediction.aleatoric_std.flatten(), label="aleatoric")
+        ax.plot(x, prediction.epistemic_std.flatten(), label="epistemic")
+        ax.plot(x[inside], problem.noise(x)[inside], "k--", lw=1.2, label="true noise")
+        ax.axvspan(-0.5, 0.5, color="0.92", zorder=0)
+        ax.set(xlabel="x", ylabel="standard deviation", yscale="log")
+        ax.set_title("The noise is learned where there are data")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    caption = "The shaded range has data. Beyond it nothing is known of the noise either."
+    return run.picture(figure, "noise", caption)
+
+
+def draw_mixture(run: Run, path: list[tuple[float, float, float]]) -> Picture:
+    """The learned prior over training, and as a density."""
+    start, end = path[0], path[-1]
+    with plots.style():
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6))
+        for values, label in zip(
+            zip(*path, strict=True), ("pi", "sigma 1", "sigma 2"), strict=True
+        ):
+            left.plot(values, label=label)
+        left.set(xlabel="step", ylabel="value", ylim=(0, None))
+        left.set_title("The prior's three parameters in training")
+        left.legend()
+        w = torch.linspace(-4, 4, 801)
+        for values, label in ((start, "at the start"), (end, "learned")):
+            right.plot(w, bbb.ScaleMixtureNormal(*values).log_prob(w).exp(), label=label)
+        right.set(xlabel="weight", ylabel="density", yscale="log")
+        right.set_title("The prior of every weight")
+        right.legend()
+    caption = "One pi, sigma 1 and sigma 2 for all weights, learned by maximising the ELBO."
+    return run.picture(figure, "learned_mixture", caption)
+
+
+def sections_of(
+    run: Run, summary: dict[str, Any], seen: dict[str, Any], nuts: dict[str, Any], exact: Any
+) -> list[Section]:
+    """The report's parts."""
+    first = next(iter(summary["seeds"].values()))
+    ratios = {name: figures["ratio"] for name, figures in first.items()}
+    ratios |= {"NUTS": nuts["ratio"]} if nuts else {}
+    text = (
+        "On the data: the mean epistemic sd over |x| < 0.4; off the data: over 0.75 < |x| < 1.5. "
+        "The truth should lie within 2 sd of the mean for about 95 % of |x| < 0.5."
+    )
+    if nuts:
+        text += (
+            f" NUTS took {nuts['seconds']:.0f} s; its predictions' R-hat is at most "
+            f"{nuts['max_r_hat']:.3f}, {nuts['diverging']} of its draws diverged."
+        )
+    bands = draw_bands(run, seen[BANDS], exact, ratios)
+    learned_prior = [mixture_table(summary)], [draw_mixture(run, seen["path"])]
+    sections = [
+        Section("Sure on the data, unsure beyond", text, [results_table(summary, nuts)], bands),
+        Section("A prior that learns its own shape", "Type-II maximum likelihood.", *learned_prior),
+    ]
+    if "learned noise" in seen[BANDS]:
+        problem, prediction, _ = seen[BANDS]["learned noise"]
+        error = shown(summary, "learned noise", "noise_sd_error", factor=1)
+        text = f"512 points; the learned noise sd is off by {error} (root mean square)."
+        picture = draw_noise(run, problem, prediction)
+        sections.append(Section("Two kinds of uncertainty", text, pictures=[picture]))
+    return sections
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Train, compare with NUTS, print the tables, write the results."""
+    torch.set_num_threads(config.threads)
+    run = Run(config, config.output)
+    seen: dict[str, Any] = {}
+    summary = repeat(lambda seed: run_seed(config, seed, seen), config.seed, config.repeats)
+    nuts, exact = run_nuts(config) if config.nuts_samples else ({}, None)
+    recipes = {name: asdict(recipe) for name, recipe in RECIPES[config.preset].items()}
+    record = run.finish({"recipe": recipes, **summary, "nuts": nuts})
+    sections = sections_of(run, summary, seen, nuts, exact)
+    for section in sections:
+        for table in section.tables:
+            print(f"\n{table}")
+    run.report(
+        "A noisy sine",
+        f"Preset {config.preset}, {config.repeats} run(s); figures are means.",
+        sections,
+        record,
+    )
+    return record
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
