@@ -61,6 +61,7 @@ CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat") + (
 MEASURES = ("entropy", "epistemic", "confidence")
 WIDE, NARROW = "400-400", "100"
 GARMENTS, DIGITS = "garments", "digits"
+UNIFORM = "A uniform guess among ten classes has ln 10 = 2.3 nats"
 LOOKED = 1000  # images of each kind that are voted on
 
 
@@ -427,6 +428,7 @@ def draw_components(run: Run, first: Scores) -> Picture:
             ax.axhline(figures[kind]["accuracy"], linestyle=line, color=colour, label=label)
         gain = figures["ensemble"]["accuracy"] - figures["components"]["mean"]
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+        ax.margins(0.06)
         ax.set(xlabel="sampled network", ylabel="test accuracy", xticks=[])
         ax.set_title(f"Together {100 * gain:.1f} points better than one by one")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -464,12 +466,13 @@ def draw_foreign(run: Run, sets: Sets, answers: Answers, ballots: Answers) -> li
         foreign.suptitle(f"Digits: {agreement(outside):.0%} vote alike", weight="bold")
         entropies, ax = plt.subplots()
         plots.entropy_histogram(ax, answers[GARMENTS].entropy, {DIGITS: answers[DIGITS].entropy})
-        ax.set_title("How unsure the ensemble is")
+        unsure = metrics.auroc(answers[DIGITS].entropy, answers[GARMENTS].entropy)
+        ax.set_title(f"In {unsure:.0%} of pairs the digit is less certain")
     over = f"The share is the mean over the first {len(inside.probs):,}"
     return [
         run.picture(known, "votes_garments", f"The first test image of five classes. {over}."),
         run.picture(foreign, "votes_digits", f"The first five test digits of MNIST. {over}."),
-        run.picture(entropies, "entropy", "ln 10 = 2.3 nats is a uniform guess among ten classes."),
+        run.picture(entropies, "entropy", f"In domain are the test {GARMENTS}. {UNIFORM}."),
     ]
 
 
