@@ -87,6 +87,19 @@ def test_without_data_a_guide_returns_to_its_prior(name):
     assert (joined.T @ joined / 20_000 - torch.eye(3)).abs().max() < 0.12
 
 
+@pytest.mark.parametrize("name", ["delta", *LAPLACES])
+def test_without_data_a_point_returns_to_the_priors_mode(name):
+    nothing = bbb.likelihoods.Gaussian(1e9)  # observations that say 1e-18 of a prior's nat
+    model = make_model(dist.Normal(0.0, 0.7), nothing, sizes=(2, 1)).double()
+    guide = bbb.guides.make(name, model, init_loc=1.5).double()
+    data = torch.ones(12, 2, dtype=torch.float64), torch.zeros(12, dtype=torch.float64)
+    bbb.fit(model, guide, data, epochs=300, batch_size=12, lr=0.1, progress=False)
+    assert max(value.abs().max() for value in guide.median().values()) < 1e-3
+    if name in LAPLACES:
+        expected = 0.7 * torch.eye(3, dtype=torch.float64)
+        torch.testing.assert_close(guide.scale_tril, expected, rtol=1e-7, atol=1e-9)
+
+
 # --- the exact posterior of linear regression ---
 
 

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.mcmc.util import initialize_model
 from pyro.nn import PyroModule, PyroSample
@@ -622,3 +623,15 @@ def test_an_error_in_a_process_is_raised_here():
     options = {**QUICK, "num_samples": 100, "num_chains": 2, "num_workers": 2}
     with pytest.raises(ZeroDivisionError, match="too many calls"):
         mcmc.run_nuts(model, (torch.randn(7, 2), torch.randn(7, 1)), **options)
+
+
+@pytest.mark.parametrize("prior", bbb.priors.PRIORS)
+def test_every_prior_by_name_is_sampled_and_predicted_from(prior):
+    network = bbb.BayesianMLP([2, 3, 1], activation=torch.nn.Tanh, prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
+    x = torch.randn(12, 2)
+    settings = {"num_samples": 3, "warmup_steps": 3, "max_tree_depth": 2, "seed": 0}
+    chains = bbb.run_nuts(model, (x, x.sum(1)), progress=False, **settings)
+    latents = {name for name, _ in poutine.trace(model).get_trace(x).iter_stochastic_nodes()}
+    assert set(chains) == latents - {"obs", "data"}
+    assert bbb.predict(model, chains, x).sample_means.shape == (3, 12, 1)
