@@ -122,9 +122,10 @@ def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monke
     covariance = x.T.cov(correction=0)
     precision = torch.linalg.inv(covariance + 0.5 * torch.eye(5, dtype=x.dtype))
     torch.testing.assert_close(damped.matrix @ damped.matrix, precision)
-    lengths = damped(x[:7] * 2).norm(dim=1)
-    mean_length = ((x - x.mean(0)) @ damped.matrix).norm(dim=1).mean()
-    torch.testing.assert_close(lengths, mean_length.expand(7))
+    z = (x - x.mean(0)) @ damped.matrix
+    seen = damped(x[:7])
+    torch.testing.assert_close(seen.norm(dim=1), z.norm(dim=1).mean().expand(7))
+    torch.testing.assert_close(torch.cosine_similarity(seen, z[:7]), torch.ones(7, dtype=x.dtype))
 
 
 def test_halfway_is_found_in_a_noisy_series(monkeypatch):
@@ -135,6 +136,18 @@ def test_halfway_is_found_in_a_noisy_series(monkeypatch):
     assert abs(fashion.halfway(falling.tolist()) - 525) < 15  # half a window after the middle
     assert abs(fashion.halfway((-falling).tolist()) - 525) < 15
     assert fashion.halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
+
+
+def test_short_batches_are_left_out_of_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fashion = importlib.import_module("fashion_mnist")
+    x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
+    recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
+    trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
+    steps, whole = trained.history.steps, fashion.whole_batches(trained.history.steps)
+    kept = [0, 1, 3, 4]  # of batches of 4, 4, 2
+    for name, series in vars(whole).items():
+        assert series == [getattr(steps, name)[i] for i in kept], name
 
 
 def test_table_is_aligned_markdown(common):
