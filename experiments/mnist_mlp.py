@@ -398,6 +398,7 @@ def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
             axes, (CORNER, surest), ("Never told anything", "The surest"), strict=True
         ):
             plots.weight_density(ax, trained.guide, FIRST, index)
+            ax.locator_params(axis="x", nbins=6)
             ax.set_title(f"{what}: {ax.get_title(loc='left')}", fontsize="small")
     caption = (
         f"{name}: posterior of a weight from the corner pixel, which no digit reaches, and of the "
