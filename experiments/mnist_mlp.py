@@ -394,9 +394,7 @@ def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
     surest = divmod(int(ratio.argmax()), ratio.shape[1])
     with plots.style():
         figure, axes = plt.subplots(2, figsize=(4.8, 4.4))
-        for ax, index, what in zip(
-            axes, (CORNER, surest), ("Never told anything", "The surest"), strict=True
-        ):
+        for ax, index, what in zip(axes, (CORNER, surest), ("No data", "The surest"), strict=True):
             plots.weight_density(ax, trained.guide, FIRST, index)
             ax.locator_params(axis="x", nbins=6)
             ax.set_title(f"{what}: {ax.get_title(loc='left')}", fontsize="small")

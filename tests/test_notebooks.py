@@ -10,7 +10,14 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
-NOTEBOOKS = ["any_network", "estimators", "sine_regression", "swap_guides_and_priors"]
+NOTEBOOKS = [
+    "any_network",
+    "estimators",
+    "fashion_mnist",
+    "mnist_mlp",
+    "sine_regression",
+    "swap_guides_and_priors",
+]
 MACHINE_PATH = re.compile(
     r"(?<![\w.])/(?:home|Users|root|tmp|mnt|opt|usr|var|work|workspace|content)/|[A-Z]:\\\\?Users"
 )
