@@ -8,7 +8,10 @@ kernel, biases without uncertainty, prior N(0, 1), closed-form KL, Adam at a con
 steps of 128 images, 50 draws for each prediction. (Its initial rho are spread by 0.1 around the -3
 that all start from here.)
 
-``--preset ours`` (the default) differs where that was better on the validation images.
+``--preset ours`` (the default) is the library's defaults: every weight and bias random, He start,
+rho -5, Adam from 1e-3 along a cosine. Of two settings tried on validation images (2,500, one seed,
+30 draws) it has 99.08 %, NLL 0.034, AUROC of noise 0.993 (epistemic); rho -4 and lr 2e-3 had
+98.84 %, 0.037 and 0.999. A better accuracy was preferred to better detection of noise.
 
 Both keep 5,000 training images for validation, as the example does, and train on the others. Every
 400 steps the validation images are looked at (``steps/`` holds those pictures); the refusal cut-off

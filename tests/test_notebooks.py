@@ -14,6 +14,7 @@ NOTEBOOKS = [
     "any_network",
     "estimators",
     "fashion_mnist",
+    "lenet5_mnist",
     "mnist_mlp",
     "sine_regression",
     "swap_guides_and_priors",
