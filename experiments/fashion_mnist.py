@@ -41,6 +41,7 @@ from _common import Data, Picture, Run, Section, Table
 from _images import images
 from _repeats import repeat, scores, shown
 from _tensorboard import TensorBoard
+from _weights import draw_weights
 from _whitening import Whitening
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -396,19 +397,6 @@ def draw_training(run: Run, history: bbb.History) -> list[Picture]:
             "log_densities",
             "Log-density of each step's weights under the posterior and under the prior.",
         ),
-    ]
-
-
-def draw_weights(run: Run, guide: bbb.AutoSoftplusNormal) -> list[Picture]:
-    """Means and standard deviations of the weights by layer."""
-    with plots.style():
-        means, ax = plt.subplots()
-        plots.weight_locs(ax, guide).set_title("Posterior means by layer")
-        scales, ax = plt.subplots()
-        plots.weight_scales(ax, guide).set_title("Posterior standard deviations by layer")
-    return [
-        run.picture(means, "weight_locs", "Where the posterior puts each weight."),
-        run.picture(scales, "weight_scales", "How sure it is of each weight."),
     ]
 
 

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import tyro
 from _common import Picture, Run, Section, Table, digits, stratified
+from _weights import draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 from tqdm import tqdm
@@ -319,19 +320,6 @@ def draw_loss(run: Run, history: bbb.History) -> Picture:
         "log-likelihood of all training digits."
     )
     return run.picture(figure, "loss_parts", caption)
-
-
-def draw_weights(run: Run, guide: bbb.AutoSoftplusNormal) -> list[Picture]:
-    """Means and scales of the weights by layer."""
-    with plots.style():
-        means, ax = plt.subplots()
-        plots.weight_locs(ax, guide).set_title("Posterior means by layer")
-        scales, ax = plt.subplots()
-        plots.weight_scales(ax, guide).set_title("Posterior standard deviations by layer")
-    return [
-        run.picture(means, "weight_locs", "Where the posterior puts each weight."),
-        run.picture(scales, "weight_scales", "How sure it is of each weight."),
-    ]
 
 
 def draw_entropies(run: Run, ensembles: Predictions) -> Picture:
