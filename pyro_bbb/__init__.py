@@ -4,6 +4,7 @@ Four nouns, each replaceable alone (network, prior, likelihood, guide); the verb
 """
 
 from pyro_bbb import data, guides, likelihoods, metrics, priors
+from pyro_bbb._version import __version__ as __version__
 from pyro_bbb.chains import Chains
 from pyro_bbb.conversion import bayesianize
 from pyro_bbb.distributions import ScaleMixtureNormal
@@ -16,12 +17,11 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianConv2d, BayesianLeNet5, BayesianLinear, BayesianMLP
 from pyro_bbb.objectives import KLSchedule, NonFiniteError
 from pyro_bbb.optim import JointOptim
+from pyro_bbb.persistence import LoadError, load, save
 from pyro_bbb.prediction import predict, predict_mean
 from pyro_bbb.pruning import prune, signal_to_noise
 from pyro_bbb.summaries import ClassificationPrediction, Prediction, RegressionPrediction
 from pyro_bbb.training import EpochEnd, fit
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutoSoftplusNormal",
@@ -36,6 +36,7 @@ __all__ = [
     "History",
     "JointOptim",
     "KLSchedule",
+    "LoadError",
     "NonFiniteError",
     "Prediction",
     "RegressionPrediction",
@@ -46,6 +47,7 @@ __all__ = [
     "flipout",
     "guides",
     "likelihoods",
+    "load",
     "local_reparameterization",
     "metrics",
     "predict",
@@ -53,6 +55,7 @@ __all__ = [
     "priors",
     "prune",
     "run_nuts",
+    "save",
     "signal_to_noise",
     "sticking_the_landing",
     "to_module",

@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Tensor
 
+from pyro_bbb._checks import count, function
 from pyro_bbb._guide import Approximated, Guide
 from pyro_bbb._laplace import Laplace
 from pyro_bbb._stock import Delta
@@ -39,15 +40,25 @@ class Ensemble(Guide):
     def __init__(
         self, model: Callable[..., Any], make_member: Callable[[Any], Guide], size: int
     ) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"size must be an integer of at least 1, got {size!r}")
+        size = count("size", size)
+        function("make_member", make_member, "(model) -> guide")
         super().__init__(model)
         self._calls = 0
         self.add_module("member", PyroModule())
-        for number in range(size):
-            self._modules["member"].add_module(str(number), make_member(model))  # type: ignore[union-attr]
+        for _ in range(size):
+            self.add(make_member(model))
         self._kl_weight = replace(self._kl_weight, position=None)  # the members weigh theirs
         self._refuse_equal_points()
+
+    def add(self, member: Guide) -> None:
+        """Adds a guide for the same model as the last member.
+
+        Raises:
+            TypeError: it is none of `pyro_bbb.guides`.
+        """
+        if not isinstance(member, Guide):
+            raise TypeError(f"member must be one of pyro_bbb.guides, got {member!r}")
+        self._modules["member"].add_module(str(self.size), member)  # type: ignore[union-attr]
 
     @property
     def members(self) -> list[Guide]:
@@ -81,11 +92,12 @@ class Ensemble(Guide):
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Draws of all latents, ``[num_samples, ...]`` by site name: of each member in turn."""
+        num_samples = count("num_samples", num_samples)
         counts = [len(range(k, num_samples, self.size)) for k in range(self.size)]
         drawn = [
-            member.sample_posterior(count)
-            for member, count in zip(self.members, counts, strict=True)
-            if count
+            member.sample_posterior(number)
+            for member, number in zip(self.members, counts, strict=True)
+            if number
         ]
         # draws lie member by member: number i is that of turn turns[i]
         turns = [i for k in range(self.size) for i in range(k, num_samples, self.size)]

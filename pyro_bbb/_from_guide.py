@@ -43,7 +43,7 @@ def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
     if not hasattr(guide, "quantiles"):
         raise TypeError(f"guide must have a method quantiles, got {type(guide).__name__}")
     marginals = {
-        name.removeprefix("network."): _Marginal(loc, scale)
+        name.removeprefix("network."): Marginal(loc, scale)
         for name, loc, scale in _normal_marginals(guide)
     }
     return FromGuide(marginals, None if default is None else as_prior(default))
@@ -93,7 +93,7 @@ class FromGuide(Prior):
         return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
 
 
-class _Marginal(Independent):
+class Marginal(Independent):
     """Independent Normals of a shape that the weight must have."""
 
     def __init__(self, loc: Tensor, scale: Tensor) -> None:

@@ -61,7 +61,7 @@ def bayesianize(
     network, context = copy.deepcopy(module), _Context()
     chosen = select(network, where)
     for _, part in list(parts(network)):
-        _mix_in(part, context)
+        mix_in(part, context)
     _replace(network, chosen, as_prior(prior))
     assert isinstance(network, PyroModule)
     name_parts(network)
@@ -157,7 +157,7 @@ def _empty(cls: Any) -> Any:
     return new.__new__(new)
 
 
-def _mix_in(module: nn.Module, context: _Context) -> None:
+def mix_in(module: nn.Module, context: _Context) -> None:
     """Pyro into one module, in place."""
     state = module.__dict__
     if not isinstance(module, PyroModule):

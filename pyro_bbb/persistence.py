@@ -1,0 +1,343 @@
+"""`save` and `load`: a model and its guide as a folder of two files.
+
+``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` says of what network,
+priors, likelihood and guide they are, by names from fixed tables. Loading runs nothing from either.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bbb._archive import Json, LoadError, read, write
+from pyro_bbb._blueprint import build, describe
+from pyro_bbb._guide_record import latent_shapes, make, record
+from pyro_bbb._pyro import own_store
+from pyro_bbb._state import State
+from pyro_bbb._values import CannotDescribe
+from pyro_bbb._version import __version__
+from pyro_bbb.likelihoods import Likelihood
+from pyro_bbb.models import BayesianModel
+
+__all__ = ["LoadError", "Loaded", "load", "save"]
+
+_TYPES: dict[str, type] = {
+    "versions": dict,
+    "num_data": int,
+    **dict.fromkeys(("network", "likelihood", "guide", "sites", "latents"), dict),
+    **dict.fromkeys(("evaluating", "frozen"), list),
+    "aliases": dict,
+    "metadata": dict,
+}
+_INITIAL = "initial."  # names of the values that converted weights had
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load` returns; ``model, guide = load(path)`` takes the two apart.
+
+    Args:
+        model: the model.
+        guide: its guide.
+        metadata: what `save` was given.
+        versions: those of pyro_bbb, pyro and torch that saved it.
+    """
+
+    model: BayesianModel
+    guide: Any
+    metadata: dict[str, Json]
+    versions: dict[str, str]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.guide))
+
+
+def save(
+    path: str | PathLike[str],
+    model: BayesianModel,
+    guide: Any,
+    *,
+    metadata: Mapping[str, Json] | None = None,
+) -> None:
+    """Saves a model and its guide; a save that is there already is replaced as a whole.
+
+    At any moment, also if the process is killed, the folder holds the old save or the new one.
+    Networks made of the layers here and torch's, converted ones too, are saved with their
+    architecture. Of others, such as those of a class of your own or with a callable prior, the
+    tensors are, and `load` has to be given the network.
+
+    Args:
+        path: the folder, which is made if need be.
+        model: the model; it stays as it is.
+        guide: one of `guides.GUIDES` for that model, trained, pruned or fresh.
+        metadata: whatever is to be kept with them, of JSON's types: `History.as_dict`, scores.
+
+    Raises:
+        TypeError: an argument is of another kind, or metadata has no form in JSON.
+        ValueError: the guide is not of this model, or a number in metadata is not finite.
+    """
+    if type(model) is not BayesianModel:
+        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    metadata = dict(metadata or {})
+    _require_json("metadata", metadata)
+    sites = _sites(model)
+    guide_record = record(guide, set(sites))
+    latents = {name: list(shape) for name, shape in latent_shapes(guide).items()}
+    if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
+        raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
+
+    initial = {_INITIAL + name: value for name, value in model.initial_locs().items()}
+    state = State(initial)
+    parts = {
+        name: _describe(part, name, state.tensors)
+        for name, part in (("network", model.network), ("likelihood", model.likelihood))
+    }
+    state.add(model, "model.")
+    state.add(guide, "guide.")
+    spec = {
+        "versions": {
+            "pyro_bbb": __version__,
+            "pyro": pyro.__version__,
+            "torch": str(torch.__version__),
+        },
+        "num_data": model.num_data,
+        **parts,
+        "guide": guide_record,
+        "sites": sites,
+        "latents": latents,
+        "evaluating": [name for name, part in model.named_modules() if not part.training],
+        "frozen": state.frozen,
+        "aliases": state.aliases,
+        "metadata": metadata,
+    }
+    write(Path(path), spec, {name: _for_file(value) for name, value in state.tensors.items()})
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    network: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Loaded:
+    """Loads what `save` saved, ready to predict, to be trained on, pruned or exported.
+
+    Nothing from the files is executed.
+
+    Args:
+        path: the folder.
+        network: a network of the architecture that was saved, as one gives it to `BayesianModel`,
+            where that was of a class of your own. It stays as it is; its priors are those of the
+            loaded model.
+        likelihood: likewise.
+        device: where to; by default the CPU.
+        dtype: float type of all parameters; by default as saved.
+
+    Returns:
+        Model and guide, and what was saved with them.
+
+    Raises:
+        FileNotFoundError: there is nothing saved at that path.
+        LoadError: a file is damaged, of a newer format, or does not fit the network.
+        TypeError: an argument is of another kind.
+        ValueError: the device is not there.
+    """
+    target = _device("cpu" if device is None else device)
+    if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    for name, given, kind in (
+        ("network", network, PyroModule),
+        ("likelihood", likelihood, Likelihood),
+    ):
+        if not (given is None or isinstance(given, kind)):
+            raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
+    spec, tensors = read(Path(path))
+    with torch.random.fork_rng(devices=[]), _about(path, spec.get("versions")):
+        _require_types(spec)
+        loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
+    for part in (loaded.model, loaded.guide):
+        part.to(device=target, dtype=dtype)
+    _move_initial(loaded.model, target, dtype)
+    return loaded
+
+
+def _load(
+    tensors: dict[str, Tensor],
+    given: dict[str, Any],
+    *,
+    versions: dict[str, str],
+    num_data: int,
+    network: Json,
+    likelihood: Json,
+    guide: Json,
+    sites: dict[str, list[int]],
+    latents: dict[str, list[int]],
+    evaluating: list[str],
+    frozen: list[str],
+    aliases: dict[str, str],
+    metadata: dict[str, Json],
+) -> Loaded:
+    """Model and guide on the CPU, in the dtype that they had."""
+    described = {"network": network, "likelihood": likelihood}
+    parts = {name: _part(name, given[name], described[name], tensors) for name in described}
+    model = BayesianModel(num_data=num_data, **parts)
+    _require_same("random weight", sites, _sites(model))
+    _set_initial(model, _take(tensors, _INITIAL))
+    state = State(tensors, aliases, frozen)
+    state.fill(model, "model.")
+    for name, part in model.named_modules():
+        part.training = name not in evaluating
+    new_guide = make(guide, model, state.fill, "guide.")
+    _require_same("latent", latents, _lists(latent_shapes(new_guide)))
+    if tensors:
+        raise LoadError(f"the network expects no tensors {sorted(tensors)}")
+    return Loaded(model, new_guide, metadata, versions)
+
+
+# --- networks and likelihoods ---
+
+
+def _describe(part: nn.Module, name: str, tensors: dict[str, Tensor]) -> Json:
+    try:
+        return {"parts": describe(part, name, tensors)}
+    except CannotDescribe as error:
+        return {"unknown": str(error)}
+
+
+def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) -> Any:
+    """The network or the likelihood: a copy of what was given, or from its description."""
+    constants = _take(tensors, f"constants.{name}.", keep_prefix=True)
+    if given is not None:
+        return copy.deepcopy(given).to(device="cpu", dtype=_common_dtype(tensors))
+    if (reason := described.get("unknown")) is not None:
+        raise LoadError(
+            f"the {name} was saved without its architecture ({reason}): construct it as it was and "
+            f"give it, load(path, {name}=...)"
+        )
+    return build(described["parts"], name, constants)
+
+
+def _sites(model: BayesianModel) -> dict[str, list[int]]:
+    """Shapes of the latents that a model declares, by name."""
+    devices = {x.device.index for x in model.parameters() if x.is_cuda}
+    quiet = torch.random.fork_rng(devices=devices), poutine.block(), own_store(model)
+    with torch.no_grad(), ExitStack() as stack:
+        for context in quiet:
+            stack.enter_context(context)
+        trace = poutine.trace(model.draw_latents).get_trace()
+    sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
+    return _lists({name: site["value"].shape for name, site in sites.items()})
+
+
+def _set_initial(model: BayesianModel, values: dict[str, Tensor]) -> None:
+    """The values that converted weights had; they are no part of torch's state."""
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        initial = getattr(model.get_submodule(path), "_pyro_bbb_initial", None)
+        if initial is None:
+            raise LoadError(f"{path} was made by bayesianize, which the network given was not")
+        initial[leaf] = value
+
+
+def _move_initial(model: BayesianModel, device: torch.device, dtype: torch.dtype | None) -> None:
+    for part in model.modules():
+        initial = getattr(part, "_pyro_bbb_initial", {})
+        initial.update({name: x.to(device=device, dtype=dtype) for name, x in initial.items()})
+
+
+# --- tensors ---
+
+
+def _for_file(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _take(
+    tensors: dict[str, Tensor], prefix: str, *, keep_prefix: bool = False
+) -> dict[str, Tensor]:
+    """Takes out the tensors whose names begin so."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name if keep_prefix else name.removeprefix(prefix): tensors.pop(name) for name in names}
+
+
+def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype | None:
+    """That of all floating parameters and buffers, if they have one in common."""
+    states = (x for name, x in tensors.items() if name.startswith(("model.", "guide.")))
+    dtypes = {x.dtype for x in states if x.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _lists(shapes: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {name: list(shape) for name, shape in shapes.items()}
+
+
+# --- checks ---
+
+
+@contextmanager
+def _about(path: str | PathLike[str], versions: Json) -> Iterator[None]:
+    """Says of which save an error is; whatever does not fit the format is a `LoadError`."""
+    try:
+        yield
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+    except Exception as error:  # of a description that `save` has not written, or with other code
+        raise LoadError(
+            f"{path}, saved by {versions}, does not build: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _require_types(spec: dict[str, Json]) -> None:
+    if others := spec.keys() ^ _TYPES.keys():
+        raise LoadError(f"the description must have the keys {list(_TYPES)}, not so {others}")
+    for name, kind in _TYPES.items():
+        if type(spec[name]) is not kind:
+            raise LoadError(f"{name} must be {kind.__name__}, got {type(spec[name]).__name__}")
+
+
+def _require_same(what: str, saved: dict[str, list[int]], found: dict[str, list[int]]) -> None:
+    for name in saved | found:
+        if name not in saved:
+            raise LoadError(f"{what} {name} is not saved, and the network expects it")
+        if name not in found:
+            raise LoadError(f"{what} {name} is saved, and the network has none, only {list(found)}")
+        if saved[name] != found[name]:
+            raise LoadError(
+                f"{what} {name} has shape {saved[name]}, the network expects {found[name]}"
+            )
+
+
+def _require_json(where: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} must have strings as keys, got {key!r}")
+            _require_json(f"{where}[{key!r}]", item)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _require_json(f"{where}[{i}]", item)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} must be finite, got {value}")
+    elif not (value is None or isinstance(value, (bool, int, str))):
+        raise TypeError(f"{where} must be of JSON's types, got {type(value).__name__}")
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA
+        raise ValueError(f"device {device!r} is not available: {error}") from error
