@@ -371,7 +371,7 @@ def draw_steps(run: Run, sets: Sets, looks: list[Look]) -> list[Picture]:
             run.picture(draw_weights([each]), f"steps/{each.step:05}_weights", "")
         rows = {f"step {each.step:,}": each.inside for each in (first, last)}
         answers = draw_answers(x, truths, rows, chosen)
-        answers.suptitle("Early draws disagree; trained ones do where the image is ambiguous")
+        answers.suptitle("Draws agree on plain images, and disagree on ambiguous ones")
         weights = draw_weights([first, last])
     return [
         run.picture(

@@ -60,7 +60,7 @@ def risk_coverage(
         share, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, y))
         shown = share >= minimum
         ax.plot(share[shown], risk[shown], line, color=colour, label=name)
-    ax.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(xlabel="inputs answered, the surest first", ylabel="errors among answers")

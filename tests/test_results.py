@@ -13,8 +13,11 @@ README = (ROOT / "README.md").read_text()
 FASHION = "Fashion-MNIST, 784-400-400-10, ensemble"
 SINE = "Sine, epistemic sd off the data over that on them"
 MNIST = "MNIST, 784-400-400-10, mean network"
+SKIPPED = "Normal prior, layer skipped"
+LENET = "MNIST, LeNet-5, 50 draws"
+GARMENTS = "Fashion-MNIST, LeNet-5, 50 draws"
 
-# what it is, the published figure, experiment, where in the figures, factor, decimals
+# what it is, the published figure, run, where in its figures, factor, decimals
 FIGURES = [
     (f"{FASHION}: accuracy (%)", "87.65", "fashion_mnist", "400-400.ensemble.accuracy", 100, 2),
     ("NLL (nats)", "–", "fashion_mnist", "400-400.ensemble.nll", 1, 3),
@@ -23,10 +26,35 @@ FIGURES = [
     (f"{SINE}: fixed mixture", "–", "sine_regression", "fixed mixture.ratio", 1, 1),
     ("learned mixture", "–", "sine_regression", "learned mixture.ratio", 1, 1),
     ("trainable location", "–", "sine_regression", "trainable location.ratio", 1, 1),
-    (f"{MNIST}: accuracy (%), Normal prior", "97.75", "mnist_mlp", "Normal prior", 100, 2),
-    ("accuracy (%), mixture prior", "–", "mnist_mlp", "mixture prior", 100, 2),
+    (
+        f"{MNIST}: accuracy (%), Normal prior",
+        "97.75",
+        "mnist_mlp",
+        "Normal prior.mean_network.accuracy",
+        100,
+        2,
+    ),
+    (
+        "accuracy (%), mixture prior",
+        "–",
+        "mnist_mlp",
+        "mixture prior.mean_network.accuracy",
+        100,
+        2,
+    ),
+    ("75 % of the weights removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0%75", 100, 2),
+    ("95 % removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0%95", 100, 2),
+    (f"{SKIPPED}, 75 % removed (%)", "96.02", "mnist_mlp", f"{SKIPPED}.pruning.0%75", 100, 2),
+    (f"{SKIPPED}, 95 % removed (%)", "72.59", "mnist_mlp", f"{SKIPPED}.pruning.0%95", 100, 2),
+    (f"{LENET}: accuracy (%)", "98.5", "lenet5_mnist", "test.accuracy", 100, 2),
+    ("NLL (nats)", "0.048", "lenet5_mnist", "test.nll", 1, 4),
+    ("ECE (%)", "1.0", "lenet5_mnist", "test.ece", 100, 2),
+    ("AUROC against noise (%)", "–", "lenet5_mnist", "foreign.Gaussian noise.entropy", 100, 1),
+    (f"{GARMENTS}: accuracy (%)", "89.5", "lenet5_fashion", "test.accuracy", 100, 2),
+    ("NLL (nats)", "0.292", "lenet5_fashion", "test.nll", 1, 3),
+    ("ECE (%)", "1.1", "lenet5_fashion", "test.ece", 100, 2),
 ]
-WITHIN = {"mnist_mlp": ".mean_network.accuracy"}
+COMMANDS = {"lenet5_fashion": "lenet5_mnist.py --dataset fashion_mnist"}
 
 
 @pytest.fixture
@@ -35,28 +63,43 @@ def shown(monkeypatch):
     return importlib.import_module("_repeats").shown
 
 
+def read(run):
+    path = RESULTS / f"{run}.json"
+    figures = json.loads(path.read_text()) if path.exists() else {"mean": {}, "seeds": [0] * 3}
+    assert len(figures["seeds"]) == 3
+    return figures
+
+
 def cell(shown, run, where, factor, digits):
     """One figure of a run as the table has it, a dash where the run has none."""
-    path = RESULTS / f"{run}.json"
-    figures = json.loads(path.read_text()) if path.exists() else {"mean": {}}
-    keys = where.split(".")
-    if keys[0] not in figures["mean"]:
-        return "–"
-    assert len(figures["seeds"]) == 3
-    return shown(figures, *keys, factor=factor, digits=digits)
+    figures = read(run)
+    keys = [key.replace("%", ".") for key in where.split(".")]
+    return (
+        shown(figures, *keys, factor=factor, digits=digits) if keys[0] in figures["mean"] else "–"
+    )
+
+
+def minutes(run, where):
+    """Of one seed of the run that has the figure."""
+    figures = read(run)
+    return (
+        f"{figures['seconds'] / 3 / 60:.0f} min" if where.split(".")[0] in figures["mean"] else "–"
+    )
 
 
 def row(shown, figure):
-    what, published, experiment, where, factor, digits = figure
-    where += WITHIN.get(experiment, "")
-    cells = (
-        cell(shown, f"{experiment}_{recipe}", where, factor, digits)
-        for recipe in ("published", "ours")
+    what, published, run, where, factor, digits = figure
+    recipes = ("published", "ours")
+    cells = (cell(shown, f"{run}_{recipe}", where, factor, digits) for recipe in recipes)
+    command = COMMANDS.get(run, f"{run}.py")
+    return (
+        "| "
+        + " | ".join([what, published, *cells, minutes(f"{run}_ours", where), f"`{command}`"])
+        + " |"
     )
-    return "| " + " | ".join([what, published, *cells, f"`{experiment}.py`"]) + " |"
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure[3])
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure[2]} {figure[3]}")
 def test_the_table_has_what_the_runs_found(figure, shown):
     assert row(shown, figure) in README
 
