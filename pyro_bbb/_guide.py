@@ -22,7 +22,7 @@ from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import nn
 
 from pyro_bbb._latents import InitLoc, Latent, as_initialiser, refuse_unknown
-from pyro_bbb._pyro import evaluating, own_store, weigh
+from pyro_bbb._pyro import announce_one, evaluating, own_store, weigh
 
 Self = TypeVar("Self", bound="Guide")
 
@@ -91,6 +91,7 @@ class Guide(AutoGuide):
         """
         if not self._complete:
             self._find_latents(*args, **kwargs)
+        announce_one(self)
         with own_store(self), weigh(self._kl_weight(args, kwargs)):
             return super().__call__(*args, **kwargs)
 

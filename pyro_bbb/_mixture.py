@@ -5,56 +5,16 @@ Equation 7; its log-density is exact in single precision and costs few passes ov
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pyro import distributions as dist
 from torch import Size, Tensor
-from torch.autograd import Function
 from torch.distributions import constraints
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-
-
-class _LogMixture(Function):
-    r"""$c - z^2 + \mathrm{softplus}(\delta - \kappa z^2)$ with $z = hw$, and its derivatives.
-
-    This is $\ln(e^{a} + e^{b})$ for the two quadratics $a = c - z^2$ and $b = a + \delta - \kappa
-    z^2$. With the wider component as $a$, $b - a \le \delta$, so that no large numbers cancel.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(w: Tensor, h: Tensor, c: Tensor, delta: Tensor, kappa: Tensor) -> Tensor:
-        z2 = (w * h).square()
-        return F.softplus(delta - kappa * z2, threshold=40.0).sub_(z2).add_(c)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        w, h, c, delta, kappa = ctx.saved_tensors
-        z = w * h
-        r = torch.sigmoid(delta - kappa * z.square())  # share of the narrower component
-        slope = grad * z * (-2 * (1 + kappa * r))  # d/dz
-        parts = (
-            lambda: slope * h,
-            lambda: slope * w,
-            lambda: grad,
-            lambda: grad * r,
-            lambda: -grad * r * z.square(),
-        )
-        return tuple(
-            part().sum_to_size(x.shape) if needed else None
-            for part, x, needed in zip(
-                parts, (w, h, c, delta, kappa), ctx.needs_input_grad, strict=True
-            )
-        )
+from pyro_bbb._event import Event, to_event
+from pyro_bbb._log_mixture import LogMixture, coefficients
 
 
 class ScaleMixtureNormal(dist.TorchDistribution):
@@ -131,7 +91,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             log_weights = pi.log(), torch.log1p(-pi)
         else:
             log_weights = F.logsigmoid(self._logit), F.logsigmoid(-self._logit)
-        self._coefficients = _mixture_coefficients(*log_weights, sigma1, sigma2)
+        self._coefficients = coefficients(*log_weights, sigma1, sigma2)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
@@ -167,8 +127,17 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         """Log-density in nats, elementwise; exact for every finite value."""
         if self._validate_args:
             self._validate_sample(value)
-        log_prob: Tensor = _LogMixture.apply(value, *self._coefficients)
-        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+        value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+        return self.sum_log_prob(value, 0)
+
+    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
+        """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
+        log_prob: Tensor = LogMixture.apply(value, *self._coefficients, dims)
+        return log_prob
+
+    def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | ScaleMixtureNormal:
+        """The last dimensions (all by default) as one event."""
+        return to_event(self, reinterpreted_batch_ndims)
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of a draw at most ``value``, elementwise."""
@@ -176,24 +145,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             self._validate_sample(value)
         first = torch.special.ndtr(value / self.sigma1)
         return self.pi * first + (1 - self.pi) * torch.special.ndtr(value / self.sigma2)
-
-
-def _mixture_coefficients(
-    log_pi: Tensor, log_rest: Tensor, sigma1: Tensor, sigma2: Tensor
-) -> tuple[Tensor, ...]:
-    r"""The h, c, delta, kappa of `_LogMixture`; its reference is the wider possible component.
-
-    ``log_pi`` and ``log_rest`` are $\ln\pi$ and $\ln(1 - \pi)$.
-    """
-    second = ((sigma2 > sigma1) & (log_rest > -math.inf)) | (log_pi == -math.inf)
-    wide, narrow = torch.where(second, sigma2, sigma1), torch.where(second, sigma1, sigma2)
-    log_share = torch.where(second, log_rest, log_pi)
-    log_other = torch.where(second, log_pi, log_rest)
-    log_ratio = wide.log() - narrow.log()
-    h = math.sqrt(0.5) / wide
-    c = log_share - wide.log() - _HALF_LOG_2PI
-    kappa = (wide - narrow) / narrow * (wide / narrow + 1)  # (wide/narrow)^2 - 1
-    return h, c, log_other - log_share + log_ratio, kappa
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:

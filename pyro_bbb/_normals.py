@@ -1,4 +1,7 @@
-r"""The softplus-scaled Normal of Blundell et al. (2015), section 3.2, and its divergences."""
+r"""Normals of many weights: of a prior, and with the softplus scale of a posterior.
+
+The latter is that of Blundell et al. (2015), section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,30 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pyro import distributions as dist
 from torch import Size, Tensor
-from torch.autograd import Function
-from torch.distributions import Laplace, Normal, constraints, kl_divergence, register_kl
+from torch.distributions import Distribution, constraints
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+from pyro_bbb._draw import draw, softplus
+from pyro_bbb._event import HALF_LOG_2PI, Event, to_event, total
+from pyro_bbb._squares import SumOfSquares, unexpanded
 
 
-def softplus(rho: Tensor) -> Tensor:
-    r"""$\ln(1 + e^\rho)$, exact to rounding in float32 and float64 for every $\rho$."""
-    return F.softplus(rho, threshold=40.0)  # e^-40 is below the rounding of float64
+class SummedNormal(dist.Normal):
+    """Pyro's Normal, which sums its log-density over many weights in few passes."""
+
+    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
+        """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
+        loc, scale = unexpanded(self.loc), unexpanded(self.scale)
+        of_value: Tensor = SumOfSquares.apply(value, loc, scale, dims)
+        first = len(self.batch_shape) - dims
+        count = math.prod(self.batch_shape[first:])
+        of_scale = total(scale.log(), dims) * (count // math.prod(scale.shape[first:]))
+        return -0.5 * of_value - of_scale - count * HALF_LOG_2PI
+
+    def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
+        """The last dimensions (all by default) as one event."""
+        return to_event(self, reinterpreted_batch_ndims)
 
 
 class SoftplusNormal(dist.Normal):
@@ -34,40 +49,76 @@ class SoftplusNormal(dist.Normal):
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
 
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
-        self.rho = rho
+        self.loc, self.rho = torch.broadcast_tensors(loc, rho)
+        self._scale: Tensor | None = None
+        self._log_q: Tensor | None = None  # of that draw, summed
         self._draw: tuple[Tensor, Tensor] | None = None
-        super().__init__(loc, softplus(rho), validate_args=False)
-        self._compact_scale = self.scale
+        self._origin: SoftplusNormal | None = None  # what this is an expansion of
+        Distribution.__init__(self, self.loc.shape, validate_args=False)
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]
+        """Standard deviation, of the batch shape."""
+        if self._scale is None:
+            origin = self._origin
+            self._scale = softplus(self.rho) if origin is None else origin.scale
+        return self._scale.expand(self._batch_shape)
+
+    @property
+    def _compact_scale(self) -> Tensor:
+        return (self._origin or self).scale
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> SoftplusNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(SoftplusNormal, _instance)
-        new.rho, new._draw = self.rho.expand(batch_shape), None
-        new._compact_scale = self._compact_scale  # one logarithm for all copies
-        return super().expand(batch_shape, _instance=new)
+        new.loc, new.rho = self.loc.expand(batch_shape), self.rho.expand(batch_shape)
+        new._scale = new._log_q = new._draw = None
+        new._origin = self._origin or self  # one softplus and logarithm for all copies
+        Distribution.__init__(new, Size(batch_shape), validate_args=False)
+        return new
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
         r"""$\mu + \sigma\epsilon$ with standard Normal $\epsilon$, of the extended shape."""
         shape = self._extended_shape(Size(sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        value = torch.addcmul(self.loc, self.scale, noise)
+        if self._scale is None and self._origin is None and shape == self.rho.shape:
+            value, self._scale, self._log_q = draw(self.loc, self.rho, noise)
+        else:
+            value, self._log_q = torch.addcmul(self.loc, self.scale, noise), None
         self._draw = (value, noise)
         return value
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
         """As `rsample`, without gradient; not remembered, as the noise would hide the score."""
+        scale = self.scale  # kept for later use, and so with its gradient
         with torch.no_grad():
-            value = self.rsample(sample_shape)
-        self._draw = None
-        return value
+            shape = self._extended_shape(Size(sample_shape))
+            noise = torch.randn(shape, dtype=scale.dtype, device=scale.device)
+            return torch.addcmul(self.loc, scale, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats, elementwise."""
+        z = self._standardised(value)
+        return torch.addcmul(-HALF_LOG_2PI - self._compact_scale.log(), z, z, value=-0.5)
+
+    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
+        """Log-density in nats, summed over the last ``dims`` dimensions."""
+        drawn = self._draw is not None and value is self._draw[0]
+        if drawn and self._log_q is not None and dims == len(self.batch_shape):
+            return self._log_q
+        of_noise = -0.5 * total(self._standardised(value).square(), dims)
+        of_scale = total(self._compact_scale.log().expand(self.batch_shape), dims)
+        count = math.prod(self.batch_shape[len(self.batch_shape) - dims :])
+        return of_noise - of_scale - count * HALF_LOG_2PI
+
+    def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SoftplusNormal:
+        """The last dimensions (all by default) as one event."""
+        return to_event(self, reinterpreted_batch_ndims)
+
+    def _standardised(self, value: Tensor) -> Tensor:
         if self._draw is not None and value is self._draw[0]:
-            z = self._draw[1]
-        else:
-            z = (value - self.loc) / self.scale
-        return torch.addcmul(-_HALF_LOG_2PI - self._compact_scale.log(), z, z, value=-0.5)
+            return self._draw[1]
+        return (value - self.loc) / self.scale
 
 
 class PrunedNormal(SoftplusNormal):
@@ -80,7 +131,7 @@ class PrunedNormal(SoftplusNormal):
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
         self.kept = rho > -math.inf
         super().__init__(loc.where(self.kept, 0.0), rho.where(self.kept, 0.0))
-        self.scale = self.scale.where(self.kept, 0.0)
+        self._scale = softplus(self.rho).where(self.kept, 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrunedNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
@@ -95,65 +146,6 @@ class PrunedNormal(SoftplusNormal):
         kept._draw = self._draw
         return kept.log_prob(value).where(self.kept, 0.0)
 
-
-@register_kl(SoftplusNormal, Normal)
-def _kl_normal(q: SoftplusNormal, p: Normal) -> Tensor:
-    r"""KL[q || p] in nats, exactly 0 for equal distributions.
-
-    $\tfrac12(t - 1)(t + 1) - \ln t + \tfrac12 (\mu_q - \mu_p)^2 / \sigma_p^2$ with
-    $t = \sigma_q / \sigma_p$: near 1 neither t - 1 nor ln t loses digits, as t^2 - 1 would.
-    """
-    t = q._compact_scale / _unexpanded(p.scale)
-    z = (q.loc - p.loc) / p.scale
-    of_scale = torch.addcmul(-t.log(), t - 1, t + 1, value=0.5)
-    return torch.addcmul(of_scale, z, z, value=0.5)
-
-
-@register_kl(SoftplusNormal, Laplace)
-def _kl_laplace(q: SoftplusNormal, p: Laplace) -> Tensor:
-    r"""KL[q || p] in nats: $E_q|w - m| / b + \ln 2b - \ln\sigma - \tfrac12\ln 2\pi e$."""
-    mean_distance: Tensor = _MeanDistance.apply(q.loc - p.loc, q.scale)
-    log_ratio = _unexpanded(p.scale).log() - q._compact_scale.log()
-    return mean_distance / p.scale + log_ratio + (math.log(2) - 0.5 - _HALF_LOG_2PI)
-
-
-@register_kl(PrunedNormal, Normal)
-@register_kl(PrunedNormal, Laplace)
-def _kl_pruned(q: PrunedNormal, p: Normal | Laplace) -> Tensor:
-    """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
-    return kl_divergence(SoftplusNormal(q.loc, q.rho), p).where(q.kept, 0.0)
-
-
-class _MeanDistance(Function):
-    r"""$E|x| = \sigma\sqrt{2/\pi}\,e^{-r^2/2} + d\,\mathrm{erf}(r/\sqrt2)$, $r = d/\sigma$.
-
-    That is for $x \sim N(d, \sigma^2)$. The derivatives, $\mathrm{erf}(r/\sqrt2)$ in d and
-    $\sqrt{2/\pi}\,e^{-r^2/2}$ in $\sigma$, are finite also where those of the terms are not.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(d: Tensor, scale: Tensor) -> Tensor:
-        in_d, in_scale = _distance_slopes(d, scale)
-        return torch.addcmul(d * in_d, scale, in_scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        d, scale = ctx.saved_tensors
-        in_d, in_scale = _distance_slopes(d, scale)
-        return (grad * in_d).sum_to_size(d.shape), (grad * in_scale).sum_to_size(scale.shape)
-
-
-def _distance_slopes(d: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    r = d / scale
-    return torch.erf(math.sqrt(0.5) * r), math.sqrt(2 / math.pi) * torch.exp(-0.5 * r.square())
-
-
-def _unexpanded(x: Tensor) -> Tensor:
-    """A tensor with the dimensions that only repeat it reduced to one: less work per weight."""
-    return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
+        """The same, summed over the last ``dims`` dimensions."""
+        return total(self.log_prob(value), dims)

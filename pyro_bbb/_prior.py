@@ -12,8 +12,9 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb import _checks as checks
 from pyro_bbb._pyro import own_param
-from pyro_bbb.distributions import map_tensors, without_validation
+from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
 
 PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
 PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
@@ -102,7 +103,7 @@ class Function(Prior):
 
     def __init__(self, function: PriorFunction) -> None:
         super().__init__()
-        self.function = function
+        self.function = checks.function("function", function, "(module, name, shape)")
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """The callable's distribution, expanded to ``shape``."""
@@ -125,6 +126,11 @@ class ByName(Prior):
 
     def __init__(self, patterns: Mapping[str, PriorLike], *, _prefix: str = "") -> None:
         super().__init__()
+        if not isinstance(patterns, Mapping):
+            raise TypeError(f"patterns must be a dict of priors, got {patterns!r}")
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"the patterns of a prior must be strings, got {pattern!r}")
         if not patterns:
             raise ValueError("prior must not be an empty dict")
         self._prefix = _prefix
@@ -176,7 +182,7 @@ def make(name: str, **options: Any) -> Prior:
     Raises:
         ValueError: an unknown name.
     """
-    if name not in PRIORS:
+    if not isinstance(name, str) or name not in PRIORS:
         raise ValueError(f"prior must be one of {sorted(PRIORS)} where it is a name, got {name!r}")
     return PRIORS[name](**options)
 
@@ -211,7 +217,7 @@ def as_prior(prior: PriorLike | None) -> Prior:
     )
 
 
-class _SitePrior:
+class SitePrior:
     """What a `PyroSample` calls: asks the module's own prior, also in a copy of the module."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
@@ -249,11 +255,27 @@ def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
 
     Raises:
         ValueError: the prior does not fit a shape, or has no pattern for a name.
+        TypeError: an argument is of another kind.
     """
+    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
+    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
+    for name, size in sizes.items():
+        prior.attach(module, name, size)
     module.add_module("prior", prior)
-    for name, shape in shapes.items():
-        prior.attach(module, name, Size(shape))
-        setattr(module, name, PyroSample(_SitePrior(name, shape)))  # type: ignore[arg-type]
+    for name, size in sizes.items():
+        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
+
+
+def _size(name: str, shape: Sequence[int]) -> Size:
+    try:
+        size = Size(shape)
+    except TypeError as error:
+        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
+    if any(length < 0 for length in size):
+        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
+    return size
 
 
 def _require_pyro(distribution: Distribution) -> None:
@@ -266,6 +288,8 @@ def _require_pyro(distribution: Distribution) -> None:
 
 
 def _expand(distribution: Any, name: str, shape: Size) -> Distribution:
+    if type(distribution) is dist.Normal:
+        distribution = SummedNormal(distribution.loc, distribution.scale, validate_args=False)
     try:
         expanded = distribution.expand(shape)
     except (RuntimeError, ValueError) as error:

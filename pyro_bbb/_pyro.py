@@ -6,17 +6,21 @@ one class silently takes the first one's values. Here a module's parameters are 
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
-from pyro.poutine.runtime import effectful
+from pyro.poutine.indep_messenger import IndepMessenger
+from pyro.poutine.runtime import _PYRO_STACK, effectful
+from pyro.poutine.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.distributions import constraints
 
@@ -31,10 +35,39 @@ def own_param(name: str, parameter: nn.Parameter) -> Tensor:
     Returns:
         A view of the parameter, through which gradients reach it.
     """
+    if parameter in _HELD.get():
+        return parameter
+    value: Tensor = _announce(name, parameter, constraint=constraints.real, name=name)
+    return value
+
+
+@contextmanager
+def held_by_optimiser(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """An optimiser has these parameters already: they are not announced, which takes its time."""
+    token = _HELD.set(frozenset(parameters))
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def announce_one(module: nn.Module) -> None:
+    """Stands for all parameters that are not announced: without any, SVI computes no gradients."""
+    held = _HELD.get()
+    parameter = next((p for p in module.parameters() if p in held), None) if held else None
+    if parameter is not None:
+        name = f"one of {type(module).__name__}"
+        _announce(name, parameter, constraint=constraints.real, name=name)
+
+
+_HELD: ContextVar[frozenset[Tensor]] = ContextVar("held_by_optimiser", default=frozenset())
+
+
+@effectful(type="param")
+def _announce(name: str, parameter: nn.Parameter, constraint: Any) -> Tensor:
     value = parameter.view_as(parameter)
     value.unconstrained = weakref.ref(parameter)  # type: ignore[attr-defined]
-    statement = effectful(type="param")(lambda *_, **__: value)
-    return statement(name, parameter, constraint=constraints.real, name=name)
+    return value
 
 
 @contextmanager
@@ -64,25 +97,38 @@ def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
     """Multiplies the log-densities inside by a non-negative weight, as ``poutine.scale`` does.
 
     ``poutine.scale`` refuses a weight of 0, which a Blundell schedule underflows to: there the
-    log-densities are masked instead.
+    log-densities are masked instead. Where Pyro does not validate, a tensor is used unread, as
+    ``poutine.scale`` does: to read it would be to wait for its device.
 
     Raises:
         ValueError: the weight is negative or NaN.
     """
+    if isinstance(weight, Tensor) and not is_validation_enabled():
+        return poutine.scale(scale=weight)
     if not weight >= 0:
         raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
     return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
 
 
+def in_plate() -> bool:
+    """Whether a plate is around the call."""
+    return any(isinstance(handler, IndepMessenger) for handler in _PYRO_STACK)
+
+
 def sample_names(module: PyroModule) -> list[str]:
     """Names of the `PyroSample` attributes of one module, decorated methods included."""
-    decorated = [
+    return list(dict.fromkeys([*module._pyro_samples, *_decorated_names(type(module))]))
+
+
+@functools.cache
+def _decorated_names(cls: type) -> tuple[str, ...]:
+    """Names of the methods of a class that Pyro's decorator made random."""
+    return tuple(
         name
-        for cls in reversed(type(module).__mro__)
-        for name, value in vars(cls).items()
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
         if isinstance(value, PyroSample)
-    ]
-    return list(dict.fromkeys([*module._pyro_samples, *decorated]))
+    )
 
 
 def is_of_prior(name: str) -> bool:
@@ -177,8 +223,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
+def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
     """Torch's random state set from ``seed``, and given back afterwards; ``None`` changes nothing.
+
+    Args:
+        seed: the seed.
+        cpu_only: leave other devices alone; to look for them takes longer than a small network.
 
     Raises:
         TypeError: the seed is not an integer.
@@ -188,6 +238,6 @@ def seeded(seed: int | None) -> Iterator[None]:
         return
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an integer, got {seed!r}")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[] if cpu_only else None):
+        (torch.default_generator if cpu_only else torch).manual_seed(seed)
         yield

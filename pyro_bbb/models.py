@@ -11,11 +11,13 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from pyro_bbb._pyro import (
+    announce_one,
     draw_all,
     evaluating,
+    in_plate,
     name_parts,
     one_by_one,
     over_draws,
@@ -62,6 +64,7 @@ class BayesianModel(PyroModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `forward`; parameters are the model's own, never another model's by name."""
+        announce_one(self)
         with own_store(self) as store:
             result = super().__call__(*args, **kwargs)
             _refuse_foreign(self, store)
@@ -87,9 +90,13 @@ class BayesianModel(PyroModule):
             ValueError: shapes do not fit, or the weight is negative.
         """
         with weigh(kl_weight):
-            with poutine.trace() as drawn:
+            if in_plate():
+                with poutine.trace() as drawn:
+                    self.draw_latents()
+                batch_shape, arguments = self._arguments(x, drawn.trace)
+            else:
                 self.draw_latents()
-            batch_shape, arguments = self._arguments(x, drawn.trace)
+                batch_shape, arguments = Size(), self._arguments_at(x)
         family = self.likelihood.family(**arguments)
         observation = family.to_event(len(family.batch_shape) - len(batch_shape) - 1)
         if y is not None:
@@ -109,13 +116,13 @@ class BayesianModel(PyroModule):
                 if parameter.requires_grad:
                     own_param(name, parameter)
 
-    def _arguments(self, x: Tensor, drawn: Any) -> tuple[torch.Size, dict[str, Tensor]]:
+    def _arguments(self, x: Tensor, drawn: Any) -> tuple[Size, dict[str, Tensor]]:
         """The plates' shape around the model, and the likelihood's arguments for its entries."""
         sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
         shapes = {site["fn"].batch_shape for site in sites.values()}
         plates = torch.broadcast_shapes(*shapes)[:-1]  # the last dimension is that of the data
         if not plates:
-            return plates, self.likelihood.arguments(self.network(x))
+            return plates, self._arguments_at(x)
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
@@ -125,10 +132,17 @@ class BayesianModel(PyroModule):
         arguments = run(partial(self._with_latents, x), draws)
         return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
 
+    def _arguments_at(self, x: Tensor) -> dict[str, Tensor]:
+        """The likelihood's arguments, in single precision even where autocasting is on."""
+        outputs = self.network(x)
+        if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
+            outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return self.likelihood.arguments(outputs)
+
     def _with_latents(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in draw.items():
             self._pyro_context.set(name, value)
-        return self.likelihood.arguments(self.network(x))
+        return self._arguments_at(x)
 
     def initial_locs(self) -> dict[str, Tensor]:
         """Values that converted weights had before, by site name: where a guide starts."""
@@ -148,7 +162,7 @@ class BayesianModel(PyroModule):
             Tensors by name, each of leading dimension ``batch``.
         """
         with own_store(self), self._pyro_context:
-            return self.likelihood.arguments(self.network(x))
+            return self._arguments_at(x)
 
     def check(self, x: Tensor, y: Tensor | None = None) -> None:
         """Checks that data fit network and likelihood, by running the first two examples.

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
+
+from pyro_bbb.distributions import shared_scales
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
 
@@ -148,14 +151,31 @@ class _Recorded:
     num_particles: int
     closed_form = False
 
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """One minibatch's negative ELBO; its gradient is added to the parameters'."""
+        with shared_scales() if self.num_particles > 1 else nullcontext():
+            loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
+        return loss
+
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
         loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
-        if not math.isfinite(torch_item(loss)):
-            raise NonFiniteError("loss", _not_finite(model_trace) + _not_finite(guide_trace))
-        self.particles.append(
-            _parts(torch_item(loss), model_trace, guide_trace, closed_form=self.closed_form)
-        )
+        self._record(torch_item(loss), model_trace, guide_trace)
         return loss, surrogate
+
+    def _record(self, loss: Any, model_trace: Any, guide_trace: Any) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteError("loss", _not_finite(model_trace) + _not_finite(guide_trace))
+        terms = terms_of(model_trace, guide_trace)
+        self.particles.append(self.parts(loss, *terms, _weight_of(_sites(guide_trace))))
+
+    def parts(
+        self, loss: float, log_prior: float, log_guide: float, nll: float, kl_weight: float
+    ) -> LossParts:
+        """The parts of a loss; the KL is what the objective has for it."""
+        kl = log_guide - log_prior
+        if self.closed_form and kl_weight > _RESOLVED:
+            kl = (loss - nll) / kl_weight
+        return LossParts(loss, kl, log_prior, log_guide, nll, kl_weight)
 
     def take_parts(self) -> LossParts:
         """The mean parts of the particles since the last call."""
@@ -231,17 +251,12 @@ def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> 
     return elbo
 
 
-def _parts(loss: float, model_trace: Any, guide_trace: Any, *, closed_form: bool) -> LossParts:
-    latent = _sites(guide_trace)
+def terms_of(model_trace: Any, guide_trace: Any) -> tuple[Any, Any, Any]:
+    """The ``log_prior``, ``log_guide`` and ``nll`` of a pair of traces."""
     prior = [site for site in _sites(model_trace) if not site["is_observed"]]
     data = [site for site in _sites(model_trace) if site["is_observed"]]
-    kl_weight = _weight_of(latent)
-    log_prior, log_guide = _unweighted(prior), _unweighted(latent)
-    nll = -math.fsum(torch_item(site["log_prob_sum"]) for site in data)
-    kl = log_guide - log_prior
-    if closed_form and kl_weight > _RESOLVED:
-        kl = (loss - nll) / kl_weight
-    return LossParts(loss, kl, log_prior, log_guide, nll, kl_weight)
+    nll = -sum(torch_item(site["log_prob_sum"]) for site in data)
+    return _unweighted(prior), _unweighted(_sites(guide_trace)), nll
 
 
 def _sites(trace: Any) -> list[dict[str, Any]]:
@@ -255,8 +270,9 @@ def _weight_of(latent: list[dict[str, Any]]) -> float:
     return float(torch_item(latent[0]["scale"]))
 
 
-def _unweighted(sites: list[dict[str, Any]]) -> float:
-    return math.fsum(torch_item(site["unscaled_log_prob"].sum()) for site in sites)
+def _unweighted(sites: list[dict[str, Any]]) -> Any:
+    log_probs = (site["unscaled_log_prob"] for site in sites)
+    return sum(torch_item(x.sum() if x.dim() else x) for x in log_probs)
 
 
 def _not_finite(trace: Any) -> list[str]:

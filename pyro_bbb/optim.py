@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_bbb.objectives import NonFiniteError
+
+Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
 
 
 class JointOptim(PyroOptim):
@@ -65,7 +68,7 @@ class JointOptim(PyroOptim):
         Raises:
             NonFiniteError: a gradient is infinite or not a number; no parameter has moved.
         """
-        held = set(self._held())
+        held = set(self.parameters)
         self._hold([parameter for parameter in params if parameter not in held])
         if self.optimizer is not None:
             try:
@@ -99,7 +102,9 @@ class JointOptim(PyroOptim):
             raise RuntimeError("give JointOptim its parameters before its state")
         self.optimizer.load_state_dict(state_dict)
 
-    def _held(self) -> list[Tensor]:
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters that it holds, in order."""
         groups = self.optimizer.param_groups if self.optimizer else ()
         return [parameter for group in groups for parameter in group["params"]]
 
@@ -111,11 +116,52 @@ class JointOptim(PyroOptim):
 
     def _finish_gradients(self) -> None:
         """Where the gradients of a step are final: checks their norm, and bounds it if asked."""
-        grads = [p.grad for p in self._held() if p.grad is not None]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
-        if not norm.isfinite():
-            bad = [p for p in self._held() if p.grad is not None and not p.grad.isfinite().all()]
-            raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
+        self._check(norm)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
         if clip_norm is not None:
             torch._foreach_mul_(grads, (clip_norm / norm.clamp(min=clip_norm)))
+
+    def _check(self, norm: Tensor) -> None:
+        """Raises NonFiniteError if the norm of the gradient is not finite."""
+        if not norm.isfinite():
+            bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
+            raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
+
+
+def make_optim(
+    modules: Iterable[Any],
+    optimizer: Optimizer | None,
+    lr: float,
+    joint: Callable[..., JointOptim] = JointOptim,
+) -> PyroOptim:
+    """What `SVI` is to step the parameters of some modules with.
+
+    Args:
+        modules: their parameters that require a gradient are held; others than modules have none.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam. A `PyroOptim` is taken as it is.
+        lr: learning rate at the start.
+        joint: makes the `JointOptim`.
+
+    Raises:
+        TypeError: ``optimizer`` is of another kind.
+    """
+    named: dict[nn.Parameter, str] = {}
+    for module in modules:
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters():
+                parameter.grad = None  # one left over from elsewhere is not of this objective
+                if parameter.requires_grad:
+                    named.setdefault(parameter, name)
+    if isinstance(optimizer, PyroOptim):
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
+        raise TypeError(
+            "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
+            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
+        )
+    parameters = {name: parameter for parameter, name in named.items()}
+    constructor = optimizer or partial(torch.optim.Adam, fused=True)
+    return joint(constructor, {"lr": lr}, parameters=parameters)

@@ -11,12 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from pyro.distributions import Independent
-from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import kl_divergence, register_kl
-
-from pyro_bbb.distributions import PrunedNormal
 
 G = TypeVar("G", bound="PrunableGuide")
 
@@ -41,7 +37,7 @@ class PrunableGuide(Protocol):
 def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
     r"""$|\mu| / \sigma$ of every weight and bias, by site name; 0 where a weight is removed.
 
-    In decibel it is ``20 * log10`` of that.
+    `plots.snr_density_and_cdf` shows it in decibel, as ``10 * log10`` of the ratio.
 
     Raises:
         TypeError: the guide has no posterior mean and scale per weight.
@@ -101,12 +97,6 @@ class _Keep(Messenger):
         if msg["name"] in self.kept and isinstance(fn, Independent):
             base = fn.base_dist.expand(fn.batch_shape + fn.event_shape)
             msg["fn"] = base.mask(self.kept[msg["name"]]).to_event(len(fn.event_shape))
-
-
-@register_kl(PrunedNormal, MaskedDistribution)
-def _kl_pruned_masked(q: PrunedNormal, p: MaskedDistribution) -> Tensor:
-    """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
-    return kl_divergence(q, p.base_dist).where(q.kept, 0.0)
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

@@ -15,16 +15,22 @@ from typing import Any, TypeAlias
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.infer import SVI
 from pyro.infer.autoguide import AutoGuide
-from pyro.optim import PyroOptim
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_bbb._batches import Batches, Data
-from pyro_bbb._pyro import declared_names, evaluating, own_store, seeded, weigh
+from pyro_bbb._captured import CapturedSteps, capturing_device
+from pyro_bbb._fit_checks import check_fit, check_options
+from pyro_bbb._pyro import (
+    declared_names,
+    held_by_optimiser,
+    own_store,
+    seeded,
+    weigh,
+)
+from pyro_bbb._unread import UnreadOptim, unread
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, Ensemble, NoModeError, weighs_kl
 from pyro_bbb.history import History
@@ -37,10 +43,8 @@ from pyro_bbb.objectives import (
     as_kl_schedule,
     recorded_elbo,
 )
-from pyro_bbb.optim import JointOptim
+from pyro_bbb.optim import JointOptim, Optimizer, make_optim
 from pyro_bbb.pruning import keeping
-
-Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ def constant(progress: float) -> float:
     return 1.0
 
 
+_VECTORISED_BELOW = 2**18  # weights: from there several draws at once fall out of the cache
+_VECTORISED = ("reparam", "stl")  # estimators; the others' noise is per example anyway
 _LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
@@ -92,6 +98,8 @@ def fit(
     loss: Any = None,
     callbacks: Iterable[Callback] = (),
     device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    cuda_graph: bool = False,
     progress: bool = True,
     seed: int | None = None,
 ) -> History:
@@ -120,6 +128,16 @@ def fit(
         callbacks: functions called with an `EpochEnd` after each epoch; one that returns true ends
             the training.
         device: where to train; by default where the guide's parameters are.
+        autocast: ``torch.bfloat16`` runs the network's products and convolutions in it; draws,
+            log-densities and parameters keep their precision.
+        cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch
+            (a smaller last one runs as usual), which saves the launches of its operations. It
+            needs data in memory, Adam or AdamW, a guide that is a module but no `Ensemble`, and
+            nowhere a number read or made on the host (as by `StudentT` and low-rank guides). The
+            random numbers and the result are meant
+            to be the same, but for a learning rate in single precision; a loss or gradient that is
+            not finite is reported at the end of its epoch. (Tested step by step on the CPU; the
+            capture itself was not run on a GPU.)
         progress: whether to show a progress bar.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
 
@@ -128,37 +146,50 @@ def fit(
 
     Raises:
         ValueError: data that do not fit model or likelihood, are empty or not finite, contradict
-            ``num_data``, or an option out of range or of unknown name.
+            ``num_data``, an option out of range or of unknown name, or ``cuda_graph`` where a
+            step cannot be captured.
         TypeError: an argument of the wrong kind.
         NonFiniteError: the loss or a gradient is not finite; the parameters are those before.
         NoModeError: training ended where a `Laplace` guide cannot be approximated.
+        RuntimeError: the step could not be captured.
     """
-    _check_options(model, epochs, lr, estimator)
+    check_options(model, epochs, lr, estimator, autocast)
     factor, schedule = _lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
     recorded_elbo(loss, num_particles)  # its errors before the work on data
     history, callbacks = History(), tuple(callbacks)
+    place = _place(model, guide, device)
+    graphs = capturing_device(guide, data, optimizer, place) if cuda_graph else None
     with seeded(seed), own_store(model, guide):
-        batches = Batches(data, batch_size, model, _place(model, guide, device))
+        batches = Batches(data, batch_size, model, place)
         if isinstance(guide, Approximated):
             guide.reset()
         weighed = _weighed(guide)
-        latents = _check_fit(model, weighed, *batches.examples())
-        vectorize = isinstance(guide, AutoGuide) and latents <= declared_names(model)
-        vectorize &= estimator in ("reparam", "stl")  # the others' noise is per example anyway
+        latents = check_fit(model, weighed, *batches.examples())
+        vectorize = estimator in _VECTORISED and _can_vectorise(model, guide, latents)
+        elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
         if isinstance(guide, Ensemble):
-            elbo = recorded_elbo(loss, num_particles)
             elbo.num_particles *= guide.size  # every member's turn in every step
+        program = _autocast(keeping(model, guide), place, autocast)
+        make = partial(make_optim, (guide, model), optimizer, lr)
+        take: Callable[..., None]
+        if graphs is None:
+            svi = SVI(program, weighed, make(), elbo)
+            take, read = partial(_step, svi, elbo, history), _nothing
         else:
-            elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
-        svi = SVI(keeping(model, guide), weighed, _make_optim(model, guide, optimizer, lr), elbo)
+            quiet = unread(elbo)
+            svi = SVI(program, weighed, make(partial(UnreadOptim, elbo=quiet)), quiet)
+            captured = CapturedSteps(svi, graphs, history, (model, guide))
+            take, read = captured.take, captured.read
         total = epochs * len(batches)
         bar = tqdm(total=total, unit="step", disable=not progress, dynamic_ncols=True)
-        with pyro.validation_enabled(False), ESTIMATORS[estimator](), bar:
+        held = held_by_optimiser(svi.optim.parameters if isinstance(svi.optim, JointOptim) else ())
+        with pyro.validation_enabled(False), ESTIMATORS[estimator](), held, bar:
             for epoch in range(epochs):
                 started, before = time.perf_counter(), len(history.steps)
                 for args, share in _epoch(batches, schedule, model.num_data, epoch):
-                    _step(svi, elbo, history, args, lr * factor(min(1.0, share / epochs)))
+                    take(args, lr * factor(min(1.0, share / epochs)))
                     bar.update()
+                read()
                 history.close_epoch(len(history.steps) - before, time.perf_counter() - started)
                 bar.set_description(f"epoch {epoch + 1}/{epochs}", refresh=False)
                 shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}
@@ -169,6 +200,13 @@ def fit(
         if isinstance(guide, Approximated):
             _approximate(guide, batches, history)
     return history
+
+
+def _can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) -> bool:
+    """Whether several draws at once are possible, and not slower than one after the other."""
+    if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
+        return False
+    return latents.keys() <= declared_names(model) and sum(latents.values()) < _VECTORISED_BELOW
 
 
 def _epoch(
@@ -195,23 +233,16 @@ def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...],
     history.steps.append(elbo.take_parts(), lr)
 
 
+def _nothing() -> None:
+    """What there is to read of steps that are read one by one."""
+
+
 def _approximate(guide: Approximated, batches: Batches, history: History) -> None:
     try:
         guide.approximate(batches)
     except NoModeError as error:
         error.history = history
         raise
-
-
-def _check_options(model: Any, epochs: int, lr: float, estimator: str) -> None:
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
-        raise ValueError(f"lr must be a positive number, got {lr!r}")
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator must be one of {list(ESTIMATORS)}, got {estimator!r}")
 
 
 def _lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
@@ -234,69 +265,6 @@ def _place(model: BayesianModel, guide: Any, device: torch.device | str | None) 
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def _check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> set[str]:
-    """Runs model and guide on two examples before any training step, which builds lazy guides.
-
-    Returns:
-        Names of the model's latents.
-    """
-    args = x[:2], y[:2], 0.5
-    with torch.no_grad(), evaluating(model):
-        guide_trace = poutine.trace(guide).get_trace(*args)
-        try:
-            replayed = poutine.replay(model, trace=guide_trace)
-            model_trace = poutine.trace(replayed).get_trace(*args)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"guide must draw latents that fit the model: {error}") from error
-    sites = model_trace.iter_stochastic_nodes()
-    latents = {name: p for name, p in sites if not site_is_subsample(p)}
-    _check_guide(guide_trace, latents)
-    return set(latents)
-
-
-def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
-    """Whether the guide has a draw for each of the model's latents, of its shape and weight."""
-    missing = [name for name in latents if name not in guide_trace]
-    if missing:
-        raise ValueError(
-            f"guide must have a posterior for every latent of the model, it lacks {missing}"
-        )
-    for name, p in latents.items():
-        q, shape = guide_trace.nodes[name], p["fn"].shape()
-        if q["value"].shape != shape:
-            raise ValueError(
-                f"guide must draw {name!r} of the model's shape {list(shape)}, it draws "
-                f"{list(q['value'].shape)}"
-            )
-        if not torch.allclose(torch.as_tensor(q["scale"]), torch.as_tensor(p["scale"])):
-            raise ValueError(
-                f"guide must weigh its log-density by kl_weight as the model does, not so {name!r} "
-                "by its factor; use poutine.scale(scale=kl_weight), or take no such argument"
-            )
-
-
-def _make_optim(
-    model: BayesianModel, guide: Any, optimizer: Optimizer | None, lr: float
-) -> PyroOptim:
-    named: dict[nn.Parameter, str] = {}
-    for part in (guide, model):
-        if isinstance(part, nn.Module):
-            for name, parameter in part.named_parameters():
-                parameter.grad = None  # one left over from elsewhere is not of this objective
-                if parameter.requires_grad:
-                    named.setdefault(parameter, name)
-    if isinstance(optimizer, PyroOptim):
-        return optimizer
-    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
-        raise TypeError(
-            "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
-            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
-        )
-    parameters = {name: parameter for parameter, name in named.items()}
-    constructor = optimizer or partial(torch.optim.Adam, fused=True)
-    return JointOptim(constructor, {"lr": lr}, parameters=parameters)
-
-
 def _weighed(guide: Any) -> Any:
     """The guide with its log-density weighted like the prior's, where it does not do so itself."""
     if weighs_kl(guide):
@@ -307,3 +275,15 @@ def _weighed(guide: Any) -> Any:
             return guide(x, y, kl_weight)
 
     return weighed
+
+
+def _autocast(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The model with its network in lower precision; a guide's draws must fit their densities."""
+    if dtype is None:
+        return model
+
+    def cast(*args: Any) -> Any:
+        with torch.autocast(device.type, dtype=dtype):
+            return model(*args)
+
+    return cast

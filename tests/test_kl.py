@@ -15,7 +15,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
 
 import pyro_bbb as bbb
-from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
+from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, SummedNormal, softplus
 
 EPS32, EPS64 = np.finfo(np.float32).eps, np.finfo(np.float64).eps
 PRIORS = {"normal": dist.Normal, "laplace": dist.Laplace}
@@ -194,3 +194,58 @@ def test_mean_field_objectives_use_it(prior):
         base = fn.base_dist
         expected += torch.distributions.kl_divergence(plain, base).sum().item()
     assert losses.pop() == pytest.approx(expected, rel=1e-5)
+
+
+# --- summed over many weights ---
+
+
+def in_terms(kind):
+    """Inputs that need gradients: mean, rho, and the prior's mean and scale."""
+    torch.manual_seed(0)
+    shapes = {"one prior": (), "a prior each": (4, 3)}[kind]
+    loc, rho = torch.randn(4, 3), torch.randn(4, 3)
+    inputs = loc, rho, torch.randn(shapes), torch.rand(shapes) + 0.5
+    return [x.double().requires_grad_() for x in inputs]
+
+
+def events(loc, rho, m, b):
+    p = SummedNormal(m, b, validate_args=False).expand(loc.shape)
+    return SoftplusNormal(loc, rho).to_event(2), p.to_event(2)
+
+
+@pytest.mark.parametrize("shape", ["one prior", "a prior each"])
+def test_the_summed_divergence_is_the_sum(shape):
+    inputs = in_terms(shape)
+    q, p = events(*inputs)
+    found = kl_divergence(q, p)
+    expected = kl_divergence(dist.Normal(q.base_dist.loc, q.base_dist.scale), p.base_dist).sum()
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    theirs = grad(expected, inputs, retain_graph=True)
+    for a, b in zip(grad(found, inputs), theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["one prior", "a prior each"])
+def test_derivatives_of_sums_of_both_orders(shape):
+    def divergence(*inputs):
+        return kl_divergence(*events(*inputs))
+
+    def log_prob(value, rho, m, b):
+        return events(value, rho, m, b)[1].log_prob(value)
+
+    for function in (divergence, log_prob):
+        assert gradcheck(function, in_terms(shape)) and gradgradcheck(function, in_terms(shape))
+
+
+def test_the_summed_log_density_of_a_normal_is_the_sum():
+    value, _, m, b = in_terms("a prior each")
+    for shape in ((4, 3), (5, 4, 3)):
+        prior = SummedNormal(m, b, validate_args=False).expand(shape)
+        plain = torch.distributions.Normal(m, b).log_prob(value).sum().expand(shape[:-2])
+        torch.testing.assert_close(prior.to_event(2).log_prob(value), plain)
+
+
+def test_events_of_different_dimensions_have_no_divergence():
+    q, _ = events(*in_terms("one prior"))
+    with pytest.raises(NotImplementedError):
+        kl_divergence(q, dist.Normal(torch.zeros(4, 3), 1.0).to_event(1))

@@ -1,0 +1,50 @@
+"""Many independent weights as one event, whose log-density is summed without one number per weight.
+
+Pyro's `Independent` sums what its base distribution returns for each weight. With hundreds of
+thousands of weights the passes over memory for these numbers are much of a training step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from pyro import distributions as dist
+from torch import Tensor
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Summable(Protocol):
+    """A univariate distribution that sums its log-density over many weights by itself."""
+
+    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
+        """Log-density of ``value`` in nats, summed over its last ``dims`` dimensions."""
+
+
+class Event(dist.Independent):
+    """`Independent` over a `Summable` distribution."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of the whole event in nats, of the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = self.base_dist.batch_shape
+        if value.shape != shape:  # else it stays the object that its distribution may remember
+            value = value.expand(torch.broadcast_shapes(value.shape, shape))
+        log_prob: Tensor = self.base_dist.sum_log_prob(value, self.reinterpreted_batch_ndims)
+        return log_prob
+
+
+def to_event(distribution: Any, dims: int | None) -> Any:
+    """What ``distribution.to_event(dims)`` is for a `Summable` one."""
+    dims = len(distribution.batch_shape) if dims is None else dims
+    if dims > 0:
+        return Event(distribution, dims)
+    return dist.TorchDistribution.to_event(distribution, dims)
+
+
+def total(x: Tensor, dims: int) -> Tensor:
+    """The sum over the last ``dims`` dimensions."""
+    return x.sum(tuple(range(-dims, 0))) if dims else x
