@@ -1,0 +1,94 @@
+"""Contenders on Pyro: `pyro_bbb` as `fit` runs it, and Pyro's own autoguide and optimiser."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import pyro
+from _plain import PI, SIGMA1, SIGMA2
+from _timing import Meter, repeated
+from _work import NUM_DATA, Trainer, Work
+from pyro import poutine
+from pyro.distributions import Normal
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+import pyro_bbb as bbb
+from pyro_bbb import training
+
+PRIORS: dict[str, Callable[[], Any]] = {
+    "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),
+    "Gaussian": lambda: Normal(0.0, 1.0),
+}
+_numbers = count()
+
+
+def model_of(work: Work, prior: str, num_data: int) -> bbb.BayesianModel:
+    """The work's network with random weights."""
+    if work.architecture == "lenet5":
+        network: Any = bbb.BayesianLeNet5(prior=PRIORS[prior]())
+    else:
+        network = bbb.BayesianMLP(work.sizes, prior=PRIORS[prior]())
+    return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data).to(work.device)
+
+
+def guided(work: Work, prior: str = "mixture", num_data: int = NUM_DATA) -> tuple[Any, Any]:
+    """A model and its guide."""
+    model = model_of(work, prior, num_data)
+    return model, bbb.AutoSoftplusNormal(model).to(work.device)
+
+
+def ours(
+    prior: str = "mixture", estimator: str = "reparam", loss: str = "trace"
+) -> Callable[[Work], Trainer]:
+    """How `pyro_bbb.fit` trains with these options."""
+
+    def train(work: Work) -> Trainer:
+        model, guide = guided(work, prior, num_data=work.batch)
+        options = {"estimator": estimator, "loss": loss, "num_particles": work.draws}
+        return fit_steps(model, guide, work, **options)
+
+    return train
+
+
+def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
+    """The steps of real calls of `fit`, whose set-up is not measured.
+
+    The name of its step is all that this knows of `pyro_bbb.training`.
+    """
+    x, y = work.data()
+    fixed: dict[str, Any] = {"batch_size": len(x), "lr": work.lr, "progress": False}
+
+    def take(count: int, meter: Meter) -> None:
+        real = training._step
+
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            return meter(lambda: real(*args, **kwargs))
+
+        with mock.patch.object(training, "_step", metered):
+            bbb.fit(model, guide, (x, y), epochs=count, **fixed, **options)  # a step per epoch
+
+    return Trainer(take, guide)
+
+
+def stock(prior: str) -> Callable[[Work], Trainer]:
+    """`AutoNormal`, `Trace_ELBO` and Pyro's Adam on the same model."""
+
+    def train(work: Work) -> Trainer:
+        model, (x, y) = model_of(work, prior, NUM_DATA), work.data()
+        guide = AutoNormal(model, init_scale=0.01)
+        guide._pyro_name = f"AutoNormal{next(_numbers)}"  # else all share parameters by name
+
+        def weighed(x: Tensor, y: Tensor, kl_weight: float) -> Any:
+            with poutine.scale(scale=kl_weight):
+                return guide(x, y, kl_weight)
+
+        weighed(x, y, 1.0)  # AutoNormal has no parameters before its first call
+        guide.to(work.device)
+        elbo = Trace_ELBO(num_particles=work.draws)
+        svi = SVI(model, weighed, pyro.optim.Adam({"lr": work.lr}), elbo)
+        return Trainer(repeated(lambda: svi.step(x, y, len(x) / NUM_DATA)), guide)
+
+    return train

@@ -1,0 +1,99 @@
+"""How fast, and in how much memory: pyro_bbb beside plain PyTorch, stock Pyro and other libraries.
+
+    python benchmarks/run.py [--quick] [--only steps epoch predict memory] [--threads 2]
+
+Everyone does the same work in the same run: a 784-H-H-10 ReLU classifier (and LeNet-5) on inputs of
+MNIST's shape. Contenders take turns in every round, in rotating order; ratios are taken within
+rounds and relate to a deterministic network with fused Adam. Suites:
+
+- ``steps``: single training steps over widths, minibatch sizes, draws per step and estimators;
+- ``epoch``: a whole epoch of `fit` beside the steps it consists of;
+- ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
+- ``memory``: the peak of a training step, and of predictions, each in a process of its own.
+
+``pip install "pyro-bbb[benchmarks]"`` brings the other libraries; one that is missing, or broken by
+the versions here, is listed with the reason. With ``PYRO_BBB_DATA`` the epoch is one of MNIST.
+Printed tables end with the aims; ``benchmarks.json`` and ``benchmarks.png`` go to ``--output``.
+Nothing else should run on the machine meanwhile. The GPU's path synchronises around every timing.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+import tyro
+from _effort import DEFAULT, QUICK, SMOKE
+from _memory import memory
+from _picture import draw
+from _predict import predict
+from _report import (
+    of_aims,
+    of_prediction_memory,
+    of_times,
+    of_training_memory,
+    record,
+    write,
+)
+from _results import Results
+from _suites import epoch, steps
+from tqdm import tqdm
+
+Suite: TypeAlias = Literal["steps", "epoch", "predict", "memory"]
+TIMED: dict[str, Callable[..., Any]] = {"steps": steps, "epoch": epoch, "predict": predict}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    only: tuple[Suite, ...] = ("steps", "epoch", "predict", "memory")
+    """Which suites to run."""
+    quick: bool = False
+    """Fewer sizes and repetitions: about a minute instead of ten."""
+    device: str = "cpu"
+    """Where to compute, cpu or cuda."""
+    threads: int = 2
+    """Processor threads."""
+    output: Path = Path("results/benchmarks")
+    """Folder for results."""
+    smoke: bool = False
+    """Run everything on tiny sizes only, to see that it works."""
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Measure, print the tables, write the results; returns what ``benchmarks.json`` holds."""
+    torch.set_num_threads(config.threads)
+    config.output.mkdir(parents=True, exist_ok=True)
+    results = Results(SMOKE if config.smoke else QUICK if config.quick else DEFAULT)
+    results.load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    for suite in tqdm(config.only, desc="suites", disable=None):
+        began = time.perf_counter()
+        for text in _measure(suite, results, config):
+            tqdm.write(f"\n{text}")
+        results.seconds[suite] = round(time.perf_counter() - began, 1)
+    print(f"\n{of_aims(results)}")
+    content = record(results, asdict(config))
+    path = write(content, config.output)
+    draw(results, path.with_suffix(".png"))
+    print(f"\n{path}")
+    return content
+
+
+def _measure(suite: str, results: Results, config: Config) -> list[str]:
+    """Runs one suite; its tables."""
+    effort, device = results.effort, config.device
+    if suite in TIMED:
+        comparisons = TIMED[suite](effort, device)
+        results.comparisons += comparisons
+        return [of_times(each) for each in comparisons]
+    peaks = memory(effort, device, config.threads)
+    results.training_memory, results.prediction_memory = peaks
+    return [of_training_memory(results), of_prediction_memory(results)]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
