@@ -1,10 +1,12 @@
-# make demo | test | lint | clean; each sets up .venv when it is missing or older than pyproject.toml.
+# make demo | test | lint | audit | clean; each sets up .venv when it is missing or older than
+# pyproject.toml. make test-lowest has an environment of its own, new each time.
 # CONTRIBUTING.md has the plain commands behind them.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+LOWEST := .venv-lowest
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-lowest lint audit clean
 
 demo: $(READY)
 	$(BIN)/python experiments/quickstart.py
@@ -12,10 +14,27 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
+# The suite at the lowest versions that pyproject.toml allows; PYTHON must be the lowest one, too.
+test-lowest:
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python tests/lowest_versions.py > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps --editable .
+	$(LOWEST)/bin/python -m pip check
+	$(LOWEST)/bin/python -m pytest $(TESTS)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Consistent versions, and none with a known vulnerability. Asks PyPI; an answer that lacks is a failure.
+audit: $(READY)
+	$(BIN)/python -m pip check
+	$(PYTHON) -m venv --clear .venv/audit
+	.venv/audit/bin/python -m pip install --quiet pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable > .venv/audit/requirements.txt
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .venv/audit/requirements.txt
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -23,5 +42,5 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ Four nouns, each replaceable alone (network, prior, likelihood, guide); the verb
 """
 
 from pyro_bbb import data, guides, likelihoods, metrics, priors
+from pyro_bbb._checkpoint import CheckpointError
 from pyro_bbb._version import __version__ as __version__
 from pyro_bbb.chains import Chains
 from pyro_bbb.conversion import bayesianize
@@ -31,6 +32,7 @@ __all__ = [
     "BayesianMLP",
     "BayesianModel",
     "Chains",
+    "CheckpointError",
     "ClassificationPrediction",
     "EpochEnd",
     "History",

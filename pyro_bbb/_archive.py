@@ -27,6 +27,8 @@ FORMAT, VERSION = "pyro_bbb", 1
 _SPEC = "spec.json"
 _ZEROS = "0" * 64
 _HASH = re.compile("[0-9a-f]{64}")
+_TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
+_LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
 
 
 class LoadError(ValueError):
@@ -70,6 +72,14 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
                 continue  # another process has just replaced both
             raise LoadError(f"{file} is missing, which {_SPEC} beside it describes") from error
         return spec, _parse_tensors(data, spec.pop("tensors"), file)
+
+
+def tidy(folder: Path) -> None:
+    """Removes what processes that were killed while they wrote have left in a folder."""
+    present = _present_tensors(folder)
+    for path in folder.iterdir():
+        if _LEFT_BEHIND.fullmatch(path.name) and path.name != present:
+            path.unlink(missing_ok=True)
 
 
 def seal(content: dict[str, Json]) -> bytes:

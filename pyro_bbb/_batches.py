@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
@@ -25,14 +26,16 @@ class Batches:
     ) -> None:
         self.source: Minibatches | DataLoader[Any]
         self.model, self.device = model, device
+        self._generator = torch.Generator()
+        self._start: list[Tensor] | None = None
         self._begun: Iterator[tuple[Tensor, Tensor]] | None = None
         if isinstance(data, DataLoader):
             self.source = data
             found = _length(data.dataset)
         else:
             x, y = as_tensors(data, device=device)
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-            self.source = Minibatches(x, y, batch_size, generator=generator)
+            self._generator.manual_seed(int(torch.randint(2**62, ())))
+            self.source = Minibatches(x, y, batch_size, generator=self._generator)
             found = len(x)
         expected = model.num_data
         if found not in (None, expected):
@@ -44,20 +47,60 @@ class Batches:
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if isinstance(self.source, Minibatches):
-            return iter(self.source)
         begun, self._begun = self._begun, None
-        return begun or map(self._read, self.source)
+        yield from begun or self._begin()
+        self._start = None
 
     def examples(self) -> tuple[Tensor, Tensor]:
         """Checked examples: all of the data in memory, or the batch that a loader begins with."""
         if isinstance(self.source, Minibatches):
             self.model.check(self.source.x, self.source.y)
             return self.source.x, self.source.y
-        batches = map(self._read, self.source)
+        batches = self._begin()
         first = next(batches)
         self._begun = chain([first], batches)  # a stream cannot be read twice
         return first
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._start is not None
+
+    def order(self) -> list[Tensor]:
+        """The random states that the order of the epoch under way, or else of the next, is of."""
+        return self._start or [generator.get_state() for generator in self._generators()]
+
+    def resume(self, order: list[Tensor], *, begun: bool, taken: int) -> None:
+        """Goes on where a run was; for a loader, this moves torch's random state.
+
+        Args:
+            order: what `order` gave there.
+            begun: whether an epoch was under way.
+            taken: minibatches that were taken of it; they are read again.
+        """
+        for generator, state in zip(self._generators(), order, strict=True):
+            generator.set_state(state)
+        self._start = self._begun = None
+        if begun:
+            batches = self._begin()
+            ahead = deque(islice(batches, taken), maxlen=0) if taken else [next(batches)]
+            self._begun = chain(ahead, batches)
+
+    def _begin(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """An epoch's minibatches, in an order that is drawn with the first."""
+        self._start = [generator.get_state() for generator in self._generators()]
+        if isinstance(self.source, Minibatches):
+            return iter(self.source)
+        return map(self._read, self.source)
+
+    def _generators(self) -> list[torch.Generator]:
+        """Of what random state the order is a function; a loader may have its own."""
+        if isinstance(self.source, Minibatches):
+            return [self._generator]
+        inner = self.source.batch_sampler
+        holders = self.source, self.source.sampler, inner, getattr(inner, "sampler", None)
+        own = [getattr(holder, "generator", None) for holder in holders]
+        return list(dict.fromkeys([torch.default_generator, *filter(None, own)]))
 
     def _read(self, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = as_tensors(batch, device=self.device)

@@ -132,6 +132,8 @@ class CapturedSteps:
             NonFiniteError: a loss or a gradient was not finite; the parameters are those before.
         """
         taken, self._taken = self._taken, []
+        if not taken:
+            return
         rows = torch.stack([row for row, *_ in taken]).tolist()
         for (loss, log_prior, log_guide, nll, norm), (_, kl_weight, lr) in zip(
             rows, taken, strict=True

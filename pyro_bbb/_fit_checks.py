@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_bbb._checks import as_float, count, function
 from pyro_bbb._pyro import evaluating
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.models import BayesianModel
 
+C = TypeVar("C")
+NONFINITE = ("raise", "skip")
+
 
 def check_options(
-    model: Any, epochs: int, lr: float, estimator: str, autocast: torch.dtype | None
+    model: Any,
+    epochs: int,
+    lr: float,
+    estimator: str,
+    autocast: torch.dtype | None,
+    nonfinite: str,
+    cuda_graph: bool,
 ) -> None:
     """Raises TypeError or ValueError at the first of them that is no good."""
     if not isinstance(model, BayesianModel):
         raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
+    count("epochs", epochs)
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < as_float(lr) < math.inf:
         raise ValueError(f"lr must be a positive number, got {lr!r}")
-    if estimator not in ESTIMATORS:
+    if not isinstance(estimator, str) or estimator not in ESTIMATORS:
         raise ValueError(f"estimator must be one of {list(ESTIMATORS)}, got {estimator!r}")
     if autocast is torch.float16:
         raise ValueError("autocast must be torch.bfloat16: torch.float16 needs its losses scaled")
     if autocast not in (None, torch.bfloat16):
         raise ValueError(f"autocast must be None or torch.bfloat16, got {autocast!r}")
+    if nonfinite not in NONFINITE:
+        raise ValueError(f"nonfinite must be one of {list(NONFINITE)}, got {nonfinite!r}")
+    if cuda_graph and nonfinite == "skip":
+        raise ValueError("nonfinite='skip' reads every step's loss, which cuda_graph=True does not")
+
+
+def check_callbacks(callbacks: Iterable[C]) -> tuple[C, ...]:
+    """The callbacks, if each can be called."""
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks must be several functions, got {callbacks!r}")
+    found = tuple(callbacks)
+    for callback in found:
+        function("each of callbacks", callback, "(EpochEnd) -> bool or None")
+    return found
 
 
 def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[str, int]:
@@ -54,12 +78,19 @@ def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[st
 
 
 def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
-    """Whether the guide has a draw for each of the model's latents, of its shape and weight."""
+    """Whether the guide has a draw for each of the model's latents, of its shape and weight.
+
+    And none else, but for auxiliary ones: its density would count against the model's.
+    """
     missing = [name for name in latents if name not in guide_trace]
     if missing:
         raise ValueError(
             f"guide must have a posterior for every latent of the model, it lacks {missing}"
         )
+    sites = guide_trace.iter_stochastic_nodes()
+    own = [name for name, q in sites if not (q["infer"] or {}).get("is_auxiliary")]
+    if others := [name for name in own if name not in latents]:
+        raise ValueError(f"guide must draw latents of the model only, it draws {others} too")
     for name, p in latents.items():
         q, shape = guide_trace.nodes[name], p["fn"].shape()
         if q["value"].shape != shape:

@@ -161,7 +161,13 @@ class Approximated(Protocol):
 
 
 def weighs_kl(guide: Any) -> bool:
-    """Whether a guide weighs its log-density by ``kl_weight`` itself."""
+    """Whether a guide weighs its log-density by ``kl_weight`` itself.
+
+    Raises:
+        TypeError: it is no guide, which can be called.
+    """
+    if not callable(guide):
+        raise TypeError(f"guide must be a guide or a function, got {guide!r}")
     return isinstance(guide, Guide) or (
         ArgumentReader.of(guide, "kl_weight", None).position is not None
     )

@@ -17,6 +17,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._checks import positive
 from pyro_bbb._prior import Independent, Prior, prior_of
 from pyro_bbb.distributions import without_validation
 
@@ -123,6 +124,4 @@ def _require_scalar_positive(name: str, distribution: Distribution) -> None:
 
 
 def _positive(name: str, value: float) -> Tensor:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return torch.tensor(float(value))
+    return torch.tensor(positive(name, value))

@@ -14,7 +14,8 @@ from pyro.nn import PyroParam
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from pyro_bbb._latents import InitLoc, positive
+from pyro_bbb._checks import count, positive
+from pyro_bbb._latents import InitLoc
 from pyro_bbb._stock import INIT_SCALE, Prototype, Stock
 
 _MAX_NUMBERS = 2**28  # in a guide's parameters: 1 GiB of float32
@@ -31,6 +32,7 @@ class Joint(Stock):
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
         self._known_latents()
+        num_samples = count("num_samples", num_samples)
         with torch.no_grad():
             return self._split(self.get_posterior().sample((num_samples,)))
 
@@ -72,8 +74,7 @@ class LowRank(Joint, autoguide.AutoLowRankMultivariateNormal, Prototype):
         rank: int | None = None,
     ) -> None:
         init_scale = positive("init_scale", init_scale)
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
-            raise ValueError(f"rank must be an integer of at least 1, got {rank!r}")
+        rank = None if rank is None else count("rank", rank)
         super().__init__(model, init_loc=init_loc, init_scale=init_scale, rank=rank)
         self._asked_rank = rank
         self._find_declared()
@@ -136,13 +137,10 @@ class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
         hidden_dim: int | None = None,
         num_transforms: int = 1,
     ) -> None:
-        for name, number in (("hidden_dim", hidden_dim), ("num_transforms", num_transforms)):
-            integer = isinstance(number, int) and not isinstance(number, bool) and number > 0
-            if not (integer or name == "hidden_dim" and number is None):
-                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
         super().__init__(model, init_loc=init_loc)
         self._init_scale = positive("init_scale", init_scale)
-        self._hidden_dim, self._num_transforms = hidden_dim, num_transforms
+        self._hidden_dim = None if hidden_dim is None else count("hidden_dim", hidden_dim)
+        self._num_transforms = count("num_transforms", num_transforms)
         self._find_declared()
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

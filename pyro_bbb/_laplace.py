@@ -24,6 +24,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
 
+from pyro_bbb._checks import tensor
 from pyro_bbb._joint import Joint
 from pyro_bbb._latents import InitLoc
 from pyro_bbb._pyro import evaluating
@@ -226,12 +227,17 @@ def _derivatives(values: Tensor, at: Tensor) -> Tensor:
 def _in_parts(batches: Iterable[Batch], examples: int) -> Iterator[Batch]:
     """The batches, a bounded number of examples at once."""
     for x, y in batches:
-        yield from zip(x.split(examples), y.split(examples), strict=True)
+        if len(tensor("x", x)) != len(tensor("y", y)):
+            raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
+        if len(x):
+            yield from zip(x.split(examples), y.split(examples), strict=True)
 
 
 def _batches(data: Batch | Iterable[Batch]) -> Iterable[Batch]:
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
         return [data]
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be a pair (x, y) of tensors or batches of these, got {data!r}")
     return data
 
 

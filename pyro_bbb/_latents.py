@@ -13,6 +13,8 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor, nn
 from torch.distributions import ExpTransform, Transform, biject_to, constraints
 
+from pyro_bbb._checks import finite, tensor
+
 Site: TypeAlias = dict[str, Any]
 InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[[Site], Tensor]"
 
@@ -60,7 +62,7 @@ def _bijection(support: Any) -> Transform:
 
 def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
     """Where a latent starts, in unconstrained space; ValueError if that does not fit it."""
-    value, expected = initialise(site), site["value"]
+    value, expected = tensor(f"init_loc of {latent.name!r}", initialise(site)), site["value"]
     if value.shape != expected.shape:
         raise ValueError(
             f"init_loc of {latent.name!r} must have shape {list(expected.shape)}, "
@@ -123,8 +125,15 @@ def _constant(number: float, site: Site) -> Tensor:
 def _given(tensors: Mapping[str, Tensor], site: Site) -> Tensor:
     for key in (site["name"], site["name"].removeprefix("network.")):
         if key in tensors:
-            return torch.as_tensor(tensors[key]).to(site["value"])
+            return _as_tensor(key, tensors[key]).to(site["value"])
     return _he(site)
+
+
+def _as_tensor(key: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"init_loc[{key!r}] must be a tensor, got {value!r}") from error
 
 
 def refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:
@@ -143,19 +152,3 @@ def refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:
             raise ValueError(
                 f"init_loc must have parameters named like the latents {list(latents)}, got {names}"
             )
-
-
-def positive(name: str, value: float) -> float:
-    """The value as a float, if it is a finite number above 0."""
-    if finite(name, value) <= 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    return float(value)
-
-
-def finite(name: str, value: float) -> float:
-    """The value as a float, if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)

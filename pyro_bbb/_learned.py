@@ -14,6 +14,7 @@ from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._checks import positive, probability
 from pyro_bbb._prior import Prior, announced
 from pyro_bbb.distributions import ScaleMixtureNormal, without_validation
 
@@ -40,9 +41,8 @@ class LearnedScaleMixture(Prior):
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.1) -> None:
         super().__init__()
-        if not 0 < pi < 1:
-            raise ValueError(f"pi must be in (0, 1), got {pi}")
-        _require_positive(sigma1=sigma1, sigma2=sigma2)
+        pi = probability("pi", pi)
+        sigma1, sigma2 = positive("sigma1", sigma1), positive("sigma2", sigma2)
         self.logit = nn.Parameter(torch.tensor(math.log(pi) - math.log1p(-pi)))
         self.log_sigma1 = nn.Parameter(torch.tensor(math.log(sigma1)))
         self.log_sigma2 = nn.Parameter(torch.tensor(math.log(sigma2)))
@@ -94,8 +94,7 @@ class LearnedNormal(Prior):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        _require_positive(scale=scale)
-        self.register_buffer("scale", torch.tensor(float(scale)), persistent=False)
+        self.register_buffer("scale", torch.tensor(positive("scale", scale)), persistent=False)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Registers the locations on the module."""
@@ -111,9 +110,3 @@ class LearnedNormal(Prior):
     def extra_repr(self) -> str:
         """The scale, for the module's printed form."""
         return f"scale={self.scale.item():.4g}"
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")

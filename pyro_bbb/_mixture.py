@@ -5,6 +5,7 @@ Equation 7; its log-density is exact in single precision and costs few passes ov
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pyro import distributions as dist
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_bbb._checks import as_float
 from pyro_bbb._event import Event, to_event
 from pyro_bbb._log_mixture import LogMixture, coefficients
 
@@ -59,6 +61,10 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             _require("sigma1", sigma1, (sigma1 > 0) & sigma1.isfinite(), "positive and finite")
             _require("sigma2", sigma2, (sigma2 > 0) & sigma2.isfinite(), "positive and finite")
         self._assemble((pi, sigma1, sigma2), None)
+        if validate_args is not False:
+            ratio, most = self.sigma1 / self.sigma2, torch.finfo(self.pi.dtype).max ** 0.5
+            apart = (ratio >= most) | (ratio <= 1 / most)  # its square overflows
+            _require("sigma1 / sigma2", ratio, ~apart, f"within a factor of {most:.0e} of 1")
         if validate_args is not None:
             self._validate_args = validate_args
 
@@ -80,7 +86,11 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def _assemble(self, compact: tuple[Tensor, Tensor, Tensor], logit: Tensor | None) -> None:
         self._compact, self._logit = compact, logit  # unexpanded: one logarithm, not one per weight
-        self.pi, self.sigma1, self.sigma2 = torch.broadcast_tensors(*compact)
+        try:
+            self.pi, self.sigma1, self.sigma2 = torch.broadcast_tensors(*compact)
+        except RuntimeError as error:
+            found = ", ".join(str(list(x.shape)) for x in compact)
+            raise ValueError(f"pi, sigma1 and sigma2 must broadcast, got shapes {found}") from error
         self.derive()
         super().__init__(self.pi.shape, validate_args=False)
 
@@ -125,8 +135,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats, elementwise; exact for every finite value."""
-        if self._validate_args:
-            self._validate_sample(value)
+        self._check(value)
         value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         return self.sum_log_prob(value, 0)
 
@@ -141,21 +150,32 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of a draw at most ``value``, elementwise."""
+        self._check(value)
+        first, second = (
+            torch.erfc(-math.sqrt(0.5) * value / sigma) for sigma in (self.sigma1, self.sigma2)
+        )  # torch's ndtr is a difference from 1, and so loses the lower tail
+        return 0.5 * (self.pi * first + (1 - self.pi) * second)
+
+    def _check(self, value: Tensor) -> None:
+        if not isinstance(value, Tensor) or value.is_complex():
+            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"value must be a tensor of real numbers, got {found}")
         if self._validate_args:
             self._validate_sample(value)
-        first = torch.special.ndtr(value / self.sigma1)
-        return self.pi * first + (1 - self.pi) * torch.special.ndtr(value / self.sigma2)
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:
     """Numbers and tensors to floating tensors of one dtype and device."""
     for name, value in parameters.items():
+        if isinstance(value, Tensor) and value.is_complex():
+            raise TypeError(f"{name} must be real, got dtype {value.dtype}")
         if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
             raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
     like = [x for x in parameters.values() if isinstance(x, Tensor) and x.is_floating_point()]
     dtype = like[0].dtype if like else torch.get_default_dtype()
     device = like[0].device if like else None
-    return [torch.as_tensor(x, dtype=dtype, device=device) for x in parameters.values()]
+    numbers = (x if isinstance(x, Tensor) else as_float(x) for x in parameters.values())
+    return [torch.as_tensor(x, dtype=dtype, device=device) for x in numbers]
 
 
 def _require(name: str, value: Tensor, valid: Tensor, expected: str) -> None:

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
 from pyro_bbb import metrics
+from pyro_bbb._checks import kind, place, share, tensor
 from pyro_bbb._colours import BLACK, CYCLE, SKY
 from pyro_bbb.summaries import ClassificationPrediction
 
@@ -28,7 +29,10 @@ def class_probabilities(ax: Axes, prediction: ClassificationPrediction, index: i
         ``ax``: a point per draw and class, the draws side by side within their class; bars are the
         average. Where the points of a class lie apart, the weights leave the answer open.
     """
-    draws = prediction.sample_probs[:, index].cpu().numpy()  # [draws, classes]
+    inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
+    draws = (
+        prediction.sample_probs[:, place("index", index, inputs)].cpu().numpy()
+    )  # [draws, classes]
     count, classes = draws.shape
     where = np.arange(classes)
     offset = np.linspace(-0.35, 0.35, count) if count > 1 else np.zeros(1)
@@ -55,11 +59,19 @@ def risk_coverage(
     Returns:
         ``ax``, both axes in per cent, a line for each name.
     """
+    if not kind("answers", answers, Mapping):
+        raise ValueError("answers must hold at least one prediction, got none")
+    if share("minimum", minimum) == 1:
+        raise ValueError("minimum must be below 1, got 1")
     styles = zip(cycle(_LINES), cycle(CYCLE))  # noqa: B905, both are endless
     for (name, answer), (line, colour) in zip(answers.items(), styles, strict=False):
-        share, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, y))
-        shown = share >= minimum
-        ax.plot(share[shown], risk[shown], line, color=colour, label=name)
+        if tensor("y", y).shape != answer.label.shape:
+            shapes = f"{list(answer.label.shape)}, got {list(y.shape)}"
+            raise ValueError(f"y must have the shape of the predicted labels, {shapes}")
+        labels = y.to(answer.label.device)
+        covered, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, labels))
+        shown = covered >= minimum
+        ax.plot(covered[shown], risk[shown], line, color=colour, label=name)
     ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))

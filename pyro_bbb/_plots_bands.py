@@ -5,6 +5,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from pyro_bbb._checks import of_length, probability, tensor
 from pyro_bbb._colours import BLACK, BLUE, SKY, VERMILLION
 
 Array = npt.NDArray[np.float64]
@@ -33,11 +34,13 @@ def function_band(
         ``ax``. The legend is left to the caller, who may have many such pictures.
 
     Raises:
-        ValueError: ``level`` is outside (0, 1).
+        ValueError: ``level`` is outside (0, 1), or shapes do not fit.
+        TypeError: an argument is of another kind.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), got {level}")
-    at = _numpy(x).reshape(-1)
+    level = probability("level", level)
+    if tensor("functions", functions).dim() < 2 or functions.numel() == 0:
+        raise ValueError(f"functions must have shape [S, n], got {list(functions.shape)}")
+    at = _numpy(of_length("x", x, functions[0].numel())).reshape(-1)
     low, middle, high = _quantiles(functions, level)
     ax.fill_between(at, low, high, color=SKY, alpha=0.5, linewidth=0, label=f"{level:.0%} band")
     ax.plot(at, middle, color=BLUE, linewidth=1.8, label="median")

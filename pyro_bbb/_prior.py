@@ -261,10 +261,9 @@ def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
     sizes = {name: _size(name, shape) for name, shape in shapes.items()}
-    for name, size in sizes.items():
-        prior.attach(module, name, size)
     module.add_module("prior", prior)
     for name, size in sizes.items():
+        prior.attach(module, name, size)
         setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
 
 

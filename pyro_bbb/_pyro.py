@@ -24,6 +24,9 @@ from pyro.poutine.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.distributions import constraints
 
+from pyro_bbb._checks import as_seed, at_least_zero
+from pyro_bbb._exclusive import TURN
+
 
 def own_param(name: str, parameter: nn.Parameter) -> Tensor:
     """Announces a parameter to the handlers around (SVI finds it) without the global store.
@@ -76,21 +79,48 @@ def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
 
     A guide that is a plain function keeps its parameters in the global store only; with one among
     ``modules`` the store stays as it is. (The store's own ``scope`` would strip the parameters
-    that an SVI step around it has already collected.)
+    that an SVI step around it has already collected.) Other threads that ask for one wait.
 
     Yields:
         The unconstrained parameters registered so far, by name.
     """
     store = pyro.get_param_store()
-    if not all(isinstance(module, nn.Module) for module in modules):
-        yield store._params
+    with TURN:
+        if not all(isinstance(module, nn.Module) for module in modules):
+            yield store._params
+            return
+        _PUT_ASIDE.append(_exchange({}, {}, {}))
+        try:
+            yield store._params
+        finally:
+            _exchange(*_PUT_ASIDE.pop())
+
+
+@contextmanager
+def callers_store() -> Iterator[None]:
+    """Inside of `own_store`, the store as the caller has it: for callbacks."""
+    if not _PUT_ASIDE:
+        yield
         return
-    outside = store._params, store._param_to_name, store._constraints
-    store._params, store._param_to_name, store._constraints = {}, {}, {}
+    aside = _PUT_ASIDE.copy()
+    _PUT_ASIDE.clear()
+    inside = _exchange(*aside[0])
     try:
-        yield store._params
+        yield
     finally:
-        store._params, store._param_to_name, store._constraints = outside
+        aside[0] = _exchange(*inside)  # other dicts, where the callback cleared it
+        _PUT_ASIDE.extend(aside)
+
+
+def _exchange(*contents: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
+    """Puts other contents into the parameter store; returns what was there."""
+    store = pyro.get_param_store()
+    before = store._params, store._param_to_name, store._constraints
+    store._params, store._param_to_name, store._constraints = contents
+    return before
+
+
+_PUT_ASIDE: list[tuple[dict[Any, Any], ...]] = []  # by `own_store`, the outermost first
 
 
 def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
@@ -101,11 +131,14 @@ def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
     ``poutine.scale`` does: to read it would be to wait for its device.
 
     Raises:
-        ValueError: the weight is negative or NaN.
+        ValueError: the weight is negative, infinite or NaN.
+        TypeError: it is neither a number nor a tensor.
     """
-    if isinstance(weight, Tensor) and not is_validation_enabled():
+    if not isinstance(weight, Tensor):
+        weight = at_least_zero("kl_weight", weight)
+    elif not is_validation_enabled():
         return poutine.scale(scale=weight)
-    if not weight >= 0:
+    elif not weight >= 0:
         raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
     return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
 
@@ -226,18 +259,20 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
     """Torch's random state set from ``seed``, and given back afterwards; ``None`` changes nothing.
 
+    Other threads that ask for one wait.
+
     Args:
         seed: the seed.
         cpu_only: leave other devices alone; to look for them takes longer than a small network.
 
     Raises:
         TypeError: the seed is not an integer.
+        ValueError: it has more than 64 bits.
     """
     if seed is None:
         yield
         return
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, got {seed!r}")
-    with torch.random.fork_rng(devices=[] if cpu_only else None):
+    seed = as_seed("seed", seed)
+    with TURN, torch.random.fork_rng(devices=[] if cpu_only else None):
         (torch.default_generator if cpu_only else torch).manual_seed(seed)
         yield

@@ -17,8 +17,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_bbb._checks import count, finite, probabilities
 from pyro_bbb._guide import Guide
-from pyro_bbb._latents import InitLoc, Latent, describe, finite, start
+from pyro_bbb._latents import InitLoc, Latent, describe, start
 from pyro_bbb._pyro import own_param
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
 
@@ -69,7 +70,9 @@ class AutoSoftplusNormal(Guide):
 
     def scale(self, name: str) -> Tensor:
         r"""Standard deviation $\mathrm{softplus}(\rho)$ of one latent (in unconstrained space)."""
-        return softplus(self._parameter("rhos", name).detach())
+        rho = self._parameter("rhos", name).detach()
+        # an optimiser may have made NaN of minus infinity, by its weight decay
+        return softplus(rho).where(rho > -math.inf, 0.0) if self._pruned else softplus(rho)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draws every latent.
@@ -92,9 +95,9 @@ class AutoSoftplusNormal(Guide):
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
+        shape = (count("num_samples", num_samples),)
         with torch.no_grad():
-            latents = self._known_latents()
-            return {x.name: self._posterior(x).sample((num_samples,)) for x in latents}
+            return {x.name: self._posterior(x).sample(shape) for x in self._known_latents()}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Posterior medians by site name; for weights these are the means."""
@@ -102,10 +105,11 @@ class AutoSoftplusNormal(Guide):
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Posterior quantiles, ``[len(quantiles), ...]`` by site name."""
-        z = [torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) for q in quantiles]
+        levels = torch.tensor(probabilities("quantiles", quantiles), dtype=torch.float64)
+        z = torch.special.ndtri(levels).tolist()
         return {
             x.name: torch.stack(
-                [x.constrain(self.loc(x.name) + float(zq) * self.scale(x.name)) for zq in z]
+                [x.constrain(self.loc(x.name) + zq * self.scale(x.name)) for zq in z]
             )
             for x in self._known_latents()
         }
@@ -115,7 +119,19 @@ class AutoSoftplusNormal(Guide):
 
         Args:
             removed: masks by site name, true where a weight goes.
+
+        Raises:
+            KeyError: there is no latent of such a name.
+            TypeError: ``removed`` is no dict.
+            ValueError: a mask is not a bool tensor of its latent's shape.
         """
+        if not isinstance(removed, Mapping):
+            raise TypeError(f"removed must be a dict of masks by name, got {removed!r}")
+        for name, mask in removed.items():
+            shape = self.loc(name).shape
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
+                expected = f"a bool tensor of shape {list(shape)}"
+                raise ValueError(f"removed[{name!r}] must be {expected}, got {mask!r}")
         new = copy.deepcopy(self)
         for name, mask in removed.items():
             new.loc(name)[mask] = 0.0
@@ -142,7 +158,7 @@ class AutoSoftplusNormal(Guide):
 
     def _parameter(self, kind: str, name: str) -> nn.Parameter:
         """The parameter of a site; found without Pyro's statements, which use the global store."""
-        if name not in self._latents:
+        if not isinstance(name, str) or name not in self._latents:
             raise KeyError(f"no latent named {name!r}; known: {self.site_names}")
         *path, leaf = name.split(".")
         owner: Any = self._modules[kind]

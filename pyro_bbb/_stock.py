@@ -21,8 +21,9 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_bbb._checks import count, positive, probabilities
 from pyro_bbb._guide import Guide
-from pyro_bbb._latents import InitLoc, describe, positive, start
+from pyro_bbb._latents import InitLoc, describe, start
 
 INIT_SCALE = math.log1p(math.exp(-5.0))  # that of AutoSoftplusNormal
 
@@ -79,7 +80,8 @@ class Stock(Guide):
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Posterior quantiles, ``[len(quantiles), ...]`` by site name."""
         self._known_latents()
-        found: dict[str, Tensor] = super().quantiles(list(quantiles), *args, **kwargs)  # type: ignore[misc]
+        levels = probabilities("quantiles", quantiles)
+        found: dict[str, Tensor] = super().quantiles(levels, *args, **kwargs)  # type: ignore[misc]
         return found
 
 
@@ -104,13 +106,11 @@ class Normal(Stock, autoguide.AutoNormal, Prototype):
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
-        draws = {}
+        draws, shape = {}, (count("num_samples", num_samples),)
         with torch.no_grad():
             for latent in self._known_latents():
                 loc, scale = self._get_loc_and_scale(latent.name)
-                draws[latent.name] = latent.constrain(
-                    dist.Normal(loc, scale).sample((num_samples,))
-                )
+                draws[latent.name] = latent.constrain(dist.Normal(loc, scale).sample(shape))
         return draws
 
 
@@ -133,8 +133,9 @@ class Delta(Stock, autoguide.AutoDelta, Prototype):
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The point at every level, ``[len(quantiles), ...]`` by site name."""
-        return self.sample_posterior(len(list(quantiles)))
+        return self.sample_posterior(len(probabilities("quantiles", quantiles)))
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """The point as ``num_samples`` equal draws."""
+        num_samples = count("num_samples", num_samples)
         return {name: x.expand(num_samples, *x.shape) for name, x in self.median().items()}

@@ -127,8 +127,15 @@ class UnreadOptim(JointOptim):
             raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
         self.lr.fill_(lr)
 
-    def _check(self, norm: Tensor) -> None:
-        """Notes the step's numbers, and whether it failed."""
+    def set_state(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state from `get_state`; the learning rate stays in its own tensor."""
+        super().set_state(state_dict)
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            group["lr"] = self.lr
+
+    def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
+        """The norm; notes the step's numbers, and whether it failed."""
         torch.cat([self.elbo.take(), norm.double().view(1)], out=self.row)
         failed = ~(self.row[0].isfinite() & self.row[4].isfinite())
         torch.maximum(self.failed, failed.float(), out=self.failed)
+        return norm

@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_bbb._checks import kind
 from pyro_bbb._pyro import evaluating, one_by_one, own_store
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
@@ -105,6 +106,7 @@ class Chains(Mapping[str, Tensor]):
 
         Raises:
             ValueError: only one of model and data is given.
+            TypeError: the model or the data are of another kind.
             ImportError: ArviZ is not installed.
         """
         if (model is None) != (data is None):
@@ -120,6 +122,7 @@ class Chains(Mapping[str, Tensor]):
             },
         }
         if model is not None:
+            kind("model", model, BayesianModel)
             x, y = as_tensors(data)
             pointwise = _log_likelihood(model, dict(self), x, y).unflatten(0, self.diverging.shape)
             groups["log_likelihood"] = {"obs": pointwise.numpy(force=True)}

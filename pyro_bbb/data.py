@@ -1,21 +1,18 @@
 """Datasets as tensors on a device, and minibatches of them without per-item Python.
 
 Data sit in memory as one pair of tensors, rows being examples. ``load_images`` reads MNIST and
-Fashion-MNIST, ``as_tensors`` takes what users have, ``split`` holds rows out for validation, and
+Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits, ``load_mushrooms`` the UCI
+mushrooms; ``as_tensors`` takes what users have, ``split`` holds rows out for validation, and
 ``Minibatches`` is one epoch's worth of shuffled batches.
 
-The image sets are read from ``ROOT/MNIST/raw/*.gz`` and ``ROOT/FashionMNIST/raw/*.gz``. ROOT is
-the argument ``root``, else the environment variable ``PYRO_BBB_DATA``; it may be read-only. Where
-neither is given, it is a cache folder of the user, ``$XDG_CACHE_HOME/pyro_bbb`` or
-``~/.cache/pyro_bbb``, which torchvision's downloads fill.
+The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
+``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
+``root``, else the environment variable ``PYRO_BBB_DATA``; it may be read-only. Where neither is
+given, it is a cache folder of the user, ``$XDG_CACHE_HOME/pyro_bbb`` or ``~/.cache/pyro_bbb``,
+which torchvision's downloads of the images fill.
 """
 
-import gzip
-import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,46 +20,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-_IMAGE_SETS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
+from pyro_bbb._checks import as_device, as_seed, probability, tensor
+from pyro_bbb._image_sets import load_images
+from pyro_bbb._tables import UCIData, load_mushrooms, load_uci
+
+__all__ = [
+    "Minibatches",
+    "UCIData",
+    "as_tensors",
+    "load_images",
+    "load_mushrooms",
+    "load_uci",
+    "split",
+]
+
 _READ_BATCH = 1024  # items collated at once when a Dataset is read
-
-
-def load_images(
-    name: str,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    train: bool = True,
-    device: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Images and labels of MNIST or Fashion-MNIST, whole, as two tensors.
-
-    Args:
-        name: ``"mnist"`` or ``"fashion_mnist"``.
-        root: folder with ``MNIST/raw/*.gz`` or ``FashionMNIST/raw/*.gz``; read only. By default
-            ``$PYRO_BBB_DATA``, else the user's cache folder, filled by a download when needed.
-        train: the 60,000 training examples, or the 10,000 test examples.
-        device: where to put the tensors; the CPU by default.
-
-    Returns:
-        Images, float32 ``[n, 1, 28, 28]`` in [0, 1], and labels, int64 ``[n]``.
-
-    Raises:
-        ValueError: ``name`` is unknown.
-        FileNotFoundError: the given root lacks the set.
-        RuntimeError: the download failed, or a file is damaged (its MD5 is wrong).
-    """
-    if name not in _IMAGE_SETS:
-        raise ValueError(f"name must be one of {sorted(_IMAGE_SETS)}, got {name!r}")
-    import torchvision  # here, because it would double the time that importing pyro_bbb takes
-
-    image_set = getattr(torchvision.datasets, _IMAGE_SETS[name])
-    part = "train" if train else "t10k"
-    checksums = {file: md5 for file, md5 in image_set.resources if file.startswith(part)}
-    folder = _image_folder(image_set, root, checksums)
-    arrays = {file: _read_idx(folder / file, md5) for file, md5 in checksums.items()}
-    images = torch.tensor(arrays[f"{part}-images-idx3-ubyte.gz"], device=device)
-    labels = torch.tensor(arrays[f"{part}-labels-idx1-ubyte.gz"], device=device)
-    return images.unsqueeze(1).float() / 255, labels.long()
 
 
 def as_tensors(
@@ -81,7 +53,8 @@ def as_tensors(
 
     Raises:
         TypeError: ``data`` is nothing of the above.
-        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, or their lengths differ.
+        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, their lengths differ, or there is
+            no such device.
     """
     pair = _read_dataset(data) if isinstance(data, Dataset) else data
     if not isinstance(pair, tuple | list):
@@ -93,8 +66,8 @@ def as_tensors(
     _check_lengths(x, y)
     _check_finite("x", x)
     _check_finite("y", y)
-    device = x.device if device is None else device
-    return x.to(device), y.to(device)
+    place = x.device if device is None else as_device(device)
+    return _data_only(x).to(place), _data_only(y).to(place)
 
 
 class Minibatches:
@@ -111,7 +84,7 @@ class Minibatches:
         generator: CPU generator of the orders; torch's global one by default.
 
     Raises:
-        TypeError: ``batch_size`` is no int.
+        TypeError: ``batch_size`` is no int, or another argument of another kind.
         ValueError: ``batch_size < 1``, empty data, lengths or devices that differ, or a generator
             that is not on the CPU.
     """
@@ -132,6 +105,8 @@ class Minibatches:
             raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not isinstance(generator, torch.Generator | None):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU, got one on {generator.device}")
         self.x, self.y = x, y
@@ -168,10 +143,10 @@ def split(
 
     Raises:
         ValueError: ``fraction`` is outside (0, 1), a part would be empty, or lengths differ.
+        TypeError: an argument is of another kind.
     """
     _check_lengths(x, y)
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction must be in (0, 1), got {fraction}")
+    fraction, seed = probability("fraction", fraction), as_seed("seed", seed)
     held_out = round(fraction * len(x))
     if not 0 < held_out < len(x):
         raise ValueError(f"fraction={fraction} of {len(x)} examples leaves one part empty")
@@ -183,56 +158,6 @@ def split(
     )
 
 
-def _image_folder(
-    image_set: Any, root: str | os.PathLike[str] | None, files: dict[str, str]
-) -> Path:
-    """The folder that holds the given ``.gz`` files; downloads them where no root was given."""
-    given = root if root is not None else os.environ.get("PYRO_BBB_DATA") or None
-    base = _cache_folder() if given is None else Path(given).expanduser()
-    folder = base / image_set.__name__ / "raw"
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing and given is not None:
-        layout = f"the layout ROOT/{image_set.__name__}/raw/*.gz with ROOT = {base}"
-        raise FileNotFoundError(f"no {' and no '.join(missing)} in {folder}; expected {layout}")
-    if missing:
-        _download(image_set, folder)
-    return folder
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyro_bbb"
-
-
-def _download(image_set: Any, folder: Path) -> None:
-    """Has torchvision download and verify the set; other processes see each file whole or not."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        try:
-            fetched = image_set(scratch, download=True)
-        except (RuntimeError, OSError) as error:
-            layout = f"a folder ROOT that holds ROOT/{image_set.__name__}/raw/*.gz"
-            raise RuntimeError(
-                f"could not download {image_set.__name__}: "
-                f"give --data-root ROOT or set PYRO_BBB_DATA=ROOT to {layout}"
-            ) from error
-        for file, _ in image_set.resources:
-            os.replace(Path(fetched.raw_folder) / file, folder / file)
-
-
-def _read_idx(path: Path, md5: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Array of a gzipped IDX file of bytes, after its checksum was found right."""
-    packed = path.read_bytes()
-    found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
-    if found != md5:
-        wanted = f"its MD5 is {found}, expected {md5}"
-        raise RuntimeError(f"{path} is damaged: {wanted}; replace it by the original file")
-    raw = gzip.decompress(packed)
-    # IDX: two zero bytes, the type, the number of dimensions, their sizes as big-endian int32, data
-    dims = raw[3]
-    shape = np.frombuffer(raw, ">i4", count=dims, offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
-
-
 def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
     """Every item of a map-style dataset of pairs, collated."""
     if isinstance(data, IterableDataset):
@@ -242,7 +167,8 @@ def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
     if len(data) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
     batches = list(DataLoader(data, batch_size=_READ_BATCH, generator=torch.Generator()))
-    if not isinstance(batches[0], list):  # to which pairs are collated
+    pairs = isinstance(batches[0], list)  # to which pairs are collated
+    if not (pairs and all(isinstance(part, Tensor) for part in batches[0])):
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
         )
@@ -258,8 +184,13 @@ def _to_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
+def _data_only(value: Tensor) -> Tensor:
+    """The tensor without gradient, which training would leave in the user's."""
+    return value.detach() if value.requires_grad else value
+
+
 def _check_lengths(x: Tensor, y: Tensor) -> None:
-    for name, value in (("x", x), ("y", y)):
+    for name, value in (("x", tensor("x", x)), ("y", tensor("y", y))):
         if value.ndim == 0 or len(value) == 0:
             shape = list(value.shape)
             raise ValueError(f"{name} must have at least one example (row), got shape {shape}")
@@ -268,6 +199,8 @@ def _check_lengths(x: Tensor, y: Tensor) -> None:
 
 
 def _check_finite(name: str, value: Tensor) -> None:
+    if value.is_meta:
+        raise ValueError(f"{name} must have values, got a tensor on the device meta")
     bad = ~torch.isfinite(value)
     if bad.any():
         row = int(bad.nonzero()[0, 0])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
+from pyro_bbb._checks import tensor
 from pyro_bbb._pyro import own_store, parts_of_prior, sample_names
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Prior
@@ -61,10 +62,15 @@ class SparseLinear(nn.Module):
 
     Args:
         linear: the layer to take over.
+
+    Raises:
+        TypeError: it is another.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be a torch.nn.Linear, got {type(linear).__name__}")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         _accept_beta()
         rows = linear.weight.detach().to_sparse_csr()
@@ -78,7 +84,14 @@ class SparseLinear(nn.Module):
     values: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``.
+
+        Raises:
+            ValueError: the inputs have another shape.
+            TypeError: they are no tensor.
+        """
+        if tensor("x", x).dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"expected x of shape [..., {self.in_features}], got {list(x.shape)}")
         if torch.compiler.is_compiling():
             return F.linear(x, self._dense(), self.bias)
         shape = (self.out_features, self.in_features)

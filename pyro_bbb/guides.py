@@ -94,6 +94,6 @@ def make(name: str, model: Callable[..., Any], **options: Any) -> Guide:
     Raises:
         ValueError: an unknown name.
     """
-    if name not in GUIDES:
+    if not isinstance(name, str) or name not in GUIDES:
         raise ValueError(f"name must be one of {sorted(GUIDES)}, got {name!r}")
     return GUIDES[name](model, **options)

@@ -50,24 +50,39 @@ class History(Record):
     """The record of `fit`: one entry per epoch, and the same per step in `steps`.
 
     An epoch's ``loss`` and ``nll`` are sums over its minibatches, so they estimate those of the
-    whole data; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss.
+    whole data; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss. Where
+    every step of an epoch was skipped they are NaN.
 
     Args:
         seconds: wall time of each epoch.
-        steps: the record per step.
+        steps: the record per step, of those that were taken.
+        skipped: numbers, from 1, of the steps that were left out because loss or gradient was not
+            finite.
+        interrupted: whether Ctrl-C ended the training.
     """
 
     seconds: list[float] = field(default_factory=list)
     steps: Record = field(default_factory=Record)
+    skipped: list[int] = field(default_factory=list)
+    interrupted: bool = False
 
     def close_epoch(self, num_steps: int, seconds: float) -> None:
         """Adds an epoch made of the latest ``num_steps`` steps."""
+        self.seconds.append(seconds)
+        if num_steps == 0:
+            self.append(LossParts(*[math.nan] * 6), math.nan)
+            return
         last = {f.name: getattr(self.steps, f.name)[-num_steps:] for f in fields(Record)}
         weights = last["kl_weight"]
         means = {key: _mean(last[key], weights) for key in ("kl", "log_prior", "log_guide")}
         sums = {key: math.fsum(last[key]) for key in ("loss", "nll", "kl_weight")}
         self.append(LossParts(**sums, **means), last["lr"][-1])
-        self.seconds.append(seconds)
+
+    def series(self) -> dict[str, list[float]]:
+        """Every series of numbers by name, those of the steps as ``steps.loss`` and so on."""
+        own = {f.name: getattr(self, f.name) for f in fields(Record)}
+        steps = {f"steps.{f.name}": getattr(self.steps, f.name) for f in fields(Record)}
+        return own | {"seconds": self.seconds} | steps
 
     def as_dict(self) -> dict[str, Any]:
         """All series as plain lists, for JSON."""

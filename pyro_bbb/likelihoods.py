@@ -7,6 +7,7 @@ belong to one observation.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, ClassVar
 
 import pyro.distributions as dist
@@ -15,8 +16,8 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb._families import LogRatePoisson
-from pyro_bbb._families import StudentT as _StudentT
+from pyro_bbb import _families
+from pyro_bbb._checks import positive, tensor
 from pyro_bbb.distributions import softplus
 from pyro_bbb.priors import ByName, declare
 
@@ -36,7 +37,13 @@ class Likelihood(PyroModule):
         return family.to_event(len(family.batch_shape) - 1)
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Targets in the dtype that the family scores."""
+        """Targets in the dtype that the family scores.
+
+        Raises:
+            ValueError: they are not of a type that it takes.
+        """
+        if y.is_complex():
+            raise ValueError(f"y must hold real numbers, got dtype {y.dtype}")
         return y.to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
@@ -47,8 +54,13 @@ class Likelihood(PyroModule):
             y: all targets, ``[n, ...]``.
 
         Raises:
-            ValueError: the shape, dtype or range of the targets does not fit.
+            ValueError: the shape, dtype, device or range of the targets does not fit.
+            TypeError: an argument is no tensor.
         """
+        if tensor("y", y).device != tensor("outputs", outputs).device:
+            raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
+        if y.numel() == 0:
+            raise ValueError(f"y must hold at least one target, got shape {list(y.shape)}")
         self.prepare(y, outputs)
         self._check_values(outputs, align(y, self(outputs).event_shape))
 
@@ -73,7 +85,7 @@ def align(y: Tensor, event_shape: torch.Size) -> Tensor:
 class Categorical(Likelihood):
     """Classes, one of C: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
 
-    family = dist.Categorical
+    family = _families.Categorical
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """The outputs as logits.
@@ -112,7 +124,7 @@ class Bernoulli(Likelihood):
         return {"logits": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        if y.is_complex() or not ((y == 0) | (y == 1)).all():
+        if not ((y == 0) | (y == 1)).all():
             raise ValueError(f"y must hold 0 and 1 only, got {_offender(y, (y == 0) | (y == 1))}")
 
 
@@ -129,7 +141,7 @@ class Gaussian(Likelihood):
         TypeError: the scale is of another kind.
     """
 
-    family = dist.Normal
+    family = _families.Normal
 
     def __init__(self, scale: float | Tensor | Distribution = 1.0) -> None:
         super().__init__()
@@ -137,9 +149,14 @@ class Gaussian(Likelihood):
 
     @classmethod
     def learned(cls, init: float | Tensor = 1.0) -> Gaussian:
-        """Noise of unknown scale, as a point estimate trained with the guide from ``init``."""
-        likelihood = cls(init)
-        value = torch.as_tensor(init, dtype=torch.get_default_dtype()).clone()
+        """Noise of unknown scale, as a point estimate trained with the guide from ``init``.
+
+        Raises:
+            ValueError: the start is not positive and finite.
+            TypeError: it is neither a number nor a tensor.
+        """
+        value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
+        likelihood = cls()
         del likelihood.scale
         likelihood.scale = PyroParam(value, constraint=constraints.positive)
         return likelihood
@@ -155,7 +172,7 @@ class HeteroscedasticGaussian(Likelihood):
     The standard deviation is the softplus of the raw scale, in the targets' unit.
     """
 
-    family = dist.Normal
+    family = _families.Normal
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """First half of the outputs as means, softplus of the second as scales.
@@ -172,7 +189,7 @@ class HeteroscedasticGaussian(Likelihood):
 class Poisson(Likelihood):
     """Counts: outputs are logarithms of the rates, targets whole numbers from 0."""
 
-    family = LogRatePoisson
+    family = _families.LogRatePoisson
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """The outputs as log-rates."""
@@ -197,7 +214,7 @@ class StudentT(Likelihood):
         TypeError: an argument is of another kind.
     """
 
-    family = _StudentT
+    family = _families.StudentT
 
     def __init__(
         self, df: float | Tensor | Distribution, scale: float | Tensor | Distribution = 1.0
@@ -225,16 +242,22 @@ def _set_positive(module: PyroModule, **quantities: Any) -> None:
 
 
 def _set_known(module: PyroModule, name: str, value: Any) -> None:
-    if isinstance(value, Tensor):
-        if not ((value > 0) & value.isfinite()).all():
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-        module.register_buffer(name, value.detach().clone())
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (Tensor, Real)):
         raise TypeError(f"{name} must be a number, a tensor or a distribution, got {value!r}")
-    elif not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
+    known = _known(name, value)
+    if isinstance(known, Tensor):
+        module.register_buffer(name, known)
     else:
-        setattr(module, name, float(value))
+        setattr(module, name, known)
+
+
+def _known(name: str, value: Any) -> float | Tensor:
+    """A positive number, or a copy of a tensor of such."""
+    if not isinstance(value, Tensor):
+        return positive(name, value)
+    if value.is_complex() or not ((value > 0) & value.isfinite()).all():
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return value.detach().clone()
 
 
 def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
@@ -250,7 +273,7 @@ def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
 
 
 def _require_real(y: Tensor) -> None:
-    if y.is_complex() or not y.isfinite().all():
+    if not y.isfinite().all():
         raise ValueError(f"y must hold finite real numbers, got {_offender(y, y.isfinite())}")
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, multiprocessing
 from tqdm.auto import tqdm
 
+from pyro_bbb._exclusive import exclusive
 from pyro_bbb._nuts import Record, Settings, fastest, run_chain
 from pyro_bbb._potential import Potential
 from pyro_bbb._pyro import own_store
@@ -27,6 +28,7 @@ from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
 
 
+@exclusive
 def run_nuts(
     model: BayesianModel,
     data: Any,

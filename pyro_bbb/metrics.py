@@ -12,7 +12,7 @@ large ones; its accuracy because it rounds to float32; the other scores it lacks
 import torch
 from torch import Tensor
 
-_ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities; float32 rounding stays far below it
+_ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities, or what its dtype resolves if that is more
 _LABEL_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -231,7 +231,7 @@ def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Checks probabilities and labels; returns them on the CPU as float64 and int64."""
     if isinstance(probs, Tensor) and not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor, got dtype {probs.dtype}")
-    probs = _numbers("probs", probs)
+    given, probs = probs, _numbers("probs", probs)
     if probs.ndim != 2:
         raise ValueError(f"expected probs of shape [n, classes], got {list(probs.shape)}")
     if not isinstance(y, Tensor) or y.dtype not in _LABEL_DTYPES:
@@ -239,7 +239,7 @@ def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     n, classes = probs.shape
     if y.shape != (n,):
         raise ValueError(f"expected y of shape [{n}] to match probs, got {list(y.shape)}")
-    _check_simplex(probs)
+    _check_simplex(probs, max(_ROW_SUM_TOLERANCE, torch.finfo(given.dtype).eps))
     y = y.detach().cpu().long()
     if y.min() < 0 or y.max() >= classes:
         bounds = f"{int(y.min())} .. {int(y.max())}"
@@ -247,8 +247,8 @@ def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return probs, y
 
 
-def _check_simplex(probs: Tensor) -> None:
-    off = (probs.sum(-1) - 1).abs() > _ROW_SUM_TOLERANCE
+def _check_simplex(probs: Tensor, tolerance: float) -> None:
+    off = (probs.sum(-1) - 1).abs() > tolerance
     bad = off | (probs < 0).any(-1)
     if bad.any():
         i = int(bad.nonzero()[0])

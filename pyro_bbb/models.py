@@ -13,6 +13,8 @@ from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
+from pyro_bbb._checks import tensor
+from pyro_bbb._exclusive import exclusive
 from pyro_bbb._pyro import (
     announce_one,
     draw_all,
@@ -88,7 +90,9 @@ class BayesianModel(PyroModule):
 
         Raises:
             ValueError: shapes do not fit, or the weight is negative.
+            TypeError: an argument is of another kind.
         """
+        _require_inputs(x)
         with weigh(kl_weight):
             if in_plate():
                 with poutine.trace() as drawn:
@@ -101,7 +105,10 @@ class BayesianModel(PyroModule):
         observation = family.to_event(len(family.batch_shape) - len(batch_shape) - 1)
         if y is not None:
             outputs = next(iter(arguments.values()))
-            y = align(self.likelihood.prepare(y, outputs), observation.event_shape)
+            y = align(self.likelihood.prepare(tensor("y", y), outputs), observation.event_shape)
+            if len(y) != observation.batch_shape[-1]:  # else one row would stand for all
+                rows = observation.batch_shape[-1]
+                raise ValueError(f"expected y of {rows} rows as x has, got {len(y)}")
         with pyro.plate("data", observation.batch_shape[-1], dim=-1):
             return pyro.sample("obs", observation, obs=y)
 
@@ -152,6 +159,16 @@ class BayesianModel(PyroModule):
             for name, value in getattr(part, "_pyro_bbb_initial", {}).items()
         }
 
+    def latent_shapes(self) -> dict[str, Size]:
+        """Shapes of the latents that the model declares, by site name."""
+        devices = {x.device.index for x in self.parameters() if x.is_cuda}
+        quiet = torch.no_grad(), torch.random.fork_rng(devices=devices), poutine.block()
+        with ExitStack() as stack:
+            for context in (*quiet, own_store(self)):
+                stack.enter_context(context)
+            sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
+            return {name: site["value"].shape for name, site in sites}
+
     def predictive(self, x: Tensor) -> dict[str, Tensor]:
         """Arguments of the likelihood's family at ``x``, for the latents that handlers supply.
 
@@ -164,6 +181,7 @@ class BayesianModel(PyroModule):
         with own_store(self), self._pyro_context:
             return self._arguments_at(x)
 
+    @exclusive
     def check(self, x: Tensor, y: Tensor | None = None) -> None:
         """Checks that data fit network and likelihood, by running the first two examples.
 
@@ -173,14 +191,22 @@ class BayesianModel(PyroModule):
 
         Raises:
             ValueError: the inputs do not fit the network, or the targets the likelihood.
+            TypeError: an argument is no tensor.
         """
+        _require_inputs(x)
         quiet = torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self)
-        with ExitStack() as stack:
-            for context in (*quiet, own_store(self), self._pyro_context):
+        own = own_store(self), self._pyro_context
+        with ExitStack() as stack, pyro.validation_enabled(False):  # outputs may be infinite
+            for context in (*quiet, *own):
                 stack.enter_context(context)
             outputs = _outputs(self.network, x[:2])
             if y is not None:
                 self.likelihood.check(outputs, y)
+
+
+def _require_inputs(x: Tensor) -> None:
+    if tensor("x", x).dim() == 0 or len(x) == 0:
+        raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
 
 
 def _outputs(network: nn.Module, x: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb.priors import PriorLike, as_prior, declare
+
+PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class BayesianLinear(nn.Linear, PyroModule):
@@ -61,7 +63,8 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
             ``[out_channels]``; ``None`` is `pyro_bbb.priors.default_prior`.
 
     Raises:
-        ValueError: a number of channels is not a positive integer, or the prior does not fit.
+        ValueError: a number is no integer of its range, channels cannot be split into the groups,
+            an unknown name, or the prior does not fit.
     """
 
     def __init__(
@@ -74,12 +77,26 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        padding_mode: PaddingMode = "zeros",
         *,
         prior: PriorLike | None = None,
     ) -> None:
         _require_size("in_channels", in_channels)
         _require_size("out_channels", out_channels)
+        _require_pair("kernel_size", kernel_size)
+        _require_pair("stride", stride)
+        if padding not in ("same", "valid"):
+            _require_pair("padding", padding, least=0)
+        _require_pair("dilation", dilation)
+        _require_size("groups", groups)
+        if in_channels % groups or out_channels % groups:
+            found = f"{in_channels} and {out_channels} with groups={groups}"
+            raise ValueError(
+                f"in_channels and out_channels must be divisible by groups, got {found}"
+            )
+        if padding_mode not in get_args(PaddingMode):
+            names = list(get_args(PaddingMode))
+            raise ValueError(f"padding_mode must be one of {names}, got {padding_mode!r}")
         geometry = (kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         super().__init__(in_channels, out_channels, *geometry, device="meta")
         shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
@@ -97,6 +114,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
     Raises:
         ValueError: fewer than two sizes, one that is not a positive integer, or a prior that
             does not fit.
+        TypeError: ``sizes`` or ``activation`` is of another kind.
     """
 
     plain_class = nn.Sequential
@@ -108,8 +126,14 @@ class BayesianMLP(nn.Sequential, PyroModule):
         activation: Callable[[], nn.Module] = nn.ReLU,
         prior: PriorLike | None = None,
     ) -> None:
+        if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
+            raise TypeError(f"sizes must be a list of positive integers, got {sizes!r}")
         if len(sizes) < 2:
             raise ValueError(f"sizes must list inputs and outputs at least, got {list(sizes)}")
+        if not all(map(_is_size, sizes)):
+            raise ValueError(f"sizes must hold positive integers, got {list(sizes)}")
+        if isinstance(activation, nn.Module) or not callable(activation):
+            raise TypeError(f"activation must make a module, as nn.ReLU does, got {activation!r}")
         whole, layers = as_prior(prior), OrderedDict[str, nn.Module]()
         for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=1):
             if i > 1:
@@ -124,6 +148,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
         Raises:
             ValueError: the inputs have another shape.
         """
+        _require_tensor(x)
         if x.dim() < 2 or x.shape[-1] != self.sizes[0]:
             raise ValueError(f"expected x of shape [batch, {self.sizes[0]}], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
@@ -167,12 +192,29 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
         Raises:
             ValueError: the images have another shape.
         """
+        _require_tensor(x)
         if x.dim() != 4 or x.shape[1:] != (1, 28, 28):
             raise ValueError(f"expected x of shape [batch, 1, 28, 28], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
         return outputs
 
 
-def _require_size(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _require_size(name: str, value: Any) -> None:
+    if not _is_size(value):
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _require_pair(name: str, value: Any, least: int = 1) -> None:
+    """Height and width, or one number for both."""
+    pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    if not all(isinstance(x, int) and not isinstance(x, bool) and x >= least for x in pair):
+        raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")
+
+
+def _require_tensor(x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")

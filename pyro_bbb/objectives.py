@@ -9,12 +9,15 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
+from torch import Tensor
 
+from pyro_bbb._checks import at_least_zero, count, positive
 from pyro_bbb.distributions import shared_scales
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
@@ -60,10 +63,8 @@ class KLSchedule:
             raise ValueError(f"kl_schedule must be one of {sorted(_NAMED)}, got {self.base!r}")
         if not isinstance(self.base, str) and not callable(self.base):
             raise TypeError(f"kl_schedule must be a name or a function, got {self.base!r}")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
-        if not 0 <= self.warmup_epochs < math.inf:
-            raise ValueError(f"warmup_epochs must be at least 0, got {self.warmup_epochs}")
+        positive("temperature", self.temperature)
+        at_least_zero("warmup_epochs", self.warmup_epochs)
 
     def weight(
         self, *, batch: int, num_batches: int, batch_size: int, num_data: int, epoch: int = 0
@@ -81,12 +82,22 @@ class KLSchedule:
             A non-negative weight; those of an epoch sum to the temperature after the warm-up.
 
         Raises:
-            ValueError: a function of the user's gave a negative weight, or NaN.
+            ValueError: a function of the user's gave a negative weight, or NaN; or a number is out
+                of range.
+            TypeError: the function gave no number.
         """
+        for name, number in (("batch", batch), ("num_batches", num_batches)):
+            count(name, number)
+        for name, number in (("batch_size", batch_size), ("num_data", num_data)):
+            count(name, number)
+        count("epoch", epoch, least=0)
         if isinstance(self.base, str):
             weight = _NAMED[self.base](batch, num_batches, batch_size, num_data)
         else:
-            weight = float(self.base(batch, num_batches))
+            weight = self.base(batch, num_batches)
+            if not isinstance(weight, Real | Tensor):
+                raise TypeError(f"kl_schedule must give numbers, got {weight!r}")
+            weight = float(weight)
         if not 0 <= weight < math.inf:
             raise ValueError(f"kl_schedule must give weights of at least 0, got {weight}")
         return weight * self.temperature * self._warmup(epoch + batch / num_batches)
@@ -239,7 +250,7 @@ def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> 
     if type(loss) in (Trace_ELBO, TraceMeanField_ELBO):
         loss, num_particles = type(loss), loss.num_particles
     kinds = {None: "trace", Trace_ELBO: "trace", TraceMeanField_ELBO: "mean_field"}
-    name = loss if isinstance(loss, str) else kinds.get(loss)
+    name = loss if isinstance(loss, str) else next((v for k, v in kinds.items() if k is loss), None)
     if name is None:
         raise TypeError(f"loss must be Trace_ELBO or TraceMeanField_ELBO, got {loss!r}")
     elbo = _OBJECTIVES[name](

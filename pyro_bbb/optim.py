@@ -7,14 +7,17 @@ clipping. `JointOptim` is a `PyroOptim` all the same, so `SVI` stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
+from pyro_bbb._checks import function, kind, positive
 from pyro_bbb.objectives import NonFiniteError
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
@@ -36,7 +39,8 @@ class JointOptim(PyroOptim):
             parameter is known.
 
     Raises:
-        ValueError: ``clip_args`` holds anything else.
+        ValueError: ``clip_args`` holds anything else, or no positive number.
+        TypeError: an argument is of another kind.
     """
 
     def __init__(
@@ -50,15 +54,23 @@ class JointOptim(PyroOptim):
         unknown = set(clip_args or {}) - {"clip_norm"}
         if unknown:
             raise ValueError(f"clip_args may hold clip_norm only, got {sorted(unknown)}")
+        if "clip_norm" in (clip_args or {}):
+            positive("clip_norm", (clip_args or {})["clip_norm"])
+        function("optim_constructor", optim_constructor, "(parameters, **optim_args)")
+        kind("optim_args", optim_args, Mapping)
         super().__init__(optim_constructor, dict(optim_args), dict(clip_args or {}))
         self.optimizer: torch.optim.Optimizer | None = None
         self._names: dict[Tensor, str] = {}
+        self._removed: list[tuple[Tensor, Tensor]] = []
         if parameters:
             self._names = {parameter: name for name, parameter in parameters.items()}
             self._hold(list(parameters.values()))
 
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         """One step of all parameters that have a gradient; their gradients are dropped after it.
+
+        Entries of minus infinity, as pruning leaves in the guide's ``rho``, are 0 for the
+        optimiser and stay what they are: weight decay of an infinity would be NaN.
 
         Args:
             params: the unconstrained parameters that SVI found.
@@ -73,7 +85,8 @@ class JointOptim(PyroOptim):
         if self.optimizer is not None:
             try:
                 self._finish_gradients()
-                self.optimizer.step()
+                with self._removed_at_zero():
+                    self.optimizer.step()
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
 
@@ -81,10 +94,10 @@ class JointOptim(PyroOptim):
         """Sets the learning rate of all parameters.
 
         Raises:
-            ValueError: the rate is negative, infinite or NaN.
+            ValueError: the rate is negative, infinite or no number.
         """
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
+        if not isinstance(lr, Real) or not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be a finite number of at least 0, got {lr!r}")
         for group in self.optimizer.param_groups if self.optimizer else ():
             group["lr"] = lr
 
@@ -97,7 +110,9 @@ class JointOptim(PyroOptim):
 
         Raises:
             RuntimeError: no parameter is known yet.
+            TypeError: the state is no dict.
         """
+        kind("state_dict", state_dict, Mapping)
         if self.optimizer is None:
             raise RuntimeError("give JointOptim its parameters before its state")
         self.optimizer.load_state_dict(state_dict)
@@ -113,21 +128,46 @@ class JointOptim(PyroOptim):
             self.optimizer = self.pt_optim_constructor(parameters, **self.pt_optim_args)  # type: ignore[operator,arg-type]
         elif parameters and self.optimizer is not None:
             self.optimizer.add_param_group({"params": parameters})
+        masks = ((parameter, parameter.detach() == -math.inf) for parameter in parameters)
+        self._removed += [(parameter, mask) for parameter, mask in masks if mask.any()]
+
+    @contextmanager
+    def _removed_at_zero(self) -> Iterator[None]:
+        """Entries of minus infinity are 0 for the duration."""
+        self._fill_removed(0.0)
+        try:
+            yield
+        finally:
+            self._fill_removed(-math.inf)
+
+    @torch.no_grad()
+    def _fill_removed(self, value: float) -> None:
+        for parameter, mask in self._removed:
+            parameter.masked_fill_(mask, value)
 
     def _finish_gradients(self) -> None:
         """Where the gradients of a step are final: checks their norm, and bounds it if asked."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        self._check(norm)
+        norm = self._checked(torch.nn.utils.get_total_norm(grads), grads)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
         if clip_norm is not None:
             torch._foreach_mul_(grads, (clip_norm / norm.clamp(min=clip_norm)))
 
-    def _check(self, norm: Tensor) -> None:
-        """Raises NonFiniteError if the norm of the gradient is not finite."""
-        if not norm.isfinite():
-            bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
+    def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
+        """The norm of the gradient; NonFiniteError where an entry of that is not finite."""
+        if norm.isfinite():
+            return norm
+        bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
+        if bad:
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
+        return _norm_of_huge(grads)
+
+
+def _norm_of_huge(grads: list[Tensor]) -> Tensor:
+    r"""$m\,\|g/m\|$ in double precision, $m$ the largest entry: squares of $g$ would overflow."""
+    flat = torch.cat([grad.detach().flatten().double() for grad in grads])
+    largest = flat.abs().max()
+    return largest * torch.linalg.vector_norm(flat / largest)
 
 
 def make_optim(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Any
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb._archive import Json, LoadError, read, write
 from pyro_bbb._blueprint import build, describe
+from pyro_bbb._checks import as_device
+from pyro_bbb._exclusive import exclusive
 from pyro_bbb._guide_record import latent_shapes, make, record
-from pyro_bbb._pyro import own_store
 from pyro_bbb._state import State
 from pyro_bbb._values import CannotDescribe
 from pyro_bbb._version import __version__
@@ -64,6 +64,7 @@ class Loaded:
         return iter((self.model, self.guide))
 
 
+@exclusive
 def save(
     path: str | PathLike[str],
     model: BayesianModel,
@@ -90,9 +91,12 @@ def save(
     """
     if type(model) is not BayesianModel:
         raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    folder = _folder(path)
+    if not isinstance(metadata, Mapping | None):
+        raise TypeError(f"metadata must be a dict, got {metadata!r}")
     metadata = dict(metadata or {})
     _require_json("metadata", metadata)
-    sites = _sites(model)
+    sites = _lists(model.latent_shapes())
     guide_record = record(guide, set(sites))
     latents = {name: list(shape) for name, shape in latent_shapes(guide).items()}
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
@@ -122,9 +126,10 @@ def save(
         "aliases": state.aliases,
         "metadata": metadata,
     }
-    write(Path(path), spec, {name: _for_file(value) for name, value in state.tensors.items()})
+    write(folder, spec, {name: _for_file(value) for name, value in state.tensors.items()})
 
 
+@exclusive
 def load(
     path: str | PathLike[str],
     *,
@@ -155,7 +160,7 @@ def load(
         TypeError: an argument is of another kind.
         ValueError: the device is not there.
     """
-    target = _device("cpu" if device is None else device)
+    target = as_device("cpu" if device is None else device)
     if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
     for name, given, kind in (
@@ -164,7 +169,7 @@ def load(
     ):
         if not (given is None or isinstance(given, kind)):
             raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
-    spec, tensors = read(Path(path))
+    spec, tensors = read(_folder(path))
     with torch.random.fork_rng(devices=[]), _about(path, spec.get("versions")):
         _require_types(spec)
         loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
@@ -194,7 +199,7 @@ def _load(
     described = {"network": network, "likelihood": likelihood}
     parts = {name: _part(name, given[name], described[name], tensors) for name in described}
     model = BayesianModel(num_data=num_data, **parts)
-    _require_same("random weight", sites, _sites(model))
+    _require_same("random weight", sites, _lists(model.latent_shapes()))
     _set_initial(model, _take(tensors, _INITIAL))
     state = State(tensors, aliases, frozen)
     state.fill(model, "model.")
@@ -228,18 +233,6 @@ def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) ->
             f"give it, load(path, {name}=...)"
         )
     return build(described["parts"], name, constants)
-
-
-def _sites(model: BayesianModel) -> dict[str, list[int]]:
-    """Shapes of the latents that a model declares, by name."""
-    devices = {x.device.index for x in model.parameters() if x.is_cuda}
-    quiet = torch.random.fork_rng(devices=devices), poutine.block(), own_store(model)
-    with torch.no_grad(), ExitStack() as stack:
-        for context in quiet:
-            stack.enter_context(context)
-        trace = poutine.trace(model.draw_latents).get_trace()
-    sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
-    return _lists({name: site["value"].shape for name, site in sites.items()})
 
 
 def _set_initial(model: BayesianModel, values: dict[str, Tensor]) -> None:
@@ -285,6 +278,13 @@ def _lists(shapes: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 # --- checks ---
+
+
+def _folder(path: str | PathLike[str]) -> Path:
+    try:
+        return Path(path)
+    except TypeError as error:
+        raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}") from error
 
 
 @contextmanager
@@ -334,10 +334,3 @@ def _require_json(where: str, value: Any) -> None:
             raise ValueError(f"{where} must be finite, got {value}")
     elif not (value is None or isinstance(value, (bool, int, str))):
         raise TypeError(f"{where} must be of JSON's types, got {type(value).__name__}")
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # the latter without CUDA
-        raise ValueError(f"device {device!r} is not available: {error}") from error

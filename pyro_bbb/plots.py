@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,6 +24,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
+from pyro_bbb import metrics
+from pyro_bbb._checks import count, kind, of_length, place, tensor
 from pyro_bbb._colours import BLACK, BLUE, CYCLE, ORANGE, SKY, VERMILLION
 from pyro_bbb._plots_answers import class_probabilities as class_probabilities
 from pyro_bbb._plots_answers import risk_coverage as risk_coverage
@@ -67,6 +70,8 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     Returns:
         ``ax``, logarithmic where every value is positive.
     """
+    if not kind("history", history, Record).loss:
+        raise ValueError("history must hold at least one entry, got none")
     complexity = [weight * kl for weight, kl in zip(history.kl_weight, history.kl, strict=True)]
     when = range(1, len(history.loss) + 1)
     ax.plot(when, complexity, color=SKY, linewidth=3.0, label="complexity cost")
@@ -92,7 +97,7 @@ def weight_locs(ax: Axes, guide: AutoSoftplusNormal, *, sites: Sequence[str] | N
         ``ax``. The height of a row is logarithmic in the count (a mixture prior piles most weights
         up at zero), and each row is as high as its fullest bin.
     """
-    names = _weight_sites(guide) if sites is None else list(sites)
+    names = _sites(guide, sites)
     _ridges(ax, {name: _numpy(guide.loc(name)) for name in names})
     ax.set_xlabel("posterior mean of a weight")
     return ax
@@ -111,7 +116,7 @@ def weight_scales(
     Returns:
         ``ax``, with a logarithmic scale axis. Scales of exactly 0 (pruned weights) are left out.
     """
-    names = _weight_sites(guide) if sites is None else list(sites)
+    names = _sites(guide, sites)
     scales = {name: _numpy(guide.scale(name)) for name in names}
     _ridges(ax, {name: scale[scale > 0] for name, scale in scales.items()}, log=True)
     ax.set_xlabel("posterior standard deviation of a weight")
@@ -132,7 +137,10 @@ def weight_density(
     Returns:
         ``ax``.
     """
+    place("index", index, _with_scales(guide).loc(name).shape)
     loc, scale = float(guide.loc(name)[index]), float(guide.scale(name)[index])
+    if scale == 0:
+        raise ValueError(f"index must be of a weight with a density, got one of scale 0, {index}")
     w = torch.linspace(min(loc - 4 * scale, 0.0), max(loc + 4 * scale, 0.0), 400)
     density = _density(Normal(loc, scale), w)
     ax.fill_between(_numpy(w), density, color=SKY, alpha=0.4)
@@ -154,7 +162,11 @@ def prior_density(ax: Axes, distribution: Distribution) -> Axes:
     Returns:
         ``ax``, with a logarithmic density axis of eight decades at most.
     """
+    if kind("distribution", distribution, Distribution).batch_shape:
+        raise ValueError(f"distribution must be a scalar one, got {distribution}")
     width = 3 * float(distribution.stddev)
+    if not 0 < width < math.inf:
+        raise ValueError(f"distribution must have a finite stddev, got {distribution}")
     side = torch.logspace(-6, 0, 500, dtype=torch.float64) * width  # fine where a spike may be
     w = torch.cat([-side.flip(0), torch.zeros(1), side])
     density = _density(distribution, w)
@@ -185,12 +197,12 @@ def image(ax: Axes, x: Tensor) -> Axes:
     Raises:
         ValueError: ``x`` has another shape.
     """
-    side = math.isqrt(x.numel())
+    side = math.isqrt(tensor("x", x).numel())
     if x.ndim == 1 and side * side == x.numel():
         x = x.reshape(side, side)
     elif x.ndim == 3 and x.shape[0] == 1:
         x = x[0]
-    if x.ndim != 2:
+    if x.ndim != 2 or x.numel() == 0:
         raise ValueError(
             "expected x of shape [height, width], [1, height, width] or [side * side], "
             f"got {list(x.shape)}"
@@ -213,7 +225,8 @@ def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
         ``ax``: bars are the share of networks whose most probable class it is, diamonds the mean
         probability. The legend is left to the caller, who may have many such pictures.
     """
-    draws = prediction.sample_probs[:, index]  # [draws, classes]
+    inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
+    draws = prediction.sample_probs[:, place("index", index, inputs)]  # [draws, classes]
     classes = draws.shape[-1]
     share = torch.bincount(draws.argmax(-1), minlength=classes) / len(draws)
     where = np.arange(classes)
@@ -246,14 +259,22 @@ def regression_band(
         ``ax``: the epistemic band (sd of the sampled means) lies inside the total one, which adds
         the noise.
     """
-    at, mean = _flat(x), _flat(prediction.mean)
+    rows = len(kind("prediction", prediction, RegressionPrediction).mean)
+    at, mean = _flat(of_length("x", x, rows)), _flat(prediction.mean)
     bands = ((prediction.std, SKY, "total"), (prediction.epistemic_std, BLUE, "epistemic"))
     for std, colour, name in bands:
         low, high = mean - 2 * _flat(std), mean + 2 * _flat(std)
         ax.fill_between(at, low, high, color=colour, alpha=0.45, lw=0, label=f"{name} ± 2 sd")
     ax.plot(at, mean, color=BLUE, linewidth=2.0, label="mean")
     if truth is not None:
-        ax.plot(at, _flat(truth), color=BLACK, linestyle="--", linewidth=1.2, label="truth")
+        ax.plot(
+            at,
+            _flat(of_length("truth", truth, rows)),
+            color=BLACK,
+            linestyle="--",
+            linewidth=1.2,
+            label="truth",
+        )
     if data is not None:
         ax.plot(_flat(data[0]), _flat(data[1]), "o", color=VERMILLION, markersize=3.5, label="data")
     ax.margins(x=0)
@@ -278,6 +299,12 @@ def pruning_curve(
     Returns:
         ``ax``, both axes in per cent.
     """
+    for name, values in (("fractions", fractions), ("accuracies", accuracies)):
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise TypeError(f"{name} must be a list of numbers, got {values!r}")
+    if len(fractions) != len(accuracies):
+        lengths = f"{len(fractions)} and {len(accuracies)}"
+        raise ValueError(f"fractions and accuracies must be equally many, got {lengths}")
     if reference is not None:
         ax.plot(*reference, "s--", color=ORANGE, markersize=4, label="published")
     ax.plot(fractions, accuracies, "o-", color=BLUE, markersize=4, label="this network")
@@ -304,8 +331,11 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
     Returns:
         ``ax``.
     """
-    ratio = np.concatenate([_numpy(r).ravel() for r in snr.values()])
+    ratios = [_numpy(tensor(name, r)).ravel() for name, r in kind("snr", snr, Mapping).items()]
+    ratio = np.concatenate([np.zeros(0), *ratios])
     decibel = np.sort(10 * np.log10(ratio[(ratio > 0) & np.isfinite(ratio)]))
+    if not len(decibel):
+        raise ValueError("snr must hold a positive and finite ratio, got none")
     ax.hist(decibel, bins=60, density=True, color=SKY)
     ax.set(xlabel="signal-to-noise ratio |mean|/sd (dB)", ylabel="density (1/dB)")
     share = ax.twinx()
@@ -329,14 +359,16 @@ def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
     Returns:
         ``ax``, both axes in per cent; the dotted diagonal is perfect calibration.
     """
+    metrics.accuracy(probs, y)  # says what is wrong with them
+    bins = count("bins", bins)
     confidence, label = probs.max(-1)
     c, hit = _numpy(confidence), _numpy(label == y)
-    place = np.minimum((c * bins).astype(int), bins - 1)
-    count = np.bincount(place, minlength=bins)
-    full = count > 0
-    n = count[full]
-    x = np.bincount(place, c, bins)[full] / n
-    accuracy = np.bincount(place, hit, bins)[full] / n
+    where = np.minimum((c * bins).astype(int), bins - 1)
+    number = np.bincount(where, minlength=bins)
+    full = number > 0
+    n = number[full]
+    x = np.bincount(where, c, bins)[full] / n
+    accuracy = np.bincount(where, hit, bins)[full] / n
     z2 = 1.96**2
     centre = (accuracy + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * accuracy * (1 - accuracy) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
@@ -364,8 +396,9 @@ def entropy_histogram(
         ``ax``: the share of each kind's inputs in every bin.
     """
     kinds = outside if isinstance(outside, Mapping) else {"out of domain": outside}
-    values = {"in domain": _numpy(inside)} | {name: _numpy(h) for name, h in kinds.items()}
-    edges = np.linspace(0.0, max(float(v.max()) for v in values.values()), bins + 1)
+    values = {"in domain": _entropies("inside", inside)}
+    values |= {name: _entropies(f"outside, {name}", h) for name, h in kinds.items()}
+    edges = np.linspace(0.0, max(float(v.max()) for v in values.values()), count("bins", bins) + 1)
     for (name, v), colour in zip(values.items(), CYCLE, strict=False):
         weights = np.full(len(v), 1 / len(v))
         ax.hist(v, bins=list(edges), weights=weights, color=colour, alpha=0.25)
@@ -389,8 +422,27 @@ def _density(distribution: Distribution, w: Tensor) -> Array:
     return _numpy(log_density.exp())
 
 
-def _weight_sites(guide: AutoSoftplusNormal) -> list[str]:
-    return [name for name in guide.site_names if guide.loc(name).ndim >= 2]
+def _entropies(name: str, x: Tensor) -> Array:
+    if tensor(name, x).ndim != 1 or x.numel() == 0 or not x.isfinite().all():
+        raise ValueError(f"{name} must hold finite entropies, [n], got shape {list(x.shape)}")
+    return _numpy(x)
+
+
+def _with_scales(guide: Any) -> AutoSoftplusNormal:
+    if not (hasattr(guide, "loc") and hasattr(guide, "scale") and hasattr(guide, "site_names")):
+        raise TypeError(f"guide must have loc and scale of its sites, got {type(guide).__name__}")
+    found: AutoSoftplusNormal = guide
+    return found
+
+
+def _sites(guide: AutoSoftplusNormal, sites: Sequence[str] | None) -> list[str]:
+    """The sites asked for, by default all weight matrices and kernels."""
+    names = _with_scales(guide).site_names if sites is None else list(sites)
+    if sites is None:
+        names = [name for name in names if guide.loc(name).ndim >= 2]
+    if not names:
+        raise ValueError("sites must name at least one site, got none")
+    return names
 
 
 def _ridges(ax: Axes, rows: Mapping[str, Array], *, log: bool = False) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import pyro
 import torch
@@ -12,18 +12,21 @@ import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import MCMC
 from pyro.infer.autoguide import AutoGuide
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 
-from pyro_bbb._pyro import evaluating, one_by_one, over_draws, own_store, seeded, stack
+from pyro_bbb._checks import count
+from pyro_bbb._dense import draws_of_each_input
+from pyro_bbb._per_draw import ALL, Draws, Part, default_rows, per_draw
+from pyro_bbb._per_input import per_input
+from pyro_bbb._pyro import evaluating, own_store, seeded, stack
+from pyro_bbb._softplus_normal import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.summaries import ClassificationPrediction, Prediction, RegressionPrediction
 
-Draws: TypeAlias = Mapping[str, Tensor]
-_CHUNK = 2**24  # numbers of weights held at once
-_ROWS = 8192  # inputs of one pass
-_BATCHED_BELOW = 128  # inputs from which draws run one by one
+ESTIMATORS = ("reparam", "local_reparam")
+_CHUNK = 2**24  # numbers of a guide (or of one given draw) times the draws taken at once
+_LARGE = 2**18  # such numbers from which draws may be taken one by one
 
 
 def predict(
@@ -34,11 +37,12 @@ def predict(
     num_samples: int = 100,
     batch_size: int | None = None,
     seed: int | None = None,
+    estimator: str | None = None,
 ) -> Prediction:
     """The posterior predictive at new inputs.
 
-    All inputs meet the same draws, so that each draw is one function. Networks are in evaluation
-    mode meanwhile.
+    Networks are in evaluation mode meanwhile. Beyond the result itself memory holds a few draws of
+    the weights (one, of a large network) and one pass, however many draws and inputs there are.
 
     Args:
         model: the model.
@@ -47,20 +51,41 @@ def predict(
             spaced.
         x: inputs, ``[n, ...]``.
         num_samples: number of draws S.
-        batch_size: inputs per pass, to bound memory; 8192 by default.
+        batch_size: inputs per pass of drawn weights; by default 1024 on a CPU, else 8192.
         seed: makes the result a function of this number, and leaves torch's random state alone.
+        estimator: ``"reparam"`` draws weights, which all inputs meet: each draw is one function,
+            also over several calls with one seed. ``"local_reparam"`` draws the outputs of linear
+            layers instead, without a weight: fast for few inputs, and each input's predictive is
+            exact, but inputs are independent of one another, and a draw is no function of them. It
+            needs an `AutoSoftplusNormal`, and a network that uses each random weight once, in a
+            linear layer on one row per input. ``None`` is ``"local_reparam"`` where both have the
+            same distribution: for a single input of a network that consists of linear layers,
+            elementwise activations, dropout and LayerNorm. Else it is ``"reparam"``.
 
     Returns:
         A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`.
 
     Raises:
-        ValueError: inputs that do not fit, are empty or not finite, a number out of range, or draws
-            that lack a latent.
+        ValueError: inputs that do not fit, are empty or not finite, a number out of range, draws
+            that lack a latent, an unknown estimator or one that is not exact here.
         TypeError: an argument of the wrong kind.
     """
-    _check(model, x, num_samples=num_samples, batch_size=batch_size)
-    with seeded(seed), own_store(model, guide):
-        return _summarise(model, posterior_draws(model, guide, x, num_samples), x, batch_size)
+    _check(model, guide, x)
+    num_samples, rows = count("num_samples", num_samples), _rows(batch_size, x)
+    if estimator not in (None, *ESTIMATORS):
+        raise ValueError(f"estimator must be one of {list(ESTIMATORS)}, got {estimator!r}")
+    if estimator is None and len(x) == 1 and draws_of_each_input(model, guide, x):
+        estimator = "local_reparam"
+    cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
+    with seeded(seed, cpu_only=cpu_only), own_store(model, guide):
+        if estimator == "local_reparam":
+            parts = per_input(model, guide, x, num_samples, default_rows(x))
+        else:
+            given = _given(model, guide)
+            num_samples = min(num_samples, _count(given)) if given is not None else num_samples
+            posterior = posterior_draws(model, guide if given is None else given, x, num_samples)
+            parts = per_draw(model, posterior, x, rows)
+        return _gather(parts, model, x, num_samples)
 
 
 def predict_mean(
@@ -73,7 +98,7 @@ def predict_mean(
         guide: as for `predict`; its medians (for `AutoSoftplusNormal` the means) are the weights,
             of given draws the mean.
         x: inputs, ``[n, ...]``.
-        batch_size: inputs per pass; 8192 by default.
+        batch_size: inputs per pass, as for `predict`.
 
     Returns:
         A prediction with a single draw.
@@ -82,74 +107,107 @@ def predict_mean(
         ValueError: as for `predict`.
         TypeError: as for `predict`.
     """
-    _check(model, x, batch_size=batch_size)
+    _check(model, guide, x)
+    rows = _rows(batch_size, x)
     with own_store(model, guide):
-        given = _given(guide)
+        given = _given(model, guide)
         if given is not None:
             centre = {name: values.mean(0) for name, values in given.items()}
         else:
             centre = _medians(guide, x[:1])
         draws = {name: value.unsqueeze(0) for name, value in centre.items()}
-        return _summarise(model, iter([draws]), x, batch_size)
+        return _gather(per_draw(model, [draws], x, rows), model, x, 1)
 
 
-def _check(model: Any, x: Any, **numbers: int | None) -> None:
+def _rows(batch_size: int | None, x: Tensor) -> int:
+    """Rows of one pass."""
+    return default_rows(x) if batch_size is None else count("batch_size", batch_size)
+
+
+def _check(model: Any, guide: Any, x: Any) -> None:
     if not isinstance(model, BayesianModel):
         raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
+    place = _device(guide)
+    if place not in (None, x.device):
+        raise ValueError(f"x must be on {place} as the guide is, got a tensor on {x.device}")
     if not x.isfinite().all():
         raise ValueError("x must be finite, got NaN or infinity")
-    for name, number in numbers.items():
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+
+
+def _device(guide: Any) -> torch.device | None:
+    """Where the guide's parameters are, or the given draws, if it has any."""
+    if isinstance(guide, nn.Module):
+        found: Iterable[Any] = guide.parameters()
+    else:
+        found = guide.values() if isinstance(guide, Mapping) else ()
+    return next((x.device for x in found if isinstance(x, Tensor)), None)
 
 
 def posterior_draws(
     model: BayesianModel, guide: Any, x: Tensor, num_samples: int
 ) -> Iterator[Draws]:
     """The posterior's draws in chunks, each ``[s, ...]`` by site name."""
-    given = _given(guide)
+    given = _given(model, guide)
     if given is not None:
-        available = len(next(iter(given.values())))
-        chosen = torch.linspace(0, available - 1, min(num_samples, available)).round().long()
-        given = {name: values[chosen] for name, values in given.items()}
-        num_samples = len(chosen)
-    size = max(1, min(num_samples, _CHUNK // _latent_size(guide, given)))
+        last = _count(given) - 1
+        chosen = torch.linspace(0, last, min(num_samples, last + 1)).round().long()
+        numbers = sum(values[0].numel() for values in given.values())
+        for rows in chosen.split(_chunk(numbers, one_by_one=True)):
+            yield {name: values[rows] for name, values in given.items()}
+        return
+    parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
+    numbers = sum(parameter.numel() for parameter in parameters)
+    size = min(num_samples, _chunk(numbers, one_by_one=type(guide) is AutoSoftplusNormal))
     members = getattr(guide, "size", 1)
     size = math.ceil(size / members) * members  # an ensemble's draws go round its members
+    sample = _sampler(guide, x[:1])
     for start in range(0, num_samples, size):
-        count = min(size, num_samples - start)
-        if given is not None:
-            yield {name: values[start : start + count] for name, values in given.items()}
-        elif hasattr(guide, "sample_posterior"):
-            yield guide.sample_posterior(count)
-        else:
-            yield stack([_one_draw(guide, x[:1]) for _ in range(count)])
+        yield sample(min(size, num_samples - start))
 
 
-def _latent_size(guide: Any, given: Draws | None) -> int:
-    """About how many numbers one draw holds."""
-    if given is not None:
-        return 1 + sum(values[0].numel() for values in given.values())
-    parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
-    return 1 + sum(parameter.numel() for parameter in parameters)
+def _chunk(numbers: int, one_by_one: bool) -> int:
+    """Draws at once; one by one they take least memory, where that costs no time."""
+    return 1 if one_by_one and numbers >= _LARGE else max(1, _CHUNK // (1 + numbers))
 
 
-def _given(guide: Any) -> dict[str, Tensor] | None:
+def _sampler(guide: Any, x: Tensor) -> Callable[[int], Draws]:
+    """From a number to so many draws; what a guide's draws have in common is found once."""
+    if type(guide) is AutoSoftplusNormal:
+        posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
+        return lambda count: {name: q.sample((count,)) for name, q in posteriors.items()}
+    if hasattr(guide, "sample_posterior"):
+        sample: Callable[[int], Draws] = guide.sample_posterior
+        return sample
+    return lambda count: stack([_one_draw(guide, x) for _ in range(count)])
+
+
+def _count(draws: Draws) -> int:
+    return len(next(iter(draws.values())))
+
+
+def _given(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
     """Draws that exist already, all of one number."""
     if isinstance(guide, MCMC):
         guide = guide.get_samples()
     if not isinstance(guide, Mapping):
         _check_guide(guide)
         return None
+    for name, values in guide.items():
+        if not isinstance(values, Tensor):
+            raise TypeError(f"guide must hold tensors by site name, got {values!r} of {name!r}")
     counts = {name: len(values) if values.dim() else 0 for name, values in guide.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"guide must hold equally many draws of its latents, got {counts}")
+    for name, shape in model.latent_shapes().items():
+        found = guide[name].shape[1:] if name in guide else shape
+        if found != shape:  # which might broadcast
+            raise ValueError(
+                f"guide must hold draws of {name!r} of shape {list(shape)}, got {list(found)}"
+            )
     return dict(guide)
 
 
@@ -175,59 +233,32 @@ def _one_draw(guide: Any, x: Tensor) -> dict[str, Tensor]:
     return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
 
 
-class _Supplied(Messenger):
-    """Gives the latents inside the values of one posterior draw."""
-
-    def __init__(self, draw: Draws) -> None:
-        super().__init__()
-        self.draw = draw
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"]:
-            if msg["name"] not in self.draw:
-                raise ValueError(f"the posterior's draws lack the latent {msg['name']!r}")
-            msg["value"] = self.draw[msg["name"]]
-
-
-def _summarise(
-    model: BayesianModel, posterior: Iterable[Draws], x: Tensor, batch_size: int | None
-) -> Prediction:
-    parts = []
+def _gather(parts: Iterable[Part], model: BayesianModel, x: Tensor, draws: int) -> Prediction:
+    """The prediction from its parts, whose draws and inputs are written where they belong."""
+    family, whole = model.likelihood.family, dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
-        for draws in posterior:
-            try:
-                batches = [_run(model, draws, part) for part in x.split(batch_size or _ROWS)]
-            except RuntimeError:
-                model.check(x)  # says so if the inputs do not fit
-                raise
-            parts.append(_concatenate(batches, dim=1))
-    return _as_prediction(model.likelihood.family, _concatenate(parts, dim=0))
+        try:
+            for which, inputs, part in parts:
+                for name, value in _finished(family, part).items():
+                    if name not in whole:
+                        n = value.shape[1] if inputs == ALL else len(x)
+                        whole[name] = value.new_empty(draws, n, *value.shape[2:])
+                    whole[name][which, inputs] = value
+        except RuntimeError:
+            model.check(x)  # says so if the inputs do not fit
+            raise
+    if issubclass(family, (Categorical, Bernoulli)):
+        return ClassificationPrediction(**whole)
+    return RegressionPrediction(family(**whole))
 
 
-def _run(model: BayesianModel, draws: Draws, x: Tensor) -> dict[str, Tensor]:
-    """The likelihood's arguments for every draw, each ``[s, n, ...]``.
-
-    For few inputs all draws run as one batched pass. For many, or where a network's operations
-    cannot be batched over weights, they run one by one: then a pass is large enough by itself.
-    """
-
-    def run(draw: Draws) -> dict[str, Tensor]:
-        with _Supplied(draw):
-            return model.predictive(x)
-
-    return (over_draws if len(x) < _BATCHED_BELOW else one_by_one)(run, draws)
-
-
-def _concatenate(parts: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
-
-
-def _as_prediction(family: Any, arguments: dict[str, Tensor]) -> Prediction:
+def _finished(family: Any, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a prediction holds of the likelihood's arguments ``[s, n, ...]``."""
     if issubclass(family, Categorical):
-        return ClassificationPrediction(F.log_softmax(arguments["logits"], dim=-1))
+        return {"sample_log_probs": F.log_softmax(arguments["logits"], dim=-1)}
     if issubclass(family, Bernoulli):
         logits = arguments["logits"]
         log_probs = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
         single = log_probs.dim() == 4 and log_probs.shape[2] == 1
-        return ClassificationPrediction(log_probs.squeeze(2) if single else log_probs)
-    return RegressionPrediction(family(**arguments))
+        return {"sample_log_probs": log_probs.squeeze(2) if single else log_probs}
+    return arguments

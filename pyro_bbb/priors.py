@@ -25,6 +25,7 @@ import pyro.distributions as dist
 from torch import Size, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._checks import finite, positive
 from pyro_bbb._from_guide import FromGuide, from_guide
 from pyro_bbb._hierarchical import HierarchicalNormal, horseshoe, inverse_gamma
 from pyro_bbb._learned import LearnedNormal, LearnedScaleMixture
@@ -76,9 +77,7 @@ class FanInNormal(Prior):
 
     def __init__(self, gain: float = math.sqrt(2)) -> None:
         super().__init__()
-        if not (gain > 0 and math.isfinite(gain)):
-            raise ValueError(f"gain must be positive and finite, got {gain}")
-        self.gain = gain
+        self.gain = positive("gain", gain)
         self.by_fan_in = nn.ModuleDict()
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
@@ -92,15 +91,15 @@ class FanInNormal(Prior):
 
 
 def _normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
-    return Independent(dist.Normal(loc, scale))
+    return Independent(dist.Normal(finite("loc", loc), positive("scale", scale)))
 
 
 def _laplace(scale: float = 1.0) -> Prior:
-    return Independent(dist.Laplace(0.0, scale))
+    return Independent(dist.Laplace(0.0, positive("scale", scale)))
 
 
 def _student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
-    return Independent(dist.StudentT(df, 0.0, scale))
+    return Independent(dist.StudentT(positive("df", df), 0.0, positive("scale", scale)))
 
 
 def _scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pyro_bbb import _checks as checks
+from pyro_bbb._checks import share, tensor
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.likelihoods import align
 
@@ -79,19 +81,22 @@ class ClassificationPrediction:
 
         Raises:
             ValueError: the threshold is outside [0, 1].
+            TypeError: it is no number.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be in [0, 1], got {threshold}")
-        return self.confidence <= threshold
+        return self.confidence <= share("threshold", threshold)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-probability of the true labels under the predictive, ``[n]``, nats.
 
         Raises:
-            ValueError: the labels are not integers in [0, C) of the predictions' shape.
+            ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
+                another device.
+            TypeError: they are no tensor.
         """
         classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
-        if y.shape != shape or y.is_floating_point():
+        if tensor("y", y).device != self.log_probs.device:
+            raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
+        if y.shape != shape or y.is_floating_point() or y.is_complex():
             raise ValueError(
                 f"expected y of integer type and shape {list(shape)}, got {y.dtype} {list(y.shape)}"
             )
@@ -125,12 +130,13 @@ class RegressionPrediction:
     @cached_property
     def aleatoric_std(self) -> Tensor:
         """Root of the expected noise variance, ``[n, d]``."""
-        return self.components.variance.mean(0).sqrt()
+        # squares in float64: those of a float32 soon under- or overflow
+        return self.components.stddev.double().square().mean(0).sqrt().to(self.mean)
 
     @cached_property
     def epistemic_std(self) -> Tensor:
         """Standard deviation of the draws' means, ``[n, d]``."""
-        return self.sample_means.std(0, correction=0)
+        return self.sample_means.double().std(0, correction=0).to(self.mean)
 
     @cached_property
     def std(self) -> Tensor:
@@ -144,9 +150,10 @@ class RegressionPrediction:
             y: targets, ``[n, d]``, or ``[n]`` for d = 1.
 
         Raises:
-            ValueError: the targets have another shape.
+            ValueError: the targets have another shape, or are on another device.
+            TypeError: they are no tensor of real numbers.
         """
-        y = align(y, self.components.batch_shape[2:])
+        y = align(self._real("y", y), self.components.batch_shape[2:])
         if len(y) != self.components.batch_shape[1]:
             raise ValueError(f"expected y of {self.components.batch_shape[1]} rows, got {len(y)}")
         log_prob = self.components.log_prob(y)
@@ -154,7 +161,18 @@ class RegressionPrediction:
         return log_prob.logsumexp(0) - math.log(len(log_prob))
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a target at most ``value``, ``[n, d]``."""
+        """Probability of a target at most ``value``, ``[n, d]``.
+
+        Raises:
+            ValueError: the values have a shape that does not broadcast, or are on another device.
+            TypeError: they are no tensor of real numbers.
+        """
+        value, shape = self._real("value", value), self.components.batch_shape
+        try:
+            torch.broadcast_shapes(value.shape, shape)
+        except RuntimeError as error:
+            expected = f"broadcast to shape {list(shape[1:])}"
+            raise ValueError(f"value must {expected}, got shape {list(value.shape)}") from error
         return self.components.cdf(value).mean(0)
 
     def quantile(self, probability: float) -> Tensor:
@@ -162,9 +180,9 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the probability is outside (0, 1).
+            TypeError: it is no number.
         """
-        if not 0 < probability < 1:
-            raise ValueError(f"probability must be in (0, 1), got {probability}")
+        probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
         low, high = exact._bracket(probability)
         for _ in range(64):
@@ -184,14 +202,23 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the level is outside (0, 1).
+            TypeError: it is no number.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level must be in (0, 1), got {level}")
+        level = checks.probability("level", level)
         return self.quantile(0.5 * (1 - level)), self.quantile(0.5 * (1 + level))
+
+    def _real(self, name: str, value: Tensor) -> Tensor:
+        """The value, if it is a tensor of real numbers on the device of the draws."""
+        if tensor(name, value).is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{name} must hold real numbers, got dtype {value.dtype}")
+        if value.device != self.mean.device:
+            raise ValueError(f"{name} must be on {self.mean.device}, got one on {value.device}")
+        return value
 
     def _bracket(self, probability: float) -> tuple[Tensor, Tensor]:
         """Points on both sides of the quantile, from ever wider steps around any mean."""
-        centre, width = self.mean.nan_to_num(0.0), self.std.nan_to_num(1.0, posinf=1.0) + 1e-3
+        centre, width = self.mean.nan_to_num(0.0), self.std.nan_to_num(1.0, posinf=1.0)
+        width = width + torch.finfo(width.dtype).tiny  # it may be 0, but must grow
         low, high = centre - width, centre + width
         while (outside := self.cdf(low) >= probability).any():
             width = 2 * width

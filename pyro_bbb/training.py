@@ -6,33 +6,33 @@ data in memory, one optimiser for all parameters, the record of the loss, and ch
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from typing import Any, TypeAlias
 
 import pyro
 import torch
 from pyro.infer import SVI
 from pyro.infer.autoguide import AutoGuide
-from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_bbb._batches import Batches, Data
 from pyro_bbb._captured import CapturedSteps, capturing_device
-from pyro_bbb._fit_checks import check_fit, check_options
-from pyro_bbb._pyro import (
-    declared_names,
-    held_by_optimiser,
-    own_store,
-    seeded,
-    weigh,
-)
+from pyro_bbb._checkpoint import Checkpoint, Parts, folder_of
+from pyro_bbb._exclusive import exclusive
+from pyro_bbb._fit_checks import check_callbacks, check_fit, check_options
+from pyro_bbb._guarded import Guarded
+from pyro_bbb._interrupts import Interrupts
+from pyro_bbb._loop import Loop, Progress
+from pyro_bbb._programs import autocast as cast_down
+from pyro_bbb._programs import placed, weighed
+from pyro_bbb._pyro import declared_names, held_by_optimiser, own_store, seeded
+from pyro_bbb._rates import lr_factor
 from pyro_bbb._unread import UnreadOptim, unread
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides import Approximated, Ensemble, NoModeError, weighs_kl
+from pyro_bbb.guides import Approximated, Ensemble, NoModeError
 from pyro_bbb.history import History
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.objectives import (
@@ -67,21 +67,11 @@ class EpochEnd:
 Callback: TypeAlias = Callable[[EpochEnd], bool | None]
 
 
-def cosine(progress: float) -> float:
-    """From 1 to 0 along half a cosine (Loshchilov and Hutter 2017, SGDR, without restarts)."""
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def constant(progress: float) -> float:
-    """Always 1."""
-    return 1.0
-
-
 _VECTORISED_BELOW = 2**18  # weights: from there several draws at once fall out of the cache
 _VECTORISED = ("reparam", "stl")  # estimators; the others' noise is per example anyway
-_LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
+@exclusive
 def fit(
     model: BayesianModel,
     guide: Any,
@@ -97,6 +87,9 @@ def fit(
     estimator: str = "reparam",
     loss: Any = None,
     callbacks: Iterable[Callback] = (),
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    nonfinite: str = "raise",
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     cuda_graph: bool = False,
@@ -127,6 +120,16 @@ def fit(
             `Trace_ELBO` or `TraceMeanField_ELBO`.
         callbacks: functions called with an `EpochEnd` after each epoch; one that returns true ends
             the training.
+        checkpoint: a folder, from which a run that was interrupted goes on when `fit` is called
+            with the same arguments, on a model and guide made in the same way; on a CPU to the bit,
+            however it ended. In a new folder a run begins, from that of a finished one its result
+            comes at once. Functions are told apart by their names only; random numbers other than
+            torch's are not kept. A `DataLoader` must shuffle by torch's, and read no stream. The
+            callbacks of an epoch come again where the run ended before the checkpoint after it.
+        checkpoint_every: steps from one checkpoint to the next; by default one after each epoch.
+        nonfinite: what to do where the loss or a gradient is not finite: ``"raise"``, or ``"skip"``
+            the step, which `History.skipped` then has (100 in a row at most; not with
+            ``cuda_graph``). Gradients are not looked at where ``optimizer`` is a `PyroOptim`.
         device: where to train; by default where the guide's parameters are.
         autocast: ``torch.bfloat16`` runs the network's products and convolutions in it; draws,
             log-densities and parameters keep their precision.
@@ -142,64 +145,101 @@ def fit(
         seed: makes the run a function of this number, and leaves torch's random state as it was.
 
     Returns:
-        The record of the loss and its parts.
+        The record of the loss and its parts. Ctrl-C ends the training after the step under way:
+        the record so far is returned, with ``interrupted`` set, and model and guide keep what they
+        have learned (a second Ctrl-C raises KeyboardInterrupt at once).
 
     Raises:
-        ValueError: data that do not fit model or likelihood, are empty or not finite, contradict
-            ``num_data``, an option out of range or of unknown name, or ``cuda_graph`` where a
-            step cannot be captured.
+        CheckpointError: a checkpoint cannot be written or read. The one before is whole; model and
+            guide keep what they have learned, the error has ``history``, and ``retry()`` writes it.
+        LoadError: the checkpoint is damaged, or something else.
+        ValueError: the checkpoint is of another run; data that do not fit model or likelihood, are
+            empty or not finite, contradict ``num_data``; an option out of range or of unknown
+            name, or ``cuda_graph`` or ``checkpoint`` with what they cannot work on.
         TypeError: an argument of the wrong kind.
-        NonFiniteError: the loss or a gradient is not finite; the parameters are those before.
+        NonFiniteError: the loss or a gradient is not finite; parameters are those before.
         NoModeError: training ended where a `Laplace` guide cannot be approximated.
         RuntimeError: the step could not be captured.
     """
-    check_options(model, epochs, lr, estimator, autocast)
-    factor, schedule = _lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
+    check_options(model, epochs, lr, estimator, autocast, nonfinite, cuda_graph)
+    factor, schedule = lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
     recorded_elbo(loss, num_particles)  # its errors before the work on data
-    history, callbacks = History(), tuple(callbacks)
-    place = _place(model, guide, device)
+    folder = folder_of(checkpoint, checkpoint_every, guide, data, optimizer)
+    history, done, callbacks = History(), Progress(), check_callbacks(callbacks)
+    place = placed(model, guide, device)
     graphs = capturing_device(guide, data, optimizer, place) if cuda_graph else None
     with seeded(seed), own_store(model, guide):
         batches = Batches(data, batch_size, model, place)
         if isinstance(guide, Approximated):
             guide.reset()
-        weighed = _weighed(guide)
-        latents = check_fit(model, weighed, *batches.examples())
-        vectorize = estimator in _VECTORISED and _can_vectorise(model, guide, latents)
-        elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
-        if isinstance(guide, Ensemble):
-            elbo.num_particles *= guide.size  # every member's turn in every step
-        program = _autocast(keeping(model, guide), place, autocast)
+        weighing = weighed(guide)
+        latents = check_fit(model, weighing, *batches.examples())
+        elbo = _objective(model, guide, latents, estimator, loss, num_particles)
+        program = cast_down(keeping(model, guide), place, autocast)
         make = partial(make_optim, (guide, model), optimizer, lr)
         take: Callable[..., None]
         if graphs is None:
-            svi = SVI(program, weighed, make(), elbo)
-            take, read = partial(_step, svi, elbo, history), _nothing
+            svi = SVI(program, weighing, make(), elbo)
+            step = partial(_step, svi, elbo, history)
+            take, read = Guarded(step, elbo, (model, guide), history, nonfinite), _nothing
         else:
             quiet = unread(elbo)
-            svi = SVI(program, weighed, make(partial(UnreadOptim, elbo=quiet)), quiet)
+            svi = SVI(program, weighing, make(partial(UnreadOptim, elbo=quiet)), quiet)
             captured = CapturedSteps(svi, graphs, history, (model, guide))
             take, read = captured.take, captured.read
-        total = epochs * len(batches)
-        bar = tqdm(total=total, unit="step", disable=not progress, dynamic_ncols=True)
+
+        saving: Checkpoint | None = None
+        if folder is not None:
+            parts = Parts(model, guide, svi.optim, batches, history, done, place)
+            options = {
+                "epochs": epochs,
+                "lr": lr,
+                "lr_schedule": lr_schedule,
+                "num_particles": elbo.num_particles,
+                "kl_schedule": schedule,
+                "estimator": estimator,
+                "loss": type(elbo).__name__,
+                "autocast": autocast,
+                "cuda_graph": cuda_graph,
+                "nonfinite": nonfinite,
+                "seed": seed,
+                "num_data": model.num_data,
+            }
+            saving = Checkpoint(folder, checkpoint_every, parts, options, read)
+            saving.begin()
+            if done.finished:
+                return history
+
+        at, total = done.epoch * len(batches) + done.batch, epochs * len(batches)
+        bar = tqdm(total=total, initial=at, unit="step", disable=not progress, dynamic_ncols=True)
+        rate, offer = (lambda share: lr * factor(share)), saving.offer if saving else _nothing
+        loop = Loop(batches, schedule, rate, epochs, history, done, take, read, offer, bar)
         held = held_by_optimiser(svi.optim.parameters if isinstance(svi.optim, JointOptim) else ())
-        with pyro.validation_enabled(False), ESTIMATORS[estimator](), held, bar:
-            for epoch in range(epochs):
-                started, before = time.perf_counter(), len(history.steps)
-                for args, share in _epoch(batches, schedule, model.num_data, epoch):
-                    take(args, lr * factor(min(1.0, share / epochs)))
-                    bar.update()
-                read()
-                history.close_epoch(len(history.steps) - before, time.perf_counter() - started)
-                bar.set_description(f"epoch {epoch + 1}/{epochs}", refresh=False)
-                shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}
-                bar.set_postfix(shown, refresh=False)
-                state = EpochEnd(epoch, model, guide, history)
-                if any([callback(state) for callback in callbacks]):
-                    break
-        if isinstance(guide, Approximated):
+        unchecked = pyro.validation_enabled(False)
+        with unchecked, ESTIMATORS[estimator](), held, bar, Interrupts() as interrupts:
+            loop.run(interrupts, partial(_call_back, callbacks, model, guide, history))
+        if done.trained and not done.finished:
             _approximate(guide, batches, history)
-    return history
+            done.finished = True
+        if saving:
+            saving.write()
+    return replace(history, interrupted=True) if interrupts.asked else history
+
+
+def _objective(
+    model: BayesianModel,
+    guide: Any,
+    latents: dict[str, int],
+    estimator: str,
+    loss: Any,
+    num_particles: int,
+) -> RecordedELBO:
+    """The objective, with several draws at once where that is faster."""
+    vectorize = estimator in _VECTORISED and _can_vectorise(model, guide, latents)
+    elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
+    if isinstance(guide, Ensemble):
+        elbo.num_particles *= guide.size  # every member's turn in every step
+    return elbo
 
 
 def _can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) -> bool:
@@ -209,15 +249,16 @@ def _can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) ->
     return latents.keys() <= declared_names(model) and sum(latents.values()) < _VECTORISED_BELOW
 
 
-def _epoch(
-    batches: Batches, schedule: KLSchedule, num_data: int, epoch: int
-) -> Iterator[tuple[tuple[Tensor, Tensor, float], float]]:
-    """The arguments ``(x, y, kl_weight)`` of each step, and the epochs done before it."""
-    count = len(batches)
-    for batch, (x, y) in enumerate(batches, start=1):
-        where = {"batch": batch, "num_batches": count, "epoch": epoch}
-        kl_weight = schedule.weight(**where, batch_size=len(x), num_data=num_data)
-        yield (x, y, kl_weight), epoch + (batch - 1) / count
+def _call_back(
+    callbacks: Iterable[Callback],
+    model: BayesianModel,
+    guide: Any,
+    history: History,
+    epoch: int,
+) -> bool:
+    """Calls all callbacks after an epoch; true if one wants to end the training."""
+    state = EpochEnd(epoch, model, guide, history)
+    return any([callback(state) for callback in callbacks])
 
 
 def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...], lr: float) -> None:
@@ -227,63 +268,22 @@ def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...],
     try:
         svi.step(*args)
     except NonFiniteError as error:
-        failed = NonFiniteError(error.what, error.names, len(history.steps) + 1)
+        step = len(history.steps) + len(history.skipped) + 1
+        failed = NonFiniteError(error.what, error.names, step)
         failed.history = history
         raise failed from None
     history.steps.append(elbo.take_parts(), lr)
 
 
-def _nothing() -> None:
-    """What there is to read of steps that are read one by one."""
+def _nothing(*_: Any) -> None:
+    """What there is to read of steps that are read one by one, or to write without checkpoints."""
 
 
-def _approximate(guide: Approximated, batches: Batches, history: History) -> None:
-    try:
-        guide.approximate(batches)
-    except NoModeError as error:
-        error.history = history
-        raise
-
-
-def _lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
-    if callable(schedule):
-        return schedule
-    if schedule not in _LR_SCHEDULES:
-        names = sorted(_LR_SCHEDULES)
-        raise ValueError(f"lr_schedule must be one of {names} or a function, got {schedule!r}")
-    return _LR_SCHEDULES[schedule]
-
-
-def _place(model: BayesianModel, guide: Any, device: torch.device | str | None) -> torch.device:
-    """Moves model and guide to the device, and says which it is."""
-    if device is not None:
-        for part in (model, guide):
-            if isinstance(part, nn.Module):
-                part.to(device)
-        return torch.device(device)
-    parameters = guide.parameters() if isinstance(guide, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
-
-
-def _weighed(guide: Any) -> Any:
-    """The guide with its log-density weighted like the prior's, where it does not do so itself."""
-    if weighs_kl(guide):
-        return guide
-
-    def weighed(x: Tensor, y: Tensor, kl_weight: float) -> Any:
-        with weigh(kl_weight):
-            return guide(x, y, kl_weight)
-
-    return weighed
-
-
-def _autocast(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The model with its network in lower precision; a guide's draws must fit their densities."""
-    if dtype is None:
-        return model
-
-    def cast(*args: Any) -> Any:
-        with torch.autocast(device.type, dtype=dtype):
-            return model(*args)
-
-    return cast
+def _approximate(guide: Any, batches: Batches, history: History) -> None:
+    """Finishes a guide that training alone does not."""
+    if isinstance(guide, Approximated):
+        try:
+            guide.approximate(batches)
+        except NoModeError as error:
+            error.history = history
+            raise

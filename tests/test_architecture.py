@@ -16,17 +16,19 @@ EXPERIMENTS = ROOT / "experiments"
 # of it, so that `networks`, which follows `priors`, may import `distributions` too.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_version": (set(), set()),
-    "_pyro": (set(), {"pyro", "torch"}),
+    "_checks": (set(), {"torch"}),
+    "_exclusive": (set(), set()),
+    "_pyro": ({"_checks", "_exclusive"}, {"pyro", "torch"}),
     "_event": (set(), {"pyro", "torch"}),
     "_draw": ({"_event"}, {"torch"}),
     "_log_mixture": ({"_event"}, {"torch"}),
-    "_mixture": ({"_log_mixture"}, {"pyro", "torch"}),
+    "_mixture": ({"_log_mixture", "_checks"}, {"pyro", "torch"}),
     "_squares": ({"_event"}, {"torch"}),
     "_normals": ({"_draw", "_squares"}, {"pyro", "torch"}),
     "_divergences": ({"_normals"}, {"pyro", "torch"}),
     "_copies": ({"_mixture"}, {"torch"}),
     "distributions": ({"_divergences", "_copies"}, set()),
-    "_families": (set(), {"pyro", "torch", "scipy"}),
+    "_families": ({"_event"}, {"pyro", "torch", "scipy"}),
     "_prior": ({"distributions", "_pyro"}, {"pyro", "torch"}),
     "_learned": ({"_prior"}, {"pyro", "torch"}),
     "_hierarchical": ({"_prior"}, {"pyro", "torch"}),
@@ -37,7 +39,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "conversion": ({"priors", "_where", "_pyro"}, {"pyro", "torch"}),
     "likelihoods": ({"_families", "priors"}, {"pyro", "torch"}),
     "models": ({"networks", "likelihoods"}, {"pyro", "torch"}),
-    "_latents": (set(), {"pyro", "torch"}),
+    "_latents": ({"_checks"}, {"pyro", "torch"}),
     "_guide": ({"_latents", "_pyro"}, {"pyro", "torch"}),
     "_softplus_normal": ({"distributions", "_guide"}, {"pyro", "torch"}),
     "_stock": ({"_guide"}, {"pyro", "torch"}),
@@ -49,7 +51,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_files": (set(), set()),
     "_image_sets": ({"_files"}, {"torch", "torchvision", "numpy"}),
     "_tables": ({"_files"}, {"torch", "numpy"}),
-    "data": ({"_image_sets", "_tables"}, {"torch", "numpy"}),
+    "data": ({"_checks", "_image_sets", "_tables"}, {"torch", "numpy"}),
     "history": ({"objectives"}, set()),
     "optim": ({"objectives"}, {"pyro", "torch"}),
     "_draws": ({"distributions", "_pyro"}, {"pyro", "torch"}),
@@ -58,8 +60,29 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_fit_checks": ({"models", "estimators"}, {"pyro", "torch"}),
     "_unread": ({"optim"}, {"torch"}),
     "_captured": ({"_unread", "guides", "history"}, {"pyro", "torch"}),
+    "_guarded": ({"history"}, {"pyro", "torch"}),
+    "_programs": ({"models", "guides"}, {"torch"}),
+    "_interrupts": (set(), set()),
+    "_rates": (set(), set()),
+    "_loop": ({"_batches", "_interrupts", "history"}, {"torch"}),
+    "_packed": ({"_archive"}, {"torch"}),
+    "_fingerprint": ({"_archive", "_batches", "_version", "optim"}, {"torch"}),
+    "_checkpoint": (
+        {"_fingerprint", "_loop", "_packed", "_state", "guides"},
+        {"pyro", "torch"},
+    ),
     "training": (
-        {"_batches", "_fit_checks", "_captured", "pruning", "estimators"},
+        {
+            "_fit_checks",
+            "_captured",
+            "_guarded",
+            "_programs",
+            "_checkpoint",
+            "_rates",
+            "_exclusive",
+            "pruning",
+            "estimators",
+        },
         {"pyro", "torch", "tqdm"},
     ),
     "summaries": ({"likelihoods"}, {"torch"}),
@@ -90,7 +113,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "_colours": (set(), set()),
     "_plots_answers": ({"summaries", "metrics", "_colours"}, {"torch", "numpy", "matplotlib"}),
-    "_plots_bands": ({"_colours"}, {"torch", "numpy", "matplotlib"}),
+    "_plots_bands": ({"_colours", "_checks"}, {"torch", "numpy", "matplotlib"}),
     "plots": (
         {
             "training",
@@ -176,7 +199,7 @@ def test_the_table_has_no_cycle_and_keeps_the_forbidden_pairs_apart():
     assert all(module not in upstream(module) for module in TABLE)  # a cycle recurses for ever
     assert "priors" not in upstream("guides")
     assert upstream("metrics") == set()
-    assert upstream("data") == {"_files", "_image_sets", "_tables"}
+    assert upstream("data") == {"_checks", "_files", "_image_sets", "_tables"}
     assert not any("pyro" in TABLE[module][1] for module in ("metrics", "data", *upstream("data")))
     drawing = {module for module in TABLE if "matplotlib" in TABLE[module][1]}
     assert drawing == {module for module in TABLE if "plots" in module}

@@ -125,14 +125,16 @@ def test_ranks_see_that_mean_field_is_too_narrow(double):
 
 @pytest.mark.parametrize("scale", [0.8, 1.25])
 def test_a_scale_wrong_by_a_quarter_is_seen(double, scale):
-    """What the test of uniformity can tell, too narrow or too wide."""
+    """What the test of uniformity can tell, too narrow or too wide.
+
+    Of both weights together: it misses the wider one in 8 of 10 million runs, the other less often.
+    """
     regression = Regression(correlated=False)
     guide, set_loc = regression.mean_field()
     right = regression.precision.diagonal().rsqrt()
     with torch.no_grad():
         guide.get_parameter(f"rhos.{WEIGHT}").copy_((scale * right).expm1().log()[None])
-    for each in weight_ranks(regression, guide, set_loc).T:
-        assert uniformity(each) < ALARM
+    assert uniformity(weight_ranks(regression, guide, set_loc).flatten()) < ALARM
 
 
 def test_predictions_of_fresh_observations_are_calibrated(double):

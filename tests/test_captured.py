@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import _captured, likelihoods, training
+from pyro_bbb._rates import cosine
 from pyro_bbb.objectives import NonFiniteError
 
 
@@ -62,7 +63,7 @@ def data(n=40):
 
 def single(progress):
     """The cosine in single precision, in which a captured step has its learning rate."""
-    return torch.tensor(training.cosine(progress), dtype=torch.float32).item()
+    return torch.tensor(cosine(progress), dtype=torch.float32).item()
 
 
 def fit(model, guide, pairs, **options):

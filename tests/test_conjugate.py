@@ -126,12 +126,13 @@ def test_fit_reaches_the_mean_field_optimum(regression, loss, schedule, batch_si
     """Within what a KL wrong by a quarter would miss.
 
     A factor of 0.75 (1.25) on the KL ends .18 (.16) standard deviations from the mean, with scales
-    off by 12 % (10 %) and an ELBO lower by .076 (.052). Over seeds our ends scatter by .03
-    standard deviations, 3 % and .005 nats.
+    off by 12 % (10 %) and an ELBO lower by .076 (.052). Over seeds our ends scatter by .02
+    standard deviations, 1.8 % and .001 nats.
     """
     guide = bbb.AutoSoftplusNormal(regression.model)
     data = regression.x, regression.y
     options = {"loss": loss, "kl_schedule": schedule, "batch_size": batch_size, "epochs": epochs}
+    options["num_particles"] = 8  # one draw a step ends 2.5 times as far off
     history = bbb.fit(regression.model, guide, data, lr=0.02, seed=0, progress=False, **options)
     loc, scale = joined(guide, "loc"), joined(guide, "scale")
     assert ((loc - regression.loc) / regression.scale).abs().max() < 0.14

@@ -1,11 +1,20 @@
-"""Image sets from disk, user data as tensors, minibatches, splits."""
+"""Image sets and tables from disk, downloads, user data as tensors, minibatches, splits."""
 
 import gzip
 import hashlib
+import io
+import json
 import math
 import os
+import pickle
+import socket
 import struct
+import subprocess
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +23,12 @@ import torch
 import torchvision
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pyro_bbb.data import Minibatches, as_tensors, load_images, split
+from pyro_bbb import _tables
+from pyro_bbb.data import Minibatches, as_tensors, load_images, load_mushrooms, load_uci, split
 
 X = torch.arange(14.0).reshape(7, 2)
 Y = torch.arange(7)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 # --- image sets, synthetic ---
@@ -103,10 +114,34 @@ def test_a_damaged_file_is_named(image_root, damage):
         load_images("mnist", root=image_root)
 
 
-def test_a_failed_download_says_what_to_do(image_root):
-    with pytest.raises(RuntimeError, match=r"--data-root.*PYRO_BBB_DATA.*ROOT/MNIST/raw/\*\.gz"):
+def cached_files():
+    return [p for p in Path(os.environ["XDG_CACHE_HOME"]).rglob("*") if p.is_file()]
+
+
+def unreachable():
+    """Address of a port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/"
+
+
+def test_a_failed_download_says_in_one_sentence_what_to_do(image_root, monkeypatch, capfd):
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [unreachable()])
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(RuntimeError) as caught:
         load_images("mnist")
-    assert [p for p in Path(os.environ["XDG_CACHE_HOME"]).rglob("*") if p.is_file()] == []
+    message = str(caught.value)
+    assert message.startswith("could not download MNIST") and "\n" not in message
+    for word in ("root=ROOT", "--data-root ROOT", "PYRO_BBB_DATA=ROOT", "ROOT/MNIST/raw/*.gz"):
+        assert word in message
+    assert capfd.readouterr() == ("", "")
+    assert cached_files() == []
+
+
+def test_a_cache_that_cannot_be_written_says_the_same(image_root):
+    Path(os.environ["XDG_CACHE_HOME"]).write_text("a file where the folder should be")
+    with pytest.raises(RuntimeError, match=r"could not download MNIST.*PYRO_BBB_DATA=ROOT"):
+        load_images("mnist")
 
 
 @pytest.fixture
@@ -132,8 +167,75 @@ def test_a_download_fills_the_cache_once(downloads):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     load_images("mnist", train=False)
     assert len(downloads) == 1
-    files = {p.name for p in Path(os.environ["XDG_CACHE_HOME"]).rglob("*") if p.is_file()}
+    files = {p.name for p in cached_files()}
     assert files == set(tiny_arrays("train") | tiny_arrays("t10k"))  # no scratch files are left
+
+
+def cached(name):
+    return Path(os.environ["XDG_CACHE_HOME"], "pyro_bbb", "MNIST", "raw", name)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lambda p: p.write_bytes(b""), os.remove])
+@pytest.mark.parametrize("file", ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"])
+def test_a_damaged_file_of_the_cache_is_downloaded_again_once(downloads, damage, file):
+    intact = load_images("mnist")
+    damage(cached(file))
+    for _ in range(2):
+        torch.testing.assert_close(load_images("mnist"), intact, rtol=0, atol=0)
+    assert len(downloads) == 2
+
+
+def test_a_file_is_replaced_as_a_whole_under_the_eyes_of_who_reads_it(downloads):
+    load_images("mnist")
+    path = cached("train-images-idx3-ubyte.gz")
+    cut_short(path)
+    damaged = path.read_bytes()
+    with path.open("rb") as reader:
+        load_images("mnist")
+        assert reader.read() == damaged != path.read_bytes()
+
+
+def test_a_damaged_file_of_the_cache_is_named_when_there_is_no_network(downloads, monkeypatch):
+    load_images("mnist")
+    cut_short(cached("train-labels-idx1-ubyte.gz"))
+
+    def fail(self):
+        raise RuntimeError("Error downloading\nTried a mirror")
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", fail)
+    with pytest.raises(RuntimeError, match=r"no intact train-labels-idx1-ubyte\.gz in") as caught:
+        load_images("mnist")
+    assert "images" not in str(caught.value) and "PYRO_BBB_DATA=ROOT" in str(caught.value)
+    load_images("mnist", train=False)  # which needs no network
+
+
+def test_a_download_of_the_wrong_files_is_refused_not_repeated(downloads, monkeypatch):
+    table = [(name, "0" * 32) for name, _ in torchvision.datasets.MNIST.resources]
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", table)
+    with pytest.raises(RuntimeError, match="is damaged: its MD5 is .* expected 0000"):
+        load_images("mnist")
+    assert len(downloads) == 1
+
+
+@pytest.mark.parametrize(("hours", "left"), [(1, True), (25, False)])
+def test_what_a_killed_download_left_is_removed_a_day_later(downloads, hours, left):
+    scratch = cached("download-abc")
+    (scratch / "MNIST" / "raw").mkdir(parents=True)
+    (scratch / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(b"half")
+    then = time.time() - hours * 3600
+    os.utime(scratch, (then, then))
+    load_images("mnist")
+    assert scratch.exists() == left
 
 
 def test_two_downloads_at_once_agree(downloads):
@@ -141,6 +243,95 @@ def test_two_downloads_at_once_agree(downloads):
         results = list(pool.map(lambda _: load_images("mnist"), range(8)))
     for result in results:
         torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+
+
+# --- image sets, several processes and a real server ---
+
+CHILD = """
+import json, sys, torchvision
+from pyro_bbb.data import load_images
+torchvision.datasets.MNIST.mirrors = [sys.argv[1]]
+torchvision.datasets.MNIST.resources = [tuple(pair) for pair in json.loads(sys.argv[2])]
+images, labels = load_images("mnist")
+print(images.double().sum().item(), labels.tolist())
+"""
+
+
+@pytest.fixture
+def server(image_root, monkeypatch):
+    """Serves the files of ``image_root``; ``before_body`` is called amid every answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = (image_root / "MNIST" / "raw" / self.path.strip("/")).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:10])
+            self.wfile.flush()
+            self.server.before_body()
+            self.wfile.write(content[10:])
+
+        def log_message(self, *arguments):
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def start_child(server):
+    mirror = f"http://127.0.0.1:{server.server_port}/"
+    table = json.dumps(torchvision.datasets.MNIST.resources)
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, mirror, table],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_that_download_at_once_both_get_the_set(server):
+    both = threading.Barrier(2)  # every answer waits until the other process is as far
+    server.before_body = lambda: both.wait(timeout=60)
+    children = [start_child(server) for _ in range(2)]
+    answers = [child.communicate(timeout=120) for child in children]
+    images, labels = tiny_arrays("train").values()
+    expected = (torch.tensor(images).float() / 255).double().sum().item()
+    for child, (out, err) in zip(children, answers, strict=True):
+        assert child.returncode == 0, err
+        assert out.split(maxsplit=1) == [str(expected), f"{labels.tolist()}\n"]
+    assert {p.name for p in cached_files()} == {n for n, _ in torchvision.datasets.MNIST.resources}
+
+
+def test_a_download_killed_amid_a_file_leaves_no_file_in_its_place(server, monkeypatch):
+    amid, goes_on, answers = threading.Event(), threading.Event(), []
+
+    def hold_the_last_answer():
+        answers.append(None)
+        if len(answers) == 8:  # each of four files is asked for twice, first for redirects
+            amid.set()
+            goes_on.wait(timeout=60)
+
+    server.before_body = hold_the_last_answer
+    child = start_child(server)
+    assert amid.wait(timeout=60)
+    child.kill()
+    child.communicate()
+    server.before_body = lambda: None
+    goes_on.set()
+    left = cached_files()
+    assert left and all("download-" in str(path) for path in left)
+    monkeypatch.setattr(
+        torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"]
+    )
+    assert len(load_images("mnist")[0]) == 3
 
 
 # --- image sets, real ---
@@ -163,6 +354,198 @@ def test_the_real_sets_have_their_known_moments(name, train, n, mean, std, first
     assert float(images.std()) == pytest.approx(std, abs=5e-5)
     assert labels[:10].tolist() == first_labels
     assert labels.unique().tolist() == list(range(10))
+
+
+# --- tables, synthetic ---
+
+
+def tiny_table(**changes):
+    rng = np.random.default_rng(0)
+    return {
+        "X": rng.normal(size=(5, 2)),
+        "y": rng.normal(size=5),
+        "train_index": np.array([[0, 1, 2], [4, 2, 0]], dtype=np.int32),
+        "test_index": np.array([[4, 3], [1, 3]], dtype=np.int32),
+    } | changes
+
+
+def write_table(root, name="new", **arrays):
+    path = root / "uci" / name / "data.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **{k: v for k, v in arrays.items() if v is not None})
+    return path
+
+
+def test_a_table_of_an_unknown_name_is_read_as_it_is(tmp_path):
+    table = tiny_table()
+    path = write_table(tmp_path, **table)
+    path.chmod(0o444)
+    data = load_uci("new", root=tmp_path)
+    assert [part.dtype for part in data] == [torch.float32] * 2 + [torch.int64] * 2
+    for part, array in zip(data, table.values(), strict=True):
+        np.testing.assert_array_equal(part.numpy(), array.astype(part.numpy().dtype))
+    (x_train, y_train), (x_test, y_test) = data.split(1)
+    np.testing.assert_array_equal(x_train, table["X"][[4, 2, 0]].astype(np.float32))
+    np.testing.assert_array_equal(y_test, table["y"][[1, 3]].astype(np.float32))
+    assert y_train.shape == (3,) and x_test.shape == (2, 2)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_a_split_that_is_not_there_is_refused(tmp_path, number):
+    write_table(tmp_path, **tiny_table())
+    with pytest.raises(ValueError, match=rf"number must be in \[0, 1\], got {number}"):
+        load_uci("new", root=tmp_path).split(number)
+
+
+def test_tables_come_from_the_folder_of_the_environment_or_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYRO_BBB_DATA", raising=False)
+    write_table(tmp_path / "cache" / "pyro_bbb", **tiny_table())
+    assert load_uci("new", device="meta").x.device.type == "meta"
+    monkeypatch.setenv("PYRO_BBB_DATA", str(tmp_path))
+    for load in (lambda: load_uci("new"), load_mushrooms):
+        with pytest.raises(FileNotFoundError, match=r"^no .*; pass root=ROOT or set PYRO_BBB_DATA"):
+            load()
+
+
+def test_an_absent_table_lists_those_that_are_there(tmp_path):
+    write_table(tmp_path, "b", **tiny_table())
+    write_table(tmp_path, "a", **tiny_table())
+    with pytest.raises(FileNotFoundError, match=r"ROOT/uci/c/data\.npz \(there are a, b\)$"):
+        load_uci("c", root=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "../uci/new", "/etc"])
+def test_a_name_is_no_path(tmp_path, name):
+    with pytest.raises(ValueError, match="name must be the name of a folder"):
+        load_uci(name, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": None}, r"must hold \['X', 'y', 'train_index', 'test_index'\], got no y"),
+        ({"X": np.zeros(5)}, r"X of .* must hold real numbers in 2-d, got float64 of shape \[5\]"),
+        ({"y": np.zeros((5, 1))}, r"y of .* in 1-d, got float64 of shape \[5, 1\]"),
+        ({"y": np.array(["a"] * 5)}, "y of .* must hold real numbers in 1-d, got <U1"),
+        ({"y": np.zeros(4)}, "X and y of .* equally many rows, got 5 and 4"),
+        ({"X": np.full((5, 2), math.nan)}, "X of .* must be finite"),
+        ({"X": np.zeros((0, 2)), "y": np.zeros(0)}, r"X of .* got float64 of shape \[0, 2\]"),
+        ({"train_index": np.zeros((2, 3))}, "train_index of .* must hold integers in 2-d"),
+        ({"test_index": np.array([[4, 3]])}, "must have one row per split, got 2 and 1"),
+        ({"test_index": np.array([[4, 3], [1, 5]])}, r"rows in \[0, 4\], got 0 to 5"),
+        ({"test_index": np.array([[4, 3], [1, -1]])}, r"rows in \[0, 4\], got -1 to 4"),
+        ({"test_index": np.array([[4, 3], [1, 4]])}, "split 1 of .* has a row more than once"),
+    ],
+)
+def test_tables_of_another_layout_are_refused(tmp_path, changes, message):
+    write_table(tmp_path, **tiny_table(**changes))
+    with pytest.raises(ValueError, match=message):
+        load_uci("new", root=tmp_path)
+
+
+def test_a_table_cut_anywhere_or_with_a_wrong_byte_is_refused_or_read_right(tmp_path):
+    path = write_table(tmp_path, **tiny_table())
+    content, intact = path.read_bytes(), load_uci("new", root=tmp_path)
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(RuntimeError, match=r"is damaged or no \.npz file of numbers"):
+            load_uci("new", root=tmp_path)
+    for place in range(0, len(content), 5):  # some bytes of a zip file, as its dates, say nothing
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            parts = load_uci("new", root=tmp_path)
+        except (RuntimeError, ValueError) as error:
+            assert str(path) in str(error)
+        else:
+            assert all(map(torch.equal, parts, intact))
+
+
+class Bomb:
+    def __reduce__(self):
+        return pytest.fail, ("what a file held was executed",)
+
+
+def test_nothing_that_a_table_holds_is_executed(tmp_path):
+    path = write_table(tmp_path, **tiny_table(y=np.array([Bomb()] * 5, dtype=object)))
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    for content in (path.read_bytes(), pickle.dumps(Bomb()), array.getvalue()):
+        path.write_bytes(content)
+        with pytest.raises(RuntimeError, match=r"is damaged or no \.npz file of numbers"):
+            load_uci("new", root=tmp_path)
+
+
+def test_a_known_table_must_be_the_known_file(tmp_path):
+    write_table(tmp_path, "yacht", **tiny_table())
+    with pytest.raises(
+        RuntimeError, match=r"data\.npz is damaged: its SHA256 is .* expected d0eaa"
+    ):
+        load_uci("yacht", root=tmp_path)
+
+
+MUSHROOMS = b"p,x,?\ne,b,s\ne,x,s\n"
+
+
+def test_mushrooms_are_one_hot_by_column_and_alphabet(tmp_path, monkeypatch):
+    monkeypatch.setattr(_tables, "_MUSHROOMS_SHA256", hashlib.sha256(MUSHROOMS).hexdigest())
+    path = tmp_path / "mushroom" / "agaricus-lepiota.data"
+    path.parent.mkdir()
+    path.write_bytes(MUSHROOMS)
+    x, y = load_mushrooms(root=tmp_path)
+    assert x.tolist() == [[0, 1, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]]  # b, x; ?, s
+    assert y.tolist() == [1, 0, 0]
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    path.write_bytes(MUSHROOMS[:-1])
+    with pytest.raises(RuntimeError, match=r"agaricus-lepiota\.data is damaged: its SHA256"):
+        load_mushrooms(root=tmp_path)
+
+
+# --- tables, real ---
+
+
+@pytest.fixture
+def tables(real_root):
+    if not (real_root / "uci").is_dir() or not (real_root / "mushroom").is_dir():
+        pytest.skip("PYRO_BBB_DATA names no folder with uci and mushroom")
+    return real_root
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "n", "d", "n_train", "mean", "std"),
+    [
+        ("bostonHousing", 506, 13, 455, 22.5328, 9.18801),
+        ("energy", 768, 8, 691, 22.3072, 10.0836),
+        ("naval-propulsion-plant", 11934, 16, 10741, 0.975, 0.0147196),
+        ("wine-quality-red", 1599, 11, 1439, 5.63602, 0.807317),
+        ("yacht", 308, 6, 277, 10.4954, 15.1359),
+    ],
+)
+def test_the_real_tables_have_their_known_moments_and_splits(
+    name, n, d, n_train, mean, std, tables
+):
+    data = load_uci(name, root=tables)
+    assert data.x.shape == (n, d) and data.y.shape == (n,)
+    assert data.train_index.shape == (20, n_train) and data.test_index.shape == (20, n - n_train)
+    y = data.y.double()
+    assert float(y.mean()) == pytest.approx(mean, rel=6e-6)  # the figures have six digits
+    assert float(y.std(correction=0)) == pytest.approx(std, rel=6e-6)
+    rows = torch.cat([data.train_index, data.test_index], dim=1).sort(dim=1).values
+    assert torch.equal(rows, torch.arange(n).expand(20, n))
+
+
+@pytest.mark.data
+def test_the_real_mushrooms_obey_the_rules_of_their_codebook(tables):
+    x, y = load_mushrooms(root=tables)
+    assert x.shape == (8124, 117) and x.unique().tolist() == [0, 1]
+    assert torch.equal(x.sum(1), torch.full((8124,), 22.0))
+    assert int(y.sum()) == 3916
+    # Rows with an odor other than almond, anise or none are poisonous; of the others, 120 are
+    # poisonous. Columns 22 to 30 are the odors a c f l m n p s y.
+    harmless = x[:, [22, 25, 27]].sum(1) == 1
+    assert y[~harmless].all() and int(y[harmless].sum()) == 120
+    assert x[:, 51].sum() == 2480  # stalk-root is missing
 
 
 # --- as_tensors ---

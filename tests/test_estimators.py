@@ -174,7 +174,8 @@ def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
         z = ((a.mean(0) - b.mean(0))[live] / error[live]).abs()
         assert z.max() < 7  # of at most 6,400 two-sided comparisons: 2e-8
         if z.numel() > 1:  # a bias below 7 errors everywhere would still show in the mean square
-            assert z.square().mean() < 1.5
+            # of what is worth 160 independent numbers in the dense network, 10 in the other
+            assert z.square().mean() < (2 if network is dense else 8)
 
 
 @pytest.mark.slow
@@ -441,9 +442,10 @@ def test_flipout_around_vectorised_particles_still_perturbs_each_example():
 
     def spread(context):
         with context(), torch.no_grad():
-            return torch.tensor([elbo.loss(model, guide, x, y, 1e-9) for _ in range(60)]).std()
+            return torch.tensor([elbo.loss(model, guide, x, y, 1e-9) for _ in range(200)]).std()
 
-    assert spread(flipout) < 0.6 * spread(ESTIMATORS["reparam"])
+    # the ratio is .33, known to 9 %
+    assert spread(flipout) < 0.65 * spread(ESTIMATORS["reparam"])
 
 
 def test_vectorised_particles_count_a_batch_once_each():

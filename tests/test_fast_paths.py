@@ -277,7 +277,7 @@ def test_parameters_that_are_not_announced_train_all_the_same():
 
 
 def test_parameters_are_announced_unless_an_optimiser_holds_them():
-    (x, y), (model, guide) = data(), ours()
+    (x, y), (_, guide) = data(), ours()
 
     def heard():
         with poutine.trace(param_only=True) as trace:
@@ -306,7 +306,7 @@ def test_parameters_of_the_model_train_with_a_guide_of_none():
 
 
 def test_draws_one_after_another_and_all_at_once_estimate_the_same(monkeypatch):
-    # 100 particles each; by their differences' standard errors, |z| < 5: one in a million
+    # 8 losses each: |t| of 14 degrees of freedom is above 10 once in 10 million runs
     (x, y), (model, guide) = data(), ours()
     found = {}
     for vectorize in (False, True):
@@ -319,7 +319,7 @@ def test_draws_one_after_another_and_all_at_once_estimate_the_same(monkeypatch):
         found[vectorize] = torch.tensor(losses)
     difference = found[True].mean() - found[False].mean()
     error = math.sqrt(sum(losses.var() / len(losses) for losses in found.values()))
-    assert abs(difference) < 5 * error
+    assert abs(difference) < 10 * error
 
 
 @pytest.mark.parametrize(("width", "vectorised"), [(8, True), (600, False)])

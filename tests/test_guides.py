@@ -106,14 +106,14 @@ def test_the_default_start_is_he_for_kernels_and_the_priors_centre_elsewhere(ini
     assert abs(kernel.mean().item()) < 4.5 * 0.1 / math.sqrt(60_000)
     assert kernel.var().item() == pytest.approx(0.01, rel=4.5 * math.sqrt(2 / 60_000))
     assert torch.equal(guide.loc("network.fc1.bias"), torch.zeros(300))
-    # the median of many draws of LogNormal(-1, 0.5)
-    assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.6)
+    # the median of 15 draws of LogNormal(-1, 0.5): within 5.6 standard errors
+    assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.9)
 
 
 def test_a_number_is_the_start_of_every_weight_but_not_of_constrained_latents():
     _, guide = make(latent_noise(), init_loc=0.3)
     assert all((guide.loc(name) == 0.3).all() for name in guide.weight_names)
-    assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.6)
+    assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.9)
 
 
 @pytest.mark.parametrize("prefix", ["", "network."])

@@ -68,23 +68,23 @@ def test_gauss_newton_needs_no_mode_where_the_prior_is_log_concave(prior):
 def test_without_data_a_guide_returns_to_its_prior(name):
     """The KL alone, from a start 1.5 away and half as wide.
 
-    20,000 draws resolve means to .007 and second moments to .010. The last steps still scatter, by
-    less than .02 in ten seeds; the limits are 5 standard errors of both together.
+    20,000 draws resolve means to .007 and second moments to .010, and the last steps still scatter.
+    Over 16 seeds both together have standard deviations of up to .022 and .023: 6 to the limits.
     """
     model = make_model(dist.Normal(0.0, 1.0), sizes=(2, 1))
     start = {"init_rho": -0.43} if name == "softplus_normal" else {"init_scale": 0.5}
     guide = bbb.guides.make(name, model, init_loc=1.5, **start)
     blind = pyro.poutine.block(model, hide=["obs"])
     optim = bbb.JointOptim(torch.optim.Adam, {"lr": 0.05})
-    elbo = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)
+    elbo = Trace_ELBO(num_particles=64, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(blind, guide, optim, elbo)
     for step in range(300):
         optim.set_lr(0.05 * math.cos(step / 300 * math.pi / 2))
         svi.step(torch.zeros(4, 2), torch.zeros(4))
     draws = guide.sample_posterior(20_000)
     joined = torch.cat([draws[WEIGHT].flatten(1), draws[BIAS]], dim=1)  # [S, 3]
-    assert joined.mean(0).abs().max() < 0.11
-    assert (joined.T @ joined / 20_000 - torch.eye(3)).abs().max() < 0.12
+    assert joined.mean(0).abs().max() < 0.13
+    assert (joined.T @ joined / 20_000 - torch.eye(3)).abs().max() < 0.16
 
 
 @pytest.mark.parametrize("name", ["delta", *LAPLACES])
@@ -108,7 +108,10 @@ class Regression:
 
     def __init__(self):
         n, prior, sigma = 24, 0.5, 0.8
-        x = torch.randn(n, 3) @ torch.tensor([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]])
+        # orthonormal columns of mean 0: the posterior's covariance is the same for every seed
+        columns = torch.linalg.qr(torch.cat([torch.ones(n, 1), torch.randn(n, 3)], 1))[0][:, 1:]
+        correlate = torch.tensor([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]])
+        x = math.sqrt(n) * columns @ correlate
         design = torch.cat([x, torch.ones(n, 1)], dim=1)  # [n, 4]
         y = design @ torch.tensor([0.7, -0.4, 0.2, 0.5]) + sigma * torch.randn(n)
         self.precision = design.T @ design / sigma**2 + torch.eye(4) / prior**2

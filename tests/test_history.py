@@ -113,4 +113,4 @@ def test_it_goes_through_json():
     found = json.loads(json.dumps(history.as_dict()))
     assert found["loss"] == history.loss
     assert found["steps"]["kl"] == history.steps.kl
-    assert set(found) == {*SERIES, "seconds", "steps"}
+    assert set(found) == {*SERIES, "seconds", "steps", "skipped", "interrupted"}

@@ -104,7 +104,7 @@ def test_an_mlp_has_inputs_and_outputs(sizes):
 
 @pytest.mark.parametrize("sizes", [[3, 0, 1], [0, 1], [3, 2.5, 1], [3, 4, -1]])
 def test_the_sizes_of_an_mlp_are_positive_integers(sizes):
-    with pytest.raises(ValueError, match="features must be a positive integer, got"):
+    with pytest.raises(ValueError, match="sizes must hold positive integers, got"):
         BayesianMLP(sizes)
 
 

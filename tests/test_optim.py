@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -120,6 +121,74 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_named(value):
     set_gradients(named.values())
     optim(named.values())
     assert all(parameter.isfinite().all() for parameter in named.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_finite_gradient_whose_norm_overflows_is_no_error_and_can_be_clipped(dtype):
+    huge = 1e30 if dtype == torch.float32 else 1e300
+    for clip_args in (None, {"clip_norm": 0.5}):
+        named = {name: nn.Parameter(p.detach().to(dtype)) for name, p in parameters().items()}
+        optim = JointOptim(torch.optim.SGD, {"lr": 0.1}, clip_args, parameters=named)
+        before = copies(named.values())
+        set_gradients(named.values(), huge)
+        assert not torch.nn.utils.get_total_norm([p.grad for p in named.values()]).isfinite()
+        units = [p.grad / huge for p in named.values()]
+        size = huge if clip_args is None else 0.5 / torch.cat([u.flatten() for u in units]).norm()
+        optim(named.values())
+        for old, p, unit in zip(before, named.values(), units, strict=True):
+            torch.testing.assert_close(p.detach(), (old - 0.1 * size * unit).detach())
+
+
+DECAYING = {
+    "Adam": (torch.optim.Adam, {"weight_decay": 0.1}),
+    "fused Adam": (torch.optim.Adam, {"weight_decay": 0.1, "fused": True}),
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True}),
+    "SGD": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9}),
+}
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_weight_decay_leaves_removed_weights_alone_and_the_others_as_torch_moves_them(name):
+    kind, options = DECAYING[name]
+    ours, theirs = nn.Parameter(torch.randn(6)), nn.Parameter(torch.empty(6))
+    removed = torch.tensor([False, True, False, True, True, False])
+    with torch.no_grad():
+        ours[removed] = -math.inf
+        theirs.copy_(ours.where(~removed, 0.0))
+    optim = JointOptim(kind, {"lr": 0.05, **options}, parameters={"rho": ours})
+    reference = kind([theirs], lr=0.05, **options)
+    for _ in range(4):
+        for parameter in (ours, theirs):
+            parameter.grad = torch.sin(theirs.detach() * 7 + 1).where(~removed, 0.0)
+        optim([ours])
+        reference.step()
+        assert (ours[removed] == -math.inf).all()
+        assert torch.equal(ours[~removed], theirs[~removed])
+        assert all(
+            torch.as_tensor(x).isfinite().all() for x in optim.optimizer.state[ours].values()
+        )
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_a_pruned_guide_trains_with_weight_decay(name):
+    kind, options = DECAYING[name]
+    network = bbb.BayesianMLP([3, 8, 1], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=20)
+    guide = bbb.prune(bbb.AutoSoftplusNormal(model), 0.5)
+    kept = {site: mask.clone() for site, mask in guide.kept.items()}
+    x = torch.randn(20, 3)
+    bbb.fit(
+        model,
+        guide,
+        (x, x.sum(1)),
+        epochs=3,
+        lr=1e-3,
+        optimizer=partial(kind, **options),
+        progress=False,
+    )
+    for site, mask in kept.items():
+        assert (guide.loc(site)[~mask] == 0).all() and (guide.scale(site)[~mask] == 0).all()
+        assert guide.loc(site).isfinite().all() and (guide.scale(site)[mask] > 0).all()
 
 
 def test_parameters_without_a_gradient_stay():

@@ -13,14 +13,17 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.nn import PyroModule
 from scipy import optimize, special, stats
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
 from pyro_bbb import prediction as prediction_module
 from pyro_bbb._families import LogRatePoisson, StudentT
+from pyro_bbb._per_draw import BATCHED_BELOW
 from pyro_bbb.summaries import ClassificationPrediction, RegressionPrediction
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
-BATCHED_BELOW = prediction_module._BATCHED_BELOW
 
 
 @pytest.fixture
@@ -229,6 +232,64 @@ def test_a_seed_fixes_the_draws_and_leaves_torch_alone(guide_type):
     assert not torch.allclose(logs(4), first)
     torch.testing.assert_close(logs(3, x[20:23]), first[:, 20:23])  # other inputs, same functions
     assert not torch.equal(logs(None), logs(None))
+
+
+@pytest.mark.parametrize("n", [2, BATCHED_BELOW])
+@pytest.mark.parametrize("units, size", [(20, 6), (360, 1)])  # small networks, and one too large
+def test_the_stream_of_draws_depends_on_the_network_alone(n, units, size):
+    model = classifier([2, units, units, 3])
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(n, 2)
+    torch.manual_seed(3)
+    parts = [guide.sample_posterior(size) for _ in range(6 // size)]
+    draws = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    expected = bbb.predict(model, draws, x).sample_log_probs
+    for batch_size in (None, 1):
+        found = bbb.predict(model, guide, x, num_samples=6, seed=3, batch_size=batch_size)
+        torch.testing.assert_close(found.sample_log_probs, expected)
+
+
+# Memory
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside held at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {k: v for k, v in self.alive.items() if not v[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def peak_beyond_result(model, guide, x, num_samples, **options):
+    with Peak() as peak:
+        prediction = bbb.predict(model, guide, x, num_samples=num_samples, **options)
+    result = prediction.sample_log_probs
+    return peak.most - result.numel() * result.element_size()
+
+
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam"])
+def test_memory_does_not_grow_with_the_number_of_draws(estimator):
+    units, n = 400, 1500
+    model = classifier([20, units, units, 3])
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(n, 20)
+    peaks = [
+        peak_beyond_result(model, guide, x, num_samples, estimator=estimator)
+        for num_samples in (2, 8, 32)
+    ]
+    weights = sum(guide.loc(name).numel() for name in guide.site_names)
+    activations = 1024 * units
+    assert weights < min(peaks) / 4  # it is seen
+    assert max(peaks) < 4 * (3 * weights + 5 * activations + 2 * 3 * n)
+    assert max(peaks) < 1.05 * min(peaks)
 
 
 # Where draws come from

@@ -268,8 +268,8 @@ def test_init_scale_is_the_standard_deviation_at_the_start(name):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (0.0, ValueError, "init_scale must be positive, got 0.0"),
-        (math.nan, ValueError, "init_scale must be finite, got nan"),
+        (0.0, ValueError, "init_scale must be positive and finite, got 0.0"),
+        (math.nan, ValueError, "init_scale must be positive and finite, got nan"),
         ("small", TypeError, "init_scale must be a number, got 'small'"),
     ],
 )

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb._programs import weighed
 from pyro_bbb.objectives import NonFiniteError
-from pyro_bbb.training import _weighed
 
 
 def make(likelihood=None, *, n=40, sizes=(3, 8, 1), prior=None, **options):
@@ -563,8 +563,9 @@ def test_particles_are_averaged():
     ones, eights = losses[1], losses[8]
     error = math.sqrt((ones.var() + eights.var()).item() / 200)
     assert abs((ones.mean() - eights.mean()).item()) < 4.5 * error  # false alarm: 1 in 150,000
-    # the ratio of variances is 8; 200 heavy-tailed draws know each to about 20 %
-    assert 3 < (ones.var() / eights.var()).item() < 24
+    # the ratio of variances is 8; 200 heavy-tailed draws know each to about 20 %, so that 4 times
+    # more or less is 5 standard errors of its logarithm
+    assert 2 < (ones.var() / eights.var()).item() < 32
 
 
 def test_progress_false_prints_nothing_and_true_shows_the_loss(capfd):
@@ -615,7 +616,7 @@ def test_a_stock_guides_minibatch_losses_add_up_to_the_loss_of_all_data(name):
 
 def weighted_loss(model, guide, x, y, kl_weight):
     pyro.set_rng_seed(3)
-    return Trace_ELBO().loss(model, _weighed(guide), x, y, kl_weight)
+    return Trace_ELBO().loss(model, weighed(guide), x, y, kl_weight)
 
 
 def mean_field_by_hand(x, y=None, weight=1.0):

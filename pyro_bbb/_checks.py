@@ -1,0 +1,150 @@
+"""What is asked of arguments; each error names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def as_float(number: Any) -> float:
+    """The number as a float; an integer too large for one becomes infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def finite(name: str, value: Any) -> float:
+    """The value as a float, if it is a finite number."""
+    number = _real(name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return _representable(name, number)
+
+
+def positive(name: str, value: Any) -> float:
+    """The value as a float, if it is a finite number above 0."""
+    number = _real(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {number}")
+    return _representable(name, number)
+
+
+def at_least_zero(name: str, value: Any) -> float:
+    """The value as a float, if it is a finite number of at least 0."""
+    number = _real(name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be a non-negative number, got {number}")
+    return number
+
+
+def share(name: str, value: Any) -> float:
+    """The value as a float, if it is in [0, 1]."""
+    number = _real(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {number}")
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """The value as a float, if it is in (0, 1)."""
+    number = _real(name, value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must be in (0, 1), got {number}")
+    return number
+
+
+def probabilities(name: str, values: Any) -> list[float]:
+    """The values as floats, if they are one or more, all in (0, 1)."""
+    if isinstance(values, Tensor):
+        values = values.tolist()
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        raise TypeError(f"{name} must be several numbers, got {values!r}")
+    found = [probability(name, value) for value in values]
+    if not found:
+        raise ValueError(f"{name} must hold at least one number, got none")
+    return found
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """The value as an int, if it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """The value, if it is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    return value
+
+
+def as_seed(name: str, value: Any) -> int:
+    """The value, if it is an integer that seeds torch."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    seed = int(value)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{name} must be an integer of 64 bits, got {seed}")
+    return seed
+
+
+def as_device(device: Any) -> torch.device:
+    """The device, if there is one of that name."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"device {device!r} is not available: {error}") from error
+
+
+def kind(name: str, value: Any, expected: type) -> Any:
+    """The value, if it is an instance of a class."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name} must be a {expected.__name__}, got {type(value).__name__}")
+    return value
+
+
+def of_length(name: str, value: Any, length: int) -> Tensor:
+    """The value, if it is a tensor with so many rows."""
+    rows = list(tensor(name, value).shape[:1])
+    if rows != [length]:
+        raise ValueError(f"{name} must have {length} rows, got shape {list(value.shape)}")
+    return value
+
+
+def place(name: str, value: Any, shape: Iterable[int]) -> Any:
+    """The value, if it is the index of one number of a tensor."""
+    parts, shape = value if isinstance(value, tuple) else (value,), list(shape)
+    integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in parts)
+    inside = len(parts) == len(shape) and integers
+    if not (inside and all(-n <= i < n for i, n in zip(parts, shape, strict=True))):
+        raise ValueError(f"{name} must be the place of one number of shape {shape}, got {value!r}")
+    return value
+
+
+def function(name: str, value: Any, signature: str) -> Any:
+    """The value, if it can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function {signature}, got {value!r}")
+    return value
+
+
+def _representable(name: str, number: float) -> float:
+    """The number, if tensors of it are not infinite, nor 0 where it is not."""
+    as_stored = torch.tensor(number).item()
+    if math.isinf(as_stored) or (as_stored == 0 and number != 0):
+        raise ValueError(f"{name} must be a number of {torch.get_default_dtype()}, got {number}")
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    """The value as a float, if it is a real number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return as_float(value)

@@ -1,0 +1,43 @@
+"""Ctrl-C during training: it ends after the step under way, which is not left half done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupts:
+    """While it is open, the first Ctrl-C is noted; a second one raises KeyboardInterrupt at once.
+
+    Where Python's own handler is not in place, or in another thread than the main one, Ctrl-C does
+    what it did before.
+
+    Attributes:
+        asked: whether Ctrl-C came.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._placed = False
+
+    def __enter__(self) -> Interrupts:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._placed = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._placed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
