@@ -24,11 +24,11 @@ from torch.distributions import Independent, biject_to, constraints
 
 from pyro_bbb._pyro import evaluating, own_store
 from pyro_bbb._recording import ValueAndGradient, record
-from pyro_bbb.distributions import ScaleMixtureNormal
+from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
 from pyro_bbb.models import BayesianModel
 
 # Families on the real line whose parameters may be joined along a vector: they say all of it.
-_JOINABLE = (dist.Normal, dist.Laplace, dist.StudentT, ScaleMixtureNormal)
+_JOINABLE = (dist.Normal, SummedNormal, dist.Laplace, dist.StudentT, ScaleMixtureNormal)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pyro_bbb._interrupts import Interrupts
 from pyro_bbb._loop import Loop, Progress
 from pyro_bbb._programs import autocast as cast_down
 from pyro_bbb._programs import placed, weighed
-from pyro_bbb._pyro import declared_names, held_by_optimiser, own_store, seeded
+from pyro_bbb._pyro import callers_store, declared_names, held_by_optimiser, own_store, seeded
 from pyro_bbb._rates import lr_factor
 from pyro_bbb._unread import UnreadOptim, unread
 from pyro_bbb.estimators import ESTIMATORS
@@ -213,10 +213,14 @@ def fit(
         at, total = done.epoch * len(batches) + done.batch, epochs * len(batches)
         bar = tqdm(total=total, initial=at, unit="step", disable=not progress, dynamic_ncols=True)
         rate, offer = (lambda share: lr * factor(share)), saving.offer if saving else _nothing
-        loop = Loop(batches, schedule, rate, epochs, history, done, take, read, offer, bar)
-        held = held_by_optimiser(svi.optim.parameters if isinstance(svi.optim, JointOptim) else ())
-        unchecked = pyro.validation_enabled(False)
-        with unchecked, ESTIMATORS[estimator](), held, bar, Interrupts() as interrupts:
+        held = frozenset(svi.optim.parameters if isinstance(svi.optim, JointOptim) else ())
+
+        def inside(*args: Any) -> None:  # each step by itself: callbacks run outside of all this
+            with pyro.validation_enabled(False), ESTIMATORS[estimator](), held_by_optimiser(held):
+                take(*args)
+
+        loop = Loop(batches, schedule, rate, epochs, history, done, inside, read, offer, bar)
+        with bar, Interrupts() as interrupts:
             loop.run(interrupts, partial(_call_back, callbacks, model, guide, history))
         if done.trained and not done.finished:
             _approximate(guide, batches, history)
@@ -258,7 +262,8 @@ def _call_back(
 ) -> bool:
     """Calls all callbacks after an epoch; true if one wants to end the training."""
     state = EpochEnd(epoch, model, guide, history)
-    return any([callback(state) for callback in callbacks])
+    with callers_store():
+        return any([callback(state) for callback in callbacks])
 
 
 def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...], lr: float) -> None:

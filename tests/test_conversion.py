@@ -419,8 +419,8 @@ def test_existing_sites_are_kept():
         "0.fc1.bias": "ScaleMixtureNormal",
         "1.weight": "Normal",
         "1.bias": "Laplace",
-        "2.weight": "Normal",
-        "2.bias": "Normal",
+        "2.weight": "SummedNormal",
+        "2.bias": "SummedNormal",
     }
     assert trace.nodes["1.weight"]["value"].mean() > 4
     model, guide = in_model(again)

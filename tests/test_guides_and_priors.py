@@ -176,8 +176,8 @@ def test_at_the_exact_posterior_sticking_the_landing_has_no_gradient(regression,
 def test_fit_reaches_the_exact_posterior(regression):
     """Within a third of what the best independent Normals miss."""
     guide = bbb.guides.FullRank(regression.model, init_scale=0.3)
-    options = {"estimator": "stl", "num_particles": 8, "batch_size": 24, "lr": 0.05, "seed": 0}
-    bbb.fit(regression.model, guide, regression.args, epochs=300, progress=False, **options)
+    options = {"estimator": "stl", "num_particles": 8, "batch_size": 24, "lr": 0.1, "seed": 0}
+    bbb.fit(regression.model, guide, regression.args, epochs=600, progress=False, **options)
     posterior, exact = guide.get_posterior(), regression.covariance
     off = (posterior.mean.detach() - regression.mean) / exact.diagonal().sqrt()
     assert off.abs().max() < 0.1
