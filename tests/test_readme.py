@@ -7,7 +7,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_code_runs_and_learns(capsys):
+def test_the_code_runs_and_learns(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it saves
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) >= 2
     names: dict[str, object] = {}
@@ -15,6 +16,7 @@ def test_the_code_runs_and_learns(capsys):
     accuracy = float(re.search(r"accuracy (\S+)", capsys.readouterr().out)[1])
     assert accuracy > 0.95
     assert names["loss"] > 0
+    assert (tmp_path / "runs/digits_model/spec.json").exists()
 
 
 def test_links_and_pictures_exist():
