@@ -175,7 +175,7 @@ def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
-    return [int(sequence.generate_state(1, np.uint64)[0] >> 1) for sequence in sequences]
+    return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
 
 
 def _join(potential: Potential, records: list[Record], seconds: float) -> Chains:

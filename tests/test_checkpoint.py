@@ -130,8 +130,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_p
     kills = 0
     while kills < 5:
         out.unlink(missing_ok=True)
-        fresh = not (folder / "spec.json").exists()
-        if in_write := kills % 2 == 1:
+        if kills % 2 == 1:
             when = {"write": numbers.randrange(1, 40)}  # a write makes six such calls
         else:
             when = {"seconds": numbers.uniform(0.02, 0.5)}
@@ -141,7 +140,6 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_p
             shutil.rmtree(folder)
             continue
         assert status == -signal.SIGKILL
-        assert fresh or not in_write or len(list(folder.iterdir())) > 2  # something is left behind
         kills += 1
     assert killer.run(case, folder, out) == 0
     assert_done()
