@@ -6,10 +6,10 @@ import pickle
 import random
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from crashes import Crash, crash_at
 from torch import nn
 
 import pyro_bbb as bbb
@@ -229,30 +229,6 @@ def test_a_description_that_no_save_wrote_gives_the_clear_error_or_a_model(saved
 
 
 # --- written as one ---
-
-
-class Crash(BaseException):
-    """As if the process ended here."""
-
-
-def crash_at(monkeypatch, number):
-    """The given one of all calls that change files does not happen, nor does any after it."""
-    left = [number]
-
-    def counted(function):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                raise Crash
-            return function(*args, **kwargs)
-
-        return call
-
-    for name in ("replace", "fsync"):
-        monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    for name in ("unlink", "open"):
-        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
-    return left
 
 
 def test_a_crash_at_any_moment_leaves_the_old_pair_or_the_new(tmp_path):

@@ -18,6 +18,7 @@ import pyro.distributions as dist
 import pytest
 import resumable
 import torch
+from crashes import Crash, crash_at
 from pyro.infer import autoguide
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -307,36 +308,13 @@ def stop(*_):
 # --- written as one ---
 
 
-class Crash(BaseException):
-    """As if the process ended here."""
-
-
-def crash_at(patch, number):
-    """The given one of all calls that change files does not happen, nor does any after it."""
-    left = [number]
-
-    def counted(function):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                raise Crash
-            return function(*args, **kwargs)
-
-        return call
-
-    for owner, names in ((os, ("replace", "fsync")), (Path, ("unlink", "open", "mkdir"))):
-        for name in names:
-            patch.setattr(owner, name, counted(getattr(owner, name)))
-    return left
-
-
 def test_a_crash_at_any_call_that_writes_is_resumed_from(tmp_path):
     parts = make()
     expected = fit(parts, epochs=1)
     for number in range(100):
         folder = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
-            left = crash_at(patch, number)
+            left = crash_at(patch, number, of_paths=("unlink", "open", "mkdir"))
             try:
                 fit(make(), folder, epochs=1, checkpoint_every=2)
             except Crash:
