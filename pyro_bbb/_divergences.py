@@ -24,7 +24,8 @@ def _kl_events(q: Event, p: dist.Independent) -> Tensor:
     if dims != p.reinterpreted_batch_ndims:
         raise NotImplementedError("events of different dimensions have no divergence")
     q, p = q.base_dist, p.base_dist
-    if type(q) is SoftplusNormal and isinstance(p, Normal) and q.batch_shape == p.batch_shape:
+    plain = isinstance(q, SoftplusNormal) and not isinstance(q, PrunedNormal)
+    if plain and isinstance(p, Normal) and q.batch_shape == p.batch_shape:
         kl: Tensor = _NormalKL.apply(q.loc, q.scale, unexpanded(p.loc), unexpanded(p.scale), dims)
         return kl
     return total(kl_divergence(q, p), dims)

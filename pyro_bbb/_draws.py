@@ -29,15 +29,22 @@ class Posterior:
     used: set[Any] = field(default_factory=set)  # where its parts lie that were used already
     signs: dict[Any, Tensor] = field(default_factory=dict)
 
+    def holds(self, weight: Tensor) -> bool:
+        """Whether a tensor in the same memory is the draw or a part of it, not one beside it."""
+        start = self.value.storage_offset()
+        return bool(start <= weight.storage_offset() < start + max(1, self.value.numel()))
+
     def seen_as(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and scale of a weight that is the draw, or a view of a part of it."""
         value = self.value
         if weight.shape == value.shape and weight.stride() == value.stride():
             return self.loc.expand_as(value), self.scale.expand_as(value)
         offset = weight.storage_offset() - value.storage_offset()
-        layout = weight.shape, weight.stride(), offset
-        loc, scale = (_laid_out(x, value) for x in (self.loc, self.scale))
-        return loc.as_strided(*layout), scale.as_strided(*layout)
+        loc, scale = (
+            x.as_strided(weight.shape, weight.stride(), x.storage_offset() + offset)
+            for x in (_laid_out(part, value) for part in (self.loc, self.scale))
+        )
+        return loc, scale
 
     def sign(self, role: str, weight: Tensor, like: Tensor, channel: int) -> Tensor:
         """Random signs per example and channel, the same at every use of this weight's draw.
@@ -90,8 +97,8 @@ class Draws(Drawn):
         place = address(weight)
         if place is None:
             return None
-        posteriors = self.posteriors.values()
-        return next((p for p in posteriors if address(p.value) == place), None)
+        here = (p for p in self.posteriors.values() if address(p.value) == place)
+        return next((p for p in here if p.holds(weight)), None)
 
     def warn(self, key: Any, what: str) -> None:
         """Says, once per context, where a draw is shared after all."""
@@ -162,8 +169,8 @@ def _fair_signs(shape: list[int], like: Tensor) -> Tensor:
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:
-    """A tensor with the strides of ``like`` from the start of its own memory."""
-    if x.stride() == like.stride() and x.storage_offset() == 0:
+    """A tensor with the strides of ``like``."""
+    if x.stride() == like.stride():
         return x
     return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
 

@@ -24,7 +24,19 @@ class Summable(Protocol):
 
 
 class Event(dist.Independent):
-    """`Independent` over a `Summable` distribution."""
+    """`Independent` over a `Summable` distribution.
+
+    Attributes:
+        of_vector: the event of many weights in one vector, where one was asked for.
+    """
+
+    of_vector: Event | None = None
+
+    @property
+    def same_for_each(self) -> Any:
+        """What tells the one distribution of all weights; ``None`` if there is none, or unknown."""
+        key = getattr(self.base_dist, "same_for_each", None)
+        return None if key is None else (type(self.base_dist), *key)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of the whole event in nats, of the batch shape."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -46,6 +48,26 @@ def _floor(kappa: Tensor) -> Tensor:
     smallest = 8 * numbers.tiny  # well clear of subnormal numbers
     floor = torch.where(kappa * smallest < numbers.eps / 2, math.log(smallest), -math.inf)
     return floor.to(kappa.dtype)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    r"""What `LogOneMixture` needs: $h^2$, c, $\delta$, $\kappa$ and the floor of t."""
+
+    h2: float
+    c: float
+    delta: float
+    kappa: float
+    floor: float
+
+    @classmethod
+    def of(cls, pi: float, sigma1: float, sigma2: float, dtype: torch.dtype) -> Numbers:
+        """The coefficients, found in double precision."""
+        share, *scales = (torch.tensor(x, dtype=torch.float64) for x in (pi, sigma1, sigma2))
+        found = coefficients(share.log(), torch.log1p(-share), *scales)
+        h, c, _, delta, kappa, _ = (x.item() for x in found)
+        floor = _floor(torch.tensor(kappa, dtype=dtype)).item()
+        return cls(h * h, c, delta, kappa, floor)
 
 
 class LogMixture(Function):
@@ -123,8 +145,50 @@ class LogMixture(Function):
         return result, 0
 
 
+class LogOneMixture(Function):
+    r"""`LogMixture` where the coefficients are numbers: half the passes over the weights.
+
+    Its value is $c - h^2w^2 + \mathrm{softplus}(t)$, $t = \delta - \kappa h^2 w^2$.
+    """
+
+    @staticmethod
+    def forward(w: Tensor, one: Numbers, dims: int) -> Tensor:
+        value = F.softplus(_exponent(w, one), threshold=40.0)
+        value = torch.addcmul(value, w, w, value=-one.h2, out=value)
+        rows = math.prod(w.shape[w.dim() - dims :])
+        return total(value, dims).add_(one.c * rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        w, ctx.one, ctx.dims = inputs
+        ctx.save_for_backward(w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (w,), one = ctx.saved_tensors, ctx.one
+        grad = grad.reshape(grad.shape + (1,) * ctx.dims) * (-2 * one.h2)
+        if torch.is_grad_enabled():  # for second derivatives
+            t = (one.delta - one.kappa * one.h2 * w.square()).clamp(min=one.floor)
+            return grad * (w + one.kappa * w * torch.sigmoid(t)), None, None
+        r = _exponent(w, one).sigmoid_()
+        return torch.addcmul(w, w, r, value=one.kappa, out=r).mul_(grad), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        w, one, dims = args
+        result: Tensor = LogOneMixture.apply(w.movedim(in_dims[0], 0), one, dims)
+        return result, 0
+
+
+def _exponent(w: Tensor, one: Numbers) -> Tensor:
+    """t, bounded by its floor."""
+    delta = torch.full((), one.delta, dtype=w.dtype, device=w.device)
+    return torch.addcmul(delta, w, w, value=-one.kappa * one.h2).clamp_(min=one.floor)
+
+
 # `apply` asks for it at every call; to work it out takes as long as a small layer
 LogMixture.forward.__signature__ = inspect.signature(LogMixture.forward)  # type: ignore[attr-defined]
+LogOneMixture.forward.__signature__ = inspect.signature(LogOneMixture.forward)  # type: ignore[attr-defined]
 
 
 def _batch_first(x: Tensor, dim: int, rank: int) -> Tensor:

@@ -5,6 +5,7 @@ Equation 7; its log-density is exact in single precision and costs few passes ov
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributions import constraints
 
 from pyro_bbb._checks import as_float
 from pyro_bbb._event import Event, to_event
-from pyro_bbb._log_mixture import LogMixture, coefficients
+from pyro_bbb._log_mixture import LogMixture, LogOneMixture, Numbers, coefficients
 
 
 class ScaleMixtureNormal(dist.TorchDistribution):
@@ -55,12 +56,14 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         sigma2: float | Tensor,
         validate_args: bool | None = None,
     ) -> None:
+        given = pi, sigma1, sigma2
+        numbers = None if any(isinstance(x, Tensor) for x in given) else given
         pi, sigma1, sigma2 = _as_tensors(pi=pi, sigma1=sigma1, sigma2=sigma2)
         if validate_args is not False:  # not torch's global switch, which compiling turns off
             _require("pi", pi, (pi >= 0) & (pi <= 1), "in [0, 1]")
             _require("sigma1", sigma1, (sigma1 > 0) & sigma1.isfinite(), "positive and finite")
             _require("sigma2", sigma2, (sigma2 > 0) & sigma2.isfinite(), "positive and finite")
-        self._assemble((pi, sigma1, sigma2), None)
+        self._assemble((pi, sigma1, sigma2), None, numbers)
         if validate_args is not False:
             ratio, most = self.sigma1 / self.sigma2, torch.finfo(self.pi.dtype).max ** 0.5
             apart = (ratio >= most) | (ratio <= 1 / most)  # its square overflows
@@ -84,8 +87,14 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         new._assemble((torch.sigmoid(logit), sigma1, sigma2), logit)
         return new
 
-    def _assemble(self, compact: tuple[Tensor, Tensor, Tensor], logit: Tensor | None) -> None:
+    def _assemble(
+        self,
+        compact: tuple[Tensor, Tensor, Tensor],
+        logit: Tensor | None,
+        given: tuple[Any, ...] | None = None,
+    ) -> None:
         self._compact, self._logit = compact, logit  # unexpanded: one logarithm, not one per weight
+        self._given = given  # where all parameters are numbers
         try:
             self.pi, self.sigma1, self.sigma2 = torch.broadcast_tensors(*compact)
         except RuntimeError as error:
@@ -102,6 +111,12 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         else:
             log_weights = F.logsigmoid(self._logit), F.logsigmoid(-self._logit)
         self._coefficients = coefficients(*log_weights, sigma1, sigma2)
+        given = self._given
+        self._numbers: Numbers | None = None
+        if given is not None and all(
+            1e-9 < x < 1e3 for x in given[1:]
+        ):  # squares of others may overflow
+            self._numbers = Numbers.of(given[0], given[1], given[2], pi.dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
@@ -110,7 +125,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         for name in self.arg_constraints:
             setattr(new, name, getattr(self, name).expand(batch_shape))
         new._compact, new._logit = self._compact, self._logit
-        new._coefficients = self._coefficients
+        new._coefficients, new._numbers = self._coefficients, self._numbers
+        new._given = self._given
         super(ScaleMixtureNormal, new).__init__(batch_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -141,8 +157,24 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
         """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
-        log_prob: Tensor = LogMixture.apply(value, *self._coefficients, dims)
+        log_prob: Tensor
+        if self._numbers is not None:
+            log_prob = LogOneMixture.apply(value, self._numbers, dims)
+        else:
+            log_prob = LogMixture.apply(value, *self._coefficients, dims)
         return log_prob
+
+    @property
+    def same_for_each(self) -> Any:
+        """The parameters, where they are numbers, the same for each weight; else ``None``."""
+        return self._given
+
+    def single(self) -> ScaleMixtureNormal:
+        """The distribution of one weight, where it is the same for each."""
+        new = copy.copy(self)
+        new.pi, new.sigma1, new.sigma2 = self._compact
+        new._batch_shape = Size()
+        return new
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | ScaleMixtureNormal:
         """The last dimensions (all by default) as one event."""

@@ -30,6 +30,18 @@ class SummedNormal(dist.Normal):
         of_scale = total(scale.log(), dims) * (count // math.prod(scale.shape[first:]))
         return -0.5 * of_value - of_scale - count * HALF_LOG_2PI
 
+    @property
+    def same_for_each(self) -> tuple[int, ...] | None:
+        """Where the one location and scale of all weights lie; ``None`` if there are several."""
+        parameters = unexpanded(self.loc), unexpanded(self.scale)
+        one = all(x.numel() == 1 for x in parameters)
+        return tuple(x.data_ptr() for x in parameters) if one else None
+
+    def single(self) -> SummedNormal:
+        """The distribution of one weight, where it is the same for each."""
+        loc, scale = (unexpanded(x).reshape(()) for x in (self.loc, self.scale))
+        return SummedNormal(loc, scale, validate_args=False)
+
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
         """The last dimensions (all by default) as one event."""
         return to_event(self, reinterpreted_batch_ndims)
@@ -53,8 +65,18 @@ class SoftplusNormal(dist.Normal):
         self._scale: Tensor | None = None
         self._log_q: Tensor | None = None  # of that draw, summed
         self._draw: tuple[Tensor, Tensor] | None = None
+        self._next: Tensor | None = None  # what the next draw is, where that was made elsewhere
         self._origin: SoftplusNormal | None = None  # what this is an expansion of
         Distribution.__init__(self, self.loc.shape, validate_args=False)
+
+    @classmethod
+    def drawn(
+        cls, loc: Tensor, rho: Tensor, value: Tensor, noise: Tensor, scale: Tensor
+    ) -> SoftplusNormal:
+        """The distribution whose next draw and scale are known."""
+        new = cls(loc, rho)
+        new._next, new._draw, new._scale = value, (value, noise), scale
+        return new
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
@@ -72,21 +94,31 @@ class SoftplusNormal(dist.Normal):
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(SoftplusNormal, _instance)
         new.loc, new.rho = self.loc.expand(batch_shape), self.rho.expand(batch_shape)
-        new._scale = new._log_q = new._draw = None
+        new._scale = new._log_q = new._draw = new._next = None
         new._origin = self._origin or self  # one softplus and logarithm for all copies
         Distribution.__init__(new, Size(batch_shape), validate_args=False)
         return new
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
         r"""$\mu + \sigma\epsilon$ with standard Normal $\epsilon$, of the extended shape."""
+        if self._next is not None and not sample_shape:
+            value, self._next = self._next, None
+            return value
         shape = self._extended_shape(Size(sample_shape))
-        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        if self._scale is None and self._origin is None and shape == self.rho.shape:
+        return self.with_noise(torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device))
+
+    def with_noise(self, noise: Tensor) -> Tensor:
+        r"""The draw $\mu + \sigma\epsilon$ for given noise $\epsilon$."""
+        if self._scale is None and self._origin is None and noise.shape == self.rho.shape:
             value, self._scale, self._log_q = draw(self.loc, self.rho, noise)
         else:
             value, self._log_q = torch.addcmul(self.loc, self.scale, noise), None
         self._draw = (value, noise)
         return value
+
+    def remembers(self, value: Tensor) -> bool:
+        """Whether a value is the latest draw."""
+        return self._draw is not None and value is self._draw[0]
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
         """As `rsample`, without gradient; not remembered, as the noise would hide the score."""
@@ -103,8 +135,7 @@ class SoftplusNormal(dist.Normal):
 
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
         """Log-density in nats, summed over the last ``dims`` dimensions."""
-        drawn = self._draw is not None and value is self._draw[0]
-        if drawn and self._log_q is not None and dims == len(self.batch_shape):
+        if self.remembers(value) and self._log_q is not None and dims == len(self.batch_shape):
             return self._log_q
         of_noise = -0.5 * total(self._standardised(value).square(), dims)
         of_scale = total(self._compact_scale.log().expand(self.batch_shape), dims)

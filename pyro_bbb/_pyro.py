@@ -20,6 +20,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
 from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.runtime import _PYRO_STACK, effectful
+from pyro.poutine.scale_messenger import ScaleMessenger
 from pyro.poutine.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.distributions import constraints
@@ -137,10 +138,20 @@ def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
     if not isinstance(weight, Tensor):
         weight = at_least_zero("kl_weight", weight)
     elif not is_validation_enabled():
-        return poutine.scale(scale=weight)
+        return _Weigh(weight)
     elif not weight >= 0:
         raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
     return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
+
+
+class _Weigh(ScaleMessenger):
+    """``poutine.scale`` that leaves all sites the same tensor where nothing else scales them."""
+
+    def _process_message(self, msg: Any) -> None:
+        if isinstance(msg["scale"], float) and msg["scale"] == 1.0:
+            msg["scale"] = self.scale
+        else:
+            super()._process_message(msg)
 
 
 def in_plate() -> bool:

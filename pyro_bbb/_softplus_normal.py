@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Any
 
 import pyro
@@ -17,10 +18,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_bbb._beside import allowed, drawn_beside
 from pyro_bbb._checks import count, finite, probabilities
 from pyro_bbb._guide import Guide
 from pyro_bbb._latents import InitLoc, Latent, describe, start
-from pyro_bbb._pyro import own_param
+from pyro_bbb._pyro import in_plate, own_param
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
 
 
@@ -85,12 +87,13 @@ class AutoSoftplusNormal(Guide):
             The draws by site name.
         """
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
-        draws = {}
+        draws, beside = {}, self._beside()
         for latent in self._latents.values():
             with ExitStack() as stack:
                 for frame in latent.frames:
                     stack.enter_context(plates[frame.name])
-                draws[latent.name] = pyro.sample(latent.name, self._posterior(latent))
+                q = self._posterior(latent, beside.get(latent.name))
+                draws[latent.name] = pyro.sample(latent.name, q)
         return draws
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
@@ -145,12 +148,24 @@ class AutoSoftplusNormal(Guide):
         names = self.weight_names if self._pruned else ()
         return {name: self._parameter("rhos", name).detach() > -math.inf for name in names}
 
-    def _posterior(self, latent: Latent) -> Any:
-        loc, rho = (
-            own_param(f"{self._pyro_name}.{kind}.{latent.name}", self._parameter(kind, latent.name))
-            for kind in ("locs", "rhos")
-        )
-        q: Any = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
+    def _beside(self) -> Mapping[str, Any]:
+        """Distributions of the weights that are drawn into one vector, by name."""
+        if self._pruned or not allowed() or in_plate():
+            return {}
+        latents = self._latents.values()
+        first = takewhile(lambda x: x.transform is None and not x.frames, latents)
+        plain = [x.name for x in first]  # none after another: noise is drawn in the same order
+        locs, rhos = ({name: self._own(kind, name) for name in plain} for kind in ("locs", "rhos"))
+        kinds = {(x.dtype, x.device) for x in locs.values()}
+        return drawn_beside(locs, rhos) if len(plain) > 1 and len(kinds) == 1 else {}
+
+    def _own(self, kind: str, name: str) -> Tensor:
+        return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))
+
+    def _posterior(self, latent: Latent, q: Any = None) -> Any:
+        if q is None:
+            loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
+            q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:
             # a cache of its own: kept in the guide, it would hold the graph of the latest step
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])

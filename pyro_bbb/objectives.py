@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeAlias
 
+from pyro import poutine
 from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 from torch import Tensor
 
+from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._checks import at_least_zero, count, positive
 from pyro_bbb.distributions import shared_scales
 
@@ -164,9 +168,17 @@ class _Recorded:
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
-        with shared_scales() if self.num_particles > 1 else nullcontext():
+        with side_by_side(), shared_scales() if self.num_particles > 1 else nullcontext():
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
+            return super()._get_trace(model, guide, args, kwargs)  # type: ignore[misc]
+        model_trace, guide_trace = map(prune_subsample_sites, traced(model, guide, args, kwargs))
+        model_trace.compute_log_prob()
+        guide_trace.compute_score_parts()
+        return model_trace, guide_trace
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
         loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
@@ -287,9 +299,11 @@ def _unweighted(sites: list[dict[str, Any]]) -> Any:
 
 
 def _not_finite(trace: Any) -> list[str]:
-    sites = trace.nodes.items()
-    return [
-        name
-        for name, site in sites
-        if site["type"] == "sample" and not math.isfinite(torch_item(site["log_prob_sum"]))
-    ]
+    """Names of the sites whose log-density is not; a site of many is asked one by one."""
+    found = []
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and not math.isfinite(torch_item(site["log_prob_sum"])):
+            members = site.get("members", {})
+            sums = {x: member["fn"].log_prob(member["value"]) for x, member in members.items()}
+            found += [x for x, total in sums.items() if not total.isfinite()] or [name]
+    return found

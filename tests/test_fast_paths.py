@@ -237,15 +237,17 @@ def plain_pyro(guide):
     return p, q
 
 
+@pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("num_particles", [1, 3])
-def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles):
+def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, validated):
+    """Without validation the weights are drawn and scored side by side."""
     (x, y), (model, guide) = data(), ours()
     p, q = plain_pyro(guide)
     pyro.clear_param_store()
     torch.manual_seed(1)
     expected = Trace_ELBO(num_particles=num_particles).loss_and_grads(p, q, x, y, 0.2)
     torch.manual_seed(1)
-    with held_by_optimiser(guide.parameters()):
+    with held_by_optimiser(guide.parameters()), pyro.validation_enabled(validated):
         found = recorded_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
     assert found == pytest.approx(expected, rel=1e-12)
     for name in guide.site_names:
