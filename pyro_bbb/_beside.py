@@ -120,12 +120,11 @@ def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
 
 
 def _alike(sites: list[Any]) -> bool:
-    """Whether log-densities of the sites count alike: one scale and mask, and no plates."""
+    """Whether log-densities of the sites count alike: each a sum, of one scale and mask."""
     scale, mask = sites[0]["scale"], sites[0]["mask"]
     return all(
         (site["scale"] is scale or not isinstance(scale, Tensor) and site["scale"] == scale)
         and site["mask"] is mask
-        and not site["cond_indep_stack"]
         and type(site["fn"]) is Event
         and not site["fn"].batch_shape
         for site in sites

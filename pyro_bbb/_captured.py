@@ -3,7 +3,7 @@
 The step is a function of tensors that stay where they are; a minibatch, its weight and its learning
 rate are copied into them, and the graph is replayed. All of it but the capture itself is the same
 code on every device, and is tested on the CPU step by step. The capture follows the documentation
-of `torch.cuda.graphs`; it was not run on a GPU.
+of `torch.cuda.graphs`; docs/performance.md says on what it was run.
 """
 
 from __future__ import annotations

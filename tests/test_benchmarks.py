@@ -75,6 +75,18 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
         assert aim["what"] in printed
 
 
+def test_the_program_of_the_captured_step_runs_without_a_gpu(load, tmp_path):
+    captured = load("captured")
+    config = captured.Config(
+        widths=(6,), examples=256, epochs=2, device="cpu", output=tmp_path / "out"
+    )
+    content = captured.main(config)
+    assert content == json.loads((tmp_path / "out" / "captured.json").read_text())
+    row = content["milliseconds_per_step"]["6"]
+    assert row.keys() == {"scale mixture", "Gaussian", "ordinary"}
+    assert all(value > 0 for value in row.values())
+
+
 def test_every_option_has_help(load, capsys):
     run = load("run")
     with pytest.raises(SystemExit):

@@ -45,7 +45,19 @@ def predict():
     return ratios(titles, "100 deterministic passes")
 
 
-@pytest.mark.parametrize("part", [aims, steps, predict])
+def captured():
+    """Milliseconds per step on a GPU, and the ratio to the ordinary network's."""
+    record = json.loads((ROOT / "docs" / "results" / "captured.json").read_text())
+    rows = [
+        [name, *(f"{row[name]:.3f} ({row[name] / row['ordinary']:.2f})" for row in widths)]
+        for widths in [list(record["milliseconds_per_step"].values())]
+        for name in widths[0]
+    ]
+    heads = (f"width {width}: ms (ratio)" for width in record["milliseconds_per_step"])
+    return table([record["device"], *heads], rows)
+
+
+@pytest.mark.parametrize("part", [aims, steps, predict, captured])
 def test_a_table_is_that_of_the_run(part):
     assert f"<!-- {part.__name__} -->\n{part()}\n<!-- end -->" in DOCUMENT
 
