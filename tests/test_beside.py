@@ -14,7 +14,8 @@ import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._draw import DrawMany, draw, draw_many
-from pyro_bbb._log_mixture import LogMixture, LogOneMixture
+from pyro_bbb._draws import Draws
+from pyro_bbb._log_mixture import LogMixture, LogOneMixture, _exponent
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
 
 SIZES = [5, 7, 3]
@@ -140,6 +141,21 @@ def test_only_the_first_draw_of_a_weight_is_its_part():
     assert not torch.equal(again, site["value"])
     log_prob = dist.Normal(guide.loc(FC1), guide.scale(FC1)).log_prob(again).sum()
     torch.testing.assert_close(site["fn"].log_prob(again), log_prob)
+
+
+def test_an_estimator_knows_each_weight_by_its_place_in_the_vector():
+    (_, guide), args = make(), data()
+    for rho in guide.rhos.parameters():
+        rho.data.uniform_(-3, 0)
+    with side_by_side(), Draws() as draws:
+        values = guide(*args)
+    for name, value in values.items():
+        for seen in (value, value.reshape(-1)[-1:]):
+            assert torch.equal(draws.find(seen).loc, guide.loc(name))
+        loc, scale = draws.find(value.t()).seen_as(value.t()) if value.dim() == 2 else (None, None)
+        if value.dim() == 2:
+            assert torch.equal(loc, guide.loc(name).t())
+            torch.testing.assert_close(scale, guide.scale(name).t())
 
 
 # --- one site ---
@@ -297,6 +313,14 @@ def test_numbers_whose_squares_overflow_are_left_to_tensors():
         mixture = bbb.ScaleMixtureNormal(0.5, sigma, sigma / 10)
         assert mixture._numbers is None
         assert mixture.log_prob(torch.tensor(sigma)).isfinite()
+
+
+def test_no_share_is_a_subnormal_number():
+    for dtype in (torch.float32, torch.float64):
+        numbers = both(dtype, 1e-3)[0]._numbers
+        share = _exponent(torch.logspace(-6, 3, 2000, dtype=dtype), numbers).sigmoid()
+        assert share.min() >= torch.finfo(dtype).tiny
+        assert share.min() < 1e-30  # the bound is at work
 
 
 def test_its_derivatives_of_both_orders_and_its_batches():
