@@ -4,11 +4,17 @@ A run writes into its folder ``config.json`` at the start, pictures as PNG files
 at the end, and ``report.html``, which needs no other file and no network.
 """
 
+import atexit
 import base64
 import dataclasses
+import hashlib
 import json
+import os
 import platform
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,7 +87,11 @@ class Section:
 
 @dataclass
 class Run:
-    """One run of an experiment and the folder it writes to."""
+    """One run of an experiment and the folder it writes to.
+
+    Of several processes that torchrun has started, the others write where nobody looks, and are
+    silent.
+    """
 
     config: "DataclassInstance"
     folder: Path
@@ -89,8 +99,20 @@ class Run:
 
     def __post_init__(self) -> None:
         """Make the folder and record the configuration."""
+        if os.environ.get("RANK", "0") != "0":
+            self.folder = Path(tempfile.mkdtemp())
+            atexit.register(shutil.rmtree, self.folder)
+            sys.stdout = open(os.devnull, "w")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write("config.json", dataclasses.asdict(self.config))
+
+    def seeds(self) -> Path:
+        """Folder for the figures of single seeds, of runs that differ in nothing but these."""
+        settings = dataclasses.asdict(self.config)
+        for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard"):
+            settings.pop(name, None)
+        text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
+        return self.folder / "seeds" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def picture(self, figure: Figure, name: str, caption: str) -> Picture:
         """Save a figure as ``name.png`` and close it."""

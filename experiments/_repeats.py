@@ -1,24 +1,66 @@
-"""The same run with several seeds, and its figures' mean and standard deviation."""
+"""The same run with several seeds, and its figures' mean and standard deviation.
 
+Seeds run one after the other, or wherever `joblib.parallel_config` says: on more cores, or by the
+backends "ray" and "dask" on a cluster. Those that are finished are kept, and not run again.
+"""
+
+import json
+import os
 import statistics
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import joblib
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
 
 
-def repeat(one: Callable[[int], dict[str, Any]], seed: int, repeats: int) -> dict[str, Any]:
-    """Runs ``one(seed)`` for consecutive seeds.
+def repeat(
+    one: Callable[[int], dict[str, Any]], seed: int, repeats: int, folder: Path | None = None
+) -> dict[str, Any]:
+    """Runs ``one(seed)`` for consecutive seeds; the first in this process, for its pictures.
+
+    Args:
+        one: makes figures that JSON can hold; those of other seeds may be made in other processes.
+        seed: the first.
+        repeats: how many.
+        folder: where the figures of all but the first are kept, and looked up: of such runs only,
+            and by a process alone.
 
     Returns:
         ``seeds``: the figures by seed; ``mean`` and, of two or more, ``sd``: of every number, in
         the same nested dicts.
     """
-    runs = {str(s): one(s) for s in range(seed, seed + repeats)}
-    records = list(runs.values())
+    parallel, launched = joblib.Parallel(), os.environ.get("WORLD_SIZE", "1") != "1"
+    if launched and parallel.n_jobs != 1:
+        raise ValueError("seeds can be spread by joblib, or each over processes, but not both")
+    folder = None if launched else folder  # the processes of torchrun must do the same
+    others, kept = range(seed + 1, seed + repeats), partial(_kept, one, folder)
+    if parallel.n_jobs == 1:
+        records = [one(seed), *map(kept, others)]
+    else:  # elsewhere first: what is sent there must not hold what the first leaves here
+        found = parallel(joblib.delayed(kept)(other) for other in others)
+        records = [one(seed), *found]
+    runs = {str(s): record for s, record in zip(range(seed, seed + repeats), records, strict=True)}
     summary = {"seeds": runs, "mean": over(statistics.fmean, records)}
     return summary | ({"sd": over(statistics.stdev, records)} if repeats > 1 else {})
+
+
+def _kept(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) -> dict[str, Any]:
+    """The figures of a seed, from its file if it has one."""
+    if folder is None:
+        return one(seed)
+    path = folder / f"{seed}.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(one(seed), allow_nan=False), encoding="utf-8")
+        part.replace(path)  # a killed run leaves no half of it
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return figures
 
 
 def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int = 2) -> str:

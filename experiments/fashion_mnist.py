@@ -544,7 +544,7 @@ def main(config: Config) -> dict[str, Any]:
                 pictures["foreign"] = draw_foreign(run, sets, answers, ballots)
         return figures
 
-    summary = repeat(one, config.seed, config.repeats)
+    summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     sections = report_sections(config, recipe, run, record, **pictures)
     for table in (table for section in sections for table in section.tables):

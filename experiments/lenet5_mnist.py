@@ -462,7 +462,7 @@ def main(config: Config) -> dict[str, Any]:
             story.update(history=history, everything=everything)
         return figures
 
-    summary = repeat(one, config.seed, config.repeats)
+    summary = repeat(one, config.seed, config.repeats, run.seeds())
     variants, answers = compare(config, recipe, sets)
     steps = by_step(looks, sets.valid[1])
     record = run.finish(

@@ -2,7 +2,8 @@
 
 Tensors lie in safetensors, the rest in a JSON description, written as `pyro_bbb.save` writes; to
 read one executes nothing. Parameters, buffers, the optimiser, random states, the data's order, the
-history and how far the run is go in, so that it goes on as if it had not been interrupted.
+history and how far the run is go in, so that it goes on as if it had not been interrupted. Of
+several processes the first writes and reads; each has random states of its own in there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_bbb._archive import Json, LoadError, read, tidy, write
+from pyro_bbb._archive import Json, LoadError, tidy, write
+from pyro_bbb._archive_for_all import first_does, of_all, of_one, read_for_all
 from pyro_bbb._batches import Batches
-from pyro_bbb._fingerprint import differences, fingerprint
+from pyro_bbb._fingerprint import differences
 from pyro_bbb._loop import Progress
 from pyro_bbb._packed import pack, unpack
 from pyro_bbb._state import State
@@ -78,7 +80,6 @@ class Parts:
         state.add(self.model, "model.")
         state.add(self.guide, "guide.")
         own = state.tensors
-        order = {f"order.{i}": x for i, x in enumerate(self.batches.order())}
         series = self.history.series().items()
         numbers = {f"history.{name}": torch.tensor(x, dtype=torch.float64) for name, x in series}
         spec = {
@@ -89,8 +90,9 @@ class Parts:
             "begun": self.batches.begun,
             "skipped": list(self.history.skipped),
             "progress": dict(vars(self.progress)),
+            "processes": self.batches.processes.size,
         }
-        tensors = {**own, **order, **numbers, **self._random()}
+        tensors = {**own, **numbers, **self._of_processes()}
         return spec, {name: _copy(x) for name, x in tensors.items()}
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
@@ -105,20 +107,27 @@ class Parts:
             values[:] = tensors[f"history.{name}"].tolist()
         self.history.skipped[:] = spec["skipped"]
         vars(self.progress).update(spec["progress"])
-        order = [tensors[f"order.{i}"] for i in range(len(self.batches.order()))]
-        self.batches.resume(order, begun=spec["begun"], taken=self.progress.batch)
-        torch.set_rng_state(tensors["random.cpu"])  # last: all before may draw
+        processes, at = self.batches.processes, self.progress
+        as_many = spec.get("processes", 1) == processes.size
+        mine = of_one(tensors, processes.rank) if as_many else tensors
+        order = [mine[f"order.{i}"] for i in range(len(self.batches.order()))]
+        self.batches.resume(order, begun=spec["begun"], taken=at.batch, epoch=at.epoch)
+        torch.set_rng_state(mine["random.cpu"])  # last: all before may draw
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+            torch.cuda.set_rng_state(mine["random.cuda"], self.device)
+        if not as_many:  # new streams for all, from the state of the first
+            processes.begin_stream()
 
     def _ensembles(self) -> list[Ensemble]:
         return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
 
-    def _random(self) -> dict[str, Tensor]:
-        states = {"random.cpu": torch.get_rng_state()}
+    def _of_processes(self) -> dict[str, Tensor]:
+        """Random states, those of each process."""
+        states = {f"order.{i}": x for i, x in enumerate(self.batches.order())}
+        states["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             states["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return states
+        return of_all(states, self.batches.processes)
 
 
 class Checkpoint:
@@ -128,7 +137,7 @@ class Checkpoint:
         folder: where it lies.
         every: steps from one to the next; ``None`` for the end of each epoch.
         parts: what the run consists of.
-        options: those of `fit` that define the run, each a number, a name or a function.
+        run: its fingerprint.
         settle: called before the state is taken.
     """
 
@@ -137,13 +146,11 @@ class Checkpoint:
         folder: Path,
         every: int | None,
         parts: Parts,
-        options: Mapping[str, Any],
+        run: dict[str, Json],
         settle: Callable[[], None],
     ) -> None:
         self.folder, self.every, self.parts, self.settle = folder, every, parts, settle
-        where = {"device": parts.device.type}
-        run = parts.model, parts.guide, parts.batches, parts.optim
-        self.run = fingerprint({**options, **where}, *run)
+        self.run, self.processes = run, parts.batches.processes
 
     def begin(self) -> None:
         """Resumes the run from its checkpoint, or writes its first.
@@ -154,14 +161,15 @@ class Checkpoint:
             ValueError: the checkpoint is of another run.
         """
         try:
-            spec, tensors = read(self.folder)
+            spec, tensors = read_for_all(self.folder, self.processes)
         except FileNotFoundError:
             self.write()
         except OSError as error:
             raise CheckpointError(f"checkpoint {self.folder} cannot be read: {error}") from error
         else:
             self._resume(spec, tensors)
-        tidy(self.folder)
+        if self.processes.first:
+            tidy(self.folder)
 
     def _resume(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         if spec.get("kind") != _KIND:
@@ -201,7 +209,7 @@ class Checkpoint:
 
     def _write(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         try:
-            write(self.folder, spec, tensors)
+            first_does(self.processes, partial(write, self.folder, spec, tensors))
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {self.folder} cannot be written: {error}. The one before it is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from pyro_bbb._archive import Json
 from pyro_bbb._batches import Batches
+from pyro_bbb._processes import Processes
 from pyro_bbb._version import __version__
 from pyro_bbb.objectives import KLSchedule
 from pyro_bbb.optim import JointOptim
@@ -77,7 +79,7 @@ def _of_data(batches: Batches) -> dict[str, Json]:
     if isinstance(source, DataLoader):
         sampler = type(source.sampler).__name__
         kind = f"DataLoader of {len(batches)} batches in the order of a {sampler}"
-        return {"data": kind, "batch_size": source.batch_size}
+        return {"data": kind, "batch_size": batches.batch_size}
     shapes = {name: _shape(x) for name, x in (("x", source.x), ("y", source.y))}
     digest = _digest([_some_rows(source.x), _some_rows(source.y)])
     return {**shapes, "content of data": digest, "batch_size": source.batch_size}
@@ -106,3 +108,15 @@ def _digest(tensors: list[Tensor]) -> str:
     for x in tensors:
         found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
+    """Raises ValueError, in all processes, where one has another run than the first."""
+    runs = [json.loads(text) for text in processes.all_told(json.dumps(run).encode())]
+    for rank, other in enumerate(runs):
+        if other != runs[0]:
+            found = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")
+            raise ValueError(
+                "all processes must call fit with the same arguments; on rank "
+                f"{rank} is other: {found.replace(' here', f' on rank {rank}')}"
+            )

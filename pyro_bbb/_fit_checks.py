@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 from pyro import poutine
+from pyro.optim import PyroOptim
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyro_bbb._batches import check_sampler, gives_each_its_own
 from pyro_bbb._checks import as_float, count, function
+from pyro_bbb._processes import Processes
 from pyro_bbb._pyro import evaluating
 from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
 
 C = TypeVar("C")
@@ -27,6 +31,7 @@ def check_options(
     estimator: str,
     autocast: torch.dtype | None,
     nonfinite: str,
+    accumulate: int,
     cuda_graph: bool,
 ) -> None:
     """Raises TypeError or ValueError at the first of them that is no good."""
@@ -43,8 +48,33 @@ def check_options(
         raise ValueError(f"autocast must be None or torch.bfloat16, got {autocast!r}")
     if nonfinite not in NONFINITE:
         raise ValueError(f"nonfinite must be one of {list(NONFINITE)}, got {nonfinite!r}")
+    count("accumulate", accumulate)
+    if cuda_graph and accumulate > 1:
+        raise ValueError("accumulate must be 1 where cuda_graph=True captures the step")
     if cuda_graph and nonfinite == "skip":
         raise ValueError("nonfinite='skip' reads every step's loss, which cuda_graph=True does not")
+
+
+def check_joined(
+    processes: Processes, guide: Any, data: Any, optimizer: Any, cuda_graph: bool
+) -> None:
+    """Raises ValueError if several processes cannot train together with such arguments."""
+    if processes.size == 1:
+        return
+    reasons = {
+        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
+        "a torch optimiser, got a PyroOptim": isinstance(optimizer, PyroOptim),
+        "cuda_graph=False": cuda_graph,
+    }
+    for needed, lacking in reasons.items():
+        if lacking:
+            raise ValueError(f"training in {processes.size} processes needs {needed}")
+    check_sampler(data, processes)
+    if gives_each_its_own(data) and isinstance(guide, Approximated):
+        raise ValueError(
+            "data must be whole in every process for a guide that is approximated at the end, got "
+            "a loader that gives each process its own share"
+        )
 
 
 def check_callbacks(callbacks: Iterable[C]) -> tuple[C, ...]:

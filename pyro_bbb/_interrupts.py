@@ -14,11 +14,12 @@ class Interrupts:
     what it did before.
 
     Attributes:
-        asked: whether Ctrl-C came.
+        noted: whether Ctrl-C came.
+        asked: whether training is to end, which is the same where it is of one process.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.noted = self.asked = False
         self._placed = False
 
     def __enter__(self) -> Interrupts:
@@ -38,6 +39,17 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.noted:
             signal.default_int_handler(number, frame)
+        self.noted = True
+        self._ask()
+
+    def _ask(self) -> None:
         self.asked = True
+
+
+class AgreedInterrupts(Interrupts):
+    """`Interrupts` of several processes: ``asked`` is set where they have agreed on it."""
+
+    def _ask(self) -> None:
+        """The next step tells the others."""

@@ -14,7 +14,7 @@ from pyro_bbb._interrupts import Interrupts
 from pyro_bbb.history import History
 from pyro_bbb.objectives import KLSchedule
 
-Args: TypeAlias = tuple[Tensor, Tensor, float]
+Args: TypeAlias = list[tuple[Tensor, Tensor, float]]
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Progress:
 
     Args:
         epoch: whole epochs done.
-        batch: minibatches done of the epoch under way.
+        batch: steps done of the epoch under way.
         recorded: steps in the history before this epoch.
         seconds: time that this epoch has taken so far.
         trained: whether all steps are done.
@@ -49,7 +49,7 @@ class Loop:
         epochs: how many there are to be.
         history: of the run.
         progress: of the run.
-        take: takes one step.
+        take: takes one step on the parts of its minibatch.
         read: adds to the history what steps left unread.
         offer: offers to write a checkpoint; its argument says whether an epoch has just ended.
         bar: of tqdm.
@@ -71,13 +71,14 @@ class Loop:
 
         Args:
             interrupts: watched between steps.
-            callback: called with an epoch's number after it; true ends the training.
+            callback: called with an epoch's number after it; true in any process ends the training.
         """
         at = self.progress
         while not (at.trained or interrupts.asked):
             if self._steps(interrupts):
                 self._close_epoch()
-                at.trained = callback(at.epoch - 1) or at.epoch == self.epochs
+                ended = self.batches.processes.largest(callback(at.epoch - 1)) > 0
+                at.trained = ended or at.epoch == self.epochs
                 self.offer(True)
 
     def _steps(self, interrupts: Interrupts) -> bool:
@@ -100,14 +101,15 @@ class Loop:
         return True
 
     def _arguments(self, interrupts: Interrupts) -> Iterator[tuple[Args, float]]:
-        """The arguments ``(x, y, kl_weight)`` of each step, and the epochs done before it."""
+        """The arguments ``(x, y, kl_weight)`` of a step's parts, and the epochs done before it."""
         count, epoch = len(self.batches), self.progress.epoch
         num_data = self.batches.model.num_data
         try:
-            for batch, (x, y) in enumerate(self.batches, start=self.progress.batch + 1):
+            for batch, share in enumerate(self.batches.shares(), start=self.progress.batch + 1):
                 where = {"batch": batch, "num_batches": count, "epoch": epoch}
-                kl_weight = self.schedule.weight(**where, batch_size=len(x), num_data=num_data)
-                yield (x, y, kl_weight), epoch + (batch - 1) / count
+                kl_weight = self.schedule.weight(**where, batch_size=share.size, num_data=num_data)
+                parts = [(x, y, kl_weight / share.draws) for x, y in share.parts]
+                yield parts, epoch + (batch - 1) / count
         except RuntimeError:  # from a loader whose workers Ctrl-C has ended
             if not interrupts.asked:
                 raise
@@ -115,7 +117,8 @@ class Loop:
     def _close_epoch(self) -> None:
         at, history = self.progress, self.history
         self.read()
-        history.close_epoch(len(history.steps) - at.recorded, at.seconds)
+        seconds = self.batches.processes.largest(at.seconds)
+        history.close_epoch(len(history.steps) - at.recorded, seconds)
         at.epoch, at.batch, at.recorded, at.seconds = at.epoch + 1, 0, len(history.steps), 0.0
         self.bar.set_description(f"epoch {at.epoch}/{self.epochs}", refresh=False)
         shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}

@@ -19,6 +19,7 @@ from pyro_bbb._checks import count
 from pyro_bbb._dense import draws_of_each_input
 from pyro_bbb._per_draw import ALL, Draws, Part, default_rows, per_draw
 from pyro_bbb._per_input import per_input
+from pyro_bbb._processes import Processes, processes
 from pyro_bbb._pyro import evaluating, own_store, seeded, stack
 from pyro_bbb._softplus_normal import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
@@ -40,6 +41,9 @@ def predict(
     estimator: str | None = None,
 ) -> Prediction:
     """The posterior predictive at new inputs.
+
+    Processes that `torchrun` started together share the draws, and each gets the result: all of
+    them must call it, with the same arguments; see `alone`.
 
     Networks are in evaluation mode meanwhile. Beyond the result itself memory holds a few draws of
     the weights (one, of a large network) and one pass, however many draws and inputs there are.
@@ -77,15 +81,17 @@ def predict(
     if estimator is None and len(x) == 1 and draws_of_each_input(model, guide, x):
         estimator = "local_reparam"
     cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
-    with seeded(seed, cpu_only=cpu_only), own_store(model, guide):
+    team = processes(x.device)
+    with seeded(seed, cpu_only=cpu_only), own_store(model, guide), team.own_stream() as begin:
+        begin()
         if estimator == "local_reparam":
-            parts = per_input(model, guide, x, num_samples, default_rows(x))
+            counts = team.shares(num_samples)
+            parts = per_input(model, guide, x, team.at_least_one(counts), default_rows(x))
         else:
-            given = _given(model, guide)
-            num_samples = min(num_samples, _count(given)) if given is not None else num_samples
-            posterior = posterior_draws(model, guide if given is None else given, x, num_samples)
+            posterior, counts = _shared_draws(model, guide, x, num_samples, team)
             parts = per_draw(model, posterior, x, rows)
-        return _gather(parts, model, x, num_samples)
+        outputs = _gather(parts, model, x, team.at_least_one(counts))
+        return _answer(model, {name: team.join(y, counts) for name, y in outputs.items()})
 
 
 def predict_mean(
@@ -116,7 +122,7 @@ def predict_mean(
         else:
             centre = _medians(guide, x[:1])
         draws = {name: value.unsqueeze(0) for name, value in centre.items()}
-        return _gather(per_draw(model, [draws], x, rows), model, x, 1)
+        return _answer(model, _gather(per_draw(model, [draws], x, rows), model, x, 1))
 
 
 def _rows(batch_size: int | None, x: Tensor) -> int:
@@ -151,14 +157,33 @@ def posterior_draws(
     model: BayesianModel, guide: Any, x: Tensor, num_samples: int
 ) -> Iterator[Draws]:
     """The posterior's draws in chunks, each ``[s, ...]`` by site name."""
+    return _shared_draws(model, guide, x, num_samples, Processes())[0]
+
+
+def _shared_draws(
+    model: BayesianModel, guide: Any, x: Tensor, num_samples: int, team: Processes
+) -> tuple[Iterator[Draws], list[int]]:
+    """This process's draws in chunks, at least one, and how many each process has."""
     given = _given(model, guide)
-    if given is not None:
-        last = _count(given) - 1
-        chosen = torch.linspace(0, last, min(num_samples, last + 1)).round().long()
-        numbers = sum(values[0].numel() for values in given.values())
-        for rows in chosen.split(_chunk(numbers, one_by_one=True)):
-            yield {name: values[rows] for name, values in given.items()}
-        return
+    if given is None:
+        counts = team.shares(num_samples, unit=getattr(guide, "size", 1))
+        return _drawn(guide, x, team.at_least_one(counts)), counts
+    last = _count(given) - 1
+    chosen = torch.linspace(0, last, min(num_samples, last + 1)).round().long()
+    counts = team.shares(len(chosen))
+    mine = chosen.split(counts)[team.rank]
+    return _taken(given, mine if len(mine) else chosen[:1]), counts
+
+
+def _taken(given: Draws, chosen: Tensor) -> Iterator[Draws]:
+    """Given draws of these numbers."""
+    numbers = sum(values[0].numel() for values in given.values())
+    for rows in chosen.split(_chunk(numbers, one_by_one=True)):
+        yield {name: values[rows] for name, values in given.items()}
+
+
+def _drawn(guide: Any, x: Tensor, num_samples: int) -> Iterator[Draws]:
+    """Draws from a guide."""
     parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
     numbers = sum(parameter.numel() for parameter in parameters)
     size = min(num_samples, _chunk(numbers, one_by_one=type(guide) is AutoSoftplusNormal))
@@ -233,8 +258,10 @@ def _one_draw(guide: Any, x: Tensor) -> dict[str, Tensor]:
     return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
 
 
-def _gather(parts: Iterable[Part], model: BayesianModel, x: Tensor, draws: int) -> Prediction:
-    """The prediction from its parts, whose draws and inputs are written where they belong."""
+def _gather(
+    parts: Iterable[Part], model: BayesianModel, x: Tensor, draws: int
+) -> dict[str, Tensor]:
+    """What a prediction holds, from parts whose draws and inputs are written where they belong."""
     family, whole = model.likelihood.family, dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         try:
@@ -247,9 +274,14 @@ def _gather(parts: Iterable[Part], model: BayesianModel, x: Tensor, draws: int) 
         except RuntimeError:
             model.check(x)  # says so if the inputs do not fit
             raise
+    return whole
+
+
+def _answer(model: BayesianModel, outputs: dict[str, Tensor]) -> Prediction:
+    family = model.likelihood.family
     if issubclass(family, (Categorical, Bernoulli)):
-        return ClassificationPrediction(**whole)
-    return RegressionPrediction(family(**whole))
+        return ClassificationPrediction(**outputs)
+    return RegressionPrediction(family(**outputs))
 
 
 def _finished(family: Any, arguments: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,31 +6,33 @@ data in memory, one optimiser for all parameters, the record of the loss, and ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from typing import Any, TypeAlias
 
 import pyro
 import torch
-from pyro.infer import SVI
 from pyro.infer.autoguide import AutoGuide
+from torch import nn
 from tqdm.auto import tqdm
 
 from pyro_bbb._batches import Batches, Data
-from pyro_bbb._captured import CapturedSteps, capturing_device
+from pyro_bbb._captured import capturing_device
 from pyro_bbb._checkpoint import Checkpoint, Parts, folder_of
+from pyro_bbb._engine import engine
 from pyro_bbb._exclusive import exclusive
-from pyro_bbb._fit_checks import check_callbacks, check_fit, check_options
-from pyro_bbb._guarded import Guarded
-from pyro_bbb._interrupts import Interrupts
+from pyro_bbb._fingerprint import check_alike, fingerprint
+from pyro_bbb._fit_checks import check_callbacks, check_fit, check_joined, check_options
+from pyro_bbb._interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._loop import Loop, Progress
+from pyro_bbb._processes import processes
 from pyro_bbb._programs import autocast as cast_down
 from pyro_bbb._programs import placed, weighed
 from pyro_bbb._pyro import callers_store, declared_names, held_by_optimiser, own_store, seeded
 from pyro_bbb._rates import lr_factor
-from pyro_bbb._unread import UnreadOptim, unread
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, Ensemble, NoModeError
 from pyro_bbb.history import History
@@ -38,7 +40,6 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.objectives import (
     BatchWeight,
     KLSchedule,
-    NonFiniteError,
     RecordedELBO,
     as_kl_schedule,
     recorded_elbo,
@@ -92,20 +93,26 @@ def fit(
     nonfinite: str = "raise",
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
+    accumulate: int = 1,
     cuda_graph: bool = False,
     progress: bool = True,
     seed: int | None = None,
 ) -> History:
     """Trains a guide (and the model's own parameters) by minimising the negative ELBO.
 
+    Processes that `torchrun` started together train together: each takes its share of every
+    minibatch and draws of the weights of its own. See `docs/scaling.md`.
+
     Args:
         model: the model.
         guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function. A
             `Laplace` one is approximated at the end.
         data: a pair ``(x, y)`` of tensors, a map-style dataset of pairs (both held in memory on
-            the device), or a `DataLoader` of batches.
+            the device), or a `DataLoader` of batches. Several processes give it all; each takes
+            its share of every batch, but all of a loader that has a `DistributedSampler` or a
+            stream, which must be its share already.
         epochs: passes over the data, at least 1.
-        batch_size: examples per step; a `DataLoader` has its own.
+        batch_size: examples per minibatch, in all processes together; a `DataLoader` has its own.
         lr: learning rate at the start.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam. Or a `PyroOptim`, which keeps its own learning rates.
@@ -118,8 +125,8 @@ def fit(
             ``"local_reparam"``, ``"flipout"`` or ``"stl"``; see `pyro_bbb.estimators`.
         loss: ``"trace"`` or ``"mean_field"`` (closed-form KL where one is registered), or Pyro's
             `Trace_ELBO` or `TraceMeanField_ELBO`.
-        callbacks: functions called with an `EpochEnd` after each epoch; one that returns true ends
-            the training.
+        callbacks: functions called with an `EpochEnd` after each epoch, in every process; one that
+            returns true ends the training.
         checkpoint: a folder, from which a run that was interrupted goes on when `fit` is called
             with the same arguments, on a model and guide made in the same way; on a CPU to the bit,
             however it ended. In a new folder a run begins, from that of a finished one its result
@@ -133,15 +140,15 @@ def fit(
         device: where to train; by default where the guide's parameters are.
         autocast: ``torch.bfloat16`` runs the network's products and convolutions in it; draws,
             log-densities and parameters keep their precision.
+        accumulate: minibatches of one step, one after the other, each with draws of its own: a
+            minibatch this many times as large, in the memory of one.
         cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch
             (a smaller last one runs as usual), which saves the launches of its operations. It
             needs data in memory, Adam or AdamW, a guide that is a module but no `Ensemble`, and
             nowhere a number read or made on the host (as by `StudentT` and low-rank guides). The
-            random numbers and the result are meant
-            to be the same, but for a learning rate in single precision; a loss or gradient that is
-            not finite is reported at the end of its epoch. (Tested step by step on the CPU; the
-            capture itself was not run on a GPU.)
-        progress: whether to show a progress bar.
+            random numbers and the result are the same, but for a learning rate in single
+            precision; a loss or gradient that is not finite is reported at the end of its epoch.
+        progress: whether to show a progress bar; of several processes the first does.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
 
     Returns:
@@ -155,42 +162,42 @@ def fit(
         LoadError: the checkpoint is damaged, or something else.
         ValueError: the checkpoint is of another run; data that do not fit model or likelihood, are
             empty or not finite, contradict ``num_data``; an option out of range or of unknown
-            name, or ``cuda_graph`` or ``checkpoint`` with what they cannot work on.
+            name, or ``cuda_graph``, ``checkpoint`` or several processes with what they cannot work
+            on; processes that were given different arguments or data.
         TypeError: an argument of the wrong kind.
         NonFiniteError: the loss or a gradient is not finite; parameters are those before.
         NoModeError: training ended where a `Laplace` guide cannot be approximated.
         RuntimeError: the step could not be captured.
     """
-    check_options(model, epochs, lr, estimator, autocast, nonfinite, cuda_graph)
+    check_options(model, epochs, lr, estimator, autocast, nonfinite, accumulate, cuda_graph)
     factor, schedule = lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
     recorded_elbo(loss, num_particles)  # its errors before the work on data
     folder = folder_of(checkpoint, checkpoint_every, guide, data, optimizer)
     history, done, callbacks = History(), Progress(), check_callbacks(callbacks)
     place = placed(model, guide, device)
     graphs = capturing_device(guide, data, optimizer, place) if cuda_graph else None
-    with seeded(seed), own_store(model, guide):
-        batches = Batches(data, batch_size, model, place)
+    team = processes(place)
+    check_joined(team, guide, data, optimizer, cuda_graph)
+    interrupts = AgreedInterrupts() if team.size > 1 else Interrupts()
+    with seeded(seed), own_store(model, guide), team.own_stream() as begin:
+        batches = Batches(data, batch_size, model, place, accumulate, team)
+        begin()
         if isinstance(guide, Approximated):
             guide.reset()
         weighing = weighed(guide)
         latents = check_fit(model, weighing, *batches.examples())
+        team.align(_state(model, guide))
         elbo = _objective(model, guide, latents, estimator, loss, num_particles)
         program = cast_down(keeping(model, guide), place, autocast)
         make = partial(make_optim, (guide, model), optimizer, lr)
-        take: Callable[..., None]
-        if graphs is None:
-            svi = SVI(program, weighing, make(), elbo)
-            step = partial(_step, svi, elbo, history)
-            take, read = Guarded(step, elbo, (model, guide), history, nonfinite), _nothing
-        else:
-            quiet = unread(elbo)
-            svi = SVI(program, weighing, make(partial(UnreadOptim, elbo=quiet)), quiet)
-            captured = CapturedSteps(svi, graphs, history, (model, guide))
-            take, read = captured.take, captured.read
+        parts = (model, guide)
+        steps = engine(
+            program, weighing, elbo, make, history, parts, nonfinite, graphs, team, interrupts
+        )
+        optim, read = steps.svi.optim, steps.read
 
         saving: Checkpoint | None = None
-        if folder is not None:
-            parts = Parts(model, guide, svi.optim, batches, history, done, place)
+        if folder is not None or team.size > 1:
             options = {
                 "epochs": epochs,
                 "lr": lr,
@@ -200,30 +207,39 @@ def fit(
                 "estimator": estimator,
                 "loss": type(elbo).__name__,
                 "autocast": autocast,
+                "accumulate": accumulate,
                 "cuda_graph": cuda_graph,
                 "nonfinite": nonfinite,
                 "seed": seed,
                 "num_data": model.num_data,
+                "device": place.type,
             }
-            saving = Checkpoint(folder, checkpoint_every, parts, options, read)
+            run = fingerprint(options, model, guide, batches, optim)
+            check_alike(run, team)
+            whole = Parts(model, guide, optim, batches, history, done, place)
+            saving = Checkpoint(folder, checkpoint_every, whole, run, read) if folder else None
+        if saving:
             saving.begin()
             if done.finished:
                 return history
 
         at, total = done.epoch * len(batches) + done.batch, epochs * len(batches)
-        bar = tqdm(total=total, initial=at, unit="step", disable=not progress, dynamic_ncols=True)
+        silent = not (progress and team.first)
+        bar = tqdm(total=total, initial=at, unit="step", disable=silent, dynamic_ncols=True)
         rate, offer = (lambda share: lr * factor(share)), saving.offer if saving else _nothing
-        held = frozenset(svi.optim.parameters if isinstance(svi.optim, JointOptim) else ())
+        held = frozenset(optim.parameters if isinstance(optim, JointOptim) else ())
 
         def inside(*args: Any) -> None:  # each step by itself: callbacks run outside of all this
             with pyro.validation_enabled(False), ESTIMATORS[estimator](), held_by_optimiser(held):
-                take(*args)
+                steps.take(*args)
 
         loop = Loop(batches, schedule, rate, epochs, history, done, inside, read, offer, bar)
-        with bar, Interrupts() as interrupts:
+        with bar, interrupts:
             loop.run(interrupts, partial(_call_back, callbacks, model, guide, history))
+        read()
         if done.trained and not done.finished:
             _approximate(guide, batches, history)
+            team.align(_state(model, guide))
             done.finished = True
         if saving:
             saving.write()
@@ -266,22 +282,14 @@ def _call_back(
         return any([callback(state) for callback in callbacks])
 
 
-def _step(svi: SVI, elbo: RecordedELBO, history: History, args: tuple[Any, ...], lr: float) -> None:
-    """One SVI step on ``(x, y, kl_weight)``, recorded."""
-    if isinstance(svi.optim, JointOptim):
-        svi.optim.set_lr(lr)
-    try:
-        svi.step(*args)
-    except NonFiniteError as error:
-        step = len(history.steps) + len(history.skipped) + 1
-        failed = NonFiniteError(error.what, error.names, step)
-        failed.history = history
-        raise failed from None
-    history.steps.append(elbo.take_parts(), lr)
+def _state(*modules: Any) -> Iterator[torch.Tensor]:
+    """Parameters and buffers."""
+    parts = (part for part in modules if isinstance(part, nn.Module))
+    return chain(*(chain(part.parameters(), part.buffers()) for part in parts))
 
 
 def _nothing(*_: Any) -> None:
-    """What there is to read of steps that are read one by one, or to write without checkpoints."""
+    """What there is to write without checkpoints."""
 
 
 def _approximate(guide: Any, batches: Batches, history: History) -> None:

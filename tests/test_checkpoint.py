@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
-from pyro_bbb import CheckpointError, LoadError, _archive, likelihoods, training
+from pyro_bbb import CheckpointError, LoadError, _archive, _guarded, likelihoods, training
 from pyro_bbb._packed import pack, unpack
 
 X = torch.sin(torch.arange(120.0).view(40, 3) ** 2)
@@ -725,7 +725,7 @@ def poisoned(what="loss", times=(5,), **options):
 
 def watch(monkeypatch, parts):
     """State before and after each step that is taken or tried: parameters, buffers, moments."""
-    seen, real = [], training.Guarded.__call__
+    seen, real = [], _guarded.Guarded.__call__
 
     def whole(optim):
         moments = [x for entry in optim.get_state()["state"].values() for x in entry.values()]
@@ -739,7 +739,7 @@ def watch(monkeypatch, parts):
         finally:
             seen.append((before, whole(optim)))
 
-    monkeypatch.setattr(training.Guarded, "__call__", watched)
+    monkeypatch.setattr(_guarded.Guarded, "__call__", watched)
     return seen
 
 
