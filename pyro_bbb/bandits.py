@@ -1,0 +1,304 @@
+r"""Decisions under uncertainty: an agent that acts by draws of its posterior and learns from it.
+
+Thompson (1933) sampling, as in Blundell et al. (2015), section 4: the agent draws networks, acts as
+if they were right, and learns from the reward. Where the posterior is wide the draws disagree, and
+so it tries what it does not know. A guide without spread (``"delta"``) makes it a greedy agent, and
+``epsilon`` an $\epsilon$-greedy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, cast
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pyro_bbb import _checks as checks
+from pyro_bbb._exclusive import TURN
+from pyro_bbb._programs import weighed
+from pyro_bbb._pyro import held_by_optimiser, own_store
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.models import BayesianModel
+
+Encode: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+class ThompsonAgent:
+    r"""Chooses the action whose reward is largest by networks drawn from the posterior.
+
+    The posterior is that given the latest ``memory`` observations. After each observation come
+    ``num_batches`` steps on minibatches from memory, in random order, in which all observations
+    occur equally often (to one). A step minimises $F_i = \pi_i\,\mathrm{KL} - \ln p(D_i|w)$ with
+    $\pi_i = |D_i|/n$, where n is the number of observations in memory, or that which it can hold.
+
+    Args:
+        model: predicts the rewards, from what `encode` gives. Outputs are ``[rows]`` or
+            ``[rows, 1]``; those of agents side by side, that decide each for itself, are
+            ``[rows, agents]``.
+        guide: its posterior, a module that has its parameters already.
+        encode: from contexts ``[n, ...]`` and the number of an action to inputs ``[n, ...]``.
+        num_actions: how many actions there are; they are numbered from 0.
+        memory: number of latest observations that it learns from.
+        batch_size: observations per step.
+        num_batches: steps after an observation.
+        num_draws: networks drawn for a decision; their expected rewards are averaged.
+        epsilon: probability of a random action instead, in [0, 1]; one number, or a tensor of one
+            per agent.
+        temperature: factor of the KL; 0 leaves the prior out.
+        weigh_by: what n is in the weight of the KL: ``"seen"``, the observations in memory, which
+            is Bayes' rule, or ``"memory"``, its size: until it is full, each observation then
+            counts several times, and the agent makes up its mind sooner.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam.
+        lr: its learning rate.
+        estimator: how gradients are estimated, as in `fit`.
+
+    Attributes:
+        seen: number of observations so far, a tensor on the guide's device.
+
+    Raises:
+        ValueError: a number out of range, an unknown estimator, a guide without parameters.
+        TypeError: an argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        model: BayesianModel,
+        guide: nn.Module,
+        encode: Encode,
+        num_actions: int,
+        *,
+        memory: int = 4096,
+        batch_size: int = 64,
+        num_batches: int = 64,
+        num_draws: int = 2,
+        epsilon: float | Tensor = 0.0,
+        temperature: float = 1.0,
+        weigh_by: str = "seen",
+        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        lr: float = 1e-3,
+        estimator: str = "reparam",
+    ) -> None:
+        self.model = checks.kind("model", model, BayesianModel)
+        self.guide = checks.kind("guide", guide, nn.Module)
+        self.encode = checks.function("encode", encode, "(contexts, action) -> inputs")
+        self.num_actions = checks.count("num_actions", num_actions)
+        self.memory = checks.count("memory", memory)
+        self.batch_size = checks.count("batch_size", batch_size)
+        self.num_batches = checks.count("num_batches", num_batches)
+        self.num_draws = checks.count("num_draws", num_draws)
+        self.temperature = checks.at_least_zero("temperature", temperature)
+        self.weigh_by = _one_of("weigh_by", weigh_by, ("seen", "memory"))
+        self.estimator = _one_of("estimator", estimator, ESTIMATORS)
+        self._parameters = _trainable(guide, model)
+        device = self._parameters[0].device
+        self.epsilon = _shares("epsilon", epsilon).to(device)
+        make = checks.function("optimizer", optimizer or _adam, "(parameters, lr=...)")
+        self._optimizer = make(self._parameters, lr=checks.positive("lr", lr))
+        self._objective = _Surrogate(max_plate_nesting=1)
+        self._weighed = weighed(guide)
+        self.seen = torch.zeros((), dtype=torch.long, device=device)
+        self._inputs: Tensor | None = None
+        self._rewards: Tensor | None = None
+        self._fitting: set[Any] = set()  # shapes and dtypes that were tried on the network
+
+    def act(self, contexts: Tensor) -> Tensor:
+        """An action for each context; one draw of the networks serves them all.
+
+        Args:
+            contexts: ``[n, ...]``, on the guide's device.
+
+        Returns:
+            Numbers of actions, ``[n]`` or ``[n, agents]``.
+
+        Raises:
+            TypeError: the contexts are no tensor.
+            ValueError: they do not fit the network.
+        """
+        best = self.values(contexts).argmax(0)
+        anything = torch.randint_like(best, self.num_actions)
+        explores = torch.rand(best.shape, device=best.device) < self.epsilon
+        return torch.where(explores, anything, best)
+
+    def values(self, contexts: Tensor) -> Tensor:
+        """Expected rewards by ``num_draws`` networks drawn anew, averaged.
+
+        Args:
+            contexts: ``[n, ...]``.
+
+        Returns:
+            Expected rewards, ``[actions, n]`` or ``[actions, n, agents]``.
+        """
+        x = self._encoded(contexts)
+        with torch.no_grad(), self._quiet():
+            draws = torch.stack([self._draw(x.flatten(0, 1)) for _ in range(self.num_draws)])
+        values = draws.mean(0).unflatten(0, x.shape[:2])
+        return values.squeeze(2) if values.shape[2:] == (1,) else values
+
+    def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Remembers what came of actions, and learns.
+
+        Args:
+            contexts: ``[n, ...]``.
+            actions: what was done there, integers ``[n]`` or ``[n, agents]``.
+            rewards: what came of it, of the same shape.
+
+        Raises:
+            ValueError: shapes do not fit, there is no such action, or a reward is not finite.
+            TypeError: an argument is no tensor.
+        """
+        self._check(contexts, actions, rewards)
+        self.remember(contexts, actions, rewards)
+        self.learn()
+
+    @torch.no_grad()
+    def remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Puts observations in the place of the oldest, and learns nothing.
+
+        It reads no number from the device, and so checks none; arguments are those of `observe`.
+        """
+        encoded = self._encoded(contexts)
+        chosen = actions.reshape(1, *actions.shape, *[1] * (encoded.dim() - actions.dim() - 1))
+        inputs = encoded.take_along_dim(chosen, 0)[0]
+        if self._inputs is None or self._rewards is None:
+            self._inputs = inputs.new_zeros(self.memory, *inputs.shape[1:])
+            self._rewards = inputs.new_zeros(self.memory, *rewards.shape[1:])
+        n = min(len(inputs), self.memory)
+        places = self.seen + torch.arange(len(inputs) - n, len(inputs), device=self.seen.device)
+        places = places % self.memory
+        self._inputs.index_copy_(0, places, inputs[-n:])
+        self._rewards.index_copy_(0, places, rewards[-n:].to(self._rewards.dtype))
+        self.seen += len(inputs)
+
+    def learn(self) -> None:
+        """Takes ``num_batches`` steps on what it remembers; reads no number from the device.
+
+        Raises:
+            ValueError: there is nothing yet to learn from.
+        """
+        if self._inputs is None or self._rewards is None:
+            raise ValueError("there must be an observation to learn from")
+        filled = self.seen.clamp(max=self.memory)
+        rows = self._minibatches(filled)
+        counted = filled if self.weigh_by == "seen" else self.memory
+        kl_weight: Any = self.temperature and self.temperature * self.batch_size / counted
+        batches = zip(self._inputs[rows], self._rewards[rows], strict=True)
+        with self._quiet(), ESTIMATORS[self.estimator](), held_by_optimiser(self._parameters):
+            for x, y in batches:
+                self._differentiate(x, y, kl_weight)
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+
+    def _neg_elbo(self, x: Tensor, y: Tensor, kl_weight: Any) -> Tensor:
+        """What has the gradient of a minibatch's negative ELBO."""
+        return self._objective.at(self.model, self._weighed, x, y, kl_weight)
+
+    def _differentiate(self, x: Tensor, y: Tensor, kl_weight: Any) -> None:
+        """Leaves that gradient with the parameters."""
+        self._neg_elbo(x, y, kl_weight).backward()
+
+    def _encoded(self, contexts: Tensor) -> Tensor:
+        """Inputs of every action in every context, ``[actions, n, ...]``."""
+        self._require("contexts", contexts)
+        x = torch.stack([self.encode(contexts, action) for action in range(self.num_actions)])
+        kind = x.shape[2:], x.dtype
+        if kind not in self._fitting:
+            try:
+                self.model.check(x.flatten(0, 1))
+            except ValueError as error:
+                raise ValueError(f"contexts must fit the network when encoded: {error}") from error
+            self._fitting.add(kind)
+        return x
+
+    def _require(self, name: str, value: Any) -> None:
+        """A tensor of one or more rows where the agent is."""
+        if checks.tensor(name, value).dim() == 0 or len(value) == 0:
+            raise ValueError(f"{name} must have a row or more, got shape {list(value.shape)}")
+        if value.device != self.seen.device:
+            raise ValueError(f"{name} must be on {self.seen.device}, got {value.device}")
+
+    def _draw(self, x: Tensor) -> Tensor:
+        """Expected rewards by one network."""
+        guide_trace = poutine.trace(self.guide).get_trace(x, None, 1.0)
+        with poutine.replay(trace=guide_trace):
+            arguments = self.model.predictive(x)
+        mean: Tensor = self.model.likelihood.family(**arguments).mean
+        return mean
+
+    def _minibatches(self, filled: Tensor) -> Tensor:
+        """Rows of the memory, ``[num_batches, batch_size]``: in turn, by a random order."""
+        keys = torch.rand(self.memory, device=filled.device)
+        slots = torch.arange(self.memory, device=filled.device)
+        order = keys.where(slots < filled, 2.0).argsort()  # what is filled comes first
+        turns = torch.arange(self.num_batches * self.batch_size, device=filled.device) % filled
+        return order[turns].view(self.num_batches, self.batch_size)
+
+    def _check(self, contexts: Any, actions: Any, rewards: Any) -> None:
+        named = {"contexts": contexts, "actions": actions, "rewards": rewards}
+        for name, value in named.items():
+            self._require(name, value)
+        if len(contexts) != len(actions) or actions.shape != rewards.shape:
+            found = ", ".join(f"{name} {list(value.shape)}" for name, value in named.items())
+            raise ValueError(f"contexts, actions and rewards must go together, got {found}")
+        last = self.num_actions - 1
+        if actions.dtype != torch.long or not ((actions >= 0) & (actions <= last)).all():
+            raise ValueError(f"actions must be integers (int64) in [0, {last}], got {actions}")
+        if rewards.is_complex() or not rewards.isfinite().all():
+            raise ValueError(f"rewards must be finite real numbers, got {rewards}")
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Parameters of its own, and no checks of numbers."""
+        with TURN, own_store(self.model, self.guide), pyro.validation_enabled(False):
+            yield
+
+
+class _Uncounted(TorchFunctionMode):
+    """The loss as a number is not looked at, and so not computed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 0.0 if func is Tensor.item else func(*args, **(kwargs or {}))
+
+
+class _Surrogate(Trace_ELBO):
+    """`Trace_ELBO` for its gradient alone."""
+
+    def at(self, model: Any, guide: Any, *args: Any) -> Tensor:
+        """What has the gradient of the negative ELBO at these arguments of model and guide."""
+        ((model_trace, guide_trace),) = self._get_traces(model, guide, args, {})
+        with _Uncounted():
+            _, surrogate = self._differentiable_loss_particle(model_trace, guide_trace)
+        return cast(Tensor, surrogate)
+
+
+def _adam(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Fused Adam, whose count of steps stays on the device."""
+    return torch.optim.Adam(parameters, lr=lr, fused=True, capturable=parameters[0].is_cuda)
+
+
+def _trainable(*modules: nn.Module) -> list[nn.Parameter]:
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("guide must have its parameters already, got one without any")
+    return list(dict.fromkeys(parameters))
+
+
+def _one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
+    return value
+
+
+def _shares(name: str, value: Any) -> Tensor:
+    """One number in [0, 1], or a tensor of such."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(checks.share(name, value))
+    if not ((value >= 0) & (value <= 1)).all():
+        raise ValueError(f"{name} must be in [0, 1], got {value}")
+    return value

@@ -1,0 +1,449 @@
+"""Agents that act by draws of their posterior, and the mushrooms of the experiment."""
+
+import importlib
+import math
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from test_captured import NoReading, Watched
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb import bandits, guides, likelihoods
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+SIGMAS = 6  # of a share, about 2e-9 for each
+
+
+@pytest.fixture
+def bandit(monkeypatch):
+    """What the experiment's agents and mushrooms are made of."""
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    return importlib.import_module("_bandit")
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    return importlib.import_module("mushroom_bandit")
+
+
+def by_arm(contexts, action):
+    """The context in the place of its action's, zeros elsewhere: arms share no weight."""
+    x = contexts.new_zeros(*contexts.shape[:-1], 2, contexts.shape[-1])
+    x[..., action, :] = contexts
+    return x.flatten(-2)
+
+
+def linear(guide="softplus_normal", noise=0.5, features=2, **options):
+    """An agent of two arms, whose rewards are linear in the context."""
+    network = bbb.BayesianLinear(2 * features, 1, bias=False, prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihoods.Gaussian(noise), num_data=100)
+    guide = guides.make(guide, model)
+    options = {"memory": 64, "batch_size": 16, "num_batches": 4, "num_draws": 1, **options}
+    return bandits.ThompsonAgent(model, guide, by_arm, 2, **options)
+
+
+def state(agent):
+    return [parameter.detach().clone() for parameter in agent.guide.parameters()]
+
+
+# --- acting ---
+
+
+@pytest.mark.parametrize("num_draws", [1, 2])
+def test_actions_have_the_frequencies_of_exact_thompson_sampling(num_draws):
+    """On the exact posterior the better arm's probability is that of a Normal difference."""
+    torch.manual_seed(0)
+    contexts = torch.tensor([[1.0, 0.0], [0.6, -0.8], [0.0, 1.0]])
+    agent = linear("full_rank", noise=4.0, num_draws=num_draws)
+    x = torch.cat([by_arm(torch.randn(6, 2), arm) for arm in (0, 1)])
+    y = x @ torch.tensor([0.3, -0.2, 0.1, 0.4]) + 4 * torch.randn(12)
+    precision = torch.eye(4) + x.T @ x / 16
+    mean, covariance = torch.linalg.solve(precision, x.T @ y / 16), precision.inverse()
+    put(agent.guide, mean, torch.linalg.cholesky(covariance))
+
+    difference = by_arm(contexts, 1) - by_arm(contexts, 0)
+    variance = ((difference @ covariance) * difference).sum(1) / num_draws
+    exact = torch.special.ndtr(difference @ mean / variance.sqrt())
+    assert ((exact > 0.05) & (exact < 0.95)).all()  # no foregone conclusion
+    count = 1000
+    share = sum(agent.act(contexts) for _ in range(count)) / count
+    assert ((share - exact).abs() < SIGMAS * (exact * (1 - exact) / count).sqrt()).all()
+
+
+def put(guide, mean, root):
+    """Makes a full-rank guide the Normal of this mean and root of the covariance."""
+    scale = root.diagonal()
+    with torch.no_grad():
+        guide.loc.copy_(mean)
+        guide.scale_unconstrained.copy_(scale.expm1().log())
+        guide.scale_tril_unconstrained.copy_(root / scale[:, None])
+    draws = guide.sample_posterior(20_000)["network.weight"].flatten(1)
+    torch.testing.assert_close(draws.T.cov(), root @ root.T, rtol=0.1, atol=0.01)
+
+
+def test_without_spread_it_is_greedy():
+    agent = linear("delta")
+    with torch.no_grad():
+        next(agent.guide.parameters()).copy_(torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+    contexts = torch.randn(50, 2)
+    assert agent.act(contexts).equal((contexts[:, 1] > contexts[:, 0]).long())
+    values = agent.values(contexts)
+    torch.testing.assert_close(values, contexts.T)
+
+
+def test_epsilon_is_the_share_of_random_actions():
+    torch.manual_seed(0)
+    contexts, n = torch.randn(4000, 2), 4000
+    agent = linear("delta", epsilon=0.3)
+    best = agent.values(contexts).argmax(0)
+    other = (agent.act(contexts) != best).double().mean()  # half of what is random
+    assert abs(other - 0.15) < SIGMAS * math.sqrt(0.15 * 0.85 / n)
+    assert linear("delta", epsilon=0.0).epsilon == 0
+
+
+def test_agents_side_by_side_have_an_epsilon_each(bandit):
+    torch.manual_seed(0)
+    network = bandit.SideBySide(2, [119, 4, 1], dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=10)
+    agent = bandits.ThompsonAgent(
+        model, guides.make("delta", model), bandit.encode, 2, epsilon=torch.tensor([0.0, 1.0])
+    )
+    contexts = torch.rand(4000, 2, 117).round()
+    actions, best = agent.act(contexts), agent.values(contexts).argmax(0)
+    assert actions[:, 0].equal(best[:, 0])
+    agreeing = (actions[:, 1] == best[:, 1]).double().mean()
+    assert abs(agreeing - 0.5) < SIGMAS * 0.5 / math.sqrt(4000)
+
+
+# --- remembering ---
+
+
+@pytest.mark.parametrize("chunks", [[1] * 11, [3, 5, 3], [11], [2, 20]])
+def test_memory_is_a_ring_of_the_latest(chunks):
+    agent, count = linear(memory=8), sum(chunks)
+    x, actions, rewards = torch.randn(count, 2), torch.arange(count) % 2, torch.arange(count) + 0.5
+    for part in torch.arange(count).split(chunks):
+        agent.remember(x[part], actions[part], rewards[part])
+    latest = range(count - 8, count)
+    arms = [torch.where(torch.arange(2)[:, None] == actions[i], x[i], 0.0) for i in latest]
+    expected = {(*arm.flatten().tolist(), i + 0.5) for arm, i in zip(arms, latest, strict=True)}
+    held = torch.cat([agent._inputs, agent._rewards[:, None]], 1)
+    assert {tuple(row) for row in held.tolist()} == expected
+    assert agent.seen == count
+
+
+@pytest.mark.parametrize("filled", [1, 3, 7, 8])
+def test_minibatches_hold_every_observation_equally_often_in_random_order(filled):
+    agent = linear(memory=8, batch_size=4, num_batches=6)
+    rows = agent._minibatches(torch.tensor(filled))
+    assert rows.shape == (6, 4)
+    counts = rows.flatten().bincount(minlength=8)
+    assert counts[filled:].sum() == 0
+    assert counts[:filled].max() - counts[:filled].min() <= 1
+    again = agent._minibatches(torch.tensor(filled))
+    assert filled < 7 or not again.equal(rows)
+
+
+# --- learning ---
+
+
+@pytest.mark.parametrize("weigh_by", ["seen", "memory"])
+@pytest.mark.parametrize("guide", ["softplus_normal", "normal", "low_rank", "delta"])
+def test_a_step_is_that_of_pyros_svi(guide, weigh_by):
+    """The same minibatch and noise, the KL weighed by the share of the data."""
+    sides = []
+    for own in (True, False):
+        torch.manual_seed(0)
+        agent = linear(guide, batch_size=6, num_batches=1, lr=0.01, weigh_by=weigh_by)
+        contexts, actions, rewards = torch.randn(6, 2), torch.arange(6) % 2, torch.randn(6)
+        agent.remember(contexts, actions, rewards)
+        torch.manual_seed(1)
+        if own:
+            agent.learn()
+        else:
+            rows = agent._minibatches(agent.seen)[0]
+            weight = 6 / (6 if weigh_by == "seen" else 64)
+            svi(agent).step(agent._inputs[rows], agent._rewards[rows], weight)
+        sides.append(state(agent))
+    for found, expected in zip(*sides, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def svi(agent):
+    optim = bbb.JointOptim(torch.optim.Adam, {"lr": 0.01})
+    return SVI(agent.model, agent.guide, optim, Trace_ELBO())
+
+
+def test_temperature_0_leaves_the_prior_out():
+    """Least squares, however narrow the prior."""
+    torch.manual_seed(0)
+    network = bbb.BayesianLinear(4, 1, bias=False, prior=dist.Normal(0.0, 1e-3))
+    model = bbb.BayesianModel(network, likelihoods.Gaussian(1.0), num_data=8)
+    options = {"memory": 8, "batch_size": 8, "num_batches": 400, "temperature": 0.0, "lr": 0.05}
+    agent = bandits.ThompsonAgent(model, guides.make("delta", model), by_arm, 2, **options)
+    contexts, actions = torch.randn(8, 2), torch.arange(8) % 2
+    truth = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    rewards = torch.where(actions == 0, contexts @ truth[:2], contexts @ truth[2:])
+    agent.observe(contexts, actions, rewards)
+    torch.testing.assert_close(state(agent)[0][0], truth, atol=1e-2, rtol=0)
+
+
+def test_a_point_ends_at_the_posteriors_mode():
+    """All observations in every step: nothing is random but their order."""
+    torch.manual_seed(0)
+    agent = linear("delta", memory=32, batch_size=32, num_batches=600, lr=0.02)
+    contexts, actions, rewards = torch.randn(32, 2), torch.arange(32) % 2, torch.randn(32)
+    agent.observe(contexts, actions, rewards)
+    x = torch.stack([by_arm(c, int(a)) for c, a in zip(contexts, actions, strict=True)])
+    precision = torch.eye(4) + x.T @ x / 0.25
+    mode = torch.linalg.solve(precision, x.T @ rewards / 0.25)
+    torch.testing.assert_close(state(agent)[0][0], mode, atol=1e-4, rtol=0)
+
+
+CASES = {
+    "mixture": (likelihoods.Gaussian(0.5), "softplus_normal", {}),
+    "learned noise": (likelihoods.Gaussian.learned(), "softplus_normal", {}),
+    "Bernoulli": (likelihoods.Bernoulli(), "normal", {}),
+    "local_reparam": (likelihoods.Gaussian(0.5), "softplus_normal", {"estimator": "local_reparam"}),
+    "AdamW": (likelihoods.Gaussian(0.5), "low_rank", {"optimizer": torch.optim.AdamW}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns_with_other_networks_likelihoods_and_guides(name):
+    """One arm pays, by a context that tells which; at last nearly every action is right."""
+    torch.manual_seed(0)
+    likelihood, guide, options = CASES[name]
+    prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
+    model = bbb.BayesianModel(bbb.BayesianMLP([4, 16, 1], prior=prior), likelihood, num_data=10)
+    options = {"memory": 256, "batch_size": 32, "num_batches": 8, "lr": 0.02, **options}
+    options["weigh_by"] = "memory"
+    agent = bandits.ThompsonAgent(model, guides.make(guide, model), by_arm, 2, **options)
+    right = []
+    for _ in range(40):
+        contexts = torch.nn.functional.one_hot(torch.randint(2, (8,)), 2).float()
+        actions = agent.act(contexts)
+        hit = actions == contexts.argmax(1)
+        agent.observe(contexts, actions, hit.float())
+        right.append(hit.double().mean())
+    assert sum(right[-10:]) / 10 > 0.85 > sum(right[:2]) / 2
+
+
+def test_two_agents_are_independent_and_leave_pyros_store_alone():
+    torch.manual_seed(0)
+    first, second = linear(), linear()
+    before = state(second)
+    pyro.clear_param_store()
+    first.observe(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]), torch.randn(4))
+    assert all(map(torch.equal, before, state(second)))
+    assert not list(pyro.get_param_store().keys())
+    assert pyro.settings.get("validate_distributions_pyro")
+
+
+@pytest.mark.parametrize("guide", ["softplus_normal", "delta", "normal"])
+def test_no_number_is_read_from_the_device(guide):
+    torch.manual_seed(0)
+    agent = linear(guide, epsilon=0.1, temperature=0.0 if guide == "delta" else 1.0)
+
+    def interact():
+        contexts = torch.randn(1, 2)
+        actions = agent.act(contexts)
+        agent.remember(contexts, actions, contexts[:, 0])
+        agent.learn()
+
+    interact()
+    with NoReading():
+        interact()
+
+
+# --- the mushrooms ---
+
+
+class Fixed:
+    """Acts by a rule, and learns nothing."""
+
+    def __init__(self, rule):
+        self.rule, self.told = rule, []
+
+    def act(self, contexts):
+        return self.rule(contexts)
+
+    def remember(self, contexts, actions, rewards):
+        self.told.append((contexts, actions, rewards))
+
+
+def offered(bandit, rule, count=4000, seeds=(0, 1, 0)):
+    """What comes of a rule: mushrooms are poisonous by their first feature."""
+    x = torch.rand(200, 117, generator=torch.Generator().manual_seed(0)).round()
+    mushrooms = bandit.Mushrooms(x, x[:, 0] > 0, list(seeds), count, unit=10.0)
+    agent = Fixed(rule)
+    for _ in range(count):
+        mushrooms.offer(agent)
+    told = (torch.cat(parts) for parts in zip(*agent.told, strict=True))
+    return mushrooms, *told
+
+
+def test_an_oracle_has_no_regret(bandit):
+    mushrooms, _, _, rewards = offered(bandit, lambda c: (c[..., 0] == 0).long(), 500)
+    assert not mushrooms.regret.any() and not mushrooms.realised.any()
+    assert set(rewards.unique().tolist()) == {0.0, 0.5}
+    assert mushrooms.next == 500
+
+
+def test_rewards_and_regret_follow_the_law_of_the_bandit(bandit):
+    mushrooms, contexts, _, rewards = offered(bandit, lambda c: torch.ones_like(c[..., 0]).long())
+    poisonous = contexts[..., 0] == 1
+    assert set((10 * rewards[poisonous]).unique().tolist()) == {-35.0, 5.0}
+    assert set((10 * rewards[~poisonous]).unique().tolist()) == {5.0}
+    own, bad = poisonous[:, :2], int(poisonous[:, :2].sum())
+    harmed = ((rewards[:, :2] < 0) & own).sum() / bad
+    assert abs(harmed - 0.5) < SIGMAS * 0.5 / math.sqrt(bad)
+    assert mushrooms.regret.equal(torch.where(poisonous, 15.0, 0.0))
+    expected = torch.where(poisonous, -10 * rewards, 5.0 - 10 * rewards)
+    torch.testing.assert_close(mushrooms.realised, expected)
+    assert rewards[:, 0].equal(rewards[:, 2]) and not rewards[:, 0].equal(rewards[:, 1])  # seeds
+
+
+def test_passing_forgoes_the_edible_ones(bandit):
+    mushrooms, contexts, _, rewards = offered(
+        bandit, lambda c: torch.zeros_like(c[..., 0]).long(), 300
+    )
+    assert not rewards.any()
+    assert mushrooms.regret.equal(torch.where(contexts[..., 0] == 1, 0.0, 5.0))
+    assert mushrooms.realised.equal(mushrooms.regret)
+
+
+def test_the_network_sees_mushroom_and_action(bandit):
+    contexts = torch.rand(3, 2, 117)
+    for action, code in ((bandit.PASS, [1.0, 0.0]), (bandit.EAT, [0.0, 1.0])):
+        x = bandit.encode(contexts, action)
+        assert x[..., :117].equal(contexts) and x[0, 0, 117:].tolist() == code
+
+
+# --- agents side by side ---
+
+
+def side_by_side(bandit, seeds, bayesian, record=None, **options):
+    prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
+    network = bandit.SideBySide(len(seeds), [119, 6, 5, 1], prior)
+    model = bbb.BayesianModel(network, likelihoods.Gaussian(0.7), num_data=10)
+    start = {"weights": network.he(seeds)}
+    name, temperature = ("softplus_normal", 1.0) if bayesian else ("delta", 0.0)
+    guide = guides.make(name, model, init_loc=start)
+    options = {"memory": 16, "batch_size": 4, "num_batches": 3, "temperature": temperature}
+    if record is not None:
+        return bandit.RecordedAgent(model, guide, bandit.encode, 2, compiler=record, **options)
+    return bandits.ThompsonAgent(model, guide, bandit.encode, 2, **options)
+
+
+def test_each_network_side_by_side_is_the_plain_one(bandit):
+    network = bandit.SideBySide(3, [119, 6, 5, 1], dist.Normal(0.0, 1.0))
+    weights = network.he([0, 1, 2])
+    assert weights[1].equal(bandit.SideBySide(1, [119, 6, 5, 1], dist.Normal(0, 1)).he([1])[0])
+    x = torch.randn(7, 3, 119)
+    with pyro.poutine.condition(data={"weights": weights}):
+        found = network(x)
+    for agent in range(3):
+        parts = weights[agent].split(network.lengths)
+        plain = nn.Sequential(
+            nn.Linear(119, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)
+        )
+        for layer, kernel, bias in zip(plain[::2], parts[::2], parts[1::2], strict=True):
+            layer.weight.data = kernel.view(layer.in_features, layer.out_features).t()
+            layer.bias.data = bias
+        torch.testing.assert_close(found[:, agent], plain(x[:, agent])[:, 0])
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypatch):
+    """With the same noise: the ELBO is a sum over the agents, and Adam is elementwise."""
+    length = sum(bandit.SideBySide(1, [119, 6, 5, 1], dist.Normal(0.0, 1.0)).lengths)
+    source = torch.Generator().manual_seed(1)
+    noise = torch.randn(100, 2, length, generator=source)
+    x, rewards = torch.rand(9, 2, 117).round(), torch.randn(9, 2)
+    actions = torch.randint(2, (9, 2))
+    ends = []
+    for who in ([0, 1], [0], [1]):
+        agent, steps = side_by_side(bandit, [10 + w for w in who], bayesian), iter(noise)
+        monkeypatch.setattr(torch, "randn", lambda *_, s=steps, w=who, **__: next(s)[w])
+        for part in torch.arange(9).split(3):
+            torch.manual_seed(int(part[0]))  # the order of the minibatches
+            agent.remember(x[part][:, who], actions[part][:, who], rewards[part][:, who])
+            agent.learn()
+        monkeypatch.undo()
+        ends.append(state(agent))
+    for both, first, second in zip(*ends, strict=True):
+        torch.testing.assert_close(both, torch.cat([first, second]))
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+def test_a_recorded_step_is_the_step(bandit, bayesian):
+    x, actions, rewards = torch.rand(9, 2, 117).round(), torch.randint(2, (9, 2)), torch.randn(9, 2)
+    agent = side_by_side(bandit, [0, 1], bayesian, record=lambda graph: graph)
+    agent.observe(x, actions, rewards)
+    batch = agent._inputs[:4], agent._rewards[:4], torch.tensor(0.3) if bayesian else 0.0
+    ends = []
+    for gradients in (torch.no_grad()(agent._recorded), agent._gradients):
+        torch.manual_seed(0)
+        with agent._quiet():
+            ends.append(gradients(*batch))
+    for recorded, plain in zip(*ends, strict=True):
+        torch.testing.assert_close(recorded, plain)
+    agent.learn()
+    with NoReading():
+        agent.learn()
+
+
+# --- interactions one after the other ---
+
+
+class Counted(Fixed):
+    """Notes when it learns."""
+
+    def __init__(self):
+        super().__init__(lambda contexts: torch.ones_like(contexts[..., 0]).long())
+        self.learned_at = []
+
+    def learn(self):
+        self.learned_at.append(sum(len(rewards) for *_, rewards in self.told))
+
+
+@pytest.mark.parametrize("basket", [1, 4])
+def test_rounds_learn_after_every_basket(bandit, basket):
+    x = torch.rand(50, 117).round()
+    options = {"interactions": 20, "basket": basket}
+    players = [(Counted(), bandit.Mushrooms(x, x[:, 0] > 0, [0, 1], **options)) for _ in "ab"]
+    rounds = bandit.Rounds(players, "cpu")
+    rounds.play(2)
+    rounds.play(20 // basket)
+    for agent, mushrooms in players:
+        assert agent.learned_at == list(range(basket, 21, basket))
+        offered = torch.cat([contexts for contexts, *_ in agent.told])
+        assert offered.equal(x[mushrooms.order])
+        poisonous = mushrooms.poisonous[mushrooms.order]
+        assert mushrooms.regret.equal(torch.where(poisonous, 15.0, 0.0))
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+def test_a_captured_round_is_the_round_to_the_bit_and_reads_nothing(bandit, bayesian, monkeypatch):
+    """All but the capture itself: where a GPU would replay a graph, its function is run."""
+    x = torch.rand(50, 117, generator=torch.Generator().manual_seed(0)).round()
+    ends, device = [], Watched()
+    for captured in (False, True):
+        agent = side_by_side(bandit, [0, 1], bayesian)
+        mushrooms = bandit.Mushrooms(x, x[:, 0] > 0, [0, 1], 12, basket=2)
+        rounds = bandit.Rounds([(agent, mushrooms)], "cpu")
+        if captured:
+            monkeypatch.setattr(rounds, "_device", device)
+            monkeypatch.setattr(rounds, "_at_once", rounds._in_turn)
+        torch.manual_seed(0)
+        rounds.play(6)
+        ends.append([*state(agent), mushrooms.regret, mushrooms.realised])
+    assert all(map(torch.equal, *ends))
+    assert (device.runs, len(device.captured), device.replays) == (3, 1, 3)
