@@ -27,10 +27,8 @@ exactly zero, with no training afterwards. The pruned network is exported as an 
 module with sparse storage; its size and speed are compared with those of the dense one.
 """
 
-import io
 import math
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,12 +38,13 @@ import matplotlib.pyplot as plt
 import torch
 import tyro
 from _common import Data, Picture, Run, Section, Table
+from _exported import compare
 from _images import images
 from _repeats import repeat, scores, shown
 from _tensorboard import TensorBoard
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pyro.distributions import Normal, TorchDistribution
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics, plots
@@ -269,37 +268,7 @@ def evaluate(
 def export(trained: Trained, x: Tensor, repetitions: int) -> Scores:
     """Size and speed of the pruned networks as ordinary modules, as ratios to the unpruned one."""
     modules = {str(f): bbb.to_module(trained.model, trained.pruned(f).guide) for f in EXPORTED}
-    dense = str(EXPORTED[0])
-    sizes = {name: file_size(module) for name, module in modules.items()}
-    one, many = (latencies(modules, part, repetitions) for part in (x[:1], x[:1000]))
-    return {
-        name: {
-            "bytes": sizes[name],
-            "size": sizes[name] / sizes[dense],
-            "latency_one": one[name] / one[dense],
-            "latency_thousand": many[name] / many[dense],
-        }
-        for name in modules
-    }
-
-
-def file_size(module: nn.Module) -> int:
-    """Bytes that ``torch.save`` writes of the module's tensors."""
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    return file.getbuffer().nbytes
-
-
-def latencies(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, float]:
-    """Median seconds of a pass; the modules take turns, so that all meet the same disturbances."""
-    seconds: dict[str, list[float]] = {name: [] for name in modules}
-    with torch.no_grad():
-        for _ in range(repetitions):
-            for name, module in modules.items():
-                started = time.perf_counter()
-                module(x)
-                seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return compare(modules, x, repetitions)
 
 
 def accuracy_table(record: Scores, names: list[str]) -> Table:
@@ -519,7 +488,7 @@ def main(config: Config) -> dict[str, Any]:
             figures[name] = evaluate(trained, config, seed, train_data, test_data)
         return figures
 
-    summary = repeat(one, config.seed, config.repeats)
+    summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     parts = sections(config, run, first, record)
     for table in (table for part in parts for table in part.tables):

@@ -1,0 +1,50 @@
+"""Size and speed of pruned networks as ordinary modules."""
+
+import io
+import statistics
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def compare(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, dict]:
+    """Bytes, and ratios of size and time to the first module's, which is the dense one.
+
+    Args:
+        modules: what `pyro_bbb.to_module` gave, by name.
+        x: at least 1,000 inputs, for the passes of one and of a thousand.
+        repetitions: timed passes of each.
+    """
+    dense = next(iter(modules))
+    sizes = {name: file_size(module) for name, module in modules.items()}
+    one, many = (latencies(modules, part, repetitions) for part in (x[:1], x[:1000]))
+    return {
+        name: {
+            "bytes": sizes[name],
+            "size": sizes[name] / sizes[dense],
+            "latency_one": one[name] / one[dense],
+            "latency_thousand": many[name] / many[dense],
+        }
+        for name in modules
+    }
+
+
+def file_size(module: nn.Module) -> int:
+    """Bytes that ``torch.save`` writes of the module's tensors."""
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    return file.getbuffer().nbytes
+
+
+def latencies(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, float]:
+    """Median seconds of a pass; the modules take turns, so that all meet the same disturbances."""
+    seconds: dict[str, list[float]] = {name: [] for name in modules}
+    with torch.no_grad():
+        for _ in range(repetitions):
+            for name, module in modules.items():
+                started = time.perf_counter()
+                module(x)
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in seconds.items()}

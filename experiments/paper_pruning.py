@@ -1,0 +1,233 @@
+"""How many weights a trained network needs: Table 2 of the paper.
+
+    python experiments/paper_pruning.py [--posterior results/paper_mnist/posterior]
+
+Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1 and Table 2: two hidden
+layers of 1,200 units; weights are ranked by their signal-to-noise ratio |mean| / standard deviation
+and the lowest set to zero, with no training afterwards. ``--posterior`` is a folder that
+``paper_mnist.py`` or `pyro_bbb.save` wrote; without it the network is trained here first.
+
+``--preset published`` removes weights once, as the paper does. ``--preset ours`` (the default) does
+that and then removes them in steps, with a few epochs of training after each: what is left learns
+to do without the rest, and its new uncertainty says what can go next. Test images are read at the
+end only, once for each number in the table.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import tyro
+from _common import Picture, Run, Section, Table
+from _exported import compare
+from _paper import MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, shortened, train
+from matplotlib.ticker import PercentFormatter
+
+import pyro_bbb as bbb
+from pyro_bbb import plots
+
+PUBLISHED = {0.0: 0.0124, 0.5: 0.0124, 0.75: 0.0124, 0.95: 0.0129, 0.98: 0.0139}
+FRACTIONS = tuple(PUBLISHED)
+STEPS = (0.5, 0.75, 0.9, 0.95, 0.98)  # of the removal with training between
+WIDTH = 1200
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    preset: Preset = "ours"
+    """Whether to train between removals as well."""
+    posterior: Path | None = None
+    """Folder of a trained network; without one it is trained first."""
+    seed: int = 0
+    """Seed of initial values, minibatches and posterior draws."""
+    epochs: int | None = None
+    """Passes over the training images for the first training, if not the recipe's."""
+    between: int = 15
+    """Epochs of training after each step of removal."""
+    draws: int = 50
+    """Networks drawn from the posterior for the ensemble."""
+    repetitions: int = 200
+    """Timed passes of each exported network, on the CPU."""
+    data_root: Path | None = None
+    """Folder that holds MNIST and Fashion-MNIST; torchvision downloads them otherwise."""
+    device: str = "cpu"
+    """Where to compute; on a GPU the training step is captured in a CUDA graph."""
+    threads: int = 1
+    """Processor threads."""
+    output: Path = Path("results/paper_pruning")
+    """Folder for results."""
+    smoke: bool = False
+    """A tiny network and a few small digits that need no download, to see that it works."""
+
+
+def start(config: Config, sets: Sets) -> Trained:
+    """The trained network, from its folder or anew."""
+    if config.posterior is None:
+        recipe = shortened(recipe_of(config.preset, MIXTURE, WIDTH), config.epochs)
+        return train(recipe, 24 if config.smoke else WIDTH, config.seed, sets)
+    saved = bbb.load(config.posterior)
+    device = torch.device(config.device)
+    return Trained(model=saved.model.to(device), guide=saved.guide.to(device))
+
+
+def removed(trained: Trained, fraction: float) -> Trained:
+    """The same without the weights of lowest signal-to-noise ratio."""
+    return replace(trained, guide=bbb.prune(trained.guide, fraction))
+
+
+def in_steps(trained: Trained, config: Config, sets: Sets) -> dict[float, Trained]:
+    """Removes more and more, with training between; what is there at each of the fractions."""
+    recipe, found = recipe_of("ours", MIXTURE, WIDTH), {0.0: trained}
+    for step, fraction in enumerate(STEPS, start=1):
+        trained = removed(trained, fraction)
+        bbb.fit(
+            trained.model,
+            trained.guide,
+            sets.train,
+            epochs=config.between,
+            lr=recipe.lr / 2,
+            kl_schedule=bbb.KLSchedule(temperature=recipe.temperature),
+            estimator=recipe.estimator,
+            cuda_graph=sets.train[0].is_cuda,
+            seed=config.seed + step,
+        )
+        found[fraction] = trained
+    return found
+
+
+def evaluate(trained: Trained, sets: Sets, config: Config) -> Scores:
+    """Test error of the network of mean weights, and of the ensemble."""
+    x, y = sets.test
+    return {
+        "error": error(trained.point(x), y),
+        "ensemble_error": error(trained.ask(x, config.draws, config.seed), y),
+    }
+
+
+def export(found: dict[float, Trained], sets: Sets, config: Config) -> Scores:
+    """Size and speed of the pruned networks as ordinary modules on a CPU, the dense one being 1."""
+    modules = {
+        str(fraction): bbb.to_module(trained.model, trained.guide).cpu()
+        for fraction, trained in found.items()
+        if fraction in FRACTIONS
+    }
+    return compare(modules, sets.test[0].cpu(), config.repetitions)
+
+
+def errors_table(figures: dict[str, Scores]) -> Table:
+    """Errors, and their change from the network with all weights, beside the paper's."""
+    rows = []
+    for fraction in FRACTIONS:
+        published = PUBLISHED[fraction]
+        cells = [f"{100 * published:.2f} ({100 * (published - PUBLISHED[0.0]):+.2f})"]
+        for of_way in figures.values():
+            now, first = (of_way[str(f)]["error"] for f in (fraction, 0.0))
+            cells.append(f"{100 * now:.2f} ({100 * (now - first):+.2f})")
+        rows.append((f"{100 * fraction:.0f}", *cells))
+    columns = (f"{name}: error (%)" for name in ("paper", *figures))
+    return Table(("weights removed (%)", *columns), rows)
+
+
+def export_table(exported: Scores) -> Table:
+    """Size and speed against the dense network."""
+    rows = [
+        (
+            f"{100 * float(fraction):.0f}",
+            f"{entry['bytes'] / 1e3:,.0f}",
+            f"{100 * entry['size']:.1f}",
+            f"{entry['latency_one']:.2f}",
+            f"{entry['latency_thousand']:.2f}",
+        )
+        for fraction, entry in exported.items()
+    ]
+    times = ("time for 1 image, dense = 1", "for 1,000 images, dense = 1")
+    return Table(("weights removed (%)", "file (kB)", "of the dense file (%)", *times), rows)
+
+
+def draw_ratios(run: Run, trained: Trained) -> Picture:
+    """Density and cumulative share of the signal-to-noise ratio in decibels."""
+    ratios = {name: x.cpu() for name, x in bbb.signal_to_noise(trained.guide).items()}
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.snr_density_and_cdf(ax, ratios)
+        ax.set_xlim(left=-35)  # hardly any are below
+        below = float(torch.cat([x.flatten() for x in ratios.values()]).lt(1).double().mean())
+        ax.set_title(f"{below:.0%} of the weights are more noise than signal")
+    return run.picture(figure, "snr", "All weights and biases of the network before any removal.")
+
+
+def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
+    """Error against the share of the weights that is left."""
+    with plots.style():
+        figure, ax = plt.subplots()
+        left = [1 - fraction for fraction in FRACTIONS]
+        for (name, of_way), marker in zip(figures.items(), "os", strict=False):
+            errors = [of_way[str(fraction)]["error"] for fraction in FRACTIONS]
+            ax.plot(left, errors, f"{marker}-", label=name)
+        ax.plot(left, list(PUBLISHED.values()), "k^--", linewidth=1.0, label="paper")
+        ax.set(xlabel="share of the weights that is left", ylabel="test error", xscale="log")
+        ax.set_xticks(left, [f"{x:.0%}" for x in left])
+        ax.minorticks_off()
+        ax.invert_xaxis()
+        top = max(of_way[str(0.95)]["error"] for of_way in figures.values())
+        ax.set_ylim(0, min(1.0, max(0.03, 1.3 * top)))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+        least = f"{left[-1]:.0%} left"
+        ends = (f"{of[str(FRACTIONS[-1])]['error']:.2%} {name}" for name, of in figures.items())
+        ax.set_title(f"{least}: {', '.join(ends)}".replace("removed ", ""))
+        ax.legend(loc="upper left")
+    return run.picture(figure, "pruning", "Test error of the network of mean weights.")
+
+
+SUMMARY = (
+    "The posterior of a weight says how much the weight is needed. Most of them can go; with a few "
+    "epochs of training between removals nearly all."
+)
+ONCE, STEPWISE = "removed once", "removed in steps"
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Trains or loads, removes, evaluates, prints the tables and writes the results."""
+    torch.set_num_threads(config.threads)
+    if config.smoke:
+        config = replace(config, epochs=2, between=1, draws=3, repetitions=3)
+    run, sets = Run(config, config.output), Sets.load(config.data_root, config.device, config.smoke)
+    trained = start(config, sets)
+    ways = {ONCE: {fraction: removed(trained, fraction) for fraction in FRACTIONS}}
+    if config.preset == "ours":
+        ways[STEPWISE] = in_steps(trained, config, sets)
+    figures = {
+        name: {str(f): evaluate(found[f], sets, config) for f in FRACTIONS}
+        for name, found in ways.items()
+    }
+    pictures = [draw_ratios(run, trained), draw_errors(run, figures)]
+    exported = export(list(ways.values())[-1], sets, config)
+    record = run.finish({"errors": figures, "exported": exported})
+    sections = [
+        Section(
+            "Table 2",
+            "Test error of the network of mean weights; in brackets its change from the network "
+            "with all weights.",
+            [errors_table(figures)],
+            pictures,
+        ),
+        Section(
+            "Export",
+            "The pruned networks as ordinary modules with sparse storage, on a CPU. Passes of the "
+            "networks take turns; times are medians.",
+            [export_table(exported)],
+        ),
+    ]
+    for table in (table for section in sections for table in section.tables):
+        print(f"\n{table}")
+    path = run.report("How many weights are needed", SUMMARY, sections, record)
+    print(f"\n{record['seconds']} s; report: {path}")
+    return record
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
