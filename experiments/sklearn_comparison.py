@@ -1,0 +1,362 @@
+"""The scikit-learn estimator with its default settings beside five of scikit-learn's own.
+
+    python experiments/sklearn_comparison.py --data-root FOLDER
+
+FOLDER has ``uci/NAME/data.npz`` (or is named by ``PYRO_BBB_DATA``): UCI regression sets with the
+splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336. On the first splits
+of each set every method is fitted and asked for the test rows:
+
+- ``BayesianRegressor()``, its default settings whatever the set;
+- ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
+  part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
+  units) and ``RandomForestRegressor``, inputs scaled where the method asks for it;
+- ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles.
+
+Reported: RMSE in the targets' unit, mean log-density of the test targets (nats per row) where the
+method has a density, share of the test targets inside the 90 % intervals where it has intervals,
+and the processor seconds of fitting and predicting, on one thread. Means over splits and their
+standard errors (standard deviation / sqrt(splits)).
+
+Scores are kept in the output's folder ``judged``; a run that was interrupted goes on from there,
+and after a change of a method that folder has to go. The defaults were chosen on the sets' training
+parts, a fifth of each held out.
+"""
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import tyro
+from _common import Picture, Run, Section, Table
+from numpy.typing import NDArray
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import BayesianRidge
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from pyro_bbb import plots
+from pyro_bbb.data import load_uci
+from pyro_bbb.sklearn import BayesianRegressor
+
+Array = NDArray[np.float64]
+
+SETS = ("bostonHousing", "energy", "naval-propulsion-plant", "wine-quality-red", "yacht")
+LEVEL = 0.9
+Z = 1.6448536269514722  # of a Normal's 90 % interval
+GP_ROWS = 700  # of which a Gaussian process learns
+OURS = "BayesianRegressor"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    datasets: tuple[str, ...] = SETS
+    """Names of the sets."""
+    splits: int = 5
+    """Of each set the first so many splits."""
+    data_root: Path | None = None
+    """Folder with uci/NAME/data.npz; by default PYRO_BBB_DATA."""
+    seed: int = 0
+    """Seed of every method."""
+    threads: int = 1
+    """Processor threads of torch."""
+    output: Path = Path("results/sklearn_comparison")
+    """Folder for results."""
+    smoke: bool = False
+    """Two small sets made up here and little training, to see that it works."""
+
+
+class Answer(NamedTuple):
+    """What a method says of the test rows; None where it does not say it."""
+
+    mean: Array
+    log_density: Array | None
+    lower: Array | None
+    upper: Array | None
+
+
+class Split(NamedTuple):
+    """One split of a set; targets ``[n]``."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
+
+
+def ask_ours(split: Split, seed: int, **options: Any) -> Answer:
+    """The estimator as it comes."""
+    regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
+    found = regressor.posterior_predictive(split.x_test)
+    lower, upper = found.interval(LEVEL)
+    log_density = found.log_prob(torch.from_numpy(split.y_test))
+    parts = (found.mean[:, 0], log_density, lower[:, 0], upper[:, 0])
+    return Answer(*(part.numpy() for part in parts))
+
+
+def ask_normal(model: Any, split: Split) -> Answer:
+    """A method that says a mean and a standard deviation."""
+    mean, std = model.fit(split.x, split.y).predict(split.x_test, return_std=True)
+    z = (split.y_test - mean) / std
+    log_density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+    return Answer(mean, log_density, mean - Z * std, mean + Z * std)
+
+
+def ask_ridge(split: Split, seed: int) -> Answer:
+    """Linear, with learned noise and shrinkage."""
+    return ask_normal(make_pipeline(StandardScaler(), BayesianRidge()), split)
+
+
+def ask_process(split: Split, seed: int) -> Answer:
+    """A Gaussian process by its evidence, on some rows of a large set."""
+    rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
+    part = split._replace(x=split.x[rows], y=split.y[rows])
+    lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 10.0))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
+    return ask_normal(make_pipeline(StandardScaler(), process), part)
+
+
+def ask_mlp(split: Split, seed: int) -> Answer:
+    """The plain network of the same size, trained to the end."""
+    network = MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=seed)
+    scaled = TransformedTargetRegressor(
+        make_pipeline(StandardScaler(), network), transformer=StandardScaler()
+    )
+    mean = scaled.fit(split.x, split.y).predict(split.x_test)
+    return Answer(mean, None, None, None)
+
+
+def ask_forest(split: Split, seed: int) -> Answer:
+    """A forest as it comes."""
+    forest = RandomForestRegressor(random_state=seed).fit(split.x, split.y)
+    return Answer(forest.predict(split.x_test), None, None, None)
+
+
+def ask_boosting(split: Split, seed: int) -> Answer:
+    """Boosted trees for the mean, and for both ends of the interval."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"loss": "quantile", "quantile": 0.5 * (1 - LEVEL)},
+        {"loss": "quantile", "quantile": 0.5 * (1 + LEVEL)},
+    ]
+    mean, lower, upper = (
+        HistGradientBoostingRegressor(random_state=seed, **each)
+        .fit(split.x, split.y)
+        .predict(split.x_test)
+        for each in options
+    )
+    return Answer(mean, None, lower, upper)
+
+
+METHODS: dict[str, Callable[[Split, int], Answer]] = {
+    OURS: ask_ours,
+    "BayesianRidge": ask_ridge,
+    "Gaussian process": ask_process,
+    "MLPRegressor": ask_mlp,
+    "random forest": ask_forest,
+    "quantile boosting": ask_boosting,
+}
+
+
+def read_splits(name: str, config: Config) -> list[Split]:
+    """The first splits of a set."""
+    if config.smoke:
+        return [made_up(name, seed) for seed in range(2)]
+    data = load_uci(name, root=config.data_root)
+    x, y = data.x.double().numpy(), data.y.double().numpy().reshape(-1)
+    pairs = list(zip(data.train_index, data.test_index, strict=True))[: config.splits]
+    return [Split(x[train], y[train], x[test], y[test]) for train, test in pairs]
+
+
+def made_up(name: str, seed: int) -> Split:
+    """A small set for the smoke run."""
+    rng = np.random.default_rng([seed, len(name)])
+    x = rng.normal(size=(70, 3))
+    y = x[:, 0] ** 2 + x[:, 1] + 0.1 * rng.normal(size=70)
+    return Split(x[:50], y[:50], x[50:], y[50:])
+
+
+def judge(
+    method: Callable[[Split, int], Answer], split: Split, seed: int, threads: int
+) -> dict[str, float]:
+    """Fits and asks one method, and scores its answers."""
+    started = time.process_time()
+    with warnings.catch_warnings(), threadpool_limits(threads):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of an optimum at a bound
+        answer = method(split, seed)
+    y = split.y_test
+    scores = {"rmse": float(np.sqrt(np.mean((answer.mean - y) ** 2)))}
+    if answer.log_density is not None:
+        scores["log_likelihood"] = float(answer.log_density.mean())
+    if answer.lower is not None and answer.upper is not None:
+        scores["coverage"] = float(np.mean((answer.lower <= y) & (y <= answer.upper)))
+    return scores | {"seconds": time.process_time() - started}
+
+
+def summary(records: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Mean and standard error over splits (None of a single one), of each score."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name in records[0]:
+        values = np.array([record[name] for record in records])
+        one = len(values) == 1
+        error = None if one else float(values.std(ddof=1)) / math.sqrt(len(values))
+        found[name] = {"mean": float(values.mean()), "standard_error": error}
+    return found
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Runs every method on every split, draws, reports; returns the metrics."""
+    torch.set_num_threads(config.threads)
+    run = Run(config, config.output)
+    names = ("made up", "made up as well") if config.smoke else config.datasets
+    splits = {name: read_splits(name, config) for name in names}
+    number = min(map(len, splits.values()))
+    todo = [(i, name, label) for i in range(number) for name in names for label in METHODS]
+    records: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with tqdm(todo, dynamic_ncols=True) as bar:
+        for i, name, label in bar:
+            bar.set_description(f"{name}, {label}")
+            found = judge_once(label, name, splits[name][i], i, config)
+            records.setdefault((name, label), []).append(found)
+    sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
+    tables = [table(name, sets[name]) for name in sets]
+    print("\n\n".join(map(str, tables)))
+    record = run.finish({"sets": sets, "splits": number, "level": LEVEL})
+    report(run, sets, tables, record)
+    return record
+
+
+def judge_once(
+    label: str, name: str, split: Split, number: int, config: Config
+) -> dict[str, float]:
+    """The scores of one method on one split; a run that was interrupted goes on from them."""
+    path = config.output / "judged" / f"{name}-{number}-{label}-{config.seed}.json"
+    if not path.exists():
+        method = ask_quickly if config.smoke and label == OURS else METHODS[label]
+        found = judge(method, split, config.seed + number, config.threads)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))
+    scores: dict[str, float] = json.loads(path.read_text())
+    return scores
+
+
+def ask_quickly(split: Split, seed: int) -> Answer:
+    """The estimator, hardly trained."""
+    return ask_ours(split, seed, epochs=2, num_samples=20)
+
+
+def table(name: str, methods: dict[str, Any]) -> Table:
+    """One set: a row for each method, a dash where it does not say."""
+
+    def cell(scores: dict[str, Any], key: str, digits: int, factor: float = 1.0) -> str:
+        if key not in scores:
+            return "–"
+        mean, error = (scores[key][each] for each in ("mean", "standard_error"))
+        known = "" if error is None else f" ± {factor * error:.{digits}f}"
+        return f"{factor * mean:.{digits}f}{known}"
+
+    digits = max(2, 2 - math.floor(math.log10(methods[OURS]["rmse"]["mean"])))
+    rows = [
+        (
+            label,
+            cell(scores, "rmse", digits),
+            cell(scores, "log_likelihood", 2),
+            cell(scores, "coverage", 1, 100),
+            f"{scores['seconds']['mean']:.1f}",
+        )
+        for label, scores in methods.items()
+    ]
+    return Table((name, "RMSE", "log-likelihood (nats)", "coverage (%)", "CPU seconds"), rows)
+
+
+def report(run: Run, sets: dict[str, Any], tables: list[Table], record: dict[str, Any]) -> None:
+    """Two pictures and the tables."""
+    ahead = sum(
+        min(methods, key=lambda label: methods[label]["rmse"]["mean"]) == OURS
+        for methods in sets.values()
+    )
+    summary_text = (
+        f"On {ahead} of {len(sets)} sets the estimator with its default settings has the lowest "
+        "RMSE of all six methods."
+    )
+    section = Section(
+        "Default settings on UCI regression sets",
+        f"Means and standard errors over {record['splits']} splits. Coverage is that of 90 % "
+        "intervals; the nearer to 90 % the better.",
+        tables=tables,
+        pictures=[draw_errors(run, sets), draw_coverage(run, sets)],
+    )
+    run.report("BayesianRegressor beside scikit-learn's methods", summary_text, [section], record)
+
+
+def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
+    """RMSE of all methods over the lowest of each set."""
+
+    def ratios(methods: dict[str, Any], label: str) -> float:
+        return float(methods[label]["rmse"]["mean"] / _least(methods))
+
+    with plots.style():
+        figure, ax = plt.subplots(figsize=(6.4, 3.6))
+        dots(ax, sets, ratios)
+        ax.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        ax.set(xscale="log", xlabel="RMSE over the lowest of the set")
+        ax.set_xticks(ticks := [1, 2, 5, 10, 20, 50, 100, 200], list(map(str, ticks)))
+        ax.minorticks_off()
+        ax.set_title("Errors beside the best method of each set")
+    return run.picture(figure, "errors", "RMSE of each method, divided by the lowest of the set.")
+
+
+def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
+    """Share of the truth inside of 90 % intervals."""
+
+    def shares(methods: dict[str, Any], label: str) -> float:
+        return float(methods[label].get("coverage", {"mean": math.nan})["mean"])
+
+    with plots.style():
+        figure, ax = plt.subplots(figsize=(6.4, 3.6))
+        dots(ax, sets, shares)
+        ax.axvline(LEVEL, color="black", linewidth=0.8, linestyle=":")
+        ax.xaxis.set_major_formatter("{x:.0%}")
+        ax.set(xlabel="test targets inside the 90 % intervals")
+        ax.set_title("Are the intervals as wide as they should be?")
+    caption = "Coverage of 90 % intervals, of the methods that have intervals. The line is 90 %."
+    return run.picture(figure, "coverage", caption)
+
+
+def dots(ax: Any, sets: dict[str, Any], value: Callable[[dict[str, Any], str], float]) -> None:
+    """A row for each set, a mark for each method that has the value."""
+    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]  # of a method the same in all
+    for number, (label, marker) in enumerate(zip(METHODS, "oD^sPv", strict=True)):
+        values = [value(methods, label) for methods in sets.values()]
+        if not np.isnan(values).all():
+            size = 8 if label == OURS else 5
+            look: dict[str, Any] = {"color": colours[number], "markersize": size, "alpha": 0.85}
+            ax.plot(values, list(sets), marker, label=label, **look)
+    ax.invert_yaxis()
+    ax.grid(axis="y", linewidth=0.4)
+    ax.figure.legend(loc="outside lower center", ncols=3)
+
+
+def _least(methods: dict[str, Any]) -> float:
+    return min(float(scores["rmse"]["mean"]) for scores in methods.values())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,8 @@
+"""``python -m pyro_bbb`` is the command line."""
+
+import sys
+
+from pyro_bbb.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Which task a target column sets, and the targets of either."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pyro_bbb.cli.columns import is_number, require_all, require_finite
+from pyro_bbb.cli.trouble import BadInput
+
+Task: TypeAlias = Literal["regression", "classification"]
+
+_FEW = 20  # different whole numbers up to which they are thought to be classes
+_EACH = 5  # rows that each of them has on average, at least
+_MOST_CLASSES = 1000
+
+
+def recognise(target: pl.Series) -> tuple[Task, str]:
+    """The task that a target suggests, and why in words."""
+    different = target.drop_nulls().n_unique()
+    if not is_number(target) or target.dtype == pl.Boolean:
+        kind = "truth values" if target.dtype == pl.Boolean else "texts"
+        return "classification", f"it holds {different} different {kind}"
+    whole = target.dtype.is_integer() or (target.drop_nulls() % 1 == 0).all()
+    if whole and different <= _FEW and len(target) >= _EACH * different:
+        return "classification", f"it holds {different} different whole numbers"
+    return "regression", f"it holds {different} different numbers"
+
+
+def targets(target: pl.Series, task: Task) -> NDArray[Any]:
+    """The targets for training or scores: numbers or labels, ``[n]``.
+
+    Raises:
+        BadInput: one is missing or cannot be used, or there are too few or too many classes.
+    """
+    if target.null_count() or (target.dtype.is_float() and target.is_nan().any()):
+        require_all(target)
+    if task == "regression":
+        if not is_number(target):
+            raise BadInput(f"column {target.name!r} holds {target.dtype}, not numbers to predict")
+        require_finite(target)
+        return np.array(target.cast(pl.Float64))
+    if is_number(target) and target.dtype.is_float() and (target % 1 == 0).all():
+        target = target.cast(pl.Int64)
+    labels = target if is_number(target) else target.cast(pl.String)
+    return np.array(labels.to_list())
+
+
+def require_classes(labels: NDArray[Any], name: str) -> None:
+    """That a classification has two classes or more, and not as many as rows.
+
+    Raises:
+        BadInput: it has not.
+    """
+    number = len(np.unique(labels))
+    if number < 2:
+        raise BadInput(f"column {name!r} has one value only, {str(labels[0])!r}: nothing to learn")
+    if number > _MOST_CLASSES:
+        raise BadInput(f"column {name!r} has {number} classes, more than {_MOST_CLASSES}")

@@ -1,0 +1,17 @@
+"""Estimators for scikit-learn: Bayesian neural networks for tables.
+
+    from pyro_bbb.sklearn import BayesianRegressor
+
+    regressor = BayesianRegressor().fit(X, y)
+    mean, std = regressor.predict(X_new, return_std=True)
+    aleatoric, epistemic = regressor.predict_uncertainty(X_new)
+
+Inputs, and the targets of a regression, are scaled inside. Arrays, and data frames of numbers of
+pandas or polars, are taken. ``pip install "pyro-bbb[sklearn]"`` installs what it needs.
+"""
+
+from pyro_bbb._classifier import BayesianClassifier
+from pyro_bbb._estimator import Uncertainty
+from pyro_bbb._regressor import BayesianRegressor
+
+__all__ = ["BayesianClassifier", "BayesianRegressor", "Uncertainty"]

@@ -1,0 +1,497 @@
+"""The command line: every command on small tables, and what it says of bad ones."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from pyro_bbb import _learner
+from pyro_bbb.cli import columns, main, tasks
+from pyro_bbb.cli.answers import Model, smallest_sets
+from pyro_bbb.cli.app import COMMANDS
+from pyro_bbb.cli.scores import WORDS, quantile, score
+from pyro_bbb.cli.tables import read
+from pyro_bbb.cli.trouble import BadInput
+
+ROOT = Path(__file__).parents[1]
+RNG = np.random.default_rng(0)
+AREA = RNG.uniform(30, 200, 120)
+TOWN = RNG.choice(["Bonn", "Oslo", "Rome"], 120)
+HOUSES = pl.DataFrame(
+    {
+        "id": [f"h{i}" for i in range(120)],
+        "area": AREA,
+        "rooms": RNG.integers(1, 6, 120),
+        "town": TOWN,
+        "garden": RNG.choice([True, False], 120),
+        "country": ["EU"] * 120,
+        "price": 1000 * AREA + 20_000 * (TOWN == "Oslo") + RNG.normal(0, 3000, 120),
+    }
+)
+
+
+def run(capsys, *words):
+    """Exit code, standard output and standard error of one command."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as error:
+        code = error.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def as_json(capsys, *words):
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tables, and a model of each task trained on them."""
+    folder = tmp_path_factory.mktemp("cli")
+    HOUSES.write_csv(folder / "houses.csv")
+    HOUSES.write_parquet(folder / "houses.parquet")
+    train = ["train", str(folder / "houses.csv"), "--drop", "id", "--epochs", "80", "--quiet"]
+    assert main([*train, "--target", "price", "--out", str(folder / "price")]) == 0
+    assert main([*train, "--target", "town", "--out", str(folder / "town")]) == 0
+    return folder
+
+
+# --- training ---
+
+
+def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
+    table = folder / "houses.parquet"
+    words = ("train", table, "--target", "price", "--drop", "id", "--epochs", "80")
+    code, out, err = run(capsys, *words, "--out", tmp_path / "model")
+    assert code == 0 and err == ""
+    assert "'price' makes this a regression: it holds 120 different numbers" in out
+    assert "left out, as they have one value only: 'country'" in out
+    assert "120 rows; 4 columns become 6 numbers" in out
+    assert "scores on 12 rows held out" in out and "root mean squared error" in out
+    again = as_json(capsys, *words, "--out", tmp_path / "again")
+    assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
+    assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= WORDS.keys()
+    both = [Model.load(tmp_path / name) for name in ("model", "again")]
+    rows = both[0].inputs(HOUSES)
+    assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed
+
+
+def test_the_threshold_answers_the_share_asked_for(folder):
+    model = Model.load(folder / "price")
+    assert model.about.scores["refused"] <= 0.05 + 1 / model.about.held_out
+    values = RNG.normal(size=1000)
+    assert (values <= quantile(values, 0.95)).mean() == 0.95
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        (["a", "b"] * 20, "classification"),
+        ([True, False] * 20, "classification"),
+        ([0, 1, 2, 1] * 10, "classification"),
+        ([0.0, 1.0] * 20, "classification"),
+        ([0.5, 1.0] * 20, "regression"),
+        (list(range(40)), "regression"),
+        ([1, 2, 3, 4] * 2, "regression"),  # too few rows to be sure
+    ],
+)
+def test_the_task_is_recognised(values, task):
+    assert tasks.recognise(pl.Series("y", values))[0] == task
+
+
+def test_every_class_is_in_training_however_rare(capsys, tmp_path):
+    table = pl.DataFrame({"x": np.arange(60.0), "y": ["a"] * 58 + ["b", "c"]})
+    table.write_csv(tmp_path / "t.csv")
+    words = ("train", tmp_path / "t.csv", "--target", "y", "--epochs", 1, "--held-out", 0.9)
+    assert as_json(capsys, *words, "--out", tmp_path / "m")["held_out"] > 40
+    assert list(Model.load(tmp_path / "m").estimator.classes_) == ["a", "b", "c"]
+
+
+# --- predictions ---
+
+
+def test_predictions_of_numbers(capsys, folder, tmp_path):
+    out = tmp_path / "p.csv"
+    words = ("predict", folder / "price", folder / "houses.csv", "--out", out, "--keep", "id")
+    found = as_json(capsys, *words)
+    table = pl.read_csv(out)
+    assert table.columns == (
+        ["id", "prediction", "lower", "upper", "aleatoric", "epistemic", "refused"]
+    )
+    assert table["id"].to_list() == HOUSES["id"].to_list()
+    assert found["rows"] == 120 and found["refused"] == table["refused"].sum()
+    model = Model.load(folder / "price")
+    mean, std = model.estimator.predict(model.inputs(HOUSES), return_std=True)
+    np.testing.assert_allclose(table["prediction"], mean, rtol=1e-9)
+    np.testing.assert_allclose(np.hypot(table["aleatoric"], table["epistemic"]), std, rtol=1e-9)
+    inside = (table["lower"] <= HOUSES["price"]) & (HOUSES["price"] <= table["upper"])
+    assert inside.mean() > 0.8 and (table["lower"] < table["prediction"]).all()
+    refused = table["epistemic"] > model.about.threshold
+    assert refused.to_list() == table["refused"].to_list()
+
+
+def test_predictions_of_classes(capsys, folder, tmp_path):
+    out = tmp_path / "p.parquet"
+    as_json(capsys, "predict", folder / "town", folder / "houses.parquet", "--out", out)
+    table = pl.read_parquet(out)
+    probs = table.select("p(Bonn)", "p(Oslo)", "p(Rome)").to_numpy()
+    np.testing.assert_allclose(probs.sum(1), 1.0)
+    np.testing.assert_allclose(probs.max(1), table["probability"])
+    assert table["prediction"].to_list() == [
+        ["Bonn", "Oslo", "Rome"][i] for i in probs.argmax(1).tolist()
+    ]
+    assert all(p in s.split("|") for p, s in zip(table["prediction"], table["set"], strict=True))
+
+
+def test_sets_are_the_smallest_that_reach_the_level():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.95, 0.0], [0.4, 0.2, 0.4]])
+    assert smallest_sets(probs, 0.75) == [[0, 1], [1], [0, 2]]
+    assert [len(each) for each in smallest_sets(probs, 0.999)] == [3, 2, 3]
+
+
+def test_rows_far_from_training_are_refused(capsys, folder, tmp_path):
+    far = HOUSES.with_columns(area=pl.col("area") * 100).drop("price")
+    far.write_csv(tmp_path / "far.csv")
+    words = (folder / "price", tmp_path / "far.csv", "--out", tmp_path / "p.csv")
+    assert as_json(capsys, "predict", *words)["refused"] == 120
+
+
+# --- evaluation, pruning, report ---
+
+
+def test_evaluate_scores_what_predict_writes(capsys, folder, tmp_path):
+    scores = as_json(capsys, "evaluate", folder / "price", folder / "houses.csv")["scores"]
+    words = (folder / "price", folder / "houses.csv", "--out", tmp_path / "p.csv", "--quiet")
+    run(capsys, "predict", *words)
+    table, y = pl.read_csv(tmp_path / "p.csv"), HOUSES["price"]
+    assert scores["rmse"] == pytest.approx(((table["prediction"] - y) ** 2).mean() ** 0.5)
+    inside = (table["lower"] <= y) & (y <= table["upper"])
+    assert scores["coverage"] == pytest.approx(inside.mean())
+    assert scores["width"] == pytest.approx((table["upper"] - table["lower"]).mean())
+    assert scores["refused"] == pytest.approx(table["refused"].mean())
+
+
+def test_evaluate_scores_classes(capsys, folder, tmp_path):
+    scores = as_json(capsys, "evaluate", folder / "town", folder / "houses.csv")["scores"]
+    words = (folder / "town", folder / "houses.csv", "--out", tmp_path / "p.csv", "--quiet")
+    run(capsys, "predict", *words)
+    table, y = pl.read_csv(tmp_path / "p.csv"), HOUSES["town"]
+    assert scores["accuracy"] == pytest.approx((table["prediction"] == y).mean())
+    true = [table[f"p({town})"][i] for i, town in enumerate(y)]
+    assert scores["nll"] == pytest.approx(-np.log(true).mean())
+    sets = [each.split("|") for each in table["set"]]
+    assert scores["set_coverage"] == pytest.approx(
+        np.mean([town in each for town, each in zip(y, sets, strict=True)])
+    )
+    assert scores["set_size"] == pytest.approx(np.mean([len(each) for each in sets]))
+
+
+def test_a_set_covers_the_classes_that_are_in_it():
+    rows = {
+        "y": torch.tensor([0, 1, 2, 1]),
+        "probs": torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.95, 0.0], [0.4, 0.35, 0.25], [1, 0, 0]]),
+        "log_prob": torch.zeros(4),
+        "doubt": torch.tensor([0.5, 0.05, 0.6, 0.0]),
+    }
+    scores = score(rows, level=0.7, threshold=0.5)
+    assert scores["set_coverage"] == 0.5 and scores["set_size"] == 1.5
+    assert scores["refused"] == 0.25 and scores["accuracy"] == 0.5
+    assert scores["accuracy_answered"] == pytest.approx(2 / 3)
+
+
+def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
+    table = ("--data", folder / "houses.csv")
+    words = ("prune", folder / "price", "--out", tmp_path / "m", "--fraction", 0.5, *table)
+    found = as_json(capsys, *words)
+    assert found["left"] == found["weights"] - round(0.5 * found["weights"])
+    after = as_json(capsys, "evaluate", tmp_path / "m", folder / "houses.csv")["scores"]
+    assert after == found["after"] != found["before"]
+    before = as_json(capsys, "evaluate", folder / "price", folder / "houses.csv")["scores"]
+    assert before == found["before"]
+    assert Model.load(tmp_path / "m").about.pruned == 0.5
+
+
+class Page(HTMLParser):
+    """Tags that a page opens, and addresses that it loads."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.loaded = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href")]
+
+
+@pytest.mark.parametrize("model", ["price", "town"])
+def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, model):
+    path = tmp_path / "r.html"
+    found = as_json(capsys, "report", folder / model, folder / "houses.csv", "--out", path)
+    page = Page()
+    page.feed(path.read_text())
+    assert page.tags.count("img") == 3 and page.tags.count("table") == 4
+    assert all(each.startswith("data:image/png;base64,") for each in page.loaded)
+    assert f"{found['scores']['refused']:.4g}" in path.read_text()
+    run(capsys, "report", folder / model, "--out", path, "--quiet")  # without a table
+    assert "least certain" not in path.read_text()
+
+
+def test_what_a_table_says_is_no_markup(capsys, tmp_path):
+    name = "<script>alert(1)</script>"
+    table = pl.DataFrame({name: np.arange(60.0), "y": np.arange(60.0) % 7 + 0.5})
+    table.write_csv(tmp_path / "t.csv")
+    words = ("--target", "y", "--epochs", 1, "--quiet", "--out", tmp_path / "m")
+    assert run(capsys, "train", tmp_path / "t.csv", *words)[0] == 0
+    run(capsys, "report", tmp_path / "m", "--out", tmp_path / "r.html")
+    assert "<script>" not in (tmp_path / "r.html").read_text()
+
+
+def test_demo_runs_every_step(capsys, tmp_path):
+    found = as_json(capsys, "demo", "--out", tmp_path / "demo", "--epochs", 2)
+    assert found.keys() == {"digits", "sine"}
+    for each in found.values():
+        assert Path(each["report"]).is_file() and len(each["refused"]) == 2
+
+
+# --- missing values, and other values that cannot be used ---
+
+
+def encoded(table, missing="fill", of=None):
+    learned, _ = columns.learn(table, missing)
+    return columns.encode(learned, table if of is None else of, missing)
+
+
+def test_columns_become_numbers():
+    table = pl.DataFrame({"n": [1, 2, 3], "b": [True, False, True], "t": ["x", "z", "x"]})
+    expected = [[1, 1, 1, 0], [2, 0, 0, 1], [3, 1, 1, 0]]
+    assert np.array_equal(encoded(table), expected)
+    shuffled = table.select("t", "b", "n").with_columns(more=pl.lit(0))
+    assert np.array_equal(encoded(table, of=shuffled), expected)
+
+
+def test_missing_values_are_filled_and_marked():
+    table = pl.DataFrame({"n": [1.0, None, 5.0, float("nan")], "t": ["x", "y", None, "y"]})
+    expected = [[1, 0, 1, 0, 0], [3, 1, 0, 1, 0], [5, 0, 0, 0, 1], [3, 1, 0, 1, 0]]
+    assert np.array_equal(encoded(table), expected)
+    unknown = pl.DataFrame({"n": [2.0], "t": ["never"]})
+    assert np.array_equal(encoded(table, of=unknown), [[2, 0, 0, 0, 1]])
+
+
+def test_a_table_with_gaps_is_learned_from_when_told_to(capsys, tmp_path):
+    gaps = HOUSES.drop("id").with_columns(
+        area=pl.when(pl.int_range(pl.len()) % 5 == 0).then(None).otherwise(pl.col("area"))
+    )
+    gaps.write_csv(tmp_path / "t.csv")
+    words = ("--target", "price", "--epochs", 1, "--out", tmp_path / "m", "--missing", "fill")
+    assert as_json(capsys, "train", tmp_path / "t.csv", *words)["rows"] == 108
+    words = (tmp_path / "m", tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    assert as_json(capsys, "predict", *words)["rows"] == 120
+
+
+def csv(**changed):
+    """The table as CSV with some columns replaced; None leaves one out."""
+    table = HOUSES.drop("id", *(name for name, value in changed.items() if value is None))
+    new = {name: pl.Series(value) for name, value in changed.items() if value is not None}
+    return table.with_columns(**new).write_csv()
+
+
+def at(row, value, name):
+    """A column with another value in one row, counted from 1."""
+    values = HOUSES[name].to_list()
+    return [*values[: row - 1], value, *values[row:]]
+
+
+TOWNS = [f"town {i}" for i in range(120)]
+DAYS = pl.Series(np.arange(120)).cast(pl.Date)
+TABLES = {  # what is wrong, and what is said of it
+    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in row 7: mend"),
+    "two gaps": (csv(town=at(3, "NA", "town")), r"column 'town' has no value in row 3"),
+    "a slip": (
+        csv(area=[*map(str, at(9, 0, "area")[:8]), "12m", *map(str, AREA[9:])]),
+        "column 'area' has '12m' in row 9, not a number",
+    ),
+    "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in row 4"),
+    "no target": (csv(price=at(5, None, "price")), "column 'price' has no value in row 5"),
+    "infinite target": (csv(price=at(5, float("inf"), "price")), "column 'price' has inf in row 5"),
+    "one target": (csv(price=["a"] * 120), "column 'price' has one value only, 'a'"),
+    "no such target": (csv(price=None), "there is no column 'price', only 'area', 'rooms'"),
+    "free text": (csv(town=TOWNS), "'town' has 120 different texts, more than 50: .* --drop town"),
+    "nothing to learn from": ("price\n1.5\n2.5\n", "there is no column to learn from"),
+    "few rows": ("x,price\n1,1.5\n2,2.5\n", "has 2 rows, fewer than the 4"),
+    "no rows": ("x,price\n", "has no rows"),
+    "empty": ("", "cannot be read as CSV"),
+    "a long line": ("x,price\n1,2,3\n", "cannot be read as CSV"),
+    "a name twice": ("x,x,price\n1,2,3\n", "two columns with the name 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_bad_tables_are_named_by_row_and_column(capsys, tmp_path, case):
+    content, message = TABLES[case]
+    (tmp_path / "t.csv").write_text(content)
+    words = ("--target", "price", "--out", tmp_path / "m", "--epochs", 1)
+    code, _, err = run(capsys, "train", tmp_path / "t.csv", *words)
+    assert code == 2 and re.search(f"^error: .*{message}", err), err
+    assert not (tmp_path / "m").exists()
+
+
+def test_parquet_columns_of_other_types_are_named(capsys, tmp_path):
+    HOUSES.drop("id").with_columns(day=DAYS).write_parquet(tmp_path / "t.parquet")
+    words = ("--target", "price", "--out", tmp_path / "m")
+    code, _, err = run(capsys, "train", tmp_path / "t.parquet", *words)
+    assert code == 2 and "column 'day' is of type Date" in err
+    (tmp_path / "no.parquet").write_text("x,y\n1,2\n")
+    code, _, err = run(capsys, "train", tmp_path / "no.parquet", *words)
+    assert code == 2 and "cannot be read as Parquet" in err
+    (tmp_path / "latin.csv").write_bytes("x,price\nü,1.5\n".encode("latin-1") * 3)
+    code, _, err = run(capsys, "train", tmp_path / "latin.csv", *words)
+    assert code == 2 and "cannot be read as CSV" in err
+
+
+NEW = {  # of new rows, for a trained model
+    "a gap": (csv(area=at(2, None, "area")), "column 'area' has no value in row 2"),
+    "a new town": (csv(town=at(2, "Graz", "town")), "'town' has 'Graz' in row 2, which was not in"),
+    "text": (csv(area=["big"] * 120), "column 'area' has 'big' in row 1, not a number"),
+    "no column": (csv(area=None), "the table has no column 'area', which the model was trained on"),
+}
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_bad_new_rows_are_named_by_row_and_column(capsys, folder, tmp_path, case):
+    content, message = NEW[case]
+    (tmp_path / "t.csv").write_text(content)
+    out = tmp_path / "p.csv"
+    code, _, err = run(capsys, "predict", folder / "price", tmp_path / "t.csv", "--out", out)
+    assert code == 2 and message in err and not out.exists()
+
+
+def test_a_new_class_is_named(capsys, folder, tmp_path):
+    (tmp_path / "t.csv").write_text(csv(town=at(6, "Graz", "town")))
+    code, _, err = run(capsys, "evaluate", folder / "town", tmp_path / "t.csv")
+    assert code == 2 and "column 'town' has 'Graz' in row 6, which is none of the classes" in err
+
+
+# --- bad options, models, exits ---
+
+OPTIONS = {
+    "held out": (["--held-out", "1"], "--held-out must be between 0 and 1"),
+    "level": (["--level", "0"], "--level must be between 0 and 1"),
+    "drop": (["--drop", "nothing"], "--drop: there is no column 'nothing'"),
+    "separator": (["--separator", ""], "--separator must be one character"),
+    "prior": (["--prior", "nice"], "prior must be one of"),
+    "noise": (["--noise", "nice"], "noise must be a number"),
+    "hidden": (["--hidden", "0"], "hidden_sizes must be an integer of at least 1"),
+    "task": (["--task", "regression", "--target", "town"], "'town' holds String, not numbers"),
+    "noise of classes": (["--target", "town", "--noise", "latent"], "--noise is an option of"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_bad_options_are_named(capsys, folder, tmp_path, case):
+    words, message = OPTIONS[case]
+    target = () if "--target" in words else ("--target", "price")
+    base = ("train", folder / "houses.csv", "--out", tmp_path / "m", *target)
+    drop = () if case == "drop" else ("--drop", "id")
+    code, _, err = run(capsys, *base, *drop, *words)
+    assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["bogus"], ["train"], ["predict", "x"], ["train", "x", "--epochs", "few"]]
+)
+def test_wrong_usage_exits_with_2(capsys, words):
+    assert run(capsys, *words)[0] == 2
+
+
+def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
+    table, out = folder / "houses.csv", tmp_path / "p.csv"
+    code, text, err = run(capsys, "predict", tmp_path, table, "--out", out, "--json")
+    assert code == 2 and "holds no model" in err and "holds no model" in json.loads(text)["error"]
+    broken = tmp_path / "broken"
+    shutil.copytree(folder / "price", broken)
+    (broken / "spec.json").write_text("{}")
+    code, _, err = run(capsys, "predict", broken, table, "--out", out)
+    assert code == 2 and "spec.json" in err
+    for place, message in (
+        (tmp_path / "p.txt", "must end in .csv"),
+        (tmp_path / "no" / "p.csv", "must be a file in a folder that exists"),
+    ):
+        code, _, err = run(capsys, "predict", folder / "price", table, "--out", place)
+        assert code == 2 and message in err
+    code, _, err = run(capsys, "predict", folder / "price", tmp_path / "none.csv", "--out", out)
+    assert code == 2 and "there is no such file" in err
+    code, _, err = run(capsys, "prune", folder / "price", "--out", broken, "--fraction", 2)
+    assert code == 2 and "fraction must be in [0, 1]" in err
+    words = ("--out", out, "--keep", "nothing")
+    code, _, err = run(capsys, "predict", folder / "price", table, *words)
+    assert code == 2 and "--keep: there is no column 'nothing'" in err
+    assert not out.exists()
+
+
+def test_an_estimator_saved_elsewhere_is_no_model_of_a_table(folder, tmp_path):
+    Model.load(folder / "price").estimator.save(tmp_path)
+    with pytest.raises(BadInput, match="`train` has not made"):
+        Model.load(tmp_path)
+
+
+def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyro_bbb.cli.evaluate.judged", interrupt)
+    code, _, err = run(capsys, "evaluate", folder / "price", folder / "houses.csv")
+    assert code == 130 and err == "interrupted\n"
+
+
+def test_an_interrupted_training_keeps_what_was_learned(capsys, folder, tmp_path, monkeypatch):
+    fit = _learner.fit
+    monkeypatch.setattr(_learner, "fit", lambda *a, **k: replace(fit(*a, **k), interrupted=True))
+    words = ("--target", "price", "--drop", "id", "--epochs", 1, "--out", tmp_path / "m", "--json")
+    code, out, _ = run(capsys, "train", folder / "houses.csv", *words)
+    assert code == 130 and json.loads(out)["interrupted"]
+    assert Model.load(tmp_path / "m").about.target == "price"
+
+
+def test_values_of_csv_that_mean_missing(tmp_path):
+    (tmp_path / "t.csv").write_text("x;y\n1;a\nNA;b\n?;\n")
+    table = read(tmp_path / "t.csv", ";")
+    assert table["x"].to_list() == [1, None, None] and table["y"].to_list() == ["a", "b", None]
+
+
+# --- as a program ---
+
+
+def test_the_program_itself(folder):
+    command = [sys.executable, "-m", "pyro_bbb", "evaluate", folder / "price"]
+    done = subprocess.run(
+        [*command, folder / "houses.csv", "--json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 120
+    assert "rmse" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    text = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    for name in re.findall(r"--[a-z][a-z-]+", text.partition("options")[0]):
+        assert re.search(rf"{name}\b[^(]* [a-z]+ ", text.partition("options")[2]), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(capsys, shell):
+    code, out, _ = run(capsys, "--tyro-print-completion", shell)
+    assert code in (0, None) and all(command in out for command in COMMANDS)

@@ -1,0 +1,374 @@
+"""The estimators for scikit-learn: its own checks in full, and what they promise beyond."""
+
+import copy
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from scipy import stats
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import check_estimator
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb import _learner, _recipe, guides, likelihoods
+from pyro_bbb._learner import learn, learn_on
+from pyro_bbb._scaling import Scaling
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+
+QUICK = {"hidden_sizes": (8,), "lr": 0.05, "num_samples": 10, "random_state": 0}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)) * [1.0, 100.0, 0.01] + [5.0, 0.0, 1.0]
+Y = 1000 * (X[:, 0] + X[:, 1] / 100) + 50 * RNG.normal(size=60)
+LABELS = np.array(["no", "yes"])[(X[:, 0] > 5).astype(int)]
+
+
+def regressor(**options):
+    return BayesianRegressor(**QUICK | {"epochs": 60} | options)
+
+
+def classifier(**options):
+    return BayesianClassifier(**QUICK | {"epochs": 60} | options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return regressor().fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def sorter():
+    return classifier().fit(X, LABELS)
+
+
+# --- scikit-learn's own checks: none is left out, expected to fail, or skipped for our sake ---
+
+
+@pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+def test_every_check_of_scikit_learn_passes(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # checks that are skipped, or look for warnings themselves
+        found = check_estimator(kind(**QUICK, epochs=8, batch_size=100), on_fail=None)
+    failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
+    assert not failed
+    skipped = {each["check_name"] for each in found if each["status"] == "skipped"}
+    assert skipped <= {"check_array_api_input"}  # of arrays of other libraries, off by default
+    assert len(found) > 40
+
+
+# --- in scikit-learn's company ---
+
+
+def test_it_works_in_a_pipeline_a_grid_and_cross_validation():
+    pipeline = make_pipeline(MinMaxScaler(), regressor(epochs=8))
+    assert cross_val_score(pipeline, X, Y, cv=2).shape == (2,)
+    grid = {"bayesianregressor__prior": ["normal", dist.Laplace(0.0, 1.0)]}
+    search = GridSearchCV(pipeline, grid, cv=2, n_jobs=1).fit(X, Y)
+    assert len(search.cv_results_["params"]) == 2 and search.predict(X).shape == (60,)
+
+
+@pytest.mark.parametrize("parameter", ["prior", "noise", "guide", "activation"])
+def test_parameters_that_are_objects_are_cloned_and_stay_as_they_are(parameter):
+    values = {
+        "prior": bbb.priors.LearnedScaleMixture(0.5, 1.0, 0.1),
+        "noise": likelihoods.Gaussian.learned(0.3),
+        "guide": guides.LowRank,
+        "activation": nn.Tanh,
+    }
+    estimator = clone(regressor(epochs=2, **{parameter: values[parameter]}))
+    value = estimator.get_params()[parameter]
+    state = copy.deepcopy(value.state_dict()) if isinstance(value, nn.Module) else None
+    once, twice = estimator.fit(X, Y).predict(X), estimator.fit(X, Y).predict(X)
+    assert np.array_equal(once, twice)
+    if state is not None:
+        assert all(torch.equal(state[name], x) for name, x in value.state_dict().items())
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+def test_data_frames_are_taken_and_their_names_kept(frame):
+    columns = {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]}
+    fitted = regressor(epochs=2).fit(frame(columns), Y)
+    assert list(fitted.feature_names_in_) == ["a", "b", "c"]
+    assert np.array_equal(fitted.predict(frame(columns)), regressor(epochs=2).fit(X, Y).predict(X))
+    with pytest.raises(ValueError, match="feature names"):
+        fitted.predict(frame({"b": X[:, 1], "a": X[:, 0], "c": X[:, 2]}))
+
+
+@pytest.mark.parametrize("device", ["pickle", "joblib", "deepcopy", "save"])
+def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
+    for each, ask in ((fitted, "predict"), (sorter, "predict_proba")):
+        if device == "save":
+            each.save(tmp_path / ask, metadata={"note": "x"})
+            twin = type(each).load(tmp_path / ask)
+            assert twin.get_params()["lr"] == 0.05
+        elif device == "joblib":
+            joblib.dump(each, tmp_path / ask)
+            twin = joblib.load(tmp_path / ask)
+        else:
+            twin = copy.deepcopy(each) if device == "deepcopy" else pickle.loads(pickle.dumps(each))
+        assert np.array_equal(getattr(each, ask)(X), getattr(twin, ask)(X))
+        assert twin.n_features_in_ == 3
+    assert list(twin.classes_) == ["no", "yes"]
+
+
+@pytest.mark.parametrize("prior", ["horseshoe", lambda module, name, shape: dist.Normal(0.0, 1.0)])
+def test_priors_of_all_kinds_train(prior):
+    assert np.isfinite(regressor(epochs=2, prior=prior).fit(X, Y).predict(X)).all()
+
+
+@pytest.mark.parametrize("guide", ["low_rank", "delta", "ensemble"])
+def test_guides_by_name_are_kept_too(guide):
+    estimator = regressor(epochs=2, guide=guide).fit(X, Y)
+    twin = pickle.loads(pickle.dumps(estimator))
+    assert np.array_equal(estimator.predict(X), twin.predict(X))
+
+
+# --- regression: what is predicted, in which unit ---
+
+
+def test_it_learns_in_the_targets_unit_whatever_the_scales(fitted):
+    assert fitted.score(X, Y) > 0.95
+    mean, std = fitted.predict(X, return_std=True)
+    aleatoric, epistemic = fitted.predict_uncertainty(X)
+    np.testing.assert_allclose(np.hypot(aleatoric, epistemic), std, rtol=1e-12)
+    assert np.ptp(aleatoric) < 1e-9 * aleatoric[0]  # one noise for all inputs
+    moved = regressor().fit(X * 8 + 3, 4 * Y - 7)  # powers of 2 round nothing but the shift
+    np.testing.assert_allclose(moved.predict(X * 8 + 3), 4 * mean - 7, rtol=1e-6)
+
+
+def test_the_predictive_is_the_mixture_over_the_networks(fitted):
+    found = fitted.posterior_predictive(X)
+    loc, scale = (x[..., 0].numpy() for x in (found.components.loc, found.components.scale))
+    mixture = stats.norm(loc, scale)
+    density = np.log(mixture.pdf(Y).mean(0))
+    np.testing.assert_allclose(found.log_prob(torch.from_numpy(Y)), density, rtol=1e-9)
+    lower, upper = fitted.predict_interval(X, level=0.8)
+    cdf = stats.norm(loc, scale).cdf
+    np.testing.assert_allclose(cdf(lower).mean(0), 0.1, atol=1e-9)
+    np.testing.assert_allclose(cdf(upper).mean(0), 0.9, atol=1e-9)
+    np.testing.assert_allclose(fitted.predict(X), loc.mean(0), rtol=1e-12)
+
+
+def test_drawn_targets_have_the_predictive_distribution(fitted):
+    # 4 comparisons at 6 standard errors
+    draws = fitted.sample_y(X[:4], 4000, random_state=1)
+    assert draws.shape == (4, 4000)
+    noise = fitted.predict_uncertainty(X[:4])[0]
+    many = copy.deepcopy(fitted).set_params(num_samples=4000)
+    error = draws.std(1) / np.sqrt(4000) + many.predict_uncertainty(X[:4])[1] / np.sqrt(4000)
+    assert (np.abs(draws.mean(1) - many.predict(X[:4])) < 6 * error).all()
+    assert (draws.std(1) > 0.9 * noise).all()
+    again = fitted.sample_y(X[:4], 3, random_state=1)
+    assert np.array_equal(again, fitted.sample_y(X[:4], 3, random_state=1))
+
+
+def test_several_targets_keep_their_own_units():
+    both = np.stack([Y, -1e-3 * Y], axis=1)
+    fitted = regressor().fit(X, both)
+    assert fitted.score(X, both) > 0.9
+    assert fitted.predict(X).shape == (60, 2)
+    assert fitted.sample_y(X, 3).shape == (60, 2, 3)
+    ratio = fitted.predict(X, return_std=True)[1].mean(0)
+    assert 300 < ratio[0] / ratio[1] < 3000
+    with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
+        fitted.partial_fit(X, Y)
+
+
+@pytest.mark.parametrize("noise", sorted(_recipe.NOISES))
+def test_noise_by_name(noise):
+    y = np.round(np.exp(X[:, 0] - 4)) if noise == "poisson" else Y
+    fitted = regressor(noise=noise).fit(X, y)
+    assert fitted.score(X, y) > 0.5
+    draws = fitted.sample_y(X, 2)
+    assert noise != "poisson" or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
+
+
+def test_known_noise_is_in_the_targets_unit():
+    fitted = regressor(noise=50.0, epochs=2).fit(X, Y)
+    np.testing.assert_allclose(fitted.predict_uncertainty(X).aleatoric, 50.0, rtol=1e-12)
+
+
+def test_rows_do_not_depend_on_the_rows_beside_them(fitted):
+    whole = fitted.predict(X)
+    for part in (slice(0, 1), slice(7, 20)):
+        np.testing.assert_allclose(fitted.predict(X[part]), whole[part], rtol=1e-12)
+
+
+def test_constant_columns_do_no_harm():
+    constant = np.c_[X, np.full(60, 0.1), np.zeros(60)]
+    fitted = regressor().fit(constant, Y)
+    assert fitted.score(constant, Y) > 0.9
+    assert np.isfinite(regressor(epochs=2).fit(X, np.ones(60)).predict(X)).all()
+    scaling = Scaling.of(np.array([[1e9], [1e9 + 1]]))  # small beside its size, and no rounding
+    np.testing.assert_allclose(scaling(np.array([[1e9 + 1]])), 1.0)
+
+
+# --- classification ---
+
+
+def test_classes_of_any_kind_with_both_uncertainties(sorter):
+    assert sorter.score(X, LABELS) > 0.9
+    probs = sorter.predict_proba(X)
+    np.testing.assert_allclose(probs.sum(1), 1.0)
+    np.testing.assert_allclose(np.exp(sorter.predict_log_proba(X)), probs)
+    total = stats.entropy(probs, axis=1)
+    np.testing.assert_allclose(sum(sorter.predict_uncertainty(X)), total, rtol=1e-9)
+    draws = sorter.sample_y(X, 5)
+    assert draws.shape == (60, 5) and set(draws.ravel()) == {"no", "yes"}
+
+
+def test_drawn_labels_come_from_each_networks_probabilities(sorter):
+    # 10 comparisons at 6 standard errors
+    some, many = X[:10], copy.deepcopy(sorter).set_params(num_samples=4000)
+    share = (sorter.sample_y(some, 4000) == "yes").mean(1)
+    probs = many.predict_proba(some)[:, 1]
+    error = np.sqrt(2 * probs * (1 - probs) / 4000)  # both are estimates
+    assert (np.abs(share - probs) < 6 * error + 1e-3).all()
+
+
+# --- learning on ---
+
+
+def line(rows, noise, seed):
+    """Rows of a line through 0, and inputs with mean 0, so that weight and bias are independent."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(rows // 2, 1, generator=generator, dtype=torch.float64)
+    x = torch.cat([half, -half])
+    return x, x + noise * torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+
+
+def test_learning_on_is_bayes_rule_where_that_is_exact():
+    recipe = regressor(
+        hidden_sizes=(), prior="normal", temperature=1.0, epochs=400, batch_size=100, lr=0.1
+    )._recipe()
+    (x1, y1), (x2, y2) = line(100, 1.0, 1), line(100, 1.0, 2)
+    first = learn(recipe, likelihoods.Gaussian(1.0), x1, y1, 1, seed=0)
+    both = learn_on(recipe, first, x2, y2, seed=0)
+    x, y = x1, y1
+    for posterior in (first, both):
+        precision = 1 + x.square().sum()
+        mean, sd = (x * y).sum() / precision, precision.rsqrt()
+        name = "network.fc1.weight"
+        assert abs(posterior.guide.loc(name) - mean) < 0.3 * sd
+        assert posterior.guide.scale(name).item() == pytest.approx(sd.item(), rel=0.1)
+        x, y = torch.cat([x1, x2]), torch.cat([y1, y2])
+    assert (first.num_seen, both.num_seen) == (100, 200)
+
+
+def test_learned_noise_is_a_running_estimate():
+    recipe = regressor(hidden_sizes=(), epochs=300, batch_size=1000, lr=0.1)._recipe()
+    (x1, y1), (x2, y2) = line(200, 1.0, 1), line(600, 3.0, 2)
+    first = learn(recipe, likelihoods.Gaussian.learned(torch.ones(1)), x1, y1, 1, seed=0)
+    assert first.model.likelihood.scale.item() == pytest.approx((y1 - x1).std().item(), rel=0.05)
+    both = learn_on(recipe, first, x2, y2, seed=0)
+    expected = torch.cat([y1 - x1, y2 - x2]).std().item()
+    assert both.model.likelihood.scale.item() == pytest.approx(expected, rel=0.05)
+    assert first.model.likelihood.scale.item() < 1.3  # it stays as it was
+
+
+def test_partial_fit_learns_on_from_new_rows_only():
+    estimator = regressor().partial_fit(X[:30], Y[:30])
+    before, scaling = estimator.predict(X), estimator.x_scaling_
+    estimator.partial_fit(X[30:], Y[30:])
+    assert estimator.x_scaling_ is scaling and estimator.posterior_.num_seen == 60
+    assert not np.array_equal(before, estimator.predict(X))
+    assert estimator.score(X, Y) > 0.9
+    estimator.partial_fit(X[:1], Y[:1])  # a single row
+
+
+def test_classes_may_come_later():
+    estimator = classifier().partial_fit(X[:40], LABELS[:40], classes=["maybe", "no", "yes"])
+    estimator.partial_fit(X[40:], LABELS[40:])
+    assert list(estimator.classes_) == ["maybe", "no", "yes"] and estimator.score(X, LABELS) > 0.85
+    with pytest.raises(ValueError, match="y must hold labels of classes_"):
+        estimator.partial_fit(X, np.full(60, "never"))
+    with pytest.raises(ValueError, match="classes must be"):
+        estimator.partial_fit(X, LABELS, classes=["no", "yes"])
+
+
+# --- bad input ---
+
+BAD = {
+    "hidden size 0": ({"hidden_sizes": (0,)}, "hidden_sizes must be an integer of at least 1"),
+    "hidden size half": ({"hidden_sizes": 2.5}, "hidden_sizes must be an integer"),
+    "activation": ({"activation": "step"}, "activation must be callable or one of"),
+    "prior": ({"prior": "nice"}, "prior must be one of"),
+    "prior of a kind": ({"prior": 3}, "prior must be a distribution"),
+    "guide": ({"guide": "nice"}, "guide must be callable or one of"),
+    "guide of a kind": ({"guide": 3}, "guide must be callable or one of"),
+    "estimator": ({"estimator": "nice"}, "estimator must be one of"),
+    "noise": ({"noise": "nice"}, "noise must be a number, a distribution"),
+    "noise 0": ({"noise": 0}, "noise must be positive"),
+    "noise of a kind": ({"noise": [1]}, "noise must be a number, a distribution"),
+    "epochs 0": ({"epochs": 0}, "epochs must be an integer of at least 1"),
+    "batch size": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+    "lr": ({"lr": -1.0}, "lr must be positive"),
+    "temperature": ({"temperature": 0.0}, "temperature must be positive"),
+    "samples": ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
+    "device": ({"device": "nowhere"}, "device 'nowhere' is not available"),
+    "counts": ({"noise": "poisson"}, "y must hold counts"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_parameters_are_named_when_fitted(case):
+    options, message = BAD[case]
+    estimator = BayesianRegressor(**options)  # scikit-learn's rule: only fit checks
+    with pytest.raises((ValueError, TypeError), match=message):
+        estimator.fit(X, Y)
+
+
+def test_bad_data_and_order_of_calls_are_named(fitted, tmp_path):
+    with pytest.raises(NotFittedError):
+        regressor().predict(X)
+    with pytest.raises(NotFittedError):
+        regressor().save(tmp_path)
+    with pytest.raises(ValueError, match="at least two classes"):
+        classifier().fit(X, np.ones(60))
+    with pytest.raises(ValueError, match="level must be in"):
+        fitted.predict_interval(X, level=1.0)
+    with pytest.raises(ValueError, match="n_samples must be"):
+        fitted.sample_y(X, 0)
+    with pytest.raises(TypeError, match="prior must be a name, a number or None to be saved"):
+        regressor(epochs=1, prior=dist.Normal(0.0, 1.0)).fit(X, Y).save(tmp_path)
+    fitted.save(tmp_path)
+    with pytest.raises(bbb.LoadError, match="expected a saved BayesianClassifier"):
+        BayesianClassifier.load(tmp_path)
+    with pytest.raises(TypeError, match="guide must have Normal marginals"):
+        regressor(epochs=1, guide="ensemble").fit(X, Y).partial_fit(X, Y)
+    estimator = regressor(epochs=1, guide=AutoNormal).fit(X, Y)
+    with pytest.raises(TypeError, match="guide must be one of pyro_bbb's to be kept"):
+        pickle.dumps(estimator)
+    assert np.isfinite(estimator.predict(X)).all()
+
+
+def test_number_of_steps_suits_the_table():
+    recipe = BayesianRegressor()._recipe()
+    for rows in (2, 50, 1000, 20_000, 300_000):
+        epochs, size = recipe.steps(rows)
+        steps = epochs * -(-rows // size)
+        assert 3000 <= steps <= 6000 or (epochs == 5 and size == 1024)
+    assert BayesianRegressor(epochs=3, batch_size=7)._recipe().steps(100) == (3, 7)
+
+
+def test_small_networks_train_on_one_thread_and_leave_the_number_as_it_was(monkeypatch):
+    seen = []
+    monkeypatch.setattr(_learner, "fit", lambda *a, **k: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        regressor().fit(X, Y)
+        regressor(hidden_sizes=(2**15,)).fit(X, Y)
+        assert seen == [1, 2] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
