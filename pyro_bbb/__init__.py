@@ -3,8 +3,9 @@
 Four nouns, each replaceable alone (network, prior, likelihood, guide); the verbs are functions.
 """
 
-from pyro_bbb import data, guides, likelihoods, metrics, priors
+from pyro_bbb import bandits, data, guides, likelihoods, metrics, priors
 from pyro_bbb._checkpoint import CheckpointError
+from pyro_bbb._processes import alone
 from pyro_bbb._version import __version__ as __version__
 from pyro_bbb.chains import Chains
 from pyro_bbb.conversion import bayesianize
@@ -43,6 +44,8 @@ __all__ = [
     "Prediction",
     "RegressionPrediction",
     "ScaleMixtureNormal",
+    "alone",
+    "bandits",
     "bayesianize",
     "data",
     "fit",

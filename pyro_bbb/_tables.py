@@ -33,8 +33,8 @@ class UCIData(NamedTuple):
     """A regression set, nothing normalised, and its standard splits.
 
     Attributes:
-        x: features, float32 ``[n, d]``; a column may be constant.
-        y: targets, float32 ``[n]``.
+        x: features, float32 or as `read_uci` was asked ``[n, d]``; a column may be constant.
+        y: targets, of the same type, ``[n]``.
         train_index: rows of each split's train part, int64 ``[splits, n_train]``.
         test_index: rows of each split's test part, int64 ``[splits, n_test]``.
     """
@@ -83,12 +83,32 @@ def load_uci(
     path = _path_of_uci(name, root)
     known = _UCI_SHA256.get(name)
     content = path.read_bytes() if known is None else read_verified(path, "sha256", known)
-    arrays = _read_npz(path, content)
-    _check_values(path, arrays)
-    _check_splits(path, arrays)
-    dtypes = (torch.float32, torch.float32, torch.int64, torch.int64)
-    pairs = zip(_DIMENSIONS, dtypes, strict=True)
-    return UCIData(*(torch.tensor(arrays[key], dtype=t, device=device) for key, t in pairs))
+    return UCIData(*(part.to(device) for part in _parsed(path, content, torch.float32)))
+
+
+def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
+    """A regression set with its splits from any file of the layout that `load_uci` describes.
+
+    Args:
+        path: the ``.npz`` file; whatever its name, its content need not be that of a known set.
+        dtype: of features and targets. What is to be standardised, as a column with a mean far
+            above its spread, is better read as ``torch.float64``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RuntimeError: the file is damaged.
+        ValueError: its content is of another layout, as for `load_uci`, or ``dtype`` is no floating
+            type.
+        TypeError: an argument is of another kind.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"path must be a file, there is none at {file}")
+    return _parsed(file, file.read_bytes(), dtype)
 
 
 def load_mushrooms(
@@ -147,6 +167,15 @@ def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
         there = f" (there are {', '.join(others)})" if others else ""
         raise FileNotFoundError(_absent(path, base) + there)
     return path
+
+
+def _parsed(path: Path, content: bytes, dtype: torch.dtype) -> UCIData:
+    """The content of a file, checked."""
+    arrays = _read_npz(path, content)
+    _check_values(path, arrays)
+    _check_splits(path, arrays)
+    pairs = zip(_DIMENSIONS, (dtype, dtype, torch.int64, torch.int64), strict=True)
+    return UCIData(*(torch.tensor(arrays[key], dtype=t) for key, t in pairs))
 
 
 def _read_npz(path: Path, content: bytes) -> Arrays:

@@ -1,9 +1,9 @@
 """Datasets as tensors on a device, and minibatches of them without per-item Python.
 
 Data sit in memory as one pair of tensors, rows being examples. ``load_images`` reads MNIST and
-Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits, ``load_mushrooms`` the UCI
-mushrooms; ``as_tensors`` takes what users have, ``split`` holds rows out for validation, and
-``Minibatches`` is one epoch's worth of shuffled batches.
+Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits (``read_uci`` from any file of
+their layout), ``load_mushrooms`` the UCI mushrooms; ``as_tensors`` takes what users have, ``split``
+holds rows out for validation, and ``Minibatches`` is one epoch's worth of shuffled batches.
 
 The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
 ``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pyro_bbb._checks import as_device, as_seed, probability, tensor
 from pyro_bbb._image_sets import load_images
-from pyro_bbb._tables import UCIData, load_mushrooms, load_uci
+from pyro_bbb._tables import UCIData, load_mushrooms, load_uci, read_uci
 
 __all__ = [
     "Minibatches",
@@ -31,6 +31,7 @@ __all__ = [
     "load_images",
     "load_mushrooms",
     "load_uci",
+    "read_uci",
     "split",
 ]
 

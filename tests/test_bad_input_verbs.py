@@ -41,6 +41,22 @@ def of_labels(make=bbb.AutoSoftplusNormal):
     return {"model": model, "guide": make(model)}
 
 
+def of_rewards():
+    """What an agent of two actions needs; its network sees the action in the first input."""
+    torch.manual_seed(1)
+    model = regressor()
+    return {
+        "model": model,
+        "guide": bbb.AutoSoftplusNormal(model),
+        "encode": lambda contexts, action: contexts + action,
+        "num_actions": 2,
+    }
+
+
+def an_agent():
+    return bbb.bandits.ThompsonAgent(**of_rewards(), memory=8, batch_size=2, num_batches=2)
+
+
 def of_another(network):
     """A guide for another model."""
     return bbb.AutoSoftplusNormal(bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4))
@@ -181,6 +197,13 @@ DATA = [
         fails=True,
     ),
     Row(
+        "data.read_uci",
+        lambda: {"path": "no such file", "dtype": torch.float64},
+        bad={"whole numbers": ({"dtype": torch.int64}, "dtype must be a floating torch.dtype")},
+        also=(FileNotFoundError,),
+        fails=True,
+    ),
+    Row(
         "data.load_mushrooms",
         lambda: {"root": "no such folder"},
         bad={"no folder": ({"root": "elsewhere"}, "set PYRO_BBB_DATA")},
@@ -212,12 +235,14 @@ TRAINING = [
             "estimator": "reparam",
             "loss": "trace",
             "nonfinite": "raise",
+            "accumulate": 1,
             "progress": False,
             "seed": 0,
         },
         bad={
             **PAIRS,
             **NOT_OURS,
+            "no minibatch to a step": ({"accumulate": 0}, "accumulate must be .* got 0"),
             "no epochs": ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
             "negative epochs": ({"epochs": -3}, "epochs must be an integer of at least 1, got -3"),
             "no particles": ({"num_particles": 0}, "num_particles must be .* got 0"),
@@ -253,6 +278,7 @@ TRAINING = [
             "a loader": {"data": DataLoader(TensorDataset(X, LABELS), batch_size=3)},
             "one batch": {"batch_size": 99},
             "a batch of one": {"batch_size": 1},
+            "more than there are to a step": {"accumulate": 9},
             "autocast": {"autocast": torch.bfloat16},
         },
         also=(bbb.NonFiniteError,),
@@ -410,6 +436,60 @@ AFTER = [
             *("without values", "bool", "complex", "double", "half", "integers"),
             why="torch says which dtype and device a module takes",
         ),
+    ),
+    Row(
+        "bandits.ThompsonAgent",
+        lambda: {**of_rewards(), "memory": 8, "batch_size": 2, "num_batches": 2},
+        bad={
+            "no model": ({"model": nn.ReLU()}, "model must be a BayesianModel, got ReLU"),
+            "no parameters": ({"guide": nn.ReLU()}, "guide must have its parameters already"),
+            "a guide function": ({"guide": lambda x: x}, "guide must be a Module"),
+            "no action": ({"num_actions": 0}, "num_actions must be an integer of at least 1"),
+            "no memory": ({"memory": 0}, "memory must be an integer of at least 1, got 0"),
+            "empty batches": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+            "no draw": ({"num_draws": 0}, "num_draws must be an integer of at least 1, got 0"),
+            "epsilon above 1": ({"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
+            "epsilons": ({"epsilon": torch.tensor([0.5, NAN])}, r"epsilon must be in \[0, 1\]"),
+            "colder": ({"temperature": -1.0}, "temperature must be a non-negative number"),
+            "standing": ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
+            "estimator": ({"estimator": "best"}, "estimator must be one of"),
+            "weighing": ({"weigh_by": "mass"}, r"weigh_by must be one of \['seen', 'memory'\]"),
+        },
+        fine={"epsilons": {"epsilon": torch.tensor([0.0, 1.0])}, "by seen": {"weigh_by": "seen"}},
+    ),
+    Row(
+        "bandits.ThompsonAgent.act",
+        lambda: {"self": an_agent(), "contexts": X},
+        bad={"columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded")},
+    ),
+    Row(
+        "bandits.ThompsonAgent.values",
+        lambda: {"self": an_agent(), "contexts": X},
+        bad={"columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded")},
+    ),
+    Row(
+        "bandits.ThompsonAgent.observe",
+        lambda: {
+            "self": an_agent(),
+            "contexts": X,
+            "actions": LABELS,
+            "rewards": TARGETS[:, 0].clone(),
+        },
+        bad={
+            "rows differ": ({"actions": LABELS[:3]}, "must go together, got contexts .4, 3., actions"),
+            "shapes differ": ({"rewards": TARGETS}, "must go together"),
+            "another action": ({"actions": LABELS + 1}, r"actions must be integers .int64. in .0, 1."),
+            "no number": ({"actions": LABELS.float()}, r"actions must be integers .int64. in .0, 1."),
+            "NaN": ({"rewards": TARGETS[:, 0] * NAN}, "rewards must be finite real numbers"),
+            "columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded"),
+        },
+        changes=("self",),
+    ),
+    Row(
+        "bandits.ThompsonAgent.learn",
+        lambda: {"self": an_agent()},
+        fails=True,
+        changes=("self",),
     ),
     Row(
         "run_nuts",

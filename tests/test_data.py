@@ -24,7 +24,15 @@ import torchvision
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pyro_bbb import _tables
-from pyro_bbb.data import Minibatches, as_tensors, load_images, load_mushrooms, load_uci, split
+from pyro_bbb.data import (
+    Minibatches,
+    as_tensors,
+    load_images,
+    load_mushrooms,
+    load_uci,
+    read_uci,
+    split,
+)
 
 X = torch.arange(14.0).reshape(7, 2)
 Y = torch.arange(7)
@@ -482,6 +490,17 @@ def test_a_known_table_must_be_the_known_file(tmp_path):
         RuntimeError, match=r"data\.npz is damaged: its SHA256 is .* expected d0eaa"
     ):
         load_uci("yacht", root=tmp_path)
+
+
+def test_any_file_of_the_layout_is_read_in_any_precision(tmp_path):
+    far = 1e9 + np.arange(10.0).reshape(5, 2)  # which float32 cannot tell apart
+    path = write_table(tmp_path, "yacht", **tiny_table(X=far))
+    data = read_uci(path, dtype=torch.float64)
+    assert [part.dtype for part in data] == [torch.float64] * 2 + [torch.int64] * 2
+    np.testing.assert_array_equal(data.x, far)
+    assert read_uci(str(path)).x.dtype == torch.float32
+    with pytest.raises(FileNotFoundError, match="path must be a file, there is none at .*absent"):
+        read_uci(tmp_path / "absent")
 
 
 MUSHROOMS = b"p,x,?\ne,b,s\ne,x,s\n"

@@ -5,21 +5,30 @@ import dataclasses
 import importlib
 import json
 import re
+import threading
 from pathlib import Path
 
+import joblib
 import pytest
 import torch
 import tyro
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 EXPERIMENTS = [
+    "active_learning",
     "choose_defaults",
     "fashion_mnist",
     "lenet5_mnist",
     "mnist_mlp",
+    "mushroom_bandit",
+    "paper_mnist",
+    "paper_pruning",
+    "paper_regression",
     "posterior_fidelity",
     "quickstart",
     "sine_regression",
+    "sklearn_comparison",
+    "uci_regression",
 ]  # a new experiment is added here
 
 
@@ -170,6 +179,61 @@ def test_repeated_figures_become_mean_and_sd(monkeypatch):
     assert repeats.shown(summary, "a", "b") == "4.00 ± 1.00"
     once = repeats.repeat(lambda seed: {"a": {"b": 0.5}}, 0, 1)
     assert repeats.shown(once, "a", "b", factor=1, digits=1) == "0.5"
+
+
+def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tmp_path):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+    ran = []
+
+    def one(seed, fails=()):
+        ran.append(seed)
+        if seed in fails:
+            raise KeyboardInterrupt
+        return {"a": seed / 3}
+
+    with pytest.raises(KeyboardInterrupt):
+        repeats.repeat(lambda seed: one(seed, {6}), 4, 4, tmp_path)
+    summary = repeats.repeat(one, 4, 4, tmp_path)
+    assert ran == [4, 5, 6, 4, 6, 7]
+    assert summary == repeats.repeat(one, 4, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5.json", "6.json", "7.json"]
+
+    ran.clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")  # the other process has no such folder
+    repeats.repeat(one, 4, 4, tmp_path)
+    assert ran == [4, 5, 6, 7]
+
+
+def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+
+    def one(seed):
+        return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}
+
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        seeds = repeats.repeat(one, 2, 3)["seeds"]
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match="not both"):
+            repeats.repeat(one, 2, 3)
+    assert [figures["seed"] for figures in seeds.values()] == [2, 3, 4]
+    assert [figures["here"] for figures in seeds.values()] == [True, False, False]
+
+
+def test_seeds_are_kept_by_what_decides_their_figures(common, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        epochs: int = 1
+        seed: int = 0
+        repeats: int = 1
+
+    folders = [
+        common.Run(Config(**more), tmp_path).seeds()
+        for more in ({}, {"seed": 3, "repeats": 9}, {"epochs": 2})
+    ]
+    assert folders[0] == folders[1] != folders[2] and tmp_path in folders[0].parents
 
 
 @pytest.mark.parametrize("experiment", ["mnist_mlp"], indirect=True)

@@ -11,13 +11,19 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = [
+    "active_learning",
     "any_network",
     "estimators",
     "fashion_mnist",
     "lenet5_mnist",
     "mnist_mlp",
+    "mushroom_bandit",
+    "paper_mnist",
+    "paper_pruning",
+    "paper_regression",
     "sine_regression",
     "swap_guides_and_priors",
+    "uci_regression",
 ]
 MACHINE_PATH = re.compile(
     r"(?<![\w.])/(?:home|Users|root|tmp|mnt|opt|usr|var|work|workspace|content)/|[A-Z]:\\\\?Users"

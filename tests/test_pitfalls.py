@@ -430,7 +430,7 @@ def test_9_stock_pyro_takes_no_network_that_ran_alone():
 # --- 10: nothing is loaded that could execute code ---
 
 EXECUTES = re.compile(
-    r"torch\.load\b|\bpickle\b|\bjoblib\b|\bdill\b|\bshelve\b|\bmarshal\b|allow_pickle\s*=\s*True"
+    r"torch\.load\b|\bpickle\b|\bjoblib\.load\b|\bdill\b|\bshelve\b|\bmarshal\b|allow_pickle\s*=\s*True"
     r"|weights_only\s*=\s*False|\b(?<!\.)eval\(|\bexec\(|__import__|yaml\.load\b"
     r"|\bsubprocess\b|os\.(?:system|popen|exec|spawn)|\bimportlib\b|\brunpy\b|(?<![.\w])compile\("
     r"|\bread_pickle\b|\bcloudpickle\b|torch\.jit\.load\b|shell\s*=\s*True"
@@ -449,6 +449,8 @@ PROGRAMS = ("experiments", "benchmarks", "notebooks")
     [
         ("x = torch.load(path)", True),
         ("import pickle", True),
+        ("joblib.load(path)", True),
+        ("joblib.Parallel(n_jobs=2)", False),
         ("y = eval(text)", True),
         ("model.eval()", False),
         ("return evaluating(model)", False),
