@@ -5,7 +5,7 @@
 784-H-H-10 ReLU classifiers, minibatches of 128 out of 50,000 inputs that lie on the GPU, one draw
 of the weights. Bayes by Backprop is `fit(cuda_graph=True)`, data, schedules and record included; a
 step's time is that of a whole epoch, the fastest after the first, divided by its steps. The
-ordinary network is trained by fused Adam in a graph of its own, minibatches copied into it likewise.
+ordinary network is trained by fused Adam in a graph of its own, minibatches copied likewise.
 Without a GPU nothing is captured; what is measured then is only that the program runs.
 """
 
