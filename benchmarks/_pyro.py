@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import training
+from pyro_bbb import _engine
 
 PRIORS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),
@@ -56,18 +56,18 @@ def ours(
 def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
     """The steps of real calls of `fit`, whose set-up is not measured.
 
-    The name of its step is all that this knows of `pyro_bbb.training`.
+    The name of its step is all that this knows of what `fit` is made of.
     """
     x, y = work.data()
     fixed: dict[str, Any] = {"batch_size": len(x), "lr": work.lr, "progress": False}
 
     def take(count: int, meter: Meter) -> None:
-        real = training._step
+        real = _engine.take_step
 
         def metered(*args: Any, **kwargs: Any) -> Any:
             return meter(lambda: real(*args, **kwargs))
 
-        with mock.patch.object(training, "_step", metered):
+        with mock.patch.object(_engine, "take_step", metered):
             bbb.fit(model, guide, (x, y), epochs=count, **fixed, **options)  # a step per epoch
 
     return Trainer(take, guide)
