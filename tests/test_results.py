@@ -20,6 +20,7 @@ GARMENTS = "Fashion-MNIST, LeNet-5, 50 draws"
 CURVE = "The paper's Figure 5, true values beyond the data in the central 90 % (%)"
 BEYOND = "interquartile range there"
 BBB = "Bayes by Backprop"
+LABELS = "MNIST, labels for 95 % right (5 seeds)"
 
 # what it is, the published figure, run, where in its figures, factor, decimals
 FIGURES = [
@@ -63,6 +64,9 @@ FIGURES = [
     ("plain network", "–", "paper_regression", "plain network.coverage.90.off", 100, 1),
     (f"{BEYOND}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.interquartile.off", 1, 3),
     ("plain network", "–", "paper_regression", "plain network.interquartile.off", 1, 3),
+    (f"{LABELS}: BALD", "–", "active_learning", "BALD.labels_at.95", 1, 0),
+    ("highest entropy", "–", "active_learning", "entropy.labels_at.95", 1, 0),
+    ("at random", "–", "active_learning", "random.labels_at.95", 1, 0),
 ]
 COMMANDS = {"lenet5_fashion": "lenet5_mnist.py --dataset fashion_mnist"}
 

@@ -9,13 +9,15 @@ ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "docs" / "results").glob("*.json"))
 PAGE = (ROOT / "docs" / "results.md").read_text()
 
-CPU = "2 cores of a shared AMD EPYC server"
+CPU, GPU = "2 cores of a shared AMD EPYC server", "NVIDIA H200"
+MACHINES = {None: CPU, "cpu": CPU, "cuda": GPU}  # by the record's device, else as it says
 COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats SEEDS`
     "benchmarks": "benchmarks/run.py",
     "captured": "benchmarks/captured.py",
     "scaling": "benchmarks/scaling.py",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
+    "mushroom_bandit_published": "experiments/mushroom_bandit.py --preset published --device cuda",
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda --jobs 5",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
 }
@@ -46,7 +48,7 @@ def row(path):
         f"[{name}](results/{path.name})",
         f"`python {command(name, seeds)}`",
         minutes(record.get("seconds")),
-        record.get("device", CPU),
+        MACHINES.get(record.get("device"), record.get("device")),
     )
     return f"| {' | '.join(cells)} |"
 
