@@ -9,6 +9,7 @@ from pyro_bbb._processes import alone
 from pyro_bbb._version import __version__ as __version__
 from pyro_bbb.chains import Chains
 from pyro_bbb.conversion import bayesianize
+from pyro_bbb.deployment import to_ensemble
 from pyro_bbb.distributions import ScaleMixtureNormal
 from pyro_bbb.estimators import flipout, local_reparameterization, sticking_the_landing
 from pyro_bbb.export import to_module
@@ -63,5 +64,6 @@ __all__ = [
     "save",
     "signal_to_noise",
     "sticking_the_landing",
+    "to_ensemble",
     "to_module",
 ]

@@ -266,7 +266,7 @@ def _gather(
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         try:
             for which, inputs, part in parts:
-                for name, value in _finished(family, part).items():
+                for name, value in finished(family, part).items():
                     if name not in whole:
                         n = value.shape[1] if inputs == ALL else len(x)
                         whole[name] = value.new_empty(draws, n, *value.shape[2:])
@@ -284,7 +284,7 @@ def _answer(model: BayesianModel, outputs: dict[str, Tensor]) -> Prediction:
     return RegressionPrediction(family(**outputs))
 
 
-def _finished(family: Any, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+def finished(family: Any, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a prediction holds of the likelihood's arguments ``[s, n, ...]``."""
     if issubclass(family, Categorical):
         return {"sample_log_probs": F.log_softmax(arguments["logits"], dim=-1)}

@@ -74,7 +74,7 @@ class ClassificationPrediction:
         As the mean KL from the predictive to the draws, which is 0 for one draw.
         """
         gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
-        return gain.where(self.sample_probs > 0, 0.0).sum(-1).mean(0)
+        return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
 
     def refuse(self, threshold: float) -> Tensor:
         """Where to give no answer: no class is more probable than the threshold; bool ``[n]``.

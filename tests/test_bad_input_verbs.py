@@ -426,6 +426,20 @@ AFTER = [
             "another model's": ({"guide": of_other_names()}, "guide lacks the latents"),
         },
     ),
+    Row(
+        "to_ensemble",
+        lambda: {**of_labels(), "num_samples": 3, "seed": 0},
+        bad={
+            "no draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
+            "a guide function": ({"guide": lambda x: x}, "guide must be an autoguide"),
+            "a module": ({"guide": nn.ReLU()}, "guide must be an autoguide, .* got ReLU"),
+            "another model's": ({"guide": of_other_names()}, "lacks? the latents?"),
+            "seed of text": ({"seed": "0"}, "seed must be an integer, got '0'"),
+            "quantiles of classes": ({"quantiles": (0.5,)}, "quantiles must be left out"),
+            "quantile 1": ({"quantiles": (1.0,)}, r"quantiles must be in \(0, 1\), got 1.0"),
+        },
+        fine={"given draws": {"guide": draws()}, "one draw": {"num_samples": 1}},
+    ),
     Row("export.SparseLinear", lambda: {"linear": nn.Linear(3, 2)}),
     Row(
         "export.SparseLinear.forward",
