@@ -159,6 +159,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
         log_prob: Tensor
         if self._numbers is not None:
+            value = value.to(torch.result_type(value, self._compact[0]))  # integers are floats
             log_prob = LogOneMixture.apply(value, self._numbers, dims)
         else:
             log_prob = LogMixture.apply(value, *self._coefficients, dims)
