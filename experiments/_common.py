@@ -160,6 +160,14 @@ class Run:
         (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
 
+def keep(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON file as a whole or not at all: a killed run leaves no half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
 def digits() -> tuple[Data, Data]:
     """Scikit-learn's 1,797 digits: pixels ``[n, 64]`` in [0, 1] and labels ``[n]``, split for good.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+from _common import keep
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
@@ -55,10 +56,7 @@ def _kept(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) 
         return one(seed)
     path = folder / f"{seed}.json"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(one(seed), allow_nan=False), encoding="utf-8")
-        part.replace(path)  # a killed run leaves no half of it
+        keep(path, one(seed))
     figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return figures
 

@@ -6,7 +6,6 @@ What runs in the processes of `uci_regression`, and what it leaves for a run tha
 import hashlib
 import json
 import math
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from _common import Data
+from _common import Data, keep
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
@@ -239,10 +238,5 @@ def run_and_keep(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str
     torch.set_num_threads(threads)
     began = time.perf_counter()
     scores = run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
-    path = split_file(folder, task)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    record = {"fingerprint": task.fingerprint, "scores": scores}
-    part.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    keep(split_file(folder, task), {"fingerprint": task.fingerprint, "scores": scores})
     return task, scores

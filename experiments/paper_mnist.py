@@ -32,7 +32,6 @@ be trained by several commands; ``--collect`` then reports on those that are in 
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -43,7 +42,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
+from _common import Picture, Run, Section, Table, keep
 from _paper import (
     BINS,
     GAUSSIAN,
@@ -160,14 +159,6 @@ def work(job: Job, config: Config) -> Scores:
         bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
     keep(job.path(config.output), figures)
     return figures
-
-
-def keep(path: Path, figures: Scores) -> None:
-    """Writes a job's figures whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(figures, allow_nan=False), encoding="utf-8")
-    part.replace(path)
 
 
 def run_all(jobs: list[Job], config: Config) -> list[Scores]:

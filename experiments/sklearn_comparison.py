@@ -35,7 +35,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
+from _common import Picture, Run, Section, Table, keep
 from numpy.typing import NDArray
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
@@ -251,8 +251,7 @@ def judge_once(
     if not path.exists():
         method = ask_quickly if config.smoke and label == OURS else METHODS[label]
         found = judge(method, split, config.seed + number, config.threads)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found))
+        keep(path, found)
     scores: dict[str, float] = json.loads(path.read_text())
     return scores
 

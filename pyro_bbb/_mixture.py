@@ -113,9 +113,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         self._coefficients = coefficients(*log_weights, sigma1, sigma2)
         given = self._given
         self._numbers: Numbers | None = None
-        if given is not None and all(
-            1e-9 < x < 1e3 for x in given[1:]
-        ):  # squares of others may overflow
+        # squares of others may overflow
+        if given is not None and all(1e-9 < x < 1e3 for x in given[1:]):
             self._numbers = Numbers.of(given[0], given[1], given[2], pi.dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
