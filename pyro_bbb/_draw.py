@@ -12,19 +12,15 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pyro_bbb._event import HALF_LOG_2PI
+from pyro_bbb._softplus import softplus, softplus_into
 
 Scale: TypeAlias = tuple[Tensor, Tensor]  # standard deviations and the sum of their logarithms
-
-
-def softplus(rho: Tensor) -> Tensor:
-    r"""$\ln(1 + e^\rho)$, exact to rounding in float32 and float64 for every $\rho$."""
-    return F.softplus(rho, threshold=40.0)  # e^-40 is below the rounding of float64
 
 
 @contextmanager
@@ -152,7 +148,7 @@ class DrawMany(Function):
         value = noise.square()
         log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
         if known is None:
-            scale = over_parts(_softplus, torch.empty_like(noise), rhos)
+            scale = over_parts(softplus_into, torch.empty_like(noise), rhos)
             log_scale = torch.log(scale, out=value).sum()
         else:
             scale, log_scale = (x.detach() for x in known)
@@ -192,10 +188,6 @@ class DrawMany(Function):
         return None, None, *parts_of(of_value, rhos), *parts_of(of_sigma, rhos)
 
 
-def _softplus(rho: Tensor, out: Tensor) -> Tensor:
-    return torch.ops.aten.softplus.out(rho, 1, 40.0, out=out)
-
-
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     count = len(parameters) // 2
     return list(parameters[:count]), list(parameters[count:])
@@ -203,8 +195,7 @@ def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 def parts_of(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A vector's parts, of the shapes of other tensors."""
-    parts = vector.split([x.numel() for x in like])
-    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+    return list(_unflatten_dense_tensors(vector, like))
 
 
 def over_parts(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -48,6 +47,9 @@ def _floor(kappa: Tensor) -> Tensor:
     smallest = 8 * numbers.tiny  # well clear of subnormal numbers
     floor = torch.where(kappa * smallest < numbers.eps / 2, math.log(smallest), -math.inf)
     return floor.to(kappa.dtype)
+
+
+LARGEST = 80.0  # e^80 is a number in single precision
 
 
 @dataclass(frozen=True)
@@ -148,15 +150,16 @@ class LogMixture(Function):
 class LogOneMixture(Function):
     r"""`LogMixture` where the coefficients are numbers: half the passes over the weights.
 
-    Its value is $c - h^2w^2 + \mathrm{softplus}(t)$, $t = \delta - \kappa h^2 w^2$.
+    Its value is $c - h^2w^2 + \mathrm{softplus}(t)$, $t = \delta - \kappa h^2 w^2$; the softplus is
+    $-\ln(1 / (1 + e^t))$, as no t is above $\delta$, which must be below `LARGEST`.
     """
 
     @staticmethod
     def forward(w: Tensor, one: Numbers, dims: int) -> Tensor:
-        value = F.softplus(_exponent(w, one), threshold=40.0)
-        value = torch.addcmul(value, w, w, value=-one.h2, out=value)
+        minus_value = _exponent(w, one, -1).sigmoid_().log_()  # -softplus(t), see `LogMixture`
+        torch.addcmul(minus_value, w, w, value=one.h2, out=minus_value)
         rows = math.prod(w.shape[w.dim() - dims :])
-        return total(value, dims).add_(one.c * rows)
+        return total(minus_value, dims).neg_().add_(one.c * rows)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -170,7 +173,7 @@ class LogOneMixture(Function):
         if torch.is_grad_enabled():  # for second derivatives
             t = (one.delta - one.kappa * one.h2 * w.square()).clamp(min=one.floor)
             return grad * (w + one.kappa * w * torch.sigmoid(t)), None, None
-        r = _exponent(w, one).sigmoid_()
+        r = _exponent(w, one, 1).sigmoid_()
         return torch.addcmul(w, w, r, value=one.kappa, out=r).mul_(grad), None, None
 
     @staticmethod
@@ -180,10 +183,11 @@ class LogOneMixture(Function):
         return result, 0
 
 
-def _exponent(w: Tensor, one: Numbers) -> Tensor:
-    """t, bounded by its floor."""
-    delta = torch.full((), one.delta, dtype=w.dtype, device=w.device)
-    return torch.addcmul(delta, w, w, value=-one.kappa * one.h2).clamp_(min=one.floor)
+def _exponent(w: Tensor, one: Numbers, sign: int) -> Tensor:
+    """T or -t, where t is bounded by its floor."""
+    delta = torch.full((), sign * one.delta, dtype=w.dtype, device=w.device)
+    t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2)
+    return t.clamp_(min=one.floor) if sign > 0 else t.clamp_(max=-one.floor)
 
 
 # `apply` asks for it at every call; to work it out takes as long as a small layer

@@ -17,7 +17,7 @@ from torch.distributions import constraints
 
 from pyro_bbb._checks import as_float
 from pyro_bbb._event import Event, to_event
-from pyro_bbb._log_mixture import LogMixture, LogOneMixture, Numbers, coefficients
+from pyro_bbb._log_mixture import LARGEST, LogMixture, LogOneMixture, Numbers, coefficients
 
 
 class ScaleMixtureNormal(dist.TorchDistribution):
@@ -115,7 +115,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         self._numbers: Numbers | None = None
         # squares of others may overflow
         if given is not None and all(1e-9 < x < 1e3 for x in given[1:]):
-            self._numbers = Numbers.of(given[0], given[1], given[2], pi.dtype)
+            numbers = Numbers.of(given[0], given[1], given[2], pi.dtype)
+            self._numbers = numbers if numbers.delta < LARGEST else None
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""

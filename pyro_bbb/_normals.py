@@ -13,8 +13,9 @@ from pyro import distributions as dist
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb._draw import draw, softplus
+from pyro_bbb._draw import draw
 from pyro_bbb._event import HALF_LOG_2PI, Event, to_event, total
+from pyro_bbb._softplus import softplus
 from pyro_bbb._squares import SumOfSquares, unexpanded
 
 

@@ -352,6 +352,13 @@ def test_nuts_and_a_stock_autoguide_accept_the_mixture():
     assert math.isfinite(loss) and set(guide.median()) == {"w"}
 
 
+def test_a_first_share_of_almost_0_leaves_the_second_component():
+    mixture = ScaleMixtureNormal(1e-38, 1.0, 1e-3)  # the exponential of the log-odds overflows
+    values = torch.tensor([0.0, 5e-4, 2e-3])
+    expected = torch.distributions.Normal(0.0, 1e-3).log_prob(values)
+    torch.testing.assert_close(mixture.log_prob(values), expected, rtol=1e-6, atol=0.0)
+
+
 # --- softplus ---
 
 
@@ -361,6 +368,25 @@ def test_softplus_is_exact_for_every_rho():
         found = softplus(torch.tensor(rho, dtype=dtype))
         expected = np.logaddexp(0, torch.tensor(rho, dtype=dtype).double().numpy())
         assert relative_error(found.double(), expected) < 4 * eps
+
+
+def test_softplus_has_torchs_derivatives_and_limits():
+    rho = torch.tensor([-300.0, -5.0, -1e-8, 0.0, 1e-8, 5.0, 300.0], dtype=torch.float64)
+    rho.requires_grad_()
+    of_ours, of_torchs = (
+        grad(f(rho).sum(), rho)[0] for f in (softplus, torch.nn.functional.softplus)
+    )
+    torch.testing.assert_close(of_ours, of_torchs, rtol=1e-15, atol=1e-100)
+    assert gradgradcheck(softplus, rho[1:-1])
+    limits = softplus(torch.tensor([-math.inf, math.inf, math.nan])).tolist()
+    assert limits[:2] == [0.0, math.inf] and math.isnan(limits[2])
+
+
+def test_softplus_of_a_batch_is_that_of_each_row():
+    rho = torch.linspace(-3, 3, 12).view(4, 3)
+    for dims in (0, 1):
+        found = torch.vmap(softplus, in_dims=dims, out_dims=dims)(rho)
+        torch.testing.assert_close(found, softplus(rho), rtol=0, atol=0)
 
 
 # --- SoftplusNormal ---
