@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python experiments/quickstart.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # The suite at the lowest versions that pyproject.toml allows; PYTHON must be the lowest one, too.
 test-lowest:

@@ -221,7 +221,7 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def _refuse_foreign(model: nn.Module, store: dict[str, Tensor]) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for parameter in model.parameters()} if store else set()
     for name, parameter in store.items():
         if id(parameter) not in own:
             raise ValueError(
