@@ -1,4 +1,4 @@
-# make demo | test | lint | audit | clean; each sets up .venv when it is missing or older than
+# make demo | test | lint | docs | docs-serve | audit | clean; each sets up .venv when it is missing or older than
 # pyproject.toml. make test-lowest has an environment of its own, new each time.
 # CONTRIBUTING.md has the plain commands behind them.
 PYTHON ?= python3
@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-lowest lint audit clean
+.PHONY: demo test test-lowest lint docs docs-serve audit clean
 
 demo: $(READY)
 	$(BIN)/python experiments/quickstart.py
@@ -28,6 +28,15 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation: into site/, or on a local port while one writes. (MkDocs Material's banner is off.)
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/python -m mkdocs serve
+
 # Consistent versions, and none with a known vulnerability. Asks PyPI; an answer that lacks is a failure.
 audit: $(READY)
 	$(BIN)/python -m pip check
@@ -42,5 +51,5 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,7 +33,7 @@ _KEY = "estimator"  # in the metadata of a save
 class Uncertainty(NamedTuple):
     """How uncertain each prediction is, and why.
 
-    Args:
+    Attributes:
         aleatoric: what noise, or classes that overlap, leave open even for known weights.
         epistemic: what the weights leave open, which more data would remove.
     """

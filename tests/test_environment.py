@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # others are called the same
-PIP_ONLY = {"benchmarks"}  # extras of packages that conda-forge does not have
+PIP_ONLY = {"benchmarks", "peers"}  # extras of packages that conda-forge does not have
 
 
 def project():

@@ -1,0 +1,171 @@
+"""The documentation: the site builds strictly, its links lead somewhere, its code runs."""
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from inspect import isclass, isfunction
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urljoin, urlsplit
+
+import blocks
+import matplotlib.pyplot as plt
+import pytest
+
+import pyro_bbb
+
+ROOT = Path(__file__).resolve().parents[1]
+HOST = "http://site/"
+
+# --- the site ---
+
+
+class Reader(HTMLParser):
+    """Links, anchors and foreign files of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.loaded: list[str] = []  # what a browser fetches without being asked
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.anchors |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        target = attributes.get("href") or attributes.get("src")
+        if target:
+            self.links.append(target)
+            if tag != "a":
+                self.loaded.append(target)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Every page of the site by its address, and every other file."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    addresses = {urljoin(HOST, path.relative_to(folder).as_posix()): path for path in files}
+    return {
+        address.removesuffix("index.html"): Reader(path.read_text("utf-8"))
+        if path.suffix == ".html"
+        else None
+        for address, path in addresses.items()
+    }
+
+
+def is_page(reader):
+    return reader is not None
+
+
+def broken(site):
+    """Links inside the site that lead nowhere."""
+    for address, reader in site.items():
+        for link in reader.links if reader else []:
+            place, _, anchor = urljoin(address, link).partition("#")
+            if place.startswith(HOST):
+                target = site.get(unquote(place), "missing")
+                known = target.anchors if isinstance(target, Reader) else set()
+                if target == "missing" or (anchor and unquote(anchor) not in known):
+                    yield f"{address}: {link}"
+
+
+@pytest.mark.slow
+def test_every_link_inside_the_site_leads_somewhere(site):
+    assert sum(reader is not None for reader in site.values()) > 50
+    assert not list(broken(site))
+
+
+@pytest.mark.slow
+def test_a_page_loads_nothing_from_another_host(site):
+    targets = [target for reader in site.values() if reader for target in reader.loaded]
+    assert targets
+    assert not [target for target in targets if urlsplit(target).netloc]
+
+
+def test_broken_links_are_found():
+    page = '<h2 id="here"></h2><a href="#here"></a><a href="#gone"></a><a href="../b/"></a>'
+    site = {f"{HOST}a/": Reader(page), f"{HOST}b/": Reader('<a href="https://pyro.ai"></a>')}
+    assert list(broken(site)) == [f"{HOST}a/: #gone"]
+    del site[f"{HOST}b/"]
+    assert list(broken(site)) == [f"{HOST}a/: #gone", f"{HOST}a/: ../b/"]
+
+
+# --- the reference ---
+
+
+def public_names():
+    """Every public object, by each of its names."""
+    modules = [info.name for info in pkgutil.iter_modules(pyro_bbb.__path__, "pyro_bbb.")]
+    public = [name for name in modules if not name.split(".")[1].startswith("_")]
+    names = {}
+    for module in map(importlib.import_module, ["pyro_bbb", *public]):
+        for name in getattr(module, "__all__", None) or own(module):
+            if not isinstance(getattr(module, name), ModuleType):
+                names.setdefault(id(getattr(module, name)), set()).add(f"{module.__name__}.{name}")
+    return list(names.values())
+
+
+def own(module):
+    """Functions and classes that a module without ``__all__`` defines or passes on by ``as``."""
+    source = Path(module.__file__).read_text("utf-8")
+    passed_on = set(re.findall(r"import (\w+) as \1$", source, flags=re.MULTILINE))
+    for name, value in vars(module).items():
+        if (isclass(value) or isfunction(value)) and not name.startswith("_"):
+            if value.__module__ == module.__name__ or name in passed_on:
+                yield name
+
+
+def test_every_public_name_is_in_the_reference_once():
+    pages = [path.read_text("utf-8") for path in blocks.PAGES]
+    shown = Counter(name for page in pages for name in re.findall(r"^::: (\S+)", page, flags=re.M))
+    public = public_names()
+    assert len(public) > 100
+    assert not [names for names in public if sum(shown[name] for name in names) != 1]
+    assert not set(shown) - set().union(*public)
+
+
+# --- the code ---
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder to work in; another is the home, so that nothing is written elsewhere."""
+    for name in ("here", "home"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("PYRO_BBB_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "page", None)  # taken out again afterwards
+    with plt.rc_context({"backend": "agg"}):
+        yield tmp_path / "here"
+    plt.close("all")
+
+
+def name_of(page):
+    return page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+
+
+CODED = [page for page in blocks.PAGES if any(blocks.blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", CODED, ids=name_of)
+def test_the_code_runs(page, elsewhere, capsys):
+    blocks.check_reasons(page)
+    blocks.run_page(page, elsewhere, capsys)
