@@ -94,7 +94,7 @@ def commands(code: str) -> list[list[str]]:
 def run_command(words: list[str], folder: Path) -> None:
     """Runs it; scripts of the repository are found from any folder. What it prints is printed."""
     if words[0] == "pyro-bbb":
-        assert main(words[1:]) == 0, shlex.join(words)
+        assert exit_code(words[1:]) == 0, shlex.join(words)
         return
     words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -109,6 +109,14 @@ def run_command(words: list[str], folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     print(done.stdout, end="")
+
+
+def exit_code(words: list[str]) -> int | str:
+    """Of the command line, in this process."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return end.code or 0
 
 
 def compare(printed: str, shown: str | None, place: str) -> None:
