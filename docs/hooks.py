@@ -73,7 +73,7 @@ def read_script(path: Path) -> tuple[str, dict[str, bytes]]:
     place = path.relative_to(ROOT).as_posix()
     fence = "`" * 6
     text = f"# {title}\n\n`{place}`\n\n{fence}python\n{source}{fence}\n"
-    return f"---\nsearch:\n  exclude: true\n---\n{text}", {}
+    return f"---\nsearch:\n  exclude: true\nhide: [toc]\n---\n{text}", {}
 
 
 READ = {".md": read_text, ".ipynb": read_notebook, ".py": read_script}

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from html.parser import HTMLParser
 from inspect import isclass, isfunction
 from pathlib import Path
@@ -47,7 +48,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Every page of the site by its address, and every other file."""
+    """The site's files by address: what is read of a page, None of any other file."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
@@ -66,10 +67,6 @@ def site(tmp_path_factory):
         else None
         for address, path in addresses.items()
     }
-
-
-def is_page(reader):
-    return reader is not None
 
 
 def broken(site):
@@ -152,8 +149,7 @@ def elsewhere(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.delenv("PYRO_BBB_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "page", None)  # taken out again afterwards
-    with plt.rc_context({"backend": "agg"}):
-        yield tmp_path / "here"
+    yield tmp_path / "here"
     plt.close("all")
 
 
@@ -161,13 +157,71 @@ def name_of(page):
     return page.relative_to(ROOT / "docs").with_suffix("").as_posix()
 
 
-CODED = [page for page in blocks.PAGES if any(blocks.blocks(page))]
+RUN = [page for page in blocks.PAGES if any(block.reason is None for block in blocks.blocks(page))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", CODED, ids=name_of)
+@pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_the_code_runs(page, elsewhere, capsys):
     if page.parent.name == "migrate":  # from another library, which conda-forge may not have
         pytest.importorskip(page.stem)
-    blocks.check_reasons(page)
-    blocks.run_page(page, elsewhere, capsys)
+    assert blocks.run_page(page, elsewhere, capsys)
+
+
+def test_a_block_is_left_out_for_a_good_reason_only():
+    for page in blocks.PAGES:
+        blocks.check_reasons(page)
+
+
+# --- the runner of blocks itself ---
+
+PAGE = """
+```python
+first = 1
+```
+
+=== "a tab"
+
+    ```python
+    print(first + 1, "of", "2.50")
+    ```
+
+    ```text
+    2 of {shown}
+    ```
+
+<!-- not run: {reason} -->
+```python
+assert False
+```
+
+```console
+python -c "open('made', 'w')"   # a command
+make nothing
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason", "message"),
+    [
+        ("2.50", "a GPU: a large one", None),
+        ("2.50", "no time", "no time"),
+        ("2.80", "a GPU", "page.md:9 prints"),
+        ("2.5", "a GPU", "page.md:9 prints"),
+    ],
+)
+def test_blocks_are_run_compared_and_left_out(shown, reason, message, elsewhere, capsys):
+    page = elsewhere / "page.md"
+    page.write_text(PAGE.format(shown=shown, reason=reason))
+    with nullcontext() if message is None else pytest.raises(AssertionError, match=message):
+        blocks.check_reasons(page)
+        assert blocks.run_page(page, elsewhere, capsys) == 3
+        assert (elsewhere / "made").exists()
+
+
+def test_numbers_agree_as_machines_do():
+    assert blocks.close("0.0312", "0.0330") and blocks.close("12.9", "12.0")
+    assert blocks.close("0.02", "0.00") and blocks.close("-5.50", "-5.49")
+    for number, shown in ("13.3", "12.0"), ("0.03", "0.00"), ("41", "40"), ("0.5", "0.50"):
+        assert not blocks.close(number, shown)
