@@ -1,6 +1,6 @@
 """The documentation: the site builds strictly, its links lead somewhere, its code runs."""
 
-import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from html.parser import HTMLParser
 from inspect import isclass, isfunction
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from urllib.parse import unquote, urljoin, urlsplit
 
 import blocks
@@ -225,3 +225,40 @@ def test_numbers_agree_as_machines_do():
     assert blocks.close("0.02", "0.00") and blocks.close("-5.50", "-5.49")
     for number, shown in ("13.3", "12.0"), ("0.03", "0.00"), ("41", "40"), ("0.5", "0.50"):
         assert not blocks.close(number, shown)
+
+
+# --- what the site adds to the pages ---
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """The module that MkDocs runs."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("[a](../../README.md#more)", "[a](../project/readme.md#more)"),
+        ("[a](../../experiments/quickstart.py)", "[a](../experiments/quickstart.md)"),
+        ("![a](../images/votes_unsure.png)", "![a](../images/votes_unsure.png)"),
+        ("[a](../../LICENSE), [b](../results)", "a, b"),
+        ("[a](https://pyro.ai/x), [b](gone.md), x[0](y)", None),
+    ],
+)
+def test_links_between_files_become_links_between_pages(hooks, link, shown):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guide/choose.md"))
+    changed = hooks.on_page_markdown(link, page, None, None)
+    assert changed == (link if shown is None else shown)
+
+
+def test_equations_become_mathml_or_an_error(hooks):
+    page = r'<span class="arithmatex">\(\ln q \sim x &lt; 1\)</span>'
+    written = hooks.on_page_content(page, None, None, None)
+    assert written.startswith("<math") and "<mo>∼</mo>" in written and "mspace" in written
+    for latex in r"\nothing x", r"\begin{aligned}a &amp;= b\end{aligned}":
+        with pytest.raises(ValueError, match="not understood: "):
+            hooks.on_page_content(rf'<div class="arithmatex">\[{latex}\]</div>', None, None, None)
