@@ -131,8 +131,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_classifier": ({"_estimator", "_units"}, {"torch", "numpy", "sklearn"}),
     "sklearn": ({"_regressor", "_classifier"}, set()),
     "cli": (
-        {"sklearn", "metrics", "plots", "pruning"},
+        {"sklearn", "metrics", "plots", "pruning", "play"},
         {"torch", "numpy", "matplotlib", "sklearn", "polars", "tyro", "jinja2", "tqdm"},
+    ),
+    "play": (
+        {"training", "prediction", "pruning", "persistence", "data", "_colours"},
+        {"pyro", "torch", "numpy", "PIL", "sklearn", "nicegui"},
     ),
     "__main__": ({"cli"}, set()),
     "_colours": (set(), set()),
@@ -152,7 +156,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 # For scikit-learn and the shell; nothing in the library imports them
-FRONT = {"_estimator", "_regressor", "_classifier", "sklearn", "cli", "__main__"}
+FRONT = {"_estimator", "_regressor", "_classifier", "sklearn", "cli", "play", "__main__"}
 MODULES = sorted(
     {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")}
 )

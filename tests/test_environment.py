@@ -8,7 +8,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # others are called the same
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "matplotlib": "matplotlib-base",
+    "playwright": "playwright-python",
+}  # others are called the same
 PIP_ONLY = {"benchmarks", "peers"}  # extras of packages that conda-forge does not have
 
 

@@ -15,6 +15,7 @@ import tyro
 from pyro_bbb.cli.demo import Demo
 from pyro_bbb.cli.evaluate import Evaluate
 from pyro_bbb.cli.options import Command
+from pyro_bbb.cli.play import Play
 from pyro_bbb.cli.predict import Predict
 from pyro_bbb.cli.prune import Prune
 from pyro_bbb.cli.report import Report
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "prune": Prune,
     "report": Report,
     "demo": Demo,
+    "play": Play,
 }
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
