@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ class Play(Command):
         _require_free(self.host, self.port)
         classifier = self._classifier(voice)
         voice.say(f"http://{self.host}:{self.port}/ (Ctrl-C ends)")
-        serve(classifier, host=self.host, port=self.port, show=self.browser)
+        with suppress(KeyboardInterrupt):
+            serve(classifier, host=self.host, port=self.port, show=self.browser)
         return {}
 
     def _classifier(self, voice: Voice) -> Classifier:

@@ -137,7 +137,7 @@ def train_mnist(root: Path, epochs: int = 5, *, progress: bool = True) -> Classi
     x, y = load_images("mnist", root=root)
     train, held_out = split(x.flatten(1), y, fraction=0.1, seed=_SEED)
     rng = np.random.default_rng(_SEED)
-    others = torch.stack([pixels(scribble(rng), 28) for _ in range(2000)])
+    others = torch.stack([pixels(scribble(rng), 28) for _ in range(1000)])
     repeated = len(train[0]) // 4 // len(others)
     generator = torch.Generator().manual_seed(_SEED)
     labels = torch.randint(CLASSES, (repeated * len(others),), generator=generator)

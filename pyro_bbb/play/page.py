@@ -78,14 +78,13 @@ class Digits:
                     self.seen = ui.html(sanitize=False)
                     side = classifier.side
                     ui.label(f"What the networks see: {side}x{side} pixels.").classes("soft")
-                ui.label("Refuse unless a digit is more probable than").classes("soft")
-                self.threshold = ui.slider(
-                    min=0, max=1, step=0.01, value=round(classifier.threshold, 2)
-                ).props("label-always switch-label-side")
-                self.threshold.on_value_change(self.show)
+                rule = ui.label().classes("soft")
+                at = round(classifier.threshold, 2)
+                self.threshold = ui.slider(min=0, max=1, step=0.01, value=at, on_change=self.show)
+                rule.bind_text_from(self.threshold, "value", _refused)
             for pruned, words in (
                 (False, f"{DRAWS} networks vote"),
-                (True, f"The same with {PRUNED:.0%} of the weights removed"),
+                (True, f"With {PRUNED:.0%} of the weights removed"),
             ):
                 with _card(words):
                     self.panels[pruned] = ui.html(sanitize=False)
@@ -118,10 +117,15 @@ class Digits:
                 answer = self.answers[pruned]
                 said = pictures.verdict(answer, self.threshold.value)
                 votes = pictures.votes(answer)
-                panel.content = f"<div>{said}</div>{votes}{_KEY}{pictures.split(answer)}"
+                parts = f"<div>{said}</div>{votes}{_KEY}{pictures.split(answer)}"
+                panel.content = f'<div class="answer">{parts}</div>'
 
 
 _KEY = '<div class="soft">Bars: votes of the networks. Red marks: mean probability.</div>'
+
+
+def _refused(threshold: float) -> str:
+    return f"It refuses unless a digit is more probable than {threshold:.2f}."
 
 
 class Regression:
@@ -144,6 +148,7 @@ class Regression:
                     for name, (x, y) in examples().items():
                         self._button(name, partial(self.change, _pairs(x, y)))
                 ui.html(pictures.legend(), sanitize=False)
+                ui.label(_LIMIT).classes("soft")
         self.show()
 
     def _button(self, words: str, action: Callable[[], object]) -> None:
@@ -159,10 +164,10 @@ class Regression:
     async def change(self, points: list[tuple[float, float]]) -> None:
         """Learns these points; those that come meanwhile are next."""
         self.points, self.stale = points, True
+        under_way, self.learning = self.learning, True
         self.show()
-        if self.learning:
+        if under_way:
             return
-        self.learning = True
         try:
             while self.stale:
                 await self._learn()
@@ -189,6 +194,9 @@ class Regression:
         self.plot.content = f'<svg class="plot" viewBox="{box}">{body}</svg>'
         waiting = "training" if self.learning else "trained"
         self.status.text = f"{len(self.points)} points; {waiting}" if self.points else "no points"
+
+
+_LIMIT = "A mean-field posterior, as here, is too sure between two groups of points."
 
 
 def _card(words: str) -> Element:

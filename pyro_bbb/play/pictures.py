@@ -9,8 +9,8 @@ from pyro_bbb._colours import BLUE, ORANGE, SKY, VERMILLION
 from pyro_bbb.play.curve import GRID, NOISE
 from pyro_bbb.summaries import ClassificationPrediction, RegressionPrediction
 
-WIDTH, HEIGHT = 640, 400  # of the plot of a regression, in its own units
-_LEFT, _TOP, _RIGHT, _BOTTOM = 40, 10, 630, 370  # where the axes lie in it
+WIDTH, HEIGHT = 480, 320  # of the plot of a regression, in its own units
+_LEFT, _TOP, _RIGHT, _BOTTOM = 44, 10, 470, 288  # where the axes lie in it
 
 
 def seen(x: Tensor, side: int) -> str:
@@ -39,7 +39,7 @@ def votes(prediction: ClassificationPrediction) -> str:
     chosen = prediction.sample_probs[:, 0].argmax(-1)
     counts = torch.bincount(chosen, minlength=prediction.probs.shape[-1]).tolist()
     rows = "".join(
-        f'<div class="row"><b>{label}</b><div class="track">'
+        f'<div class="vote"><b>{label}</b><div class="track">'
         f'<div class="bar" style="width:{100 * count / len(chosen):.0f}%;background:{SKY}"></div>'
         f'<div class="mark" style="left:{100 * prob:.1f}%;background:{VERMILLION}"></div></div>'
         f'<span class="count">{count}</span></div>'
@@ -95,7 +95,7 @@ def _bands(prediction: RegressionPrediction) -> str:
         + '"/>'
         for name, colour, width in (("total", SKY, total), ("epistemic", BLUE, inner))
     )
-    line = f'<polyline class="mean" stroke="{BLUE}" points="{_path(at, mean.tolist())}"/>'
+    line = f'<polyline class="mean" points="{_path(at, mean.tolist())}"/>'
     return f'<g clip-path="url(#axes)">{bands}{line}</g>'
 
 
