@@ -193,7 +193,8 @@ class Regression:
         box = f"0 0 {pictures.WIDTH} {pictures.HEIGHT}"
         self.plot.content = f'<svg class="plot" viewBox="{box}">{body}</svg>'
         waiting = "training" if self.learning else "trained"
-        self.status.text = f"{len(self.points)} points; {waiting}" if self.points else "no points"
+        count = f"{len(self.points)} point{'s' if len(self.points) > 1 else ''}"
+        self.status.text = f"{count}; {waiting}" if self.points else "no points"
 
 
 _LIMIT = "A mean-field posterior, as here, is too sure between two groups of points."
