@@ -28,7 +28,7 @@ class Play(Command):
     """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
     the trained one is kept there. By default a folder in the user's cache."""
     data_root: Path | None = None
-    """Folder with MNIST/raw/*.gz: train on these instead."""
+    """Folder with MNIST/raw/*.gz: train on these instead, in a minute or two."""
     host: str = "127.0.0.1"
     """Address to answer at; 0.0.0.0 lets others in."""
     port: int = 8321
