@@ -9,6 +9,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_code_runs_and_learns(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it saves
+    monkeypatch.setattr("pyro_bbb._recipe._STEPS", 400)  # of the regressor, a tenth
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) >= 2
     names: dict[str, object] = {}
