@@ -184,7 +184,7 @@ class LogOneMixture(Function):
 
 
 def _exponent(w: Tensor, one: Numbers, sign: int) -> Tensor:
-    """T or -t, where t is bounded by its floor."""
+    """The exponent t or -t, where t is bounded by its floor."""
     delta = torch.full((), sign * one.delta, dtype=w.dtype, device=w.device)
     t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2)
     return t.clamp_(min=one.floor) if sign > 0 else t.clamp_(max=-one.floor)

@@ -46,11 +46,14 @@ class Softplus(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (rho,) = ctx.saved_tensors
         return grad * torch.sigmoid(rho)
+
+    jvp = backward  # it is its own transpose
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], rho: Tensor) -> tuple[Tensor, int | None]:

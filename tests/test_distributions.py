@@ -370,6 +370,7 @@ def test_softplus_is_exact_for_every_rho():
         assert relative_error(found.double(), expected) < 4 * eps
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # by torch's own forward mode
 def test_softplus_has_torchs_derivatives_and_limits():
     rho = torch.tensor([-300.0, -5.0, -1e-8, 0.0, 1e-8, 5.0, 300.0], dtype=torch.float64)
     rho.requires_grad_()
@@ -378,6 +379,9 @@ def test_softplus_has_torchs_derivatives_and_limits():
     )
     torch.testing.assert_close(of_ours, of_torchs, rtol=1e-15, atol=1e-100)
     assert gradgradcheck(softplus, rho[1:-1])
+    one = torch.ones_like(rho)
+    _, forward = torch.func.jvp(softplus, (rho.detach(),), (one,))
+    torch.testing.assert_close(forward, of_torchs, rtol=1e-15, atol=1e-100)
     limits = softplus(torch.tensor([-math.inf, math.inf, math.nan])).tolist()
     assert limits[:2] == [0.0, math.inf] and math.isnan(limits[2])
 
