@@ -180,6 +180,23 @@ def test_a_finger_draws_too(site):
     page.close()
 
 
+def test_clearing_ends_the_stroke_under_way(site):
+    address, context = site
+    page = context.new_page()
+    page.goto(address)
+    pad = page.locator("svg.pad")
+    box = pad.bounding_box()
+    page.mouse.move(box["x"] + 50, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 90, box["y"] + 90)
+    page.get_by_role("button", name="Clear").dispatch_event("click")
+    sync_api.expect(pad.locator("polyline")).to_have_count(0)
+    page.mouse.move(box["x"] + 150, box["y"] + 150)  # what is wrong here, `site` reports
+    page.mouse.up()
+    assert pad.locator("polyline").count() == 0
+    page.close()
+
+
 def test_the_band_follows_clicks(page):
     page.get_by_role("tab", name="Place points").click()
     plot = page.locator("svg.plot")

@@ -30,6 +30,7 @@ export default {
       this.$emit("drawn", this.strokes);
     },
     clear() {
+      this.drawing = false; // what is under way is gone as well
       this.strokes = [];
     },
   },

@@ -88,7 +88,7 @@ class Digits:
             ):
                 with _card(words):
                     self.panels[pruned] = ui.html(sanitize=False)
-        self.clear()
+        self._forget()  # a call to the pad would come when somebody draws already
 
     def draw(self, event: GenericEventArguments) -> None:
         """Asks the networks about all strokes so far."""
@@ -102,6 +102,9 @@ class Digits:
     def clear(self) -> None:
         """Back to the empty pad."""
         self.pad.run_method("clear")
+        self._forget()
+
+    def _forget(self) -> None:
         self.answers = {}
         self.seen.content = pictures.seen(torch.zeros(1), self.classifier.side)
         self.show()
