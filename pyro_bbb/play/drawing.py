@@ -46,7 +46,7 @@ def pixels(strokes: Strokes, side: int) -> Tensor:
 def _small(strokes: Strokes) -> Points:
     upright = _sheared(strokes)
     low, high = _box(upright)
-    pen = _INK * 32 * 32 / max(_length(upright) / max((high - low).max(), 1e-9) * 32, 1.0)
+    pen = _INK * 32 * 32 / max(length(upright) / max((high - low).max(), 1e-9) * 32, 1.0)
     for _ in range(4):  # to the pen that covers the area; a wider one has less room to move
         pen = float(np.clip(pen, *_PEN))
         ink = _painted(_fitted(upright, np.array([20 - pen, 32 - pen]), _STRETCH, 32), pen, 32)
@@ -102,7 +102,8 @@ def _box(strokes: Strokes) -> tuple[Points, Points]:
     return points.min(0), points.max(0)
 
 
-def _length(strokes: Strokes) -> float:
+def length(strokes: Strokes) -> float:
+    """Of all strokes together, in their unit."""
     return float(sum(np.hypot(*np.diff(stroke, axis=0).T).sum() for stroke in strokes))
 
 

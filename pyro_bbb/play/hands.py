@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyro_bbb.play.drawing import Points, Strokes
+from pyro_bbb.play.drawing import Points, Strokes, length
 
 # Corners of straight strokes, on a square of side 1, y down.
 HABITS: dict[int, list[list[tuple[float, float]]]] = {
@@ -30,8 +30,7 @@ def scribble(rng: np.random.Generator) -> Strokes:
     while True:
         strokes = [_stroke(rng) for _ in range(int(rng.integers(1, 8)))]
         points = np.concatenate(strokes)
-        length = sum(np.hypot(*np.diff(stroke, axis=0).T).sum() for stroke in strokes)
-        if length > _LONG * np.hypot(*np.ptp(points, axis=0)):
+        if length(strokes) > _LONG * np.hypot(*np.ptp(points, axis=0)):
             return strokes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def votes(prediction: ClassificationPrediction) -> str:
 
 def split(prediction: ClassificationPrediction) -> str:
     """The entropy as one bar of two parts, of at most the logarithm of the number of classes."""
-    most = float(torch.tensor(prediction.probs.shape[-1]).log())
+    most = math.log(prediction.probs.shape[-1])
     parts = [
         ("aleatoric", float(prediction.aleatoric), ORANGE, "each network by itself is unsure"),
         ("epistemic", float(prediction.epistemic), BLUE, "the networks disagree"),
