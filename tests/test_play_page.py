@@ -160,10 +160,7 @@ def test_pruned_networks_answer_beside_them(page):
     assert page.locator(".answer").nth(1).locator(".vote").count() == 10
 
 
-def test_a_finger_draws_too(site):
-    address, context = site
-    page = context.new_page()
-    page.goto(address)
+def test_a_finger_draws_too(page):
     pad = page.locator("svg.pad")
     box = pad.bounding_box()
     points = np.concatenate(three()) * box["width"] + [box["x"], box["y"]]
@@ -177,13 +174,9 @@ def test_a_finger_draws_too(site):
     pad.dispatch_event("pointerup", places[-1])
     says(page, "3")
     assert pad.evaluate("pad => getComputedStyle(pad).touchAction") == "none"
-    page.close()
 
 
-def test_clearing_ends_the_stroke_under_way(site):
-    address, context = site
-    page = context.new_page()
-    page.goto(address)
+def test_clearing_ends_the_stroke_under_way(page):
     pad = page.locator("svg.pad")
     box = pad.bounding_box()
     page.mouse.move(box["x"] + 50, box["y"] + 50)
@@ -194,7 +187,6 @@ def test_clearing_ends_the_stroke_under_way(site):
     page.mouse.move(box["x"] + 150, box["y"] + 150)  # what is wrong here, `site` reports
     page.mouse.up()
     assert pad.locator("polyline").count() == 0
-    page.close()
 
 
 def test_the_band_follows_clicks(page):
@@ -202,7 +194,8 @@ def test_the_band_follows_clicks(page):
     plot = page.locator("svg.plot")
     for i, (x, y) in enumerate(((0.3, 0.3), (0.7, 0.5))):
         box = plot.bounding_box()
-        page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        place = {"x": x * box["width"], "y": y * box["height"]}
+        plot.click(position=place)  # once the tab has slid into its place
         sync_api.expect(plot.locator("circle.point")).to_have_count(i + 1)
     trained(page, 2)
     first = plot.locator(".mean").get_attribute("points")
