@@ -13,8 +13,10 @@ class Effort:
     """Time of one comparison of training steps; rounds begin until it has passed."""
     min_rounds: int = 5
     """Rounds of steps, at least."""
-    burst: int = 4
-    """Steps timed per turn, after one that is not."""
+    burst: int = 6
+    """Steps timed per turn."""
+    unseen: int = 3
+    """Steps before them that are not timed, to have all in the caches again."""
     widths: tuple[int, ...] = (400, 800, 1200)
     """Hidden units, at 128 examples per step."""
     batches: tuple[int, ...] = (32, 1024)
@@ -43,14 +45,14 @@ class Effort:
     )
     """Posterior draws and inputs of the predictions whose memory is measured."""
     one_process: bool = False
-    """Whether all memory is measured in one process, which is quicker and wrong for `process`."""
+    """Whether all is measured in one process, which is quicker; contenders then share its heap."""
 
 
 DEFAULT = Effort()
 QUICK = Effort(
     seconds=2.0,
     min_rounds=3,
-    burst=2,
+    burst=4,
     widths=(400, 1200),
     batches=(32,),
     draws=(1, 10),
@@ -64,6 +66,7 @@ SMOKE = Effort(
     seconds=0.0,
     min_rounds=2,
     burst=1,
+    unseen=1,
     widths=(8,),
     batches=(),
     draws=(1, 10),

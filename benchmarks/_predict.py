@@ -9,7 +9,7 @@ import torch
 from _effort import Effort
 from _peers import bayesian_torch_network, torch_blue_network
 from _pyro import guided
-from _timing import Action, Comparison, interleave, repeated
+from _timing import Action, Comparison, interleave, repeated, timed
 from _work import Work, images, prepare
 from pyro.infer import Predictive
 from torch import Tensor
@@ -55,7 +55,7 @@ def _compare(
 ) -> Comparison:
     x, _ = images(count, device=device)
     actions = {
-        name: Action(repeated(_without_gradients(predictor, x)))
+        name: Action(timed(repeated(_without_gradients(predictor, x)), device))
         for name, predictor in predictors.items()
     }
     rounds = interleave(
@@ -63,7 +63,6 @@ def _compare(
         seconds=effort.seconds / 2,
         min_rounds=effort.slow_rounds,
         warmup=1,
-        device=device,
     )
     title = f"{count} input{'s' * (count > 1)}, {effort.samples} draws, width {effort.widths[0]}"
     return Comparison("predict", title, floor_of(effort.samples), rounds, absent)

@@ -4,7 +4,8 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,8 @@ from _contenders import (
 )
 from _effort import Effort
 from _pyro import guided
-from _timing import Action, Comparison, interleave, repeated
+from _seats import seats
+from _timing import Action, Comparison, interleave, repeated, timed
 from _work import Trainer, Work, fused_adam, images
 from torch import Tensor
 
@@ -29,33 +31,40 @@ import pyro_bbb as bbb
 MANY = 10  # draws of the slower epoch
 BATCH = 128
 
+Entries: TypeAlias = dict[str, tuple[str, Work]]  # contender and its work, by the name shown
+
 
 def steps(effort: Effort, device: str) -> list[Comparison]:
-    """Single training steps of all contenders."""
+    """Single training steps of all contenders, each in a process of its own."""
     widths = [Work(hidden=hidden, device=device) for hidden in effort.widths]
-    cases = [(f"width {work.hidden}, batch {BATCH}", work, LIBRARIES) for work in widths]
+    cases = [(f"width {work.hidden}, batch {BATCH}", _all(work, LIBRARIES)) for work in widths]
     first = widths[0]
     for batch in effort.batches:
         work = replace(first, batch=batch)
-        cases.append((f"width {first.hidden}, batch {batch}", work, LIBRARIES))
+        cases.append((f"width {first.hidden}, batch {batch}", _all(work, LIBRARIES)))
     ours = [FLOOR, OURS, OURS_GAUSSIAN, *ESTIMATORS]
-    cases.append((f"gradient estimators of pyro_bbb, width {first.hidden}", first, ours))
+    title = f"gradient estimators of pyro_bbb, width {first.hidden}"
+    cases.append((title, _all(first, ours)))
     if effort.lenet5:
         lenet5 = Work(architecture="lenet5", device=device)
-        cases.append((f"LeNet-5, batch {BATCH}", lenet5, IMAGES))
-    measured = [
-        _compare(effort, title, {name: (name, work) for name in names})
-        for title, work, names in cases
-    ]
-    return [*measured, _several_draws(effort, first)]
+        cases.append((f"LeNet-5, batch {BATCH}", _all(lenet5, IMAGES)))
+    title = f"draws per step, width {first.hidden}, batch {BATCH}"
+    cases.append((title, _several_draws(effort, first)))
+    names = [name for _, entries in cases for name, _ in entries.values()]
+    with seats(names, one_process=effort.one_process) as seat_of:
+        return [_compare(effort, title, entries, seat_of) for title, entries in cases]
 
 
-def _several_draws(effort: Effort, work: Work) -> Comparison:
+def _all(work: Work, names: Iterable[str]) -> Entries:
+    return {name: (name, work) for name in names}
+
+
+def _several_draws(effort: Effort, work: Work) -> Entries:
     entries = {FLOOR: (FLOOR, work)}
     for name in SEVERAL_DRAWS:
         for draws in effort.draws:
             entries[several(name, draws)] = (name, replace(work, draws=draws))
-    return _compare(effort, f"draws per step, width {work.hidden}, batch {BATCH}", entries)
+    return entries
 
 
 def several(name: str, draws: int) -> str:
@@ -63,18 +72,26 @@ def several(name: str, draws: int) -> str:
     return f"{name} x {draws}"
 
 
-def _compare(effort: Effort, title: str, entries: dict[str, tuple[str, Work]]) -> Comparison:
-    """Steps of contenders, each with its work, by the name shown."""
-    prepared = {shown: CONTENDERS[name].prepare(work) for shown, (name, work) in entries.items()}
-    actions = {
-        shown: Action(trainer.take, burst=effort.burst, unseen=1)
-        for shown, trainer in prepared.items()
-        if isinstance(trainer, Trainer)
+def _compare(
+    effort: Effort, title: str, entries: Entries, seat_of: Callable[[str], Any]
+) -> Comparison:
+    """Steps of contenders, each with its work."""
+    works: dict[str, list[Work]] = {}
+    for name, work in entries.values():
+        works.setdefault(name, []).append(work)
+    reasons = {name: seat_of(name).prepare(its) for name, its in works.items()}
+    absent = {
+        shown: reason
+        for shown, (name, _) in entries.items()
+        if (reason := reasons[name]) is not None
     }
-    device = entries[FLOOR][1].device
+    actions = {
+        shown: Action(partial(seat_of(name).take, work), burst=effort.burst, unseen=effort.unseen)
+        for shown, (name, work) in entries.items()
+        if shown not in absent
+    }
     limits: dict[str, Any] = {"seconds": effort.seconds, "min_rounds": effort.min_rounds}
-    rounds = interleave(actions, **limits, warmup=3, device=device)
-    absent = {shown: each for shown, each in prepared.items() if isinstance(each, str)}
+    rounds = interleave(actions, **limits, warmup=3)
     return Comparison("steps", title, FLOOR, rounds, absent)
 
 
@@ -92,14 +109,12 @@ def epoch(effort: Effort, device: str) -> list[Comparison]:
     assert isinstance(trainer, Trainer)
     count = math.ceil(len(x) / BATCH)
     actions = {
-        LOOP: Action(repeated(_deterministic_epoch(work, x, y))),
-        STEPS: Action(trainer.take, burst=min(count, 100), unseen=1),
-        FIT: Action(repeated(_fit_epoch(work, x, y, 1))),
-        FIT_MANY: Action(repeated(_fit_epoch(work, x, y, MANY))),
+        LOOP: Action(timed(repeated(_deterministic_epoch(work, x, y)), device)),
+        STEPS: Action(timed(trainer.take, device), burst=min(count, 100), unseen=1),
+        FIT: Action(timed(repeated(_fit_epoch(work, x, y, 1)), device)),
+        FIT_MANY: Action(timed(repeated(_fit_epoch(work, x, y, MANY)), device)),
     }
-    rounds = interleave(
-        actions, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0, device=device
-    )
+    rounds = interleave(actions, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0)
     rounds[STEPS] = [[count * seconds for seconds in turn] for turn in rounds[STEPS]]
     title = f"{len(x)} examples, width {work.hidden}, batch {BATCH}"
     return [Comparison("epoch", title, LOOP, rounds)]

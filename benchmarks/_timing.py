@@ -16,6 +16,7 @@ import torch
 Rounds: TypeAlias = list[list[float]]  # seconds, of each round
 Meter: TypeAlias = Callable[[Callable[[], Any]], Any]  # runs what it is given, and measures it
 Take: TypeAlias = Callable[[int, Meter], None]  # does something so many times through a meter
+Turn: TypeAlias = Callable[[int], list[float]]  # does it so many times: the seconds of each
 
 
 def repeated(run: Callable[[], Any]) -> Take:
@@ -28,11 +29,37 @@ def repeated(run: Callable[[], Any]) -> Take:
     return take
 
 
+def timed(take: Take, device: str = "cpu", clock: Callable[[], float] = time.perf_counter) -> Turn:
+    """Times something that is done here.
+
+    Args:
+        take: does it.
+        device: where the work is done; a CUDA device is waited for.
+        clock: where the time comes from, in seconds.
+    """
+
+    def turn(count: int) -> list[float]:
+        times = []
+
+        def meter(run: Callable[[], Any]) -> None:
+            synchronise(device)
+            began = clock()
+            run()
+            synchronise(device)
+            times.append(clock() - began)
+
+        if count:
+            take(count, meter)
+        return times
+
+    return turn
+
+
 @dataclass(frozen=True)
 class Action:
     """Something to time."""
 
-    take: Take
+    turn: Turn
     burst: int = 1
     """How often it is timed per turn."""
     unseen: int = 0
@@ -80,7 +107,6 @@ def interleave(
     seconds: float,
     min_rounds: int,
     warmup: int,
-    device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
     """Times the actions in turns.
@@ -90,7 +116,6 @@ def interleave(
         seconds: rounds begin until this time has passed.
         min_rounds: but no fewer than these are taken.
         warmup: untimed runs of each action before the first round.
-        device: where the work is done; a CUDA device is waited for.
         clock: where the time comes from, in seconds.
 
     Returns:
@@ -98,33 +123,17 @@ def interleave(
     """
     names = list(actions)
     rounds: dict[str, Rounds] = {name: [] for name in names}
-    with _no_collection():
+    with no_collection():
         for name in names:
-            _turn(actions[name].take, warmup, device, clock)
+            actions[name].turn(warmup)
         began = clock()
         while len(rounds[names[0]]) < min_rounds or clock() - began < seconds:
             start = len(rounds[names[0]]) % len(names)
             for name in names[start:] + names[:start]:
                 action = actions[name]
-                turn = _turn(action.take, action.unseen + action.burst, device, clock)
-                rounds[name].append(turn[action.unseen :])
+                rounds[name].append(action.turn(action.unseen + action.burst)[action.unseen :])
             gc.collect()
     return rounds
-
-
-def _turn(take: Take, count: int, device: str, clock: Callable[[], float]) -> list[float]:
-    times = []
-
-    def meter(run: Callable[[], Any]) -> None:
-        synchronise(device)
-        began = clock()
-        run()
-        synchronise(device)
-        times.append(clock() - began)
-
-    if count:
-        take(count, meter)
-    return times
 
 
 def synchronise(device: str) -> None:
@@ -134,7 +143,7 @@ def synchronise(device: str) -> None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection in between, but once before."""
     enabled = gc.isenabled()
     gc.collect()

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_bbb._draw import draw_many, parts_of
+from pyro_bbb._draw import Whole, draw_many
 from pyro_bbb._event import Event
+from pyro_bbb._memory import blank
 from pyro_bbb._normals import SoftplusNormal
 
 _JOINED: ContextVar[dict[Any, Any] | None] = ContextVar("joined", default=None)
@@ -74,15 +76,15 @@ class Vector:
     def __init__(self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor]) -> None:
         tensors = list(locs.values())
         first, count = tensors[0], sum(x.numel() for x in tensors)
-        noise = torch.empty(count, dtype=first.dtype, device=first.device)
-        noises = parts_of(noise, tensors)
-        for part in noises:  # one after another, as each weight would draw its own
+        noise = Whole(blank(first, torch.Size([count])), tensors)
+        for part in noise.parts:  # one after another, as each weight would draw its own
             part.normal_()
         self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
-        self.whole = WholeNormal(tensors, self.value, noise, scale, log_q)
-        of_parts = zip(locs, values, noises, parts_of(scale, tensors), strict=True)
+        self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
+        drawn = zip(values, noise.parts, strict=True)
         self.parts = {
-            name: SoftplusNormal.drawn(locs[name], rhos[name], *x) for name, *x in of_parts
+            name: SoftplusNormal.drawn(loc, rhos[name], *each, partial(scale.part, number))
+            for number, ((name, loc), each) in enumerate(zip(locs.items(), drawn, strict=True))
         }
 
 

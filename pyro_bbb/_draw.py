@@ -5,6 +5,7 @@ With hundreds of thousands of weights it is memory that costs: what can be compu
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pyro_bbb._event import HALF_LOG_2PI
+from pyro_bbb._memory import blank
 from pyro_bbb._softplus import softplus, softplus_into
 
 Scale: TypeAlias = tuple[Tensor, Tensor]  # standard deviations and the sum of their logarithms
@@ -54,15 +56,35 @@ def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
     return value, scale, log_q
 
 
+class Whole:
+    """A vector of tensors that lie side by side, and those as its parts."""
+
+    def __init__(self, vector: Tensor, like: Sequence[Tensor]) -> None:
+        self.vector, self._like = vector, like
+
+    @functools.cached_property
+    def parts(self) -> list[Tensor]:
+        """The vector's parts, of the tensors' shapes; found once, as that takes its time."""
+        return list(_unflatten_dense_tensors(self.vector, self._like))
+
+    def part(self, number: int) -> Tensor:
+        """One of them."""
+        return self.parts[number]
+
+    def blank(self) -> Whole:
+        """Another one, of any content."""
+        return Whole(blank(self.vector), self._like)
+
+
 def draw_many(
-    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: Whole
+) -> tuple[Tensor, Whole, Tensor, list[Tensor]]:
     r"""`draw` of several tensors into one vector: value, scale, $\sum\ln q$, the value's parts.
 
     Args:
         locs: means.
         rhos: unconstrained scales.
-        noise: $\epsilon$ of all, ``[n]``.
+        noise: $\epsilon$ of all.
     """
     shared = _SHARED.get()
     key = tuple(rho.data_ptr() for rho in rhos)
@@ -70,7 +92,7 @@ def draw_many(
     value, scale, log_q, log_scale, *parts = DrawMany.apply(noise, known, *locs, *rhos)
     if shared is not None:
         shared[key] = scale.detach(), log_scale.detach()
-    return value, scale, log_q, parts
+    return value, Whole(scale, locs), log_q, parts
 
 
 class Draw(Function):
@@ -84,7 +106,7 @@ class Draw(Function):
     def forward(
         loc: Tensor, rho: Tensor, noise: Tensor, known: Scale | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        value = noise.square()
+        value = torch.square(noise, out=blank(noise))
         log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
         if known is None:
             scale = softplus(rho)
@@ -137,28 +159,29 @@ class Draw(Function):
 class DrawMany(Function):
     r"""`Draw` of several tensors into one vector; the weights' own tensors are parts of it.
 
-    Arguments are the noise ``[n]``, $\sigma$ and $\sum\ln\sigma$ or ``None``, the tensors'
-    number, their means and their $\rho$. Returns value and scale ``[n]``, $\sum\ln q$ and
-    $\sum\ln\sigma$, then the parts of the value.
+    Arguments are the noise as a `Whole`, $\sigma$ and $\sum\ln\sigma$ or ``None``, then means and
+    $\rho$ of the tensors. Returns value and scale ``[n]``, $\sum\ln q$ and $\sum\ln\sigma$, then
+    the parts of the value.
     """
 
     @staticmethod
-    def forward(noise: Tensor, known: Scale | None, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(noise: Whole, known: Scale | None, *parameters: Tensor) -> tuple[Tensor, ...]:
         locs, rhos = _halves(parameters)
-        value = noise.square()
-        log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
+        value = noise.blank()
+        squares = torch.square(noise.vector, out=value.vector)
+        log_q = squares.sum().mul_(-0.5).sub_(squares.numel() * HALF_LOG_2PI)
         if known is None:
-            scale = over_parts(softplus_into, torch.empty_like(noise), rhos)
-            log_scale = torch.log(scale, out=value).sum()
+            scale = over_parts(softplus_into, noise.blank(), rhos)
+            log_scale = torch.log(scale.vector, out=value.vector).sum()
         else:
-            scale, log_scale = (x.detach() for x in known)
+            scale, log_scale = Whole(known[0].detach(), locs), known[1].detach()
         over_parts(torch.addcmul, value, locs, scale, noise)
-        return value, scale, log_q.sub_(log_scale), log_scale, *parts_of(value, locs)
+        return value.vector, scale.vector, log_q.sub_(log_scale), log_scale, *value.parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         noise, _, *parameters = inputs
-        ctx.save_for_backward(noise, output[1], *_halves(parameters)[1])
+        ctx.save_for_backward(noise.vector, output[1], *_halves(parameters)[1])
         ctx.mark_non_differentiable(output[3])
         ctx.set_materialize_grads(False)
 
@@ -173,19 +196,20 @@ class DrawMany(Function):
         *of_parts: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         noise, scale, *rhos = ctx.saved_tensors
-        of_value = torch.zeros_like(noise) if of_whole is None else of_whole
+        of_value, of_sigma, slope = (Whole(blank(noise), rhos) for _ in range(3))
         given = [
             torch.zeros_like(rho) if part is None else part
             for part, rho in zip(of_parts, rhos, strict=True)
         ]
-        of_value = over_parts(torch.add, torch.empty_like(noise), given, of_value)
-        of_sigma = of_value * noise
+        whole = torch.zeros_like(noise) if of_whole is None else of_whole
+        over_parts(torch.add, of_value, given, Whole(whole, rhos))
+        torch.mul(of_value.vector, noise, out=of_sigma.vector)
         if of_scale is not None:
-            of_sigma.add_(of_scale)
+            of_sigma.vector.add_(of_scale)
         if of_log_q is not None:
-            of_sigma.addcdiv_(of_log_q, scale, value=-1)
-        of_sigma.mul_(over_parts(torch.sigmoid, torch.empty_like(noise), rhos))
-        return None, None, *parts_of(of_value, rhos), *parts_of(of_sigma, rhos)
+            of_sigma.vector.addcdiv_(of_log_q, scale, value=-1)
+        of_sigma.vector.mul_(over_parts(torch.sigmoid, slope, rhos).vector)
+        return None, None, *of_value.parts, *of_sigma.parts
 
 
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -193,24 +217,21 @@ def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return list(parameters[:count]), list(parameters[count:])
 
 
-def parts_of(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """A vector's parts, of the shapes of other tensors."""
-    return list(_unflatten_dense_tensors(vector, like))
-
-
 def over_parts(
-    operation: Callable[..., Tensor], out: Tensor, tensors: Sequence[Tensor], *vectors: Tensor
-) -> Tensor:
+    operation: Callable[..., Tensor], out: Whole, tensors: Sequence[Tensor], *others: Whole
+) -> Whole:
     """An elementwise operation of tensors side by side, and of vectors, into a vector.
 
     On a GPU, where each launch costs, the tensors are joined first; elsewhere, where each pass
     over memory costs, each is worked on where it lies.
     """
-    if out.is_cuda:
-        return operation(torch.cat([x.flatten() for x in tensors]), *vectors, out=out)
-    columns = (parts_of(vector, tensors) for vector in (*vectors, out))
-    for x, *others, part in zip(tensors, *columns, strict=True):
-        operation(x, *others, out=part)
+    if out.vector.is_cuda:
+        joined = torch.cat([x.flatten() for x in tensors])
+        operation(joined, *(other.vector for other in others), out=out.vector)
+    else:
+        columns = (whole.parts for whole in (*others, out))
+        for x, *rest, part in zip(tensors, *columns, strict=True):
+            operation(x, *rest, out=part)
     return out
 
 

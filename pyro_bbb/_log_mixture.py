@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyro_bbb._event import HALF_LOG_2PI, total
+from pyro_bbb._memory import blank
 
 
 def coefficients(
@@ -186,7 +187,7 @@ class LogOneMixture(Function):
 def _exponent(w: Tensor, one: Numbers, sign: int) -> Tensor:
     """The exponent t or -t, where t is bounded by its floor."""
     delta = torch.full((), sign * one.delta, dtype=w.dtype, device=w.device)
-    t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2)
+    t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2, out=blank(w))
     return t.clamp_(min=one.floor) if sign > 0 else t.clamp_(max=-one.floor)
 
 

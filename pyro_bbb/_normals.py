@@ -6,6 +6,7 @@ The latter is that of Blundell et al. (2015), section 3.2.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class SoftplusNormal(dist.Normal):
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
         self.loc, self.rho = torch.broadcast_tensors(loc, rho)
         self._scale: Tensor | None = None
+        self._known_scale: Callable[[], Tensor] | None = None
         self._log_q: Tensor | None = None  # of that draw, summed
         self._draw: tuple[Tensor, Tensor] | None = None
         self._next: Tensor | None = None  # what the next draw is, where that was made elsewhere
@@ -72,19 +74,22 @@ class SoftplusNormal(dist.Normal):
 
     @classmethod
     def drawn(
-        cls, loc: Tensor, rho: Tensor, value: Tensor, noise: Tensor, scale: Tensor
+        cls, loc: Tensor, rho: Tensor, value: Tensor, noise: Tensor, scale: Callable[[], Tensor]
     ) -> SoftplusNormal:
-        """The distribution whose next draw and scale are known."""
+        """The distribution whose next draw is known, and whose scale can be asked for."""
         new = cls(loc, rho)
-        new._next, new._draw, new._scale = value, (value, noise), scale
+        new._next, new._draw, new._known_scale = value, (value, noise), scale
         return new
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
         """Standard deviation, of the batch shape."""
         if self._scale is None:
-            origin = self._origin
-            self._scale = softplus(self.rho) if origin is None else origin.scale
+            known, origin = self._known_scale, self._origin
+            if known is not None:
+                self._scale = known()
+            else:
+                self._scale = softplus(self.rho) if origin is None else origin.scale
         return self._scale.expand(self._batch_shape)
 
     @property
@@ -95,7 +100,7 @@ class SoftplusNormal(dist.Normal):
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(SoftplusNormal, _instance)
         new.loc, new.rho = self.loc.expand(batch_shape), self.rho.expand(batch_shape)
-        new._scale = new._log_q = new._draw = new._next = None
+        new._scale = new._known_scale = new._log_q = new._draw = new._next = None
         new._origin = self._origin or self  # one softplus and logarithm for all copies
         Distribution.__init__(new, Size(batch_shape), validate_args=False)
         return new

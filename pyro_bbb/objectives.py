@@ -5,6 +5,7 @@ Blundell et al. (2015), section 3.4 and equations 8 and 9. All quantities are in
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._checks import at_least_zero, count, positive
+from pyro_bbb._memory import Memory, reusing
 from pyro_bbb.distributions import shared_scales
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
@@ -166,9 +168,15 @@ class _Recorded:
     num_particles: int
     closed_form = False
 
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """For what a step leaves behind."""
+        return Memory()
+
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
-        with side_by_side(), shared_scales() if self.num_particles > 1 else nullcontext():
+        shared = shared_scales() if self.num_particles > 1 else nullcontext()
+        with side_by_side(), shared, reusing(self.memory):
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
 

@@ -239,7 +239,11 @@ class Clock:
 def test_turns_rotate_and_the_first_runs_are_not_counted(load):
     timing, clock, log = load("_timing"), Clock(), []
     actions = {
-        name: timing.Action(timing.repeated(clock.running(seconds, log, name)), burst=2, unseen=1)
+        name: timing.Action(
+            timing.timed(timing.repeated(clock.running(seconds, log, name)), clock=clock),
+            burst=2,
+            unseen=1,
+        )
         for name, seconds in (("a", 1.0), ("b", 3.0))
     }
     rounds = timing.interleave(actions, seconds=0, min_rounds=3, warmup=2, clock=clock)
@@ -249,7 +253,7 @@ def test_turns_rotate_and_the_first_runs_are_not_counted(load):
 
 def test_rounds_begin_until_the_time_has_passed(load):
     timing, clock = load("_timing"), Clock()
-    actions = {"a": timing.Action(timing.repeated(clock.running(1.0)))}
+    actions = {"a": timing.Action(timing.timed(timing.repeated(clock.running(1.0))))}
     options = {"min_rounds": 2, "warmup": 0, "clock": clock}
     assert len(timing.interleave(actions, seconds=4.5, **options)["a"]) == 5
 
@@ -273,7 +277,7 @@ def test_quartiles_are_numpys(load, count):
 
 def test_collection_is_off_while_timing_and_back_afterwards(load):
     timing, gc, states = load("_timing"), importlib.import_module("gc"), []
-    action = timing.Action(timing.repeated(lambda: states.append(gc.isenabled())))
+    action = timing.Action(timing.timed(timing.repeated(lambda: states.append(gc.isenabled()))))
     assert gc.isenabled()
     timing.interleave({"a": action}, seconds=0, min_rounds=2, warmup=1)
     assert gc.isenabled() and states == [False] * 3
@@ -311,3 +315,27 @@ def test_aims_say_what_was_reached(load):
         (3.0, 2.5): "reached",
         (1.0, None): "not measured",
     }
+
+
+# --- processes of their own ---
+
+
+def test_a_contender_trains_in_a_process_of_its_own(load, work):
+    seats, contenders = load("_seats"), load("_contenders")
+    with seats.seats([contenders.FLOOR], one_process=False) as seat_of:
+        seat, other = seat_of(contenders.FLOOR), dataclasses.replace(work, batch=3)
+        assert seat.prepare([work, other]) is None
+        for each in (work, other):
+            times = seat.take(each, 4)
+            assert len(times) == 4 and all(0 < seconds < 60 for seconds in times)
+        assert seat.prepare([work]) is None
+        with pytest.raises(RuntimeError, match="process of a contender failed"):
+            seat.take(other, 1)  # is not prepared any more
+
+
+def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch):
+    seats, contenders = load("_seats"), load("_contenders")
+    missing = dataclasses.replace(contenders.CONTENDERS[contenders.FLOOR], package="no-such")
+    monkeypatch.setitem(contenders.CONTENDERS, "missing", missing)
+    with seats.seats(["missing"], one_process=True) as seat_of:
+        assert seat_of("missing").prepare([work]) == "not installed"

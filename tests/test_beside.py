@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._beside import side_by_side, traced
-from pyro_bbb._draw import DrawMany, draw, draw_many
+from pyro_bbb._draw import DrawMany, Whole, draw, draw_many
 from pyro_bbb._draws import Draws
 from pyro_bbb._log_mixture import LogMixture, LogOneMixture, _exponent
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
@@ -61,15 +61,11 @@ def tensors():
     shapes = (4, 3), (4,), (2, 4)
     locs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     rhos = [(torch.randn(shape) - 2).requires_grad_() for shape in shapes]
-    return locs, rhos, torch.randn(sum(math.prod(shape) for shape in shapes))
+    return locs, rhos, Whole(torch.randn(sum(math.prod(shape) for shape in shapes)), locs)
 
 
 def one_by_one(locs, rhos, noise):
-    drawn, at = [], 0
-    for loc, rho in zip(locs, rhos, strict=True):
-        drawn.append(draw(loc, rho, noise[at : at + loc.numel()].view(loc.shape)))
-        at += loc.numel()
-    return drawn
+    return [draw(*each) for each in zip(locs, rhos, noise.parts, strict=True)]
 
 
 def test_a_vector_holds_what_each_draws():
@@ -80,14 +76,14 @@ def test_a_vector_holds_what_each_draws():
         assert torch.equal(part, alone)
         assert part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
     assert torch.equal(value, torch.cat([alone.flatten() for alone, *_ in drawn]))
-    assert torch.equal(scale, torch.cat([s.flatten() for _, s, _ in drawn]))
+    assert torch.equal(scale.vector, torch.cat([s.flatten() for _, s, _ in drawn]))
     torch.testing.assert_close(log_q, sum(q for *_, q in drawn), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("used", ["value", "scale", "log_q", "parts", "one part", "all"])
 def test_its_gradient_is_that_of_each(used):
     locs, rhos, noise = tensors()
-    weights = torch.randn(len(noise)), torch.randn(len(noise))
+    weights = torch.randn(len(noise.vector)), torch.randn(len(noise.vector))
     of_parts = [torch.randn(loc.shape) for loc in locs]
 
     def objective(value, scale, log_q, parts):
@@ -100,8 +96,9 @@ def test_its_gradient_is_that_of_each(used):
         }
         return sum(terms.values()) if used == "all" else terms[used]
 
+    value, scale, log_q, parts = draw_many(locs, rhos, noise)
     found = torch.autograd.grad(
-        objective(*draw_many(locs, rhos, noise)), [*locs, *rhos], allow_unused=True
+        objective(value, scale.vector, log_q, parts), [*locs, *rhos], allow_unused=True
     )
     drawn = one_by_one(locs, rhos, noise)
     whole = (torch.cat([x[i].flatten() for x in drawn]) for i in (0, 1))
