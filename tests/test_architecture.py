@@ -28,7 +28,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_squares": ({"_event"}, {"torch"}),
     "_normals": ({"_draw", "_softplus", "_squares"}, {"pyro", "torch"}),
     "_beside": ({"_normals"}, {"pyro", "torch"}),
-    "_divergences": ({"_normals"}, {"pyro", "torch"}),
+    "_divergences": ({"_normals", "_memory"}, {"pyro", "torch"}),
     "_copies": ({"_mixture"}, {"torch"}),
     "distributions": ({"_divergences", "_copies", "_softplus"}, set()),
     "_families": ({"_event"}, {"pyro", "torch", "scipy"}),
