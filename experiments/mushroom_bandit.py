@@ -47,10 +47,10 @@ from pyro_bbb import bandits, plots, priors
 
 BBB = "Bayes by Backprop"
 GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
-NAMES = (BBB, *GREEDY)
+AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
 REPORTED = 500  # interactions between two looks at the device
 MARKS = (1_000, 5_000, 20_000, 50_000)
-LINES = ("-", "--", "-.", ":")  # for grey print
+LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
 
 Curves: TypeAlias = dict[str, Tensor]  # cumulative regret of each agent, [interactions, seeds]
 Step: TypeAlias = Callable[[], None]
@@ -118,6 +118,13 @@ class Config:
     """First seed of mushrooms, luck and initial values; draws depend on it too."""
     seeds: int = 5
     """How many consecutive seeds, side by side."""
+    agents: tuple[Literal["bbb", "greedy", "greedy1", "greedy5"], ...] = (
+        "bbb",
+        "greedy",
+        "greedy1",
+        "greedy5",
+    )
+    """Who plays: Bayes by Backprop, and those that act at random in 0, 1 and 5 %."""
     interactions: int | None = None
     """Mushrooms offered; by default as the recipe says."""
     device: str = "cpu"
@@ -158,18 +165,22 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     """The Bayesian agents, and the greedy ones."""
     data = tuple(part.to(config.device) for part in mushrooms_of(config))
     seeds = list(range(config.seed, config.seed + config.seeds))
-    epsilon = torch.tensor([value for value in GREEDY.values() for _ in seeds])
+    chosen = [AGENTS[agent] for agent in config.agents]
+    greedy = tuple(name for name in GREEDY if name in chosen)
+    epsilon = torch.tensor([GREEDY[name] for name in greedy for _ in seeds])
     kinds = []
     for names, options in (
         (
-            (BBB,),
+            (BBB,) if BBB in chosen else (),
             {"lr": recipe.lr, "num_draws": recipe.num_draws, "weigh_by": recipe.weigh_by},
         ),
         (
-            tuple(GREEDY),
+            greedy,
             {"lr": recipe.greedy_lr, "num_draws": 1, "temperature": 0.0, "epsilon": epsilon},
         ),
     ):
+        if not names:
+            continue
         own = seeds * len(names)
         model, guide = make_model(recipe, own, bayesian=BBB in names, device=config.device)
         agent = make_agent(config, recipe, model, guide, options)
@@ -289,7 +300,7 @@ def summarise(config: Config, found: dict[str, tuple[Tensor, Tensor]]) -> dict[s
 
 def regret_table(summary: dict[str, Any]) -> Table:
     """One row per agent: cumulative regret on the way, and what became of the mushrooms."""
-    first = summary["median"][BBB]
+    first = next(iter(summary["median"].values()))
     marks = [name for name in first if name.startswith("regret at")]
     rows = []
     for name, median in summary["median"].items():
@@ -312,10 +323,10 @@ def draw_regret(run: Run, found: dict[str, tuple[Tensor, Tensor]], finding: str)
     """Cumulative regret, as figure 6 of the paper has it."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 4.2))
-        for (name, (regret, _)), line in zip(found.items(), LINES, strict=True):
+        for name, (regret, _) in found.items():
             total = regret.double().cumsum(0).clamp(min=1)  # a logarithm needs something to show
             at = np.unique(np.geomspace(10, len(total), 400).astype(int)) - 1
-            (median,) = ax.plot(at + 1, total.median(1).values[at], line, label=name)
+            (median,) = ax.plot(at + 1, total.median(1).values[at], LINES[name], label=name)
             low, high = total.min(1).values[at], total.max(1).values[at]
             ax.fill_between(at + 1, low, high, color=median.get_color(), alpha=0.15, lw=0)
         ax.set(xlabel="interactions", ylabel="cumulative regret", xscale="log", yscale="log")
@@ -333,11 +344,11 @@ def draw_mistakes(run: Run, found: dict[str, tuple[Tensor, Tensor]]) -> Picture:
         figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True)
         kinds = {"poisonous and eaten": 15, "edible and passed": 5}
         for ax, (what, cost) in zip(axes, kinds.items(), strict=True):
-            for (name, (regret, _)), line in zip(found.items(), LINES, strict=True):
+            for name, (regret, _) in found.items():
                 share = (regret[: count // block * block] == cost).double()
                 share = share.unflatten(0, (-1, block)).mean(1)  # [blocks, seeds]
                 at = block * (torch.arange(len(share)) + 0.5)
-                ax.plot(at, 100 * share.mean(1), line, label=name)
+                ax.plot(at, 100 * share.mean(1), LINES[name], label=name)
             ax.set(xlabel="interactions", title=what.capitalize())
             ax.set_yscale("symlog", linthresh=0.1)
         axes[0].set_ylabel("share of the mushrooms (%)")

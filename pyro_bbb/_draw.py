@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,25 @@ from pyro_bbb._event import HALF_LOG_2PI
 from pyro_bbb._memory import blank
 from pyro_bbb._softplus import softplus, softplus_into
 
-Scale: TypeAlias = tuple[Tensor, Tensor]  # standard deviations and the sum of their logarithms
+
+@dataclass
+class Shared:
+    r"""What several draws of one posterior find once."""
+
+    several: bool = False
+    """Whether there are several."""
+    scale: Tensor | None = None
+    """Standard deviations."""
+    log_scale: Tensor | None = None
+    """The sum of their logarithms."""
+    slope: Tensor | None = None
+    r"""Derivatives of the standard deviations in $\rho$."""
+
+    def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
+        """The derivatives; of a single draw they are not kept."""
+        slope = find() if self.slope is None else self.slope
+        self.slope = slope if self.several else None
+        return slope
 
 
 @contextmanager
@@ -35,7 +54,16 @@ def shared_scales() -> Iterator[None]:
         _SHARED.reset(token)
 
 
-_SHARED: ContextVar[dict[Any, Scale] | None] = ContextVar("shared_scales", default=None)
+_SHARED: ContextVar[dict[Any, Shared] | None] = ContextVar("shared_scales", default=None)
+
+
+def _shared(*rhos: Tensor) -> Shared:
+    """What the draws of one posterior share; by default it is of one draw."""
+    shared = _SHARED.get()
+    if shared is None:
+        return Shared()
+    key = tuple((x.data_ptr(), x.shape, x.dtype) for x in rhos)
+    return shared.setdefault(key, Shared(several=True))
 
 
 def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,13 +74,7 @@ def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
         rho: unconstrained scale, of the same shape.
         noise: $\epsilon$, of the same shape.
     """
-    shared = _SHARED.get()
-    if shared is None:
-        value, scale, log_q, _ = Draw.apply(loc, rho, noise, None)
-        return value, scale, log_q
-    key = rho.data_ptr(), rho.shape, rho.dtype
-    value, scale, log_q, log_scale = Draw.apply(loc, rho, noise, shared.get(key))
-    shared[key] = scale.detach(), log_scale.detach()
+    value, scale, log_q = Draw.apply(loc, rho, noise, _shared(rho))
     return value, scale, log_q
 
 
@@ -86,46 +108,40 @@ def draw_many(
         rhos: unconstrained scales.
         noise: $\epsilon$ of all.
     """
-    shared = _SHARED.get()
-    key = tuple(rho.data_ptr() for rho in rhos)
-    known = None if shared is None else shared.get(key)
-    value, scale, log_q, log_scale, *parts = DrawMany.apply(noise, known, *locs, *rhos)
-    if shared is not None:
-        shared[key] = scale.detach(), log_scale.detach()
+    value, scale, log_q, *parts = DrawMany.apply(noise, _shared(*rhos), *locs, *rhos)
     return value, Whole(scale, locs), log_q, parts
 
 
 class Draw(Function):
-    r"""`draw`, and $\sum\ln\sigma$ without gradient.
+    r"""`draw`; the last argument is filled by the first of several, and read by the others.
 
-    The last argument is $\sigma$ and $\sum\ln\sigma$ where they are known already. As a function of
-    the noise, $\ln q = -\sum(\epsilon^2/2 + \ln\sigma + \ln\sqrt{2\pi})$ depends on $\rho$ only.
+    As a function of the noise, $\ln q = -\sum(\epsilon^2/2 + \ln\sigma + \ln\sqrt{2\pi})$ depends
+    on $\rho$ only.
     """
 
     @staticmethod
     def forward(
-        loc: Tensor, rho: Tensor, noise: Tensor, known: Scale | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        loc: Tensor, rho: Tensor, noise: Tensor, shared: Shared
+    ) -> tuple[Tensor, Tensor, Tensor]:
         value = torch.square(noise, out=blank(noise))
         log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
-        if known is None:
-            scale = softplus(rho)
-            log_scale = torch.log(scale, out=value).sum()
-        else:
-            scale, log_scale = (x.detach() for x in known)
+        if shared.scale is None or shared.log_scale is None:
+            scale = softplus_into(rho, blank(rho))
+            shared.log_scale = torch.log(scale, out=value).sum()
+            shared.scale = scale
+        scale = shared.scale.detach()
         torch.addcmul(loc, scale, noise, out=value)
-        return value, scale, log_q.sub_(log_scale), log_scale
+        return value, scale, log_q.sub_(shared.log_scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, rho, noise, _ = inputs
+        _, rho, noise, ctx.shared = inputs
         ctx.save_for_backward(rho, noise, output[1])
-        ctx.mark_non_differentiable(output[3])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
-        ctx: Any, of_value: Tensor | None, of_scale: Tensor | None, of_log_q: Tensor | None, _: None
+        ctx: Any, of_value: Tensor | None, of_scale: Tensor | None, of_log_q: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         rho, noise, scale = ctx.saved_tensors
         in_place = not torch.is_grad_enabled()
@@ -136,14 +152,17 @@ class Draw(Function):
             of_sigma.addcdiv_(of_log_q, scale, value=-1)
         elif of_log_q is not None:
             of_sigma = of_sigma - of_log_q / scale
-        slope = torch.sigmoid(rho)
-        of_rho = of_sigma.mul_(slope) if in_place else of_sigma * slope
+        if in_place:
+            slope = ctx.shared.slope_by(lambda: torch.sigmoid(rho))
+            of_rho = of_sigma.mul_(slope)
+        else:
+            of_rho = of_sigma * torch.sigmoid(rho)
         needs_noise = of_value is not None and ctx.needs_input_grad[2]
         return of_value, of_rho, of_value * scale if needs_noise else None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor, known: Any
+        info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor, shared: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         loc, rho, noise = (
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -153,36 +172,34 @@ class Draw(Function):
         rows = scale.log().reshape(info.batch_size, -1)
         of_noise = (0.5 * noise.square() + HALF_LOG_2PI).reshape(info.batch_size, -1)
         log_q = -(rows + of_noise).sum(1)
-        return (loc + scale * noise, scale, log_q, rows.detach().sum(1)), (0, 0, 0, 0)
+        return (loc + scale * noise, scale, log_q), (0, 0, 0)
 
 
 class DrawMany(Function):
     r"""`Draw` of several tensors into one vector; the weights' own tensors are parts of it.
 
-    Arguments are the noise as a `Whole`, $\sigma$ and $\sum\ln\sigma$ or ``None``, then means and
-    $\rho$ of the tensors. Returns value and scale ``[n]``, $\sum\ln q$ and $\sum\ln\sigma$, then
-    the parts of the value.
+    Arguments are the noise as a `Whole`, what several draws share, then means and $\rho$ of the
+    tensors. Returns value and scale ``[n]``, $\sum\ln q$, then the parts of the value.
     """
 
     @staticmethod
-    def forward(noise: Whole, known: Scale | None, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(noise: Whole, shared: Shared, *parameters: Tensor) -> tuple[Tensor, ...]:
         locs, rhos = _halves(parameters)
         value = noise.blank()
         squares = torch.square(noise.vector, out=value.vector)
         log_q = squares.sum().mul_(-0.5).sub_(squares.numel() * HALF_LOG_2PI)
-        if known is None:
-            scale = over_parts(softplus_into, noise.blank(), rhos)
-            log_scale = torch.log(scale.vector, out=value.vector).sum()
-        else:
-            scale, log_scale = Whole(known[0].detach(), locs), known[1].detach()
-        over_parts(torch.addcmul, value, locs, scale, noise)
-        return value.vector, scale.vector, log_q.sub_(log_scale), log_scale, *value.parts
+        if shared.scale is None or shared.log_scale is None:
+            scale = over_parts(softplus_into, noise.blank(), rhos).vector
+            shared.log_scale = torch.log(scale, out=value.vector).sum()
+            shared.scale = scale
+        scale = shared.scale.detach()
+        over_parts(torch.addcmul, value, locs, Whole(scale, locs), noise)
+        return value.vector, scale, log_q.sub_(shared.log_scale), *value.parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        noise, _, *parameters = inputs
+        noise, ctx.shared, *parameters = inputs
         ctx.save_for_backward(noise.vector, output[1], *_halves(parameters)[1])
-        ctx.mark_non_differentiable(output[3])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -192,11 +209,10 @@ class DrawMany(Function):
         of_whole: Tensor | None,
         of_scale: Tensor | None,
         of_log_q: Tensor | None,
-        _: None,
         *of_parts: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         noise, scale, *rhos = ctx.saved_tensors
-        of_value, of_sigma, slope = (Whole(blank(noise), rhos) for _ in range(3))
+        of_value, of_sigma = (Whole(blank(noise), rhos) for _ in range(2))
         given = [
             torch.zeros_like(rho) if part is None else part
             for part, rho in zip(of_parts, rhos, strict=True)
@@ -208,7 +224,10 @@ class DrawMany(Function):
             of_sigma.vector.add_(of_scale)
         if of_log_q is not None:
             of_sigma.vector.addcdiv_(of_log_q, scale, value=-1)
-        of_sigma.vector.mul_(over_parts(torch.sigmoid, slope, rhos).vector)
+        slope = ctx.shared.slope_by(
+            lambda: over_parts(torch.sigmoid, Whole(blank(noise), rhos), rhos).vector
+        )
+        of_sigma.vector.mul_(slope)
         return None, None, *of_value.parts, *of_sigma.parts
 
 

@@ -447,3 +447,24 @@ def test_a_captured_round_is_the_round_to_the_bit_and_reads_nothing(bandit, baye
         ends.append([*state(agent), mushrooms.regret, mushrooms.realised])
     assert all(map(torch.equal, *ends))
     assert (device.runs, len(device.captured), device.replays) == (3, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("agents", "names"),
+    [
+        (("bbb",), ["Bayes by Backprop"]),
+        (("greedy5", "greedy"), ["greedy", "5 % greedy"]),
+        (("greedy", "bbb"), ["Bayes by Backprop", "greedy"]),
+    ],
+)
+def test_those_play_who_are_chosen(experiment, tmp_path, agents, names):
+    config = experiment.Config(smoke=True, seeds=2, agents=agents, output=tmp_path)
+    record = experiment.main(config)
+    assert list(record["seeds"]["0"]) == names
+    kinds = experiment.make_kinds(config, experiment.RECIPES["ours"])
+    assert sum(len(kind.names) for kind in kinds) == len(names)
+    epsilons = [e for kind in kinds if "greedy" in kind.names[-1] for e in kind.agent.epsilon]
+    expected = [
+        experiment.GREEDY[name] for name in names if name in experiment.GREEDY for _ in range(2)
+    ]
+    assert epsilons == pytest.approx(expected)

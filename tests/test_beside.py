@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._beside import side_by_side, traced
-from pyro_bbb._draw import DrawMany, Whole, draw, draw_many
+from pyro_bbb._draw import DrawMany, Shared, Whole, draw, draw_many
 from pyro_bbb._draws import Draws
 from pyro_bbb._log_mixture import LogMixture, LogOneMixture, _exponent
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
@@ -111,7 +111,7 @@ def test_its_gradient_is_that_of_each(used):
 
 def test_a_second_derivative_of_it_is_refused():
     locs, rhos, noise = tensors()
-    value = DrawMany.apply(noise, None, *locs, *rhos)[0]
+    value = DrawMany.apply(noise, Shared(), *locs, *rhos)[0]
     (gradient,) = torch.autograd.grad(value.square().sum(), rhos[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
