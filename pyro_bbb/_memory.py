@@ -26,13 +26,18 @@ class Memory:
     def __init__(self) -> None:
         self._blocks: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # by bytes
 
+    @property
+    def size(self) -> int:
+        """Bytes of all blocks; torch's own account of its memory does not know of them."""
+        return sum(size * len(blocks) for size, blocks in self._blocks.items())
+
     def lend(self, size: int) -> Tensor:
         """A tensor of so many bytes, of any content, on which no other tensor lies."""
         blocks = self._blocks[size]
         number = next((i for i in range(len(blocks)) if _holders(blocks, i) == _UNUSED), None)
         if number is None:
             number = len(blocks)
-            blocks.append(_aligned(size))
+            blocks.append(_aligned(size))  # numpy asks Linux for large pages, which torch does not
         return torch.from_numpy(blocks[number])  # holds the array as long as its memory is in use
 
 
