@@ -1,7 +1,7 @@
 """Memory that the next training step uses again, where the last one's tensors are gone.
 
 A C library gives large blocks back to the system as they are freed, and the system clears every
-page anew at its first use. With hundreds of thousands of weights that can be a quarter of a step.
+page anew at its first use. With hundreds of thousands of weights that is a tenth of a step or more.
 """
 
 from __future__ import annotations
