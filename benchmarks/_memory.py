@@ -100,20 +100,21 @@ def _of_training(contender: Contender, work: Work) -> Peak:
     gc.collect()
     blocks: list[int] = []
     tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(contender, work)), work.device)
-    return Peak(tensors + max(blocks), process)
+    return Peak(tensors + sum(blocks), process)
 
 
 def _three_steps(contender: Contender, work: Work) -> int:
     """Takes three steps; returns how many bytes the last one found in a `Memory` of pyro_bbb."""
-    taken, blocks = count(1), []
+    taken, memories = count(1), []
 
     def meter(step: Callable[[], Any]) -> None:
-        with record_function(STEADY) if next(taken) == 3 else nullcontext():
+        with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
             step()
-        blocks.append(sum(each.size for each in gc.get_objects() if isinstance(each, Memory)))
+        if last:
+            memories.extend(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
     contender.train(work).take(3, meter)
-    return blocks[-1]
+    return sum(memories)
 
 
 def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:

@@ -7,7 +7,7 @@ depends on who else is there.
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -94,15 +94,17 @@ def _serve(contender: str, threads: int, pipe: Connection) -> None:
 
 
 @contextmanager
-def seats(contenders: Iterable[str], *, one_process: bool) -> Iterator[Callable[[str], Any]]:
-    """A seat for each of some contenders, found by its name."""
+def seats(
+    contenders: Iterable[str], *, one_process: bool
+) -> Iterator[Mapping[str, Seat | Elsewhere]]:
+    """A seat for each of some contenders, by its name."""
     names = dict.fromkeys(contenders)
     if one_process:
-        yield {name: Seat(name) for name in names}.__getitem__
+        yield {name: Seat(name) for name in names}
         return
     others = {name: Elsewhere(name) for name in names}
     try:
-        yield others.__getitem__
+        yield others
     finally:
         for other in others.values():
             other.leave()

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from _contenders import (
 )
 from _effort import Effort
 from _pyro import guided
-from _seats import seats
+from _seats import Elsewhere, Seat, seats
 from _timing import Action, Comparison, interleave, repeated, timed
 from _work import Trainer, Work, fused_adam, images
 from torch import Tensor
@@ -51,8 +51,8 @@ def steps(effort: Effort, device: str) -> list[Comparison]:
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
     cases.append((title, _several_draws(effort, first)))
     names = [name for _, entries in cases for name, _ in entries.values()]
-    with seats(names, one_process=effort.one_process) as seat_of:
-        return [_compare(effort, title, entries, seat_of) for title, entries in cases]
+    with seats(names, one_process=effort.one_process) as places:
+        return [_compare(effort, title, entries, places) for title, entries in cases]
 
 
 def _all(work: Work, names: Iterable[str]) -> Entries:
@@ -73,20 +73,20 @@ def several(name: str, draws: int) -> str:
 
 
 def _compare(
-    effort: Effort, title: str, entries: Entries, seat_of: Callable[[str], Any]
+    effort: Effort, title: str, entries: Entries, places: Mapping[str, Seat | Elsewhere]
 ) -> Comparison:
     """Steps of contenders, each with its work."""
     works: dict[str, list[Work]] = {}
     for name, work in entries.values():
         works.setdefault(name, []).append(work)
-    reasons = {name: seat_of(name).prepare(its) for name, its in works.items()}
+    reasons = {name: places[name].prepare(its) for name, its in works.items()}
     absent = {
         shown: reason
         for shown, (name, _) in entries.items()
         if (reason := reasons[name]) is not None
     }
     actions = {
-        shown: Action(partial(seat_of(name).take, work), burst=effort.burst, unseen=effort.unseen)
+        shown: Action(partial(places[name].take, work), burst=effort.burst, unseen=effort.unseen)
         for shown, (name, work) in entries.items()
         if shown not in absent
     }

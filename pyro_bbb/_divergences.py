@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributions import Laplace, Normal, kl_divergence, register_kl
 
-from pyro_bbb._event import HALF_LOG_2PI, Event, total
+from pyro_bbb._event import HALF_LOG_2PI, Event, batches, total
 from pyro_bbb._memory import blank
 from pyro_bbb._normals import PrunedNormal, SoftplusNormal
 from pyro_bbb._squares import unexpanded
@@ -77,11 +77,7 @@ class _NormalKL(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         *tensors, dims = args
-        loc, scale, *prior = (
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(tensors, in_dims, strict=False)
-        )
-        result: Tensor = _NormalKL.apply(loc, scale, *prior, dims)
+        result: Tensor = _NormalKL.apply(*batches(info.batch_size, in_dims, tuple(tensors)), dims)
         return result, 0
 
 

@@ -19,7 +19,7 @@ from torch._utils import _unflatten_dense_tensors
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pyro_bbb._event import HALF_LOG_2PI
+from pyro_bbb._event import HALF_LOG_2PI, batches
 from pyro_bbb._memory import blank
 from pyro_bbb._softplus import softplus, softplus_into
 
@@ -164,10 +164,7 @@ class Draw(Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor, shared: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        loc, rho, noise = (
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip((loc, rho, noise), in_dims, strict=False)
-        )
+        loc, rho, noise = batches(info.batch_size, in_dims, (loc, rho, noise))
         scale = softplus(rho)
         rows = scale.log().reshape(info.batch_size, -1)
         of_noise = (0.5 * noise.square() + HALF_LOG_2PI).reshape(info.batch_size, -1)

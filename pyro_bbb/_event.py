@@ -57,6 +57,16 @@ def to_event(distribution: Any, dims: int | None) -> Any:
     return dist.TorchDistribution.to_event(distribution, dims)
 
 
+def batches(
+    size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """The arguments of a rule of `torch.vmap` with their batch first; all are batches."""
+    return [
+        x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
 def total(x: Tensor, dims: int) -> Tensor:
     """The sum over the last ``dims`` dimensions."""
     return x.sum(tuple(range(-dims, 0))) if dims else x

@@ -322,8 +322,8 @@ def test_aims_say_what_was_reached(load):
 
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
     seats, contenders = load("_seats"), load("_contenders")
-    with seats.seats([contenders.FLOOR], one_process=False) as seat_of:
-        seat, other = seat_of(contenders.FLOOR), dataclasses.replace(work, batch=3)
+    with seats.seats([contenders.FLOOR], one_process=False) as places:
+        seat, other = places[contenders.FLOOR], dataclasses.replace(work, batch=3)
         assert seat.prepare([work, other]) is None
         for each in (work, other):
             times = seat.take(each, 4)
@@ -337,5 +337,5 @@ def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch
     seats, contenders = load("_seats"), load("_contenders")
     missing = dataclasses.replace(contenders.CONTENDERS[contenders.FLOOR], package="no-such")
     monkeypatch.setitem(contenders.CONTENDERS, "missing", missing)
-    with seats.seats(["missing"], one_process=True) as seat_of:
-        assert seat_of("missing").prepare([work]) == "not installed"
+    with seats.seats(["missing"], one_process=True) as places:
+        assert places["missing"].prepare([work]) == "not installed"
