@@ -3,7 +3,8 @@
 import _peers as peers
 import _plain as plain
 from _pyro import ours, stock
-from _work import Contender
+from _timing import Take
+from _work import Contender, Trainer, Work
 
 FLOOR = "deterministic"
 OURS = "pyro_bbb (mixture)"
@@ -48,3 +49,9 @@ IMAGES = [
     "bayesian-torch (Gaussian, closed KL)",
     "bayesian-torch, flipout",
 ]
+
+
+def training(name: str, work: Work) -> Take | str:
+    """A contender's training steps, or why there are none."""
+    trainer = CONTENDERS[name].prepare(work)
+    return trainer.take if isinstance(trainer, Trainer) else trainer

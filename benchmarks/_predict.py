@@ -1,71 +1,75 @@
 """Prediction: the class probabilities of many posterior draws, for one input, a few, and many."""
 
-import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import pyro
 import torch
 from _effort import Effort
 from _peers import bayesian_torch_network, torch_blue_network
 from _pyro import guided
-from _timing import Action, Comparison, interleave, repeated, timed
+from _seats import Entry, compare, seats
+from _timing import Comparison, Take, repeated
 from _work import Work, images, prepare
 from pyro.infer import Predictive
 from torch import Tensor
 
 import pyro_bbb as bbb
 
+FLOOR = "{samples} deterministic passes"  # of one network and nothing else
 OURS = "pyro_bbb.predict"
 LOCAL = "pyro_bbb.predict, local_reparam"
-Predictor = Callable[[Tensor], Tensor]  # from inputs [n, ...] to mean probabilities [n, classes]
+LONG = 1000  # inputs from which a prediction has its data in the caches soon enough
+Predictor: TypeAlias = Callable[[Tensor], Tensor]  # of inputs [n, ...]: probabilities [n, classes]
 
 
-def floor_of(samples: int) -> str:
-    """What the floor is called: so many passes of one network and nothing else."""
-    return f"{samples} deterministic passes"
+@dataclass(frozen=True)
+class Question:
+    """A prediction to make."""
+
+    work: Work
+    samples: int
+    """Draws of the weights."""
+    count: int
+    """Inputs."""
+
+    @property
+    def device(self) -> str:
+        """Where to predict."""
+        return self.work.device
 
 
 def predict(effort: Effort, device: str) -> list[Comparison]:
-    """Predictions of all contenders; the network's width is the first of the steps'."""
+    """Predictions of all contenders, each in a process of its own.
+
+    The network's width is the first of the steps'.
+    """
     work, samples = Work(hidden=effort.widths[0], device=device), effort.samples
-    prepared = {
-        floor_of(samples): _passes(work, samples),
-        OURS: _ours(work, samples),
-        LOCAL: _ours_local(work, samples),
-        f"{samples} ordinary networks in a loop": _networks(work, samples),
-        "torch_blue": prepare("torch_blue", lambda: _torch_blue(work, samples, True)),
-        "torch_blue, outputs drawn": prepare(
-            "torch_blue", lambda: _torch_blue(work, samples, False)
-        ),
-        "bayesian-torch in a loop": prepare(
-            "bayesian-torch", lambda: _bayesian_torch(work, samples)
-        ),
-        "Pyro's Predictive": _predictive(work, samples),
-    }
-    absent = {name: each for name, each in prepared.items() if isinstance(each, str)}
-    return [
-        _compare(effort, {n: p for n, p in prepared.items() if callable(p)}, count, device, absent)
-        for count in effort.predictions
-    ]
+    shown = {name: name.format(samples=samples) for name in PREDICTORS}
+    makes = {name: partial(_answers, name) for name in PREDICTORS}
+    limits: dict[str, Any] = {"seconds": effort.seconds / 2, "min_rounds": effort.slow_rounds}
+    comparisons = []
+    with seats(makes, one_process=effort.one_process) as places:
+        for count in effort.predictions:
+            again = {} if count >= LONG else {"burst": 3, "unseen": 1}
+            question = Question(work, samples, count)
+            entries = {shown[name]: Entry(name, question, **again) for name in PREDICTORS}
+            found = compare(entries, places, **limits, warmup=1)
+            title = f"{count} input{'s' * (count > 1)}, {samples} draws, width {work.hidden}"
+            comparisons.append(Comparison("predict", title, shown[FLOOR], *found))
+    return comparisons
 
 
-def _compare(
-    effort: Effort, predictors: dict[str, Any], count: int, device: str, absent: dict[str, str]
-) -> Comparison:
-    x, _ = images(count, device=device)
-    actions = {
-        name: Action(timed(repeated(_without_gradients(predictor, x)), device))
-        for name, predictor in predictors.items()
-    }
-    rounds = interleave(
-        actions,
-        seconds=effort.seconds / 2,
-        min_rounds=effort.slow_rounds,
-        warmup=1,
-    )
-    title = f"{count} input{'s' * (count > 1)}, {effort.samples} draws, width {effort.widths[0]}"
-    return Comparison("predict", title, floor_of(effort.samples), rounds, absent)
+def _answers(name: str, question: Question) -> Take | str:
+    """A contender's answers to a question, or why there are none."""
+    package, make = PREDICTORS[name]
+    predictor = prepare(package, lambda: make(question.work, question.samples))
+    if isinstance(predictor, str):
+        return predictor
+    x, _ = images(question.count, device=question.device)
+    return repeated(_without_gradients(predictor, x))
 
 
 def _without_gradients(predictor: Predictor, x: Tensor) -> Callable[[], Tensor]:
@@ -107,13 +111,7 @@ def _ours(work: Work, samples: int, **options: Any) -> Predictor:
     return run
 
 
-def _ours_local(work: Work, samples: int) -> Predictor | str:
-    if "estimator" not in inspect.signature(bbb.predict).parameters:
-        return "predict takes no estimator"
-    return _ours(work, samples, estimator="local_reparam")
-
-
-def _torch_blue(work: Work, samples: int, log_probs: bool) -> Predictor:
+def _torch_blue(work: Work, samples: int, *, log_probs: bool) -> Predictor:
     network: Any = torch_blue_network(work)
     network.return_log_probs = log_probs  # without them it may draw outputs instead of weights
     network(images(1, device=work.device)[0], samples=1)  # whether it runs at all
@@ -134,3 +132,15 @@ def _predictive(work: Work, samples: int) -> Predictor:
 
     predictive = Predictive(logits, guide=guide, num_samples=samples, return_sites=("logits",))
     return lambda x: predictive(x)["logits"].softmax(-1).mean(0)
+
+
+PREDICTORS: dict[str, tuple[str | None, Callable[[Work, int], Predictor]]] = {
+    FLOOR: (None, _passes),
+    OURS: (None, _ours),
+    LOCAL: (None, partial(_ours, estimator="local_reparam")),
+    "{samples} ordinary networks in a loop": (None, _networks),
+    "torch_blue": ("torch_blue", partial(_torch_blue, log_probs=True)),
+    "torch_blue, outputs drawn": ("torch_blue", partial(_torch_blue, log_probs=False)),
+    "bayesian-torch in a loop": ("bayesian-torch", _bayesian_torch),
+    "Pyro's Predictive": (None, _predictive),
+}

@@ -7,62 +7,73 @@ depends on who else is there.
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from _contenders import CONTENDERS
-from _timing import Turn, no_collection, timed
-from _work import Trainer, Work
+from _timing import Action, Rounds, Take, Turn, interleave, no_collection, timed
 
 SETTLE = 0.02  # seconds, in which the threads of the turn before stop to wait for work
 
 
+class Job(Protocol):
+    """What a contender is to do; hashable, and fit to be sent to another process."""
+
+    @property
+    def device(self) -> str:
+        """Where."""
+
+
+Make: TypeAlias = Callable[[Any], Take | str]  # from a job to who does it, or why nobody can
+
+
 class Seat:
-    """Where one contender trains."""
+    """Where one contender works."""
 
-    def __init__(self, contender: str) -> None:
-        self._contender = CONTENDERS[contender]
-        self._turns: dict[Work, Turn] = {}
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._turns: dict[Job, Turn] = {}
 
-    def prepare(self, works: Iterable[Work]) -> str | None:
-        """Makes ready for some work, and forgets that of before; returns why it cannot."""
+    def prepare(self, jobs: Iterable[Job]) -> str | None:
+        """Makes ready for some jobs, and forgets those of before; returns why it cannot."""
         self._turns.clear()
-        for work in works:
-            trainer = self._contender.prepare(work)
-            if not isinstance(trainer, Trainer):
-                return trainer
-            self._turns[work] = timed(trainer.take, work.device)
+        for job in jobs:
+            take = self._make(job)
+            if isinstance(take, str):
+                return take
+            self._turns[job] = timed(take, job.device)
         return None
 
-    def take(self, work: Work, count: int) -> list[float]:
-        """Takes so many steps: the seconds of each."""
-        return self._turns[work](count)
+    def take(self, job: Job, count: int) -> list[float]:
+        """Does a job so many times: the seconds of each."""
+        return self._turns[job](count)
 
 
 class Elsewhere:
     """A `Seat` in another process."""
 
-    def __init__(self, contender: str) -> None:
+    def __init__(self, make: Make) -> None:
         context = get_context("spawn")
         self._pipe, other = context.Pipe()
-        arguments = contender, torch.get_num_threads(), other
+        arguments = make, torch.get_num_threads(), other
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
 
-    def prepare(self, works: Iterable[Work]) -> str | None:
+    def prepare(self, jobs: Iterable[Job]) -> str | None:
         """As there."""
-        absent: str | None = self._ask("prepare", list(works))
+        absent: str | None = self._ask("prepare", list(jobs))
         return absent
 
-    def take(self, work: Work, count: int) -> list[float]:
+    def take(self, job: Job, count: int) -> list[float]:
         """As there."""
         time.sleep(SETTLE)
-        times: list[float] = self._ask("take", work, count)
+        times: list[float] = self._ask("take", job, count)
         return times
 
     def leave(self) -> None:
@@ -78,10 +89,10 @@ class Elsewhere:
             raise RuntimeError("the process of a contender failed; it says why above") from None
 
 
-def _serve(contender: str, threads: int, pipe: Connection) -> None:
+def _serve(make: Make, threads: int, pipe: Connection) -> None:
     """Does what it is told until nobody is left to tell it."""
     torch.set_num_threads(threads)
-    seat = Seat(contender)
+    seat = Seat(make)
     with no_collection():
         while True:
             try:
@@ -93,18 +104,57 @@ def _serve(contender: str, threads: int, pipe: Connection) -> None:
             pipe.send(answer)
 
 
+Places: TypeAlias = Mapping[str, Seat | Elsewhere]
+
+
 @contextmanager
-def seats(
-    contenders: Iterable[str], *, one_process: bool
-) -> Iterator[Mapping[str, Seat | Elsewhere]]:
+def seats(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Places]:
     """A seat for each of some contenders, by its name."""
-    names = dict.fromkeys(contenders)
     if one_process:
-        yield {name: Seat(name) for name in names}
+        yield {name: Seat(make) for name, make in makes.items()}
         return
-    others = {name: Elsewhere(name) for name in names}
+    others = {name: Elsewhere(make) for name, make in makes.items()}
     try:
         yield others
     finally:
         for other in others.values():
             other.leave()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contender's part in a comparison."""
+
+    contender: str
+    job: Job
+    burst: int = 1
+    """How often it is timed per turn."""
+    unseen: int = 0
+    """How often it is done before that, to have all in the caches again."""
+
+
+def compare(
+    entries: Mapping[str, Entry], places: Places, **limits: Any
+) -> tuple[dict[str, Rounds], dict[str, str]]:
+    """Times contenders by turns.
+
+    Args:
+        entries: what is timed, by the name shown.
+        places: of all contenders.
+        **limits: of `interleave`.
+
+    Returns:
+        The seconds by the name shown, and why others are missing.
+    """
+    jobs: dict[str, list[Job]] = {}
+    for entry in entries.values():
+        jobs.setdefault(entry.contender, []).append(entry.job)
+    reasons = {name: places[name].prepare(its) for name, its in jobs.items()}
+    absent, actions = {}, {}
+    for shown, entry in entries.items():
+        if (reason := reasons[entry.contender]) is not None:
+            absent[shown] = reason
+        else:
+            turn = partial(places[entry.contender].take, entry.job)
+            actions[shown] = Action(turn, burst=entry.burst, unseen=entry.unseen)
+    return interleave(actions, **limits), absent

@@ -2,15 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from _contenders import (
-    CONTENDERS,
     ESTIMATORS,
     FLOOR,
     IMAGES,
@@ -18,12 +17,13 @@ from _contenders import (
     OURS,
     OURS_GAUSSIAN,
     SEVERAL_DRAWS,
+    training,
 )
 from _effort import Effort
 from _pyro import guided
-from _seats import Elsewhere, Seat, seats
-from _timing import Action, Comparison, interleave, repeated, timed
-from _work import Trainer, Work, fused_adam, images
+from _seats import Entry, Make, compare, seats
+from _timing import Comparison, Take, repeated
+from _work import Work, fused_adam, images
 from torch import Tensor
 
 import pyro_bbb as bbb
@@ -31,39 +31,49 @@ import pyro_bbb as bbb
 MANY = 10  # draws of the slower epoch
 BATCH = 128
 
-Entries: TypeAlias = dict[str, tuple[str, Work]]  # contender and its work, by the name shown
+Entries: TypeAlias = dict[str, Entry]  # by the name shown
 
 
 def steps(effort: Effort, device: str) -> list[Comparison]:
     """Single training steps of all contenders, each in a process of its own."""
     widths = [Work(hidden=hidden, device=device) for hidden in effort.widths]
-    cases = [(f"width {work.hidden}, batch {BATCH}", _all(work, LIBRARIES)) for work in widths]
+    entries = partial(_entries, effort)
+    cases = [(f"width {work.hidden}, batch {BATCH}", entries(work, LIBRARIES)) for work in widths]
     first = widths[0]
     for batch in effort.batches:
         work = replace(first, batch=batch)
-        cases.append((f"width {first.hidden}, batch {batch}", _all(work, LIBRARIES)))
+        cases.append((f"width {first.hidden}, batch {batch}", entries(work, LIBRARIES)))
     ours = [FLOOR, OURS, OURS_GAUSSIAN, *ESTIMATORS]
     title = f"gradient estimators of pyro_bbb, width {first.hidden}"
-    cases.append((title, _all(first, ours)))
+    cases.append((title, entries(first, ours)))
     if effort.lenet5:
         lenet5 = Work(architecture="lenet5", device=device)
-        cases.append((f"LeNet-5, batch {BATCH}", _all(lenet5, IMAGES)))
+        cases.append((f"LeNet-5, batch {BATCH}", entries(lenet5, IMAGES)))
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
     cases.append((title, _several_draws(effort, first)))
-    names = [name for _, entries in cases for name, _ in entries.values()]
-    with seats(names, one_process=effort.one_process) as places:
-        return [_compare(effort, title, entries, places) for title, entries in cases]
+    names = {entry.contender for _, entries in cases for entry in entries.values()}
+    limits: dict[str, Any] = {"seconds": effort.seconds, "min_rounds": effort.min_rounds}
+    makes = {name: partial(training, name) for name in names}
+    with seats(makes, one_process=effort.one_process) as places:
+        return [
+            Comparison("steps", title, FLOOR, *compare(entries, places, **limits, warmup=3))
+            for title, entries in cases
+        ]
 
 
-def _all(work: Work, names: Iterable[str]) -> Entries:
-    return {name: (name, work) for name in names}
+def _entries(effort: Effort, work: Work, names: Iterable[str]) -> Entries:
+    return {name: _entry(effort, name, work) for name in names}
+
+
+def _entry(effort: Effort, name: str, work: Work) -> Entry:
+    return Entry(name, work, burst=effort.burst, unseen=effort.unseen)
 
 
 def _several_draws(effort: Effort, work: Work) -> Entries:
-    entries = {FLOOR: (FLOOR, work)}
+    entries = {FLOOR: _entry(effort, FLOOR, work)}
     for name in SEVERAL_DRAWS:
         for draws in effort.draws:
-            entries[several(name, draws)] = (name, replace(work, draws=draws))
+            entries[several(name, draws)] = _entry(effort, name, replace(work, draws=draws))
     return entries
 
 
@@ -72,52 +82,45 @@ def several(name: str, draws: int) -> str:
     return f"{name} x {draws}"
 
 
-def _compare(
-    effort: Effort, title: str, entries: Entries, places: Mapping[str, Seat | Elsewhere]
-) -> Comparison:
-    """Steps of contenders, each with its work."""
-    works: dict[str, list[Work]] = {}
-    for name, work in entries.values():
-        works.setdefault(name, []).append(work)
-    reasons = {name: places[name].prepare(its) for name, its in works.items()}
-    absent = {
-        shown: reason
-        for shown, (name, _) in entries.items()
-        if (reason := reasons[name]) is not None
-    }
-    actions = {
-        shown: Action(partial(places[name].take, work), burst=effort.burst, unseen=effort.unseen)
-        for shown, (name, work) in entries.items()
-        if shown not in absent
-    }
-    limits: dict[str, Any] = {"seconds": effort.seconds, "min_rounds": effort.min_rounds}
-    rounds = interleave(actions, **limits, warmup=3)
-    return Comparison("steps", title, FLOOR, rounds, absent)
-
-
 LOOP = "deterministic loop"
 STEPS = "pyro_bbb, median step x steps"
 FIT = "pyro_bbb.fit"
 FIT_MANY = f"pyro_bbb.fit, {MANY} draws per step"
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """Once through a training set."""
+
+    work: Work
+    rows: int
+    """Examples of the set."""
+
+    @property
+    def device(self) -> str:
+        """Where to train."""
+        return self.work.device
+
+    @property
+    def steps(self) -> int:
+        """Minibatches."""
+        return math.ceil(self.rows / self.work.batch)
+
+
 def epoch(effort: Effort, device: str) -> list[Comparison]:
-    """Whole epochs, beside the steps that they are made of."""
-    x, y = _training_set(effort.rows, device)
-    work = Work(hidden=effort.widths[0], device=device)
-    trainer = CONTENDERS[OURS].prepare(work)
-    assert isinstance(trainer, Trainer)
-    count = math.ceil(len(x) / BATCH)
-    actions = {
-        LOOP: Action(timed(repeated(_deterministic_epoch(work, x, y)), device)),
-        STEPS: Action(timed(trainer.take, device), burst=min(count, 100), unseen=1),
-        FIT: Action(timed(repeated(_fit_epoch(work, x, y, 1)), device)),
-        FIT_MANY: Action(timed(repeated(_fit_epoch(work, x, y, MANY)), device)),
+    """Whole epochs, each in a process of its own, beside the steps that they are made of."""
+    once = Epoch(Work(hidden=effort.widths[0], device=device), effort.rows)
+    burst = {STEPS: min(once.steps, 100)}
+    entries = {
+        name: Entry(name, once, burst=burst.get(name, 1), unseen=int(name in burst))
+        for name in EPOCHS
     }
-    rounds = interleave(actions, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0)
-    rounds[STEPS] = [[count * seconds for seconds in turn] for turn in rounds[STEPS]]
-    title = f"{len(x)} examples, width {work.hidden}, batch {BATCH}"
-    return [Comparison("epoch", title, LOOP, rounds)]
+    with seats(EPOCHS, one_process=effort.one_process) as places:
+        found = compare(entries, places, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0)
+    rounds, absent = found
+    rounds[STEPS] = [[once.steps * seconds for seconds in turn] for turn in rounds[STEPS]]
+    title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
+    return [Comparison("epoch", title, LOOP, rounds, absent)]
 
 
 def _training_set(rows: int, device: str) -> tuple[Tensor, Tensor]:
@@ -128,24 +131,34 @@ def _training_set(rows: int, device: str) -> tuple[Tensor, Tensor]:
     return x[:rows].flatten(1), y[:rows]
 
 
-def _fit_epoch(work: Work, x: Tensor, y: Tensor, draws: int) -> Callable[[], Any]:
-    model, guide = guided(work, num_data=len(x))
-    options: dict[str, Any] = {"batch_size": BATCH, "num_particles": draws, "progress": False}
-    return lambda: bbb.fit(model, guide, (x, y), epochs=1, **options)
+def _steps_of_fit(once: Epoch) -> Take | str:
+    return training(OURS, once.work)
 
 
-def _deterministic_epoch(work: Work, x: Tensor, y: Tensor) -> Callable[[], None]:
-    network = work.network()
-    adam = fused_adam(network.parameters(), work.lr)
+def _fit_epoch(draws: int, once: Epoch) -> Take:
+    x, y = _training_set(once.rows, once.device)
+    model, guide = guided(once.work, num_data=len(x))
+    options: dict[str, Any] = {"batch_size": once.work.batch, "num_particles": draws}
+    return repeated(lambda: bbb.fit(model, guide, (x, y), epochs=1, progress=False, **options))
+
+
+def _deterministic_epoch(once: Epoch) -> Take:
+    x, y = _training_set(once.rows, once.device)
+    network = once.work.network()
+    adam = fused_adam(network.parameters(), once.work.lr)
 
     def run() -> None:
-        for rows in _shuffled(len(x), x.device):
+        for rows in torch.randperm(len(x), device=x.device).split(once.work.batch):
             adam.zero_grad()
             F.cross_entropy(network(x[rows]), y[rows]).backward()
             adam.step()
 
-    return run
+    return repeated(run)
 
 
-def _shuffled(count: int, device: torch.device) -> Iterable[Tensor]:
-    return torch.randperm(count, device=device).split(BATCH)
+EPOCHS: dict[str, Make] = {
+    LOOP: _deterministic_epoch,
+    STEPS: _steps_of_fit,
+    FIT: partial(_fit_epoch, 1),
+    FIT_MANY: partial(_fit_epoch, MANY),
+}

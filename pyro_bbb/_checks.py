@@ -19,6 +19,13 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+def all_finite(value: Tensor) -> bool:
+    """Whether no number is NaN or infinite; without a tensor of their size, as a rule."""
+    if value.sum().isfinite():  # what is not finite would be in the sum
+        return True
+    return bool(value.isfinite().all())  # finite numbers can have a sum that is not
+
+
 def finite(name: str, value: Any) -> float:
     """The value as a float, if it is a finite number."""
     number = _real(name, value)

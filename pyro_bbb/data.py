@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pyro_bbb._checks import as_device, as_seed, probability, tensor
+from pyro_bbb._checks import all_finite, as_device, as_seed, probability, tensor
 from pyro_bbb._image_sets import load_images
 from pyro_bbb._tables import UCIData, load_mushrooms, load_uci, read_uci
 
@@ -202,7 +202,6 @@ def _check_lengths(x: Tensor, y: Tensor) -> None:
 def _check_finite(name: str, value: Tensor) -> None:
     if value.is_meta:
         raise ValueError(f"{name} must have values, got a tensor on the device meta")
-    bad = ~torch.isfinite(value)
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
+    if not all_finite(value):
+        row = int((~value.isfinite()).nonzero()[0, 0])
         raise ValueError(f"{name} must be finite, got NaN or infinity first in row {row}")

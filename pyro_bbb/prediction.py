@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
 
-from pyro_bbb._checks import count
+from pyro_bbb._checks import all_finite, count
 from pyro_bbb._dense import draws_of_each_input
 from pyro_bbb._per_draw import ALL, Draws, Part, default_rows, per_draw
 from pyro_bbb._per_input import per_input
@@ -140,7 +140,7 @@ def _check(model: Any, guide: Any, x: Any) -> None:
     place = _device(guide)
     if place not in (None, x.device):
         raise ValueError(f"x must be on {place} as the guide is, got a tensor on {x.device}")
-    if not x.isfinite().all():
+    if not all_finite(x):
         raise ValueError("x must be finite, got NaN or infinity")
 
 

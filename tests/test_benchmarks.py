@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -322,7 +323,8 @@ def test_aims_say_what_was_reached(load):
 
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
     seats, contenders = load("_seats"), load("_contenders")
-    with seats.seats([contenders.FLOOR], one_process=False) as places:
+    makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}
+    with seats.seats(makes, one_process=False) as places:
         seat, other = places[contenders.FLOOR], dataclasses.replace(work, batch=3)
         assert seat.prepare([work, other]) is None
         for each in (work, other):
@@ -337,5 +339,6 @@ def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch
     seats, contenders = load("_seats"), load("_contenders")
     missing = dataclasses.replace(contenders.CONTENDERS[contenders.FLOOR], package="no-such")
     monkeypatch.setitem(contenders.CONTENDERS, "missing", missing)
-    with seats.seats(["missing"], one_process=True) as places:
+    makes = {"missing": partial(contenders.training, "missing")}
+    with seats.seats(makes, one_process=True) as places:
         assert places["missing"].prepare([work]) == "not installed"

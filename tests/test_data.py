@@ -666,6 +666,24 @@ def test_bad_data_are_refused(data, error, message):
         as_tensors(data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_finite_numbers_may_have_a_sum_that_is_not(dtype, sign):
+    x = torch.full((7, 40), sign * torch.finfo(dtype).max, dtype=dtype)
+    assert not x.sum().isfinite()
+    assert torch.equal(as_tensors((x, Y))[0], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf]])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(dtype, bad):
+    for place in (0, 1, 700, 1398):
+        x = torch.randn(7, 200, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x.view(-1)[place : place + len(bad)] = torch.tensor(bad).to(dtype)
+        with pytest.raises(ValueError, match=f"x must be finite.*row {place // 200}$"):
+            as_tensors((x, Y))
+
+
 # --- minibatches ---
 
 
