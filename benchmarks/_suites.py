@@ -136,6 +136,7 @@ def _steps_of_fit(once: Epoch) -> Take | str:
 
 
 def _fit_epoch(draws: int, once: Epoch) -> Take:
+    training(OURS, once.work)  # loads what a first optimiser has torch import
     x, y = _training_set(once.rows, once.device)
     model, guide = guided(once.work, num_data=len(x))
     options: dict[str, Any] = {"batch_size": once.work.batch, "num_particles": draws}

@@ -100,7 +100,7 @@ class Mushrooms:
         """A basket for every agent, which eats or passes each and remembers what came of it."""
         which = self.order.index_select(0, self.next)  # [basket, agents]
         contexts, poisonous = self.x[which], self.poisonous[which]
-        actions = agent.act(contexts)
+        actions = agent.act(contexts).view_as(poisonous)  # also of an agent alone
         harmed = poisonous & self.luck.index_select(0, self.next)
         rewards = torch.where(actions == EAT, torch.where(harmed, POISONOUS, EDIBLE), 0.0)
         agent.remember(contexts, actions, rewards / self.unit)

@@ -28,10 +28,9 @@ All seeds and agents of a kind learn side by side, each from its own mushrooms a
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -39,6 +38,7 @@ import torch
 import tyro
 from _bandit import Mushrooms, RecordedAgent, Rounds, SideBySide, encode
 from _common import Picture, Run, Section, Table
+from _outcome import Found, Outcome, joined, save
 from _repeats import over
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -52,9 +52,6 @@ AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), stric
 REPORTED = 500  # interactions between two looks at the device
 MARKS = (1_000, 5_000, 20_000, 50_000)
 LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
-
-Curves: TypeAlias = dict[str, Tensor]  # cumulative regret of each agent, [interactions, seeds]
-Step: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,8 @@ class Config:
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
     minutes: float | None = None
     """Stop after so many, with what there is."""
+    pieces: tuple[Path, ...] = ()
+    """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
     data_root: Path | None = None
     """Folder that holds mushroom/agaricus-lepiota.data; by default $PYRO_BBB_DATA."""
     threads: int = 1
@@ -226,8 +225,8 @@ def make_agent(
     )
 
 
-def play(config: Config, recipe: Recipe, folder: Path) -> tuple[list[Kind], int]:
-    """The kinds after their interactions, and how many there were; writes curves on the way."""
+def play(config: Config, recipe: Recipe) -> Outcome:
+    """What the interactions came to; writes it on the way."""
     torch.manual_seed(config.seed)
     kinds = make_kinds(config, recipe)
     rounds, basket = Rounds([(k.agent, k.mushrooms) for k in kinds], config.device), recipe.basket
@@ -240,24 +239,22 @@ def play(config: Config, recipe: Recipe, folder: Path) -> tuple[list[Kind], int]
             bar.set_postfix(regret, refresh=False)
             now = time.monotonic()
             if now - written > 60:
-                save(folder, kinds, bar.n)
+                save(config.output, tables(kinds, bar.n))
                 written = now
             if config.minutes is not None and now - began > 60 * config.minutes:
                 break
-    save(folder, kinds, bar.n)
-    return kinds, bar.n
+    seeds = list(range(config.seed, config.seed + config.seeds))
+    return Outcome(asdict(recipe), config.device, seeds, tables(kinds, bar.n))
 
 
-def save(folder: Path, kinds: list[Kind], done: int) -> None:
-    """Every interaction's regret so far, ``[interactions, seeds]`` by agent."""
-    arrays = {}
+def tables(kinds: list[Kind], done: int) -> Found:
+    """What the agents were told so far."""
+    found: Found = {}
     for kind in kinds:
-        for what in ("regret", "realised"):
-            table = getattr(kind.mushrooms, what)[:done].to(torch.int8).cpu()
-            parts = zip(kind.names, table.chunk(len(kind.names), 1), strict=True)
-            arrays |= {f"{name}, {what}": part.numpy() for name, part in parts}
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / "regret.npz", **arrays)
+        both = (kind.mushrooms.regret, kind.mushrooms.realised)
+        parts = (table[:done].cpu().chunk(len(kind.names), 1) for table in both)
+        found |= dict(zip(kind.names, zip(*parts, strict=True), strict=True))
+    return found
 
 
 def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
@@ -273,27 +270,17 @@ def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
     }
 
 
-def tables(kinds: list[Kind], done: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Regret and realised regret of every interaction, each ``[interactions, seeds]``, by agent."""
-    found = {}
-    for kind in kinds:
-        both = (kind.mushrooms.regret, kind.mushrooms.realised)
-        parts = (table[:done].cpu().chunk(len(kind.names), 1) for table in both)
-        found |= dict(zip(kind.names, zip(*parts, strict=True), strict=True))
-    return found
-
-
-def summarise(config: Config, found: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def summarise(outcome: Outcome) -> dict[str, Any]:
     """Figures by seed, and over the seeds their mean, sd, median, least and largest."""
     records = {
-        str(config.seed + column): {
+        str(seed): {
             name: score(regret[:, column], realised[:, column])
-            for name, (regret, realised) in found.items()
+            for name, (regret, realised) in outcome.found.items()
         }
-        for column in range(config.seeds)
+        for column, seed in enumerate(outcome.seeds)
     }
     kinds = {"mean": statistics.fmean, "median": statistics.median, "min": min, "max": max}
-    if config.seeds > 1:
+    if len(records) > 1:
         kinds["sd"] = statistics.stdev
     over_seeds = {name: over(kind, list(records.values())) for name, kind in kinds.items()}
     return {"seeds": records} | over_seeds
@@ -320,7 +307,7 @@ def regret_table(summary: dict[str, Any]) -> Table:
     return Table(("agent", *marks, *end, "poisonous eaten", "edible passed"), rows)
 
 
-def draw_regret(run: Run, found: dict[str, tuple[Tensor, Tensor]], finding: str) -> Picture:
+def draw_regret(run: Run, found: Found, finding: str) -> Picture:
     """Cumulative regret, as figure 6 of the paper has it."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 4.2))
@@ -337,7 +324,7 @@ def draw_regret(run: Run, found: dict[str, tuple[Tensor, Tensor]], finding: str)
     return run.picture(figure, "regret", caption)
 
 
-def draw_mistakes(run: Run, found: dict[str, tuple[Tensor, Tensor]]) -> Picture:
+def draw_mistakes(run: Run, found: Found) -> Picture:
     """What goes wrong in the course of time: poisonous eaten, edible passed."""
     count = len(next(iter(found.values()))[0])
     block = max(1, count // 50)
@@ -358,33 +345,39 @@ def draw_mistakes(run: Run, found: dict[str, tuple[Tensor, Tensor]]) -> Picture:
     return run.picture(figure, "mistakes", caption)
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Offer mushrooms to all agents, print the table, write the results."""
-    torch.set_num_threads(config.threads)
+def recipe_of(config: Config) -> Recipe:
+    """The preset's, with what the settings change."""
     recipe = RECIPES[config.preset]
     if config.smoke:
         recipe = replace(
             recipe, interactions=40, basket=10, num_batches=2, memory=32, batch_size=16
         )
-    if config.interactions is not None:
-        recipe = replace(recipe, interactions=config.interactions)
+    return replace(recipe, interactions=config.interactions or recipe.interactions)
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Offer mushrooms to all agents, print the table, write the results."""
+    if not config.agents:
+        raise ValueError(f"agents must be one or more of {list(AGENTS)}, got none")
+    torch.set_num_threads(config.threads)
     run = Run(config, config.output)
-    kinds, done = play(config, recipe, config.output)
-    found = tables(kinds, done)
-    summary = summarise(config, found)
-    record = run.finish(
-        {"recipe": asdict(recipe), "device": config.device, "interactions": done, **summary}
-    )
+    outcome = joined(config.pieces) if config.pieces else play(config, recipe_of(config))
+    run.started -= outcome.seconds
+    save(config.output, outcome.found)
+    summary, done, found = summarise(outcome), outcome.interactions, outcome.found
+    figures = {"recipe": outcome.recipe, "device": outcome.device, "interactions": done, **summary}
+    record = run.finish(figures)
     table = regret_table(summary)
     print(f"\n{table}")
-    best, median = min(summary["median"], key=lambda k: summary["median"][k]["regret"]), summary
-    figures = ", ".join(f"{n} {v['regret']:,.0f}" for n, v in median["median"].items())
-    finding = f"After {done:,} mushrooms {best} has the least regret"
-    text = f"{finding} (medians: {figures}). An oracle has none; eating none costs 2.6 each time."
+    medians = {name: figures["regret"] for name, figures in summary["median"].items()}
+    finding = f"After {done:,} mushrooms {min(medians, key=medians.get)} has the least regret"
+    each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())
+    text = f"{finding} (medians: {each}). An oracle has none; eating none costs 2.6 each time."
     pictures = [draw_regret(run, found, finding), draw_mistakes(run, found)]
+    source = "Runs put together" if config.pieces else f"Preset {config.preset}"
     run.report(
         "Which mushrooms to eat",
-        f"Preset {config.preset}, {config.seeds} seeds side by side.",
+        f"{source}, {len(outcome.seeds)} seeds.",
         [Section("Regret", text, [table], pictures)],
         record,
     )

@@ -468,3 +468,56 @@ def test_those_play_who_are_chosen(experiment, tmp_path, agents, names):
         experiment.GREEDY[name] for name in names if name in experiment.GREEDY for _ in range(2)
     ]
     assert epsilons == pytest.approx(expected)
+
+
+def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
+    """Each piece's agents and seeds have the figures that they had, whoever played beside them."""
+    play = {"bbb0": (("bbb",), 0, 2), "bbb2": (("bbb",), 2, 1), "greedy": (("greedy",), 0, 3)}
+    records = {
+        name: experiment.main(
+            experiment.Config(
+                smoke=True, agents=agents, seed=seed, seeds=seeds, output=tmp_path / name
+            )
+        )
+        for name, (agents, seed, seeds) in play.items()
+    }
+    monkeypatch.setattr(experiment, "play", None)
+    pieces = tuple(tmp_path / name for name in ("bbb2", "greedy", "bbb0"))
+    config = experiment.Config(pieces=pieces, output=tmp_path / "all")
+    record = experiment.main(config)
+    assert list(record["seeds"]) == ["0", "1", "2"] and record["interactions"] == 40
+    for piece in records.values():
+        for seed, figures in piece["seeds"].items():
+            for agent, its in figures.items():
+                assert record["seeds"][seed][agent] == its
+    assert record["recipe"] == records["greedy"]["recipe"]
+    assert record["seconds"] >= sum(piece["seconds"] for piece in records.values())
+    again = experiment.main(experiment.Config(pieces=(tmp_path / "all",), output=tmp_path / "b"))
+    assert again["seeds"] == record["seeds"]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            {"agents": ("bbb",), "seed": 1},
+            r"must not overlap, .*Bayes by Backprop again with \[1\]",
+        ),
+        ({"agents": ("bbb",), "seed": 2, "interactions": 20}, "one recipe and length, .*second"),
+        ({"agents": ("bbb",), "seed": 2, "preset": "published"}, "one recipe and length"),
+        ({"agents": ("greedy",), "seed": 1}, "the same seeds of each agent, got .*0, 1.*1, 2"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(experiment, tmp_path, second, message):
+    fixed = {"smoke": True, "seeds": 2}
+    first = {"agents": ("bbb",), "seed": 0}
+    for name, options in (("first", first), ("second", second)):
+        experiment.main(experiment.Config(**fixed, **options, output=tmp_path / name))
+    pieces = (tmp_path / "first", tmp_path / "second")
+    with pytest.raises(ValueError, match=message):
+        experiment.main(experiment.Config(pieces=pieces, output=tmp_path / "all"))
+
+
+def test_somebody_must_play(experiment, tmp_path):
+    with pytest.raises(ValueError, match="agents must be one or more of .*'bbb'.*, got none"):
+        experiment.main(experiment.Config(smoke=True, agents=(), output=tmp_path))
