@@ -53,7 +53,7 @@ def predict(effort: Effort, device: str) -> list[Comparison]:
     comparisons = []
     with seats(makes, one_process=effort.one_process) as places:
         for count in effort.predictions:
-            again = {} if count >= LONG else {"burst": 3, "unseen": 1}
+            again = {} if count >= LONG else {"burst": effort.burst, "unseen": effort.unseen}
             question = Question(work, samples, count)
             entries = {shown[name]: Entry(name, question, **again) for name in PREDICTORS}
             found = compare(entries, places, **limits, warmup=1)

@@ -23,7 +23,8 @@ from pyro_bbb._checks import count, finite, probabilities
 from pyro_bbb._guide import Guide
 from pyro_bbb._latents import InitLoc, Latent, describe, start
 from pyro_bbb._pyro import in_plate, own_param
-from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
+from pyro_bbb._softplus import softplus_into
+from pyro_bbb.distributions import PrunedNormal, SoftplusNormal
 
 
 class AutoSoftplusNormal(Guide):
@@ -73,8 +74,9 @@ class AutoSoftplusNormal(Guide):
     def scale(self, name: str) -> Tensor:
         r"""Standard deviation $\mathrm{softplus}(\rho)$ of one latent (in unconstrained space)."""
         rho = self._parameter("rhos", name).detach()
+        scale = softplus_into(rho, torch.empty_like(rho))
         # an optimiser may have made NaN of minus infinity, by its weight decay
-        return softplus(rho).where(rho > -math.inf, 0.0) if self._pruned else softplus(rho)
+        return scale.where(rho > -math.inf, 0.0) if self._pruned else scale
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draws every latent.

@@ -44,7 +44,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"networks", "likelihoods"}, {"pyro", "torch"}),
     "_latents": ({"_checks"}, {"pyro", "torch"}),
     "_guide": ({"_latents", "_pyro"}, {"pyro", "torch"}),
-    "_softplus_normal": ({"distributions", "_beside", "_guide"}, {"pyro", "torch"}),
+    "_softplus_normal": ({"distributions", "_beside", "_guide", "_softplus"}, {"pyro", "torch"}),
     "_stock": ({"_guide"}, {"pyro", "torch"}),
     "_joint": ({"_stock"}, {"pyro", "torch"}),
     "_laplace": ({"_joint"}, {"pyro", "torch"}),
