@@ -1,14 +1,57 @@
-"""Bands of sampled functions, and how one posterior's band compares with another's."""
+"""Bands around a curve: a regression's, and those of sampled functions."""
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pyro_bbb._checks import of_length, probability, tensor
+from pyro_bbb._arrays import Array, as_numpy, flat
+from pyro_bbb._checks import kind, of_length, probability, tensor
 from pyro_bbb._colours import BLACK, BLUE, SKY, VERMILLION
+from pyro_bbb.summaries import RegressionPrediction
 
-Array = npt.NDArray[np.float64]
+
+def regression_band(
+    ax: Axes,
+    x: Tensor,
+    prediction: RegressionPrediction,
+    *,
+    data: tuple[Tensor, Tensor] | None = None,
+    truth: Tensor | None = None,
+) -> Axes:
+    """Predictive mean with two bands of 2 sd: what more data would remove, and all of it.
+
+    Args:
+        ax: where to draw.
+        x: increasing inputs, ``[n]`` or ``[n, 1]``.
+        prediction: at ``x``, of one output.
+        data: training inputs and targets, drawn as points.
+        truth: noise-free targets at ``x``, drawn as a dashed line.
+
+    Returns:
+        ``ax``: the epistemic band (sd of the sampled means) lies inside the total one, which adds
+        the noise.
+    """
+    rows = len(kind("prediction", prediction, RegressionPrediction).mean)
+    at, mean = flat(of_length("x", x, rows)), flat(prediction.mean)
+    bands = ((prediction.std, SKY, "total"), (prediction.epistemic_std, BLUE, "epistemic"))
+    for std, colour, name in bands:
+        low, high = mean - 2 * flat(std), mean + 2 * flat(std)
+        ax.fill_between(at, low, high, color=colour, alpha=0.45, lw=0, label=f"{name} ± 2 sd")
+    ax.plot(at, mean, color=BLUE, linewidth=2.0, label="mean")
+    if truth is not None:
+        ax.plot(
+            at,
+            flat(of_length("truth", truth, rows)),
+            color=BLACK,
+            linestyle="--",
+            linewidth=1.2,
+            label="truth",
+        )
+    if data is not None:
+        ax.plot(flat(data[0]), flat(data[1]), "o", color=VERMILLION, markersize=3.5, label="data")
+    ax.margins(x=0)
+    ax.set(xlabel="x", ylabel="y")
+    return ax
 
 
 def function_band(
@@ -40,7 +83,7 @@ def function_band(
     level = probability("level", level)
     if tensor("functions", functions).dim() < 2 or functions.numel() == 0:
         raise ValueError(f"functions must have shape [S, n], got {list(functions.shape)}")
-    at = _numpy(of_length("x", x, functions[0].numel())).reshape(-1)
+    at = flat(of_length("x", x, functions[0].numel()))
     low, middle, high = _quantiles(functions, level)
     ax.fill_between(at, low, high, color=SKY, alpha=0.5, linewidth=0, label=f"{level:.0%} band")
     ax.plot(at, middle, color=BLUE, linewidth=1.8, label="median")
@@ -50,7 +93,7 @@ def function_band(
         ax.plot(at, high, color=BLACK, linewidth=1.0)
         ax.plot(at, middle, color=BLACK, linewidth=1.0, linestyle=":", label="reference, median")
     if data is not None:
-        inputs, targets = (_numpy(part).reshape(-1) for part in data)
+        inputs, targets = map(flat, data)
         ax.plot(inputs, targets, "o", color=VERMILLION, markersize=2.5, label="data")
     ax.margins(x=0)
     return ax
@@ -58,10 +101,6 @@ def function_band(
 
 def _quantiles(functions: Tensor, level: float) -> Array:
     """Lower end, median and upper end at each input, ``[3, n]``."""
-    values = _numpy(functions).reshape(len(functions), -1)
+    values = as_numpy(functions).reshape(len(functions), -1)
     quantiles: Array = np.quantile(values, [0.5 - level / 2, 0.5, 0.5 + level / 2], axis=0)
     return quantiles
-
-
-def _numpy(x: Tensor) -> Array:
-    return np.asarray(x.detach().cpu().double())

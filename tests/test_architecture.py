@@ -141,19 +141,22 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "__main__": ({"cli"}, set()),
     "_colours": (set(), set()),
-    "_plots_answers": ({"summaries", "metrics", "_colours"}, {"torch", "numpy", "matplotlib"}),
-    "_plots_bands": ({"_colours", "_checks"}, {"torch", "numpy", "matplotlib"}),
-    "plots": (
-        {
-            "training",
-            "prediction",
-            "pruning",
-            "metrics",
-            "_colours",
-            "_plots_answers",
-            "_plots_bands",
-        },
+    "_arrays": (set(), {"torch", "numpy"}),
+    "_plots_answers": (
+        {"summaries", "metrics", "_colours", "_arrays"},
         {"torch", "numpy", "matplotlib"},
+    ),
+    "_plots_bands": (
+        {"summaries", "_colours", "_checks", "_arrays"},
+        {"torch", "numpy", "matplotlib"},
+    ),
+    "_plots_weights": (
+        {"guides", "_colours", "_checks", "_arrays"},
+        {"torch", "numpy", "matplotlib"},
+    ),
+    "plots": (
+        {"history", "_colours", "_plots_answers", "_plots_bands", "_plots_weights"},
+        {"torch", "matplotlib"},
     ),
 }
 # For scikit-learn and the shell; nothing in the library imports them
