@@ -1,9 +1,9 @@
 """Digits and scribbles as a hand draws them: strokes on a square pad, from a few styles each.
 
-    python tests/drawings.py
+    python tests/drawings.py [--scribbles 0]
 
-trains the network of ``pyro-bbb play`` and prints what it says of 600
-such digits and 400 scribbles.
+trains the network of ``pyro-bbb play``, with so many scribbles for each digit (a quarter), and
+prints what it says of 600 such digits and 400 scribbles.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
 
 from pyro_bbb.play.digits import Classifier, train_small
@@ -232,7 +233,7 @@ def report(classifier: Classifier) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = train_small()
+    found = tyro.cli(train_small)
     print(f"threshold {found.threshold:.2f}")
     for words, share in report(found).items():
         print(f"{words:22} {share:6.1%}")

@@ -110,16 +110,25 @@ def open_saved(folder: Path) -> Classifier:
     )
 
 
-def train_small(epochs: int = 25, *, copies: int = 4, progress: bool = True) -> Classifier:
-    """Learns scikit-learn's 1,797 digits; a tenth is held out for the threshold."""
+def train_small(
+    epochs: int = 25, *, copies: int = 4, scribbles: float = 0.25, progress: bool = True
+) -> Classifier:
+    """Learns scikit-learn's 1,797 digits; a tenth is held out for the threshold.
+
+    Args:
+        epochs: how often it sees each picture.
+        copies: varied ones of each picture.
+        scribbles: how many of them for each digit.
+        progress: whether a bar is shown.
+    """
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     (x, y), held_out = split(x.float() / 16, y, fraction=0.1, seed=_SEED)
     generator = torch.Generator().manual_seed(_SEED)
     rng = np.random.default_rng(_SEED)
     drawn = torch.tensor(list(HABITS)).repeat(_DRAWN)
     x = torch.cat([x, *(pixels(digit(int(number), rng), 8)[None] for number in drawn)])
-    others = torch.stack([pixels(scribble(rng), 8) for _ in range(len(x) // 4)])
-    once = torch.cat([x, others])
+    others = [pixels(scribble(rng), 8) for _ in range(int(scribbles * len(x)))]
+    once = torch.cat([x, *(each[None] for each in others)])
     seen = torch.cat([once, varied(once.repeat(copies, 1), generator)])
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, drawn])
