@@ -37,18 +37,18 @@ Entries: TypeAlias = dict[str, Entry]  # by the name shown
 def steps(effort: Effort, device: str) -> list[Comparison]:
     """Single training steps of all contenders, each in a process of its own."""
     widths = [Work(hidden=hidden, device=device) for hidden in effort.widths]
-    entries = partial(_entries, effort)
-    cases = [(f"width {work.hidden}, batch {BATCH}", entries(work, LIBRARIES)) for work in widths]
+    of = partial(_entries, effort)
+    cases = [(f"width {work.hidden}, batch {BATCH}", of(work, LIBRARIES)) for work in widths]
     first = widths[0]
     for batch in effort.batches:
         work = replace(first, batch=batch)
-        cases.append((f"width {first.hidden}, batch {batch}", entries(work, LIBRARIES)))
+        cases.append((f"width {first.hidden}, batch {batch}", of(work, LIBRARIES)))
     ours = [FLOOR, OURS, OURS_GAUSSIAN, *ESTIMATORS]
     title = f"gradient estimators of pyro_bbb, width {first.hidden}"
-    cases.append((title, entries(first, ours)))
+    cases.append((title, of(first, ours)))
     if effort.lenet5:
         lenet5 = Work(architecture="lenet5", device=device)
-        cases.append((f"LeNet-5, batch {BATCH}", entries(lenet5, IMAGES)))
+        cases.append((f"LeNet-5, batch {BATCH}", of(lenet5, IMAGES)))
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
     cases.append((title, _several_draws(effort, first)))
     names = {entry.contender for _, entries in cases for entry in entries.values()}

@@ -3,8 +3,8 @@
     python benchmarks/run.py [--quick] [--only steps epoch predict memory] [--threads 2]
 
 Everyone does the same work in the same run: a 784-H-H-10 ReLU classifier (and LeNet-5) on inputs of
-MNIST's shape. Contenders take turns in every round, in rotating order; ratios are taken within
-rounds and relate to a deterministic network with fused Adam. Suites:
+MNIST's shape. Contenders, each in a process of its own, take turns in every round, in rotating
+order; ratios are taken within rounds and relate to a deterministic network with fused Adam. Suites:
 
 - ``steps``: single training steps over widths, minibatch sizes, draws per step and estimators;
 - ``epoch``: a whole epoch of `fit` beside the steps it consists of;

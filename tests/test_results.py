@@ -15,7 +15,8 @@ SINE = "Sine, epistemic sd off the data over that on them"
 MNIST = "MNIST, 784-400-400-10, mean network"
 SKIPPED = "Normal prior, layer skipped"
 LENET = "MNIST, LeNet-5, 50 draws"
-MUSHROOMS, AT = "Mushroom bandit, regret after 5,000", "regret at 5,000"
+MUSHROOMS = "Mushroom bandit (5 seeds), regret after 5,000"
+AT, END = "regret at 5,000", "regret at 50,000"
 GARMENTS = "Fashion-MNIST, LeNet-5, 50 draws"
 CURVE = "The paper's Figure 5, true values beyond the data in the central 90 % (%)"
 BEYOND = "interquartile range there"
@@ -58,8 +59,10 @@ FIGURES = [
     (f"{GARMENTS}: accuracy (%)", "89.5", "lenet5_fashion", "test.accuracy", 100, 2),
     ("NLL (nats)", "0.292", "lenet5_fashion", "test.nll", 1, 3),
     ("ECE (%)", "1.1", "lenet5_fashion", "test.ece", 100, 2),
-    (f"{MUSHROOMS}: Bayes by Backprop", "–", "mushroom_bandit", f"Bayes by Backprop.{AT}", 1, 0),
+    (f"{MUSHROOMS}: Bayes by Backprop", "–", "mushroom_bandit", f"{BBB}.{AT}", 1, 0),
     ("greedy, plain network", "–", "mushroom_bandit", f"greedy.{AT}", 1, 0),
+    ("after 50,000: Bayes by Backprop", "–", "mushroom_bandit", f"{BBB}.{END}", 1, 0),
+    ("after 50,000: greedy, plain network", "–", "mushroom_bandit", f"greedy.{END}", 1, 0),
     (f"{CURVE}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.coverage.90.off", 100, 1),
     ("plain network", "–", "paper_regression", "plain network.coverage.90.off", 100, 1),
     (f"{BEYOND}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.interquartile.off", 1, 3),
@@ -84,20 +87,33 @@ def read(run):
     return figures
 
 
+def keys(where):
+    return [key.replace("%", ".") for key in where.split(".")]
+
+
+def has(figures, where):
+    """Whether a run has a figure."""
+    found = figures["mean"]
+    for key in keys(where):
+        if key not in found:
+            return False
+        found = found[key]
+    return True
+
+
 def cell(shown, run, where, factor, digits):
     """One figure of a run as the table has it, a dash where the run has none."""
     figures = read(run)
-    keys = [key.replace("%", ".") for key in where.split(".")]
-    return (
-        shown(figures, *keys, factor=factor, digits=digits) if keys[0] in figures["mean"] else "–"
-    )
+    if not has(figures, where):
+        return "–"
+    return shown(figures, *keys(where), factor=factor, digits=digits)
 
 
 def minutes(run, where):
     """Of one seed of the run that has the figure."""
     figures = read(run)
     seconds = figures.get("seconds", 0) / len(figures["seeds"])
-    return f"{seconds / 60:.0f} min" if where.split(".")[0] in figures["mean"] else "–"
+    return f"{seconds / 60:.0f} min" if has(figures, where) else "–"
 
 
 def row(shown, figure):
