@@ -82,7 +82,7 @@ def joined(folders: Sequence[Path]) -> Outcome:
 def _read(folder: Path) -> Outcome:
     """What one run wrote."""
     record = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    with np.load(folder / "regret.npz") as arrays:
+    with np.load(folder / "regret.npz", allow_pickle=False) as arrays:
         tables = {key: torch.from_numpy(arrays[key]).double() for key in arrays}
     names = dict.fromkeys(key.rpartition(", ")[0] for key in tables)
     found: Any = {name: tuple(tables[f"{name}, {what}"] for what in WHAT) for name in names}
