@@ -18,7 +18,12 @@ from torch import Tensor
 
 from pyro_bbb._arrays import as_numpy
 from pyro_bbb._checks import kind, tensor
-from pyro_bbb._colours import BLACK, CYCLE, SKY, VERMILLION
+from pyro_bbb._colours import BLACK as BLACK
+from pyro_bbb._colours import BLUE as BLUE
+from pyro_bbb._colours import CYCLE as CYCLE
+from pyro_bbb._colours import ORANGE as ORANGE
+from pyro_bbb._colours import SKY as SKY
+from pyro_bbb._colours import VERMILLION as VERMILLION
 from pyro_bbb._plots_answers import class_probabilities as class_probabilities
 from pyro_bbb._plots_answers import entropy_histogram as entropy_histogram
 from pyro_bbb._plots_answers import reliability as reliability
