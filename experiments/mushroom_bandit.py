@@ -352,7 +352,9 @@ def recipe_of(config: Config) -> Recipe:
         recipe = replace(
             recipe, interactions=40, basket=10, num_batches=2, memory=32, batch_size=16
         )
-    return replace(recipe, interactions=config.interactions or recipe.interactions)
+    if config.interactions is not None:
+        recipe = replace(recipe, interactions=config.interactions)
+    return recipe
 
 
 def main(config: Config) -> dict[str, Any]:
