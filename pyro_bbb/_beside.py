@@ -19,10 +19,11 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_bbb._draw import Whole, draw_many
+from pyro_bbb._draw import draw_many
 from pyro_bbb._event import Event
 from pyro_bbb._memory import blank
 from pyro_bbb._normals import SoftplusNormal
+from pyro_bbb._whole import Whole
 
 _JOINED: ContextVar[dict[Any, Any] | None] = ContextVar("joined", default=None)
 

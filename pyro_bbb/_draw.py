@@ -5,65 +5,20 @@ With hundreds of thousands of weights it is memory that costs: what can be compu
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pyro_bbb._event import HALF_LOG_2PI, batches
 from pyro_bbb._memory import blank
+from pyro_bbb._shared import ScaleGradient, Shared, shared_by
 from pyro_bbb._softplus import softplus, softplus_into
-
-
-@dataclass
-class Shared:
-    r"""What several draws of one posterior find once."""
-
-    several: bool = False
-    """Whether there are several."""
-    scale: Tensor | None = None
-    """Standard deviations."""
-    log_scale: Tensor | None = None
-    """The sum of their logarithms."""
-    slope: Tensor | None = None
-    r"""Derivatives of the standard deviations in $\rho$."""
-
-    def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
-        """The derivatives; of a single draw they are not kept."""
-        slope = find() if self.slope is None else self.slope
-        self.slope = slope if self.several else None
-        return slope
-
-
-@contextmanager
-def shared_scales() -> Iterator[None]:
-    """Parameters stay as they are inside: several draws of one posterior find its scale once."""
-    token = _SHARED.set({})
-    try:
-        yield
-    finally:
-        _SHARED.reset(token)
-
-
-_SHARED: ContextVar[dict[Any, Shared] | None] = ContextVar("shared_scales", default=None)
-
-
-def _shared(*rhos: Tensor) -> Shared:
-    """What the draws of one posterior share; by default it is of one draw."""
-    shared = _SHARED.get()
-    if shared is None:
-        return Shared()
-    key = tuple((x.data_ptr(), x.shape, x.dtype) for x in rhos)
-    return shared.setdefault(key, Shared(several=True))
+from pyro_bbb._whole import Whole, over_parts
 
 
 def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,28 +29,8 @@ def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
         rho: unconstrained scale, of the same shape.
         noise: $\epsilon$, of the same shape.
     """
-    value, scale, log_q = Draw.apply(loc, rho, noise, _shared(rho))
+    value, scale, log_q = Draw.apply(loc, rho, noise, shared_by(rho))
     return value, scale, log_q
-
-
-class Whole:
-    """A vector of tensors that lie side by side, and those as its parts."""
-
-    def __init__(self, vector: Tensor, like: Sequence[Tensor]) -> None:
-        self.vector, self._like = vector, like
-
-    @functools.cached_property
-    def parts(self) -> list[Tensor]:
-        """The vector's parts, of the tensors' shapes; found once, as that takes its time."""
-        return list(_unflatten_dense_tensors(self.vector, self._like))
-
-    def part(self, number: int) -> Tensor:
-        """One of them."""
-        return self.parts[number]
-
-    def blank(self) -> Whole:
-        """Another one, of any content."""
-        return Whole(blank(self.vector), self._like)
 
 
 def draw_many(
@@ -108,7 +43,10 @@ def draw_many(
         rhos: unconstrained scales.
         noise: $\epsilon$ of all.
     """
-    value, scale, log_q, *parts = DrawMany.apply(noise, _shared(*rhos), *locs, *rhos)
+    shared = shared_by(*rhos)
+    if shared.gradient is not None and all(loc.requires_grad for loc in locs):
+        rhos = shared.gradient.rhos
+    value, scale, log_q, *parts = DrawMany.apply(noise, shared, *locs, *rhos)
     return value, Whole(scale, locs), log_q, parts
 
 
@@ -209,46 +147,23 @@ class DrawMany(Function):
         *of_parts: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         noise, scale, *rhos = ctx.saved_tensors
-        of_value, of_sigma = (Whole(blank(noise), rhos) for _ in range(2))
+        of_value = Whole(blank(noise), rhos)
         given = [
             torch.zeros_like(rho) if part is None else part
             for part, rho in zip(of_parts, rhos, strict=True)
         ]
         whole = torch.zeros_like(noise) if of_whole is None else of_whole
         over_parts(torch.add, of_value, given, Whole(whole, rhos))
-        torch.mul(of_value.vector, noise, out=of_sigma.vector)
-        if of_scale is not None:
-            of_sigma.vector.add_(of_scale)
-        if of_log_q is not None:
-            of_sigma.vector.addcdiv_(of_log_q, scale, value=-1)
-        slope = ctx.shared.slope_by(
-            lambda: over_parts(torch.sigmoid, Whole(blank(noise), rhos), rhos).vector
-        )
-        of_sigma.vector.mul_(slope)
-        return None, None, *of_value.parts, *of_sigma.parts
+        summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
+        gradient = summed or ScaleGradient(rhos)
+        gradient.add(of_value.vector, noise, of_scale, of_log_q)
+        of_rhos = [None] * len(rhos) if summed else gradient.take(scale)
+        return None, None, *of_value.parts, *of_rhos
 
 
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     count = len(parameters) // 2
     return list(parameters[:count]), list(parameters[count:])
-
-
-def over_parts(
-    operation: Callable[..., Tensor], out: Whole, tensors: Sequence[Tensor], *others: Whole
-) -> Whole:
-    """An elementwise operation of tensors side by side, and of vectors, into a vector.
-
-    On a GPU, where each launch costs, the tensors are joined first; elsewhere, where each pass
-    over memory costs, each is worked on where it lies.
-    """
-    if out.vector.is_cuda:
-        joined = torch.cat([x.flatten() for x in tensors])
-        operation(joined, *(other.vector for other in others), out=out.vector)
-    else:
-        columns = (whole.parts for whole in (*others, out))
-        for x, *rest, part in zip(tensors, *columns, strict=True):
-            operation(x, *rest, out=part)
-    return out
 
 
 # `apply` asks for it at every call; to work it out takes as long as a small layer

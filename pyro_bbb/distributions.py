@@ -2,9 +2,9 @@
 
 from pyro_bbb import _divergences as _divergences  # registers them
 from pyro_bbb._copies import map_tensors, without_validation
-from pyro_bbb._draw import shared_scales
 from pyro_bbb._mixture import ScaleMixtureNormal
 from pyro_bbb._normals import PrunedNormal, SoftplusNormal, SummedNormal
+from pyro_bbb._shared import shared_scales
 from pyro_bbb._softplus import softplus
 
 __all__ = [

@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._checks import at_least_zero, count, positive
 from pyro_bbb._memory import Memory, reusing
-from pyro_bbb.distributions import shared_scales
+from pyro_bbb._shared import summed_gradients
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
 
@@ -175,7 +175,7 @@ class _Recorded:
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
-        shared = shared_scales() if self.num_particles > 1 else nullcontext()
+        shared = summed_gradients() if self.num_particles > 1 else nullcontext()
         with side_by_side(), shared, reusing(self.memory):
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss

@@ -1,6 +1,7 @@
 """Weights that lie side by side are drawn and scored as if each stood alone."""
 
 import math
+from contextlib import nullcontext
 
 import pyro
 import pyro.distributions as dist
@@ -13,9 +14,11 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._beside import side_by_side, traced
-from pyro_bbb._draw import DrawMany, Shared, Whole, draw, draw_many
+from pyro_bbb._draw import DrawMany, draw, draw_many
 from pyro_bbb._draws import Draws
 from pyro_bbb._log_mixture import LogMixture, LogOneMixture, _exponent
+from pyro_bbb._shared import Shared, summed_gradients
+from pyro_bbb._whole import Whole
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
 
 SIZES = [5, 7, 3]
@@ -107,6 +110,66 @@ def test_its_gradient_is_that_of_each(used):
     for a, b, like in zip(found, expected, [*locs, *rhos], strict=True):
         b = torch.zeros_like(like) if b is None else b
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+
+
+USES = {  # by draw: the vector, its parts, its scale, ln q
+    "as in training": [(1, 1, 0, 1)] * 3,
+    "each another": [(1, 1, 1, 1), (0, 1, 0, 0), (0, 0, 0, 1)],
+    "value alone": [(1, 0, 0, 0)] * 3,
+}
+
+
+@pytest.mark.parametrize("uses", USES.values(), ids=USES)
+def test_gradients_added_up_over_draws_are_the_sum_of_theirs(uses):
+    locs, rhos, noise = tensors()
+    noises = [noise, *(Whole(torch.randn_like(noise.vector), locs) for _ in range(2))]
+    of_whole, of_parts, of_scale = torch.randn(3, len(noise.vector))
+
+    def add_gradient(noise, used):
+        value, scale, log_q, parts = draw_many(locs, rhos, noise)
+        products = zip(parts, Whole(of_parts, locs).parts, strict=True)
+        terms = (
+            (value * of_whole).sum(),
+            sum((a * b).sum() for a, b in products),
+            (scale.vector * of_scale).sum(),
+            0.7 * log_q,
+        )
+        sum(term for term, use in zip(terms, used, strict=True) if use).backward()
+
+    def gradients(context):
+        for x in (*locs, *rhos):
+            x.grad = torch.ones_like(x)  # what was there before stays
+        with context:
+            for each in zip(noises, uses, strict=True):
+                add_gradient(*each)
+        return [x.grad for x in (*locs, *rhos)]
+
+    found = zip(gradients(summed_gradients()), gradients(nullcontext()), strict=True)
+    for together, one_by_one in found:
+        torch.testing.assert_close(together, one_by_one, rtol=1e-12, atol=1e-13)
+
+
+def test_the_sum_of_gradients_reaches_a_parameter_once():
+    locs, rhos, noise = tensors()
+    seen = []
+    rhos[0].register_hook(lambda gradient: seen.append(gradient.clone()))
+    with summed_gradients():
+        for _ in range(3):
+            draw_many(locs, rhos, noise)[0].sum().backward()
+        assert seen == [] and all(rho.grad is None for rho in rhos)
+    assert len(seen) == 1 and torch.equal(seen[0], rhos[0].grad)
+
+
+def test_a_scale_that_is_no_parameter_gets_each_gradient_by_itself():
+    locs, rhos, noise = tensors()
+    with summed_gradients():
+        for _ in range(2):
+            views = [rho.view_as(rho) for rho in rhos]  # as Pyro gives them
+            draw_many(locs, views, noise)[2].backward()
+            assert all(rho.grad is not None for rho in rhos)
+    expected = [-2 * torch.sigmoid(rho) / torch.nn.functional.softplus(rho) for rho in rhos]
+    for rho, gradient in zip(rhos, expected, strict=True):
+        torch.testing.assert_close(rho.grad, gradient.detach())
 
 
 def test_a_second_derivative_of_it_is_refused():

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb._draw import draw, shared_scales
-from pyro_bbb._log_mixture import LogMixture
+from pyro_bbb._draw import draw
+from pyro_bbb._event import total
+from pyro_bbb._log_mixture import LogMixture, total_log
 from pyro_bbb._pyro import held_by_optimiser
+from pyro_bbb._shared import shared_scales
 from pyro_bbb.objectives import recorded_elbo
 from pyro_bbb.optim import JointOptim
 from pyro_bbb.training import _VECTORISED_BELOW
@@ -192,6 +194,31 @@ def test_single_precision_keeps_the_share_of_a_very_narrow_component(ratio):
     exact = single.detach().double().requires_grad_()
     (expected,) = torch.autograd.grad(naive_mixture(exact, 0.5, 1.0, ratio).sum(), exact)
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [-0.1, -6.0, -79.0])
+@pytest.mark.parametrize("shape", [(100_003,), (3, 2, 25_001), (5,), (2, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_logarithm_of_products_is_the_sum_of_logarithms(dtype, shape, least):
+    logs = (torch.rand(shape, dtype=torch.float64) * least).to(dtype)
+    logs[..., : shape[-1] // 2] = least  # half of them as low as can be: products would underflow
+    for dims in range(len(shape) + 1):
+        found = total_log(logs.exp(), least, dims)
+        exact = total(logs.exp().double().log(), dims)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=20 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
+def test_the_mixture_of_very_many_weights_is_the_sum_in_single_precision(sigma2):
+    w = torch.randn(70_001) * torch.logspace(-9, 0.5, 70_001)
+    w[:30_000] = 0.0  # the narrow component is as likely as can be
+    mixture = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2)
+    expected = naive_mixture(w.float().double(), 0.3, 1.2, sigma2).sum()
+    learned = bbb.ScaleMixtureNormal(*torch.tensor([0.3, 1.2, sigma2]).float())
+    for kind in (bbb.distributions.map_tensors(mixture, lambda x: x.float()), learned):
+        found = kind.expand(w.shape).to_event(1).log_prob(w.float())
+        torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
 
 
 # --- a step ---

@@ -1,0 +1,133 @@
+r"""What several draws of one posterior find once: their scales, and the way back through them.
+
+A draw is $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$. Its gradient in $\rho$ is
+that in $\sigma$ times a slope which is the same for all draws, and so is that of $-\ln\sigma$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_bbb._memory import blank
+from pyro_bbb._whole import Whole, over_parts
+
+
+class ScaleGradient:
+    r"""The gradient in $\rho$ of scales that lie side by side, added up over draws.
+
+    Args:
+        rhos: unconstrained scales.
+
+    Attributes:
+        rhos: these, without a gradient of their own.
+    """
+
+    def __init__(self, rhos: Sequence[Tensor]) -> None:
+        self.rhos = [rho.detach() for rho in rhos]
+        self._of_sigma: Tensor | None = None  # but for that of ln q
+        self._of_log_q: Tensor | None = None
+
+    def add(
+        self, of_value: Tensor, noise: Tensor, of_scale: Tensor | None, of_log_q: Tensor | None
+    ) -> None:
+        """Adds what one draw has; its noise, and the gradients in what came of it."""
+        if self._of_sigma is None:
+            self._of_sigma = torch.mul(of_value, noise, out=blank(noise))
+        else:
+            self._of_sigma.addcmul_(of_value, noise)
+        if of_scale is not None:
+            self._of_sigma.add_(of_scale)
+        if of_log_q is not None:
+            self._of_log_q = of_log_q if self._of_log_q is None else self._of_log_q + of_log_q
+
+    def take(self, scale: Tensor) -> list[Tensor]:
+        r"""The sum in each $\rho$, given the scales; none where no draw has added any."""
+        of_sigma, self._of_sigma = self._of_sigma, None
+        if of_sigma is None:
+            return []
+        if self._of_log_q is not None:
+            of_sigma.addcdiv_(self._of_log_q, scale, value=-1)
+        slope = over_parts(torch.sigmoid, Whole(blank(of_sigma), self.rhos), self.rhos)
+        return Whole(of_sigma.mul_(slope.vector), self.rhos).parts
+
+
+@dataclass
+class Shared:
+    r"""What several draws of one posterior find once."""
+
+    several: bool = False
+    """Whether there are several."""
+    scale: Tensor | None = None
+    """Standard deviations."""
+    log_scale: Tensor | None = None
+    """The sum of their logarithms."""
+    slope: Tensor | None = None
+    r"""Derivatives of the standard deviations in $\rho$."""
+    gradient: ScaleGradient | None = None
+    """Where draws that lie side by side add theirs up, if they do."""
+
+    def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
+        """The derivatives; of a single draw they are not kept."""
+        slope = find() if self.slope is None else self.slope
+        self.slope = slope if self.several else None
+        return slope
+
+
+class _Posteriors(dict[Any, tuple[tuple[Tensor, ...], Shared]]):
+    r"""What draws share, and their $\rho$, by these: views of a parameter are not told apart."""
+
+    summed = False
+    """Whether gradients are added up."""
+
+
+_SHARED: ContextVar[_Posteriors | None] = ContextVar("shared_scales", default=None)
+
+
+@contextmanager
+def _sharing(posteriors: _Posteriors) -> Iterator[None]:
+    token = _SHARED.set(posteriors)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def shared_scales() -> AbstractContextManager[None]:
+    """Parameters stay as they are inside: several draws of one posterior find its scale once."""
+    return _sharing(_Posteriors())
+
+
+@contextmanager
+def summed_gradients() -> Iterator[None]:
+    r"""As `shared_scales`; gradients of draws that lie side by side reach each $\rho$ at the end.
+
+    For draws of which only `torch.Tensor.backward` asks the gradient.
+    """
+    posteriors = _Posteriors()
+    posteriors.summed = True
+    with _sharing(posteriors):
+        yield
+        for rhos, shared in posteriors.values():
+            if shared.gradient is not None and shared.scale is not None:
+                gradients = shared.gradient.take(shared.scale)
+                torch.autograd.backward(rhos[: len(gradients)], gradients)
+
+
+def shared_by(*rhos: Tensor) -> Shared:
+    """What the draws of one posterior share; by default it is of one draw."""
+    posteriors = _SHARED.get()
+    if posteriors is None:
+        return Shared()
+    key = tuple((id(x) if x.is_leaf else x.data_ptr(), x.shape, x.dtype) for x in rhos)
+    if key not in posteriors:
+        summed = posteriors.summed and all(x.is_leaf and x.requires_grad for x in rhos)
+        gradient = ScaleGradient(rhos) if summed else None
+        posteriors[key] = rhos, Shared(several=True, gradient=gradient)
+    return posteriors[key][1]
