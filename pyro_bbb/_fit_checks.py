@@ -117,7 +117,9 @@ def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
         raise ValueError(
             f"guide must have a posterior for every latent of the model, it lacks {missing}"
         )
-    sites = guide_trace.iter_stochastic_nodes()
+    sites = [
+        (name, q) for name, q in guide_trace.iter_stochastic_nodes() if not site_is_subsample(q)
+    ]
     own = [name for name, q in sites if not (q["infer"] or {}).get("is_auxiliary")]
     if others := [name for name in own if name not in latents]:
         raise ValueError(f"guide must draw latents of the model only, it draws {others} too")

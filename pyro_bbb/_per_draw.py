@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_bbb._pyro import over_draws, own_store
@@ -31,7 +32,7 @@ class Supplied(Messenger):
         self.draw = draw
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"]:
+        if not msg["is_observed"] and not site_is_subsample(msg):
             if msg["name"] not in self.draw:
                 raise ValueError(f"the posterior's draws lack the latent {msg['name']!r}")
             msg["value"] = self.draw[msg["name"]]

@@ -677,3 +677,31 @@ def test_levels_outside_their_range_are_named(bad):
         prediction.interval(bad)
     with pytest.raises(ValueError, match="probability"):
         prediction.quantile(bad)
+
+
+class Gated(PyroModule):
+    """A linear layer, and a latent of each unit in a plate of the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = bbb.networks.BayesianLinear(3, 4)
+
+    def forward(self, x):
+        with pyro.plate("units", 4):
+            gate = pyro.sample("gate", dist.LogNormal(0.0, 1.0))
+        return (self.hidden(x) * gate).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("family", ["softplus_normal", "low_rank", "delta"])
+@pytest.mark.parametrize("n", [20, BATCHED_BELOW + 1])
+def test_latents_in_a_plate_of_the_forward_pass_are_predicted_with(double, family, n):
+    model = bbb.BayesianModel(Gated(), bbb.likelihoods.Gaussian(0.1), num_data=n)
+    guide = bbb.guides.make(family, model)
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    bbb.fit(model, guide, (x, x[:, :1]), epochs=2, progress=False, seed=0)
+    draws = guide.sample_posterior(5)
+    expected = torch.stack([fn.mean for fn in loop(model, draws, x)])
+    assert draws["gate"].shape == (5, 4)
+    found = bbb.predict(model, draws, x)
+    torch.testing.assert_close(found.sample_means, expected)
+    assert bbb.predict(model, guide, x, num_samples=3).mean.shape == (n, 1)
