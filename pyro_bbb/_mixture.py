@@ -87,6 +87,20 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         new._assemble((torch.sigmoid(logit), sigma1, sigma2), logit)
         return new
 
+    @classmethod
+    def from_numbers(
+        cls, numbers: tuple[float, float, float], rounded: tuple[Tensor, Tensor, Tensor]
+    ) -> ScaleMixtureNormal:
+        r"""The mixture whose parameters are numbers, and are known as tensors too.
+
+        Args:
+            numbers: $\pi$, $\sigma_1$ and $\sigma_2$; they are not checked.
+            rounded: the same as tensors without dimensions, of one dtype.
+        """
+        new = cls.__new__(cls)
+        new._assemble(rounded, None, numbers)
+        return new
+
     def _assemble(
         self,
         compact: tuple[Tensor, Tensor, Tensor],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -86,13 +86,19 @@ def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> di
     scalar = all(x.dim() == 0 and x.isfinite() for x in parameters.values())
     if scalar and len(dtypes) == 1 and dtypes <= DTYPES.keys():
         numbers = {part: x.item() for part, x in parameters.items()}
-        return {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
+        record = {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
+        given = isinstance(value, ScaleMixtureNormal) and value.same_for_each
+        return record | ({"given": list(given)} if given else {})
     whole = {part: encode(x, f"{key}.{part}", tensors) for part, x in parameters.items()}
     return {"distribution": name, "dtype": None, "parameters": whole}
 
 
 def _decode_distribution(
-    tensors: dict[str, Tensor], distribution: str, dtype: str | None, parameters: Mapping[str, Any]
+    tensors: dict[str, Tensor],
+    distribution: str,
+    dtype: str | None,
+    parameters: Mapping[str, Any],
+    given: Sequence[float] = (),
 ) -> Distribution:
     family, names = _FAMILIES[distribution]
     if parameters.keys() != set(names):
@@ -102,4 +108,8 @@ def _decode_distribution(
     else:
         values = {k: torch.tensor(float(x), dtype=DTYPES[dtype]) for k, x in parameters.items()}
     made: Distribution = family(**values)
+    if given:  # a mixture of numbers, which the tensors are rounded from
+        pi, sigma1, sigma2 = map(float, given)
+        rounded = values["pi"], values["sigma1"], values["sigma2"]
+        return ScaleMixtureNormal.from_numbers((pi, sigma1, sigma2), rounded)
     return made

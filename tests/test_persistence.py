@@ -10,11 +10,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.util import prune_subsample_sites
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
+from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._pyro import evaluating
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.persistence import LoadError
@@ -136,6 +138,21 @@ def test_every_prior_is_the_same_again(tmp_path, prior, network):
         replayed = pyro.poutine.replay(model.eval(), trace=guide_trace)
         log_probs.append(pyro.poutine.trace(replayed).get_trace(X, y).log_prob_sum())
     assert torch.equal(*log_probs)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
+    pair = trained(NETWORKS["mlp"](PRIORS[prior]()))
+    found = []
+    for model, guide in (pair, round_trip(tmp_path, *pair)):
+        with pyro.validation_enabled(False), side_by_side():
+            trace, _ = traced(model, guide, (X, target(model, X)), {})
+        sites = prune_subsample_sites(trace).nodes.items()
+        sites = {name: site for name, site in sites if site["type"] == "sample"}
+        found.append({name: len(site.get("members", ())) for name, site in sites.items()})
+    assert found[0] == found[1]
+    if prior == "mixture":
+        assert found[1] == {"network.fc1.weight": 4, "obs": 0}
 
 
 @pytest.mark.parametrize(
