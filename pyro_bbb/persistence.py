@@ -7,9 +7,7 @@ priors, likelihood and guide they are, by names from fixed tables. Loading runs 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,6 +23,7 @@ from pyro_bbb._blueprint import build, describe
 from pyro_bbb._checks import as_device
 from pyro_bbb._exclusive import exclusive
 from pyro_bbb._guide_record import latent_shapes, make, record
+from pyro_bbb._spec import about, require_json, require_same, require_types
 from pyro_bbb._state import State
 from pyro_bbb._values import CannotDescribe
 from pyro_bbb._version import __version__
@@ -33,14 +32,6 @@ from pyro_bbb.models import BayesianModel
 
 __all__ = ["LoadError", "Loaded", "load", "save"]
 
-_TYPES: dict[str, type] = {
-    "versions": dict,
-    "num_data": int,
-    **dict.fromkeys(("network", "likelihood", "guide", "sites", "latents"), dict),
-    **dict.fromkeys(("evaluating", "frozen"), list),
-    "aliases": dict,
-    "metadata": dict,
-}
 _INITIAL = "initial."  # names of the values that converted weights had
 
 
@@ -95,7 +86,7 @@ def save(
     if not isinstance(metadata, Mapping | None):
         raise TypeError(f"metadata must be a dict, got {metadata!r}")
     metadata = dict(metadata or {})
-    _require_json("metadata", metadata)
+    require_json("metadata", metadata)
     sites = _lists(model.latent_shapes())
     guide_record = record(guide, set(sites))
     latents = {name: list(shape) for name, shape in latent_shapes(guide).items()}
@@ -170,8 +161,8 @@ def load(
         if not (given is None or isinstance(given, kind)):
             raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
     spec, tensors = read(_folder(path))
-    with torch.random.fork_rng(devices=[]), _about(path, spec.get("versions")):
-        _require_types(spec)
+    with torch.random.fork_rng(devices=[]), about(path, spec.get("versions")):
+        require_types(spec)
         loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
     for part in (loaded.model, loaded.guide):
         part.to(device=target, dtype=dtype)
@@ -199,14 +190,14 @@ def _load(
     described = {"network": network, "likelihood": likelihood}
     parts = {name: _part(name, given[name], described[name], tensors) for name in described}
     model = BayesianModel(num_data=num_data, **parts)
-    _require_same("random weight", sites, _lists(model.latent_shapes()))
+    require_same("random weight", sites, _lists(model.latent_shapes()))
     _set_initial(model, _take(tensors, _INITIAL))
     state = State(tensors, aliases, frozen)
     state.fill(model, "model.")
     for name, part in model.named_modules():
         part.training = name not in evaluating
     new_guide = make(guide, model, state.fill, "guide.")
-    _require_same("latent", latents, _lists(latent_shapes(new_guide)))
+    require_same("latent", latents, _lists(latent_shapes(new_guide)))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
     return Loaded(model, new_guide, metadata, versions)
@@ -277,60 +268,8 @@ def _lists(shapes: Mapping[str, Any]) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in shapes.items()}
 
 
-# --- checks ---
-
-
 def _folder(path: str | PathLike[str]) -> Path:
     try:
         return Path(path)
     except TypeError as error:
         raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}") from error
-
-
-@contextmanager
-def _about(path: str | PathLike[str], versions: Json) -> Iterator[None]:
-    """Says of which save an error is; whatever does not fit the format is a `LoadError`."""
-    try:
-        yield
-    except LoadError as error:
-        raise LoadError(f"{path}: {error}") from error
-    except Exception as error:  # of a description that `save` has not written, or with other code
-        raise LoadError(
-            f"{path}, saved by {versions}, does not build: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _require_types(spec: dict[str, Json]) -> None:
-    if others := spec.keys() ^ _TYPES.keys():
-        raise LoadError(f"the description must have the keys {list(_TYPES)}, not so {others}")
-    for name, kind in _TYPES.items():
-        if type(spec[name]) is not kind:
-            raise LoadError(f"{name} must be {kind.__name__}, got {type(spec[name]).__name__}")
-
-
-def _require_same(what: str, saved: dict[str, list[int]], found: dict[str, list[int]]) -> None:
-    for name in saved | found:
-        if name not in saved:
-            raise LoadError(f"{what} {name} is not saved, and the network expects it")
-        if name not in found:
-            raise LoadError(f"{what} {name} is saved, and the network has none, only {list(found)}")
-        if saved[name] != found[name]:
-            raise LoadError(
-                f"{what} {name} has shape {saved[name]}, the network expects {found[name]}"
-            )
-
-
-def _require_json(where: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{where} must have strings as keys, got {key!r}")
-            _require_json(f"{where}[{key!r}]", item)
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            _require_json(f"{where}[{i}]", item)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{where} must be finite, got {value}")
-    elif not (value is None or isinstance(value, (bool, int, str))):
-        raise TypeError(f"{where} must be of JSON's types, got {type(value).__name__}")
