@@ -19,9 +19,9 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._draw import _SHARED
 from pyro_bbb._exclusive import TURN, exclusive
 from pyro_bbb._pyro import _HELD
+from pyro_bbb._shared import _SHARED
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.objectives import NonFiniteError
 
