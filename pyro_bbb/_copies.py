@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Transform
 
 from pyro_bbb._mixture import ScaleMixtureNormal
+from pyro_bbb._normals import SoftplusNormal
 
 
 def map_tensors(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
@@ -27,6 +28,8 @@ def _map_tensors(x: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) -
         return None  # some versions of torch remember a transform's inverse so
     if not isinstance(x, (Distribution, Transform)):
         return x
+    if isinstance(x, SoftplusNormal):
+        x.settle()
     if id(x) not in memo:  # others hold it, and it holds the transform
         memo[id(x)] = new = copy.copy(x)
         new.__dict__.update({key: _map_tensors(value, fn, memo) for key, value in vars(x).items()})

@@ -157,7 +157,7 @@ class DrawMany(Function):
         summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
         gradient = summed or ScaleGradient(rhos)
         gradient.add(of_value.vector, noise, of_scale, of_log_q)
-        of_rhos = [None] * len(rhos) if summed else gradient.take(scale)
+        of_rhos = [None] * len(rhos) if summed else gradient.take(ctx.shared)
         return None, None, *of_value.parts, *of_rhos
 
 

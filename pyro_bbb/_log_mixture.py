@@ -50,7 +50,7 @@ def _floor(kappa: Tensor) -> Tensor:
     return floor.to(kappa.dtype)
 
 
-LARGEST = 80.0  # e^80 and e^-80 are numbers in single precision
+LARGEST = 80.0  # e^80 is a number in single precision
 FEW = 2**14  # that many logarithms are no work
 
 
@@ -161,7 +161,9 @@ class LogOneMixture(Function):
         shares = _exponent(w, one, -1).sigmoid_()  # the logarithm is -softplus(t)
         least = -math.log1p(math.exp(one.delta))
         minus_value = total_log(shares, least, dims)
-        minus_value.add_(total(torch.square(w, out=shares if dims else None), dims), alpha=one.h2)
+        zero = torch.zeros((), dtype=w.dtype, device=w.device)
+        z2 = torch.addcmul(zero, w, w, value=one.h2, out=shares if dims else None)
+        minus_value.add_(total(z2, dims))
         rows = math.prod(w.shape[w.dim() - dims :])
         return minus_value.neg_().add_(one.c * rows)
 
@@ -206,7 +208,7 @@ def total_log(x: Tensor, least: float, dims: int) -> Tensor:
     """
     if dims and x.device.type == "cpu":
         x, dims = x.flatten(-dims), 1
-        while x.shape[-1] > FEW and 2 * least > -LARGEST:
+        while x.shape[-1] > FEW and 2 * least > math.log(torch.finfo(x.dtype).tiny):
             half = (x.shape[-1] + 1) // 2
             x[..., :-half].mul_(x[..., half:])
             x, least = x[..., :half], 2 * least

@@ -92,6 +92,11 @@ class SoftplusNormal(dist.Normal):
                 self._scale = softplus(self.rho) if origin is None else origin.scale
         return self._scale.expand(self._batch_shape)
 
+    def settle(self) -> None:
+        """Finds the scale, where something else knows it: copies have one of their own then."""
+        if self._known_scale is not None:
+            self._scale, self._known_scale = self.scale, None
+
     @property
     def _compact_scale(self) -> Tensor:
         return (self._origin or self).scale

@@ -7,10 +7,10 @@ that in $\sigma$ times a slope which is the same for all draws, and so is that o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,15 +47,17 @@ class ScaleGradient:
         if of_log_q is not None:
             self._of_log_q = of_log_q if self._of_log_q is None else self._of_log_q + of_log_q
 
-    def take(self, scale: Tensor) -> list[Tensor]:
-        r"""The sum in each $\rho$, given the scales; none where no draw has added any."""
+    def take(self, shared: Shared) -> list[Tensor]:
+        r"""The sum in each $\rho$; none where no draw has added any."""
         of_sigma, self._of_sigma = self._of_sigma, None
         if of_sigma is None:
             return []
-        if self._of_log_q is not None:
-            of_sigma.addcdiv_(self._of_log_q, scale, value=-1)
-        slope = over_parts(torch.sigmoid, Whole(blank(of_sigma), self.rhos), self.rhos)
-        return Whole(of_sigma.mul_(slope.vector), self.rhos).parts
+        if self._of_log_q is not None and shared.scale is not None:
+            of_sigma.addcdiv_(self._of_log_q, shared.scale, value=-1)
+        slope = shared.slope_by(
+            lambda: over_parts(torch.sigmoid, Whole(blank(of_sigma), self.rhos), self.rhos).vector
+        )
+        return Whole(of_sigma.mul_(slope), self.rhos).parts
 
 
 @dataclass
@@ -80,44 +82,26 @@ class Shared:
         return slope
 
 
-class _Posteriors(dict[Any, tuple[tuple[Tensor, ...], Shared]]):
-    r"""What draws share, and their $\rho$, by these: views of a parameter are not told apart."""
-
-    summed = False
-    """Whether gradients are added up."""
-
-
-_SHARED: ContextVar[_Posteriors | None] = ContextVar("shared_scales", default=None)
+_Posteriors: TypeAlias = dict[Any, tuple[tuple[Tensor, ...], Shared]]
+_SHARED: ContextVar[_Posteriors | None] = ContextVar("several_draws", default=None)
 
 
 @contextmanager
-def _sharing(posteriors: _Posteriors) -> Iterator[None]:
+def several_draws() -> Iterator[None]:
+    r"""Inside, draws of one posterior share what is the same for them.
+
+    Parameters stay as they are, and of draws that lie side by side only `torch.Tensor.backward`
+    asks the gradient: that of each $\rho$ is added up, and reaches it at the end.
+    """
+    posteriors: _Posteriors = {}
     token = _SHARED.set(posteriors)
     try:
         yield
+        for rhos, shared in posteriors.values():
+            gradients = shared.gradient.take(shared) if shared.gradient is not None else []
+            torch.autograd.backward(rhos[: len(gradients)], gradients)
     finally:
         _SHARED.reset(token)
-
-
-def shared_scales() -> AbstractContextManager[None]:
-    """Parameters stay as they are inside: several draws of one posterior find its scale once."""
-    return _sharing(_Posteriors())
-
-
-@contextmanager
-def summed_gradients() -> Iterator[None]:
-    r"""As `shared_scales`; gradients of draws that lie side by side reach each $\rho$ at the end.
-
-    For draws of which only `torch.Tensor.backward` asks the gradient.
-    """
-    posteriors = _Posteriors()
-    posteriors.summed = True
-    with _sharing(posteriors):
-        yield
-        for rhos, shared in posteriors.values():
-            if shared.gradient is not None and shared.scale is not None:
-                gradients = shared.gradient.take(shared.scale)
-                torch.autograd.backward(rhos[: len(gradients)], gradients)
 
 
 def shared_by(*rhos: Tensor) -> Shared:
@@ -125,9 +109,9 @@ def shared_by(*rhos: Tensor) -> Shared:
     posteriors = _SHARED.get()
     if posteriors is None:
         return Shared()
-    key = tuple((id(x) if x.is_leaf else x.data_ptr(), x.shape, x.dtype) for x in rhos)
+    learned = all(x.is_leaf and x.requires_grad for x in rhos)
+    key = tuple((id(x) if learned else x.data_ptr(), x.shape, x.stride(), x.dtype) for x in rhos)
     if key not in posteriors:
-        summed = posteriors.summed and all(x.is_leaf and x.requires_grad for x in rhos)
-        gradient = ScaleGradient(rhos) if summed else None
+        gradient = ScaleGradient(rhos) if learned else None
         posteriors[key] = rhos, Shared(several=True, gradient=gradient)
     return posteriors[key][1]

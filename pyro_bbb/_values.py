@@ -111,5 +111,8 @@ def _decode_distribution(
     if given:  # a mixture of numbers, which the tensors are rounded from
         pi, sigma1, sigma2 = map(float, given)
         rounded = values["pi"], values["sigma1"], values["sigma2"]
+        pairs = zip((pi, sigma1, sigma2), rounded, strict=True)
+        if not all(math.isclose(exact, x.item(), rel_tol=0.01) for exact, x in pairs):
+            raise ValueError(f"{distribution} must be given by its parameters, got {given}")
         return ScaleMixtureNormal.from_numbers((pi, sigma1, sigma2), rounded)
     return made

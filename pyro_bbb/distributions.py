@@ -4,7 +4,6 @@ from pyro_bbb import _divergences as _divergences  # registers them
 from pyro_bbb._copies import map_tensors, without_validation
 from pyro_bbb._mixture import ScaleMixtureNormal
 from pyro_bbb._normals import PrunedNormal, SoftplusNormal, SummedNormal
-from pyro_bbb._shared import shared_scales
 from pyro_bbb._softplus import softplus
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "SoftplusNormal",
     "SummedNormal",
     "map_tensors",
-    "shared_scales",
     "softplus",
     "without_validation",
 ]

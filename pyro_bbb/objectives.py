@@ -21,7 +21,7 @@ from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._memory import Memory, reusing
 from pyro_bbb._schedules import BatchWeight, KLSchedule, as_kl_schedule, blundell, uniform
-from pyro_bbb._shared import summed_gradients
+from pyro_bbb._shared import several_draws
 
 __all__ = [
     "BatchWeight",
@@ -97,8 +97,8 @@ class _Recorded:
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
-        shared = summed_gradients() if self.num_particles > 1 else nullcontext()
-        with side_by_side(), shared, reusing(self.memory):
+        several = several_draws() if self.num_particles > 1 else nullcontext()
+        with side_by_side(), reusing(self.memory), several:
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
 

@@ -31,7 +31,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_normals": ({"_draw", "_softplus", "_squares"}, {"pyro", "torch"}),
     "_beside": ({"_normals"}, {"pyro", "torch"}),
     "_divergences": ({"_normals", "_memory"}, {"pyro", "torch"}),
-    "_copies": ({"_mixture"}, {"torch"}),
+    "_copies": ({"_mixture", "_normals"}, {"torch"}),
     "distributions": ({"_divergences", "_copies", "_softplus"}, set()),
     "_families": ({"_event"}, {"pyro", "torch", "scipy"}),
     "_prior": ({"distributions", "_pyro"}, {"pyro", "torch"}),

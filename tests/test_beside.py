@@ -12,13 +12,15 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb import likelihoods
+from pyro_bbb import likelihoods, objectives
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._draw import DrawMany, draw, draw_many
 from pyro_bbb._draws import Draws
 from pyro_bbb._log_mixture import LogMixture, LogOneMixture, _exponent
-from pyro_bbb._shared import Shared, summed_gradients
+from pyro_bbb._pyro import held_by_optimiser
+from pyro_bbb._shared import Shared, several_draws
 from pyro_bbb._whole import Whole
+from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
 
 SIZES = [5, 7, 3]
@@ -144,7 +146,7 @@ def test_gradients_added_up_over_draws_are_the_sum_of_theirs(uses):
                 add_gradient(*each)
         return [x.grad for x in (*locs, *rhos)]
 
-    found = zip(gradients(summed_gradients()), gradients(nullcontext()), strict=True)
+    found = zip(gradients(several_draws()), gradients(nullcontext()), strict=True)
     for together, one_by_one in found:
         torch.testing.assert_close(together, one_by_one, rtol=1e-12, atol=1e-13)
 
@@ -153,7 +155,7 @@ def test_the_sum_of_gradients_reaches_a_parameter_once():
     locs, rhos, noise = tensors()
     seen = []
     rhos[0].register_hook(lambda gradient: seen.append(gradient.clone()))
-    with summed_gradients():
+    with several_draws():
         for _ in range(3):
             draw_many(locs, rhos, noise)[0].sum().backward()
         assert seen == [] and all(rho.grad is None for rho in rhos)
@@ -162,7 +164,7 @@ def test_the_sum_of_gradients_reaches_a_parameter_once():
 
 def test_a_scale_that_is_no_parameter_gets_each_gradient_by_itself():
     locs, rhos, noise = tensors()
-    with summed_gradients():
+    with several_draws():
         for _ in range(2):
             views = [rho.view_as(rho) for rho in rhos]  # as Pyro gives them
             draw_many(locs, views, noise)[2].backward()
@@ -316,6 +318,44 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind):
     assert loss == pytest.approx(expected, rel=1e-12)
     for key, gradient in others.items():
         torch.testing.assert_close(gradients[key], gradient, rtol=1e-10, atol=1e-10)
+
+
+FROZEN = {"nothing": (), "a mean": ("locs.network.fc1",), "a scale": ("rhos.network.fc2",)}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize("num_particles", [1, 3])
+@pytest.mark.parametrize("kind", ["trace", "mean_field"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gradients_are_those_of_each_weight_by_itself(
+    estimator, kind, num_particles, frozen, monkeypatch
+):
+    def gradients():
+        pyro.set_rng_seed(0)
+        model, guide = make()
+        for name, parameter in guide.named_parameters():
+            parameter.requires_grad_(not name.startswith(FROZEN[frozen]))
+        learned = [p for p in guide.parameters() if p.requires_grad]
+        torch.manual_seed(1)
+        with held_by_optimiser(learned), ESTIMATORS[estimator]():
+            loss = recorded_elbo(kind, num_particles).loss_and_grads(model, guide, *data())
+        return torch.tensor(loss), *(p.grad for p in learned)
+
+    found = gradients()
+    for name in ("side_by_side", "several_draws"):
+        monkeypatch.setattr(objectives, name, nullcontext)
+    for together, apart in zip(found, gradients(), strict=True):
+        torch.testing.assert_close(together, apart, rtol=1e-11, atol=1e-12)
+
+
+def test_draws_of_a_frozen_scale_find_it_once():
+    locs, rhos, noise = tensors()
+    places = set()
+    with several_draws():
+        for _ in range(3):  # as Pyro gives what the optimiser does not hold
+            views = [rhos[0], *(rho.detach().view_as(rho) for rho in rhos[1:])]
+            places.add(draw_many(locs, views, noise)[1].vector.data_ptr())
+    assert len(places) == 1
 
 
 def test_the_parts_of_the_loss_are_those_of_the_sites():

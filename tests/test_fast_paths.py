@@ -18,7 +18,7 @@ from pyro_bbb._draw import draw
 from pyro_bbb._event import total
 from pyro_bbb._log_mixture import LogMixture, total_log
 from pyro_bbb._pyro import held_by_optimiser
-from pyro_bbb._shared import shared_scales
+from pyro_bbb._shared import several_draws
 from pyro_bbb.objectives import recorded_elbo
 from pyro_bbb.optim import JointOptim
 from pyro_bbb.training import _VECTORISED_BELOW
@@ -109,7 +109,7 @@ def test_draws_that_share_a_scale_are_what_they_are_alone():
         return draw(loc, rho, noise)
 
     alone = twice()
-    with shared_scales():
+    with several_draws():
         together = twice()
     for found, expected in zip(together, alone, strict=True):
         assert found == expected if isinstance(found, float) else torch.equal(found, expected)
@@ -117,11 +117,11 @@ def test_draws_that_share_a_scale_are_what_they_are_alone():
 
 def test_a_shared_scale_is_forgotten_afterwards():
     loc, rho, noise = posterior(4)
-    with shared_scales():
+    with several_draws():
         draw(loc, rho, noise)
     with torch.no_grad():
         rho += 1
-    with shared_scales():
+    with several_draws():
         torch.testing.assert_close(draw(loc, rho, noise)[1], F.softplus(rho))
 
 
@@ -219,6 +219,17 @@ def test_the_mixture_of_very_many_weights_is_the_sum_in_single_precision(sigma2)
     for kind in (bbb.distributions.map_tensors(mixture, lambda x: x.float()), learned):
         found = kind.expand(w.shape).to_event(1).log_prob(w.float())
         torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
+
+
+def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
+    w = torch.tensor([1e20, 1e18], dtype=torch.float32)  # the first one's square is no number
+    mixture = bbb.distributions.map_tensors(
+        bbb.ScaleMixtureNormal(0.5, 900.0, 1.0), lambda x: x.float()
+    )
+    expected = -0.5 * (w.double() / 900).square()
+    torch.testing.assert_close(mixture.log_prob(w).double(), expected, rtol=1e-6, atol=0)
+    whole = mixture.expand(w.shape).to_event(1).log_prob(w)
+    torch.testing.assert_close(whole.double(), expected.sum(), rtol=1e-6, atol=0)
 
 
 # --- a step ---

@@ -18,6 +18,7 @@ import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._pyro import evaluating
+from pyro_bbb._values import decode, encode
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.persistence import LoadError
 
@@ -138,6 +139,15 @@ def test_every_prior_is_the_same_again(tmp_path, prior, network):
         replayed = pyro.poutine.replay(model.eval(), trace=guide_trace)
         log_probs.append(pyro.poutine.trace(replayed).get_trace(X, y).log_prob_sum())
     assert torch.equal(*log_probs)
+
+
+def test_the_numbers_of_a_mixture_are_those_of_its_parameters():
+    mixture = bbb.ScaleMixtureNormal(0.3, 1.0, math.exp(-6))
+    record = encode(mixture, "prior", {})
+    assert decode(record, {}).same_for_each == (0.3, 1.0, math.exp(-6))
+    record["given"][0] = 0.9
+    with pytest.raises(ValueError, match="must be given by its parameters"):
+        decode(record, {})
 
 
 @pytest.mark.parametrize("prior", PRIORS)

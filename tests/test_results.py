@@ -63,6 +63,8 @@ FIGURES = [
     ("greedy, plain network", "–", "mushroom_bandit", f"greedy.{AT}", 1, 0),
     ("after 50,000: Bayes by Backprop", "–", "mushroom_bandit", f"{BBB}.{END}", 1, 0),
     ("after 50,000: greedy, plain network", "–", "mushroom_bandit", f"greedy.{END}", 1, 0),
+    ("after 50,000: 1 % at random", "–", "mushroom_bandit", f"1 % greedy.{END}", 1, 0),
+    ("after 50,000: 5 % at random", "–", "mushroom_bandit", f"5 % greedy.{END}", 1, 0),
     (f"{CURVE}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.coverage.90.off", 100, 1),
     ("plain network", "–", "paper_regression", "plain network.coverage.90.off", 100, 1),
     (f"{BEYOND}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.interquartile.off", 1, 3),
