@@ -87,20 +87,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         new._assemble((torch.sigmoid(logit), sigma1, sigma2), logit)
         return new
 
-    @classmethod
-    def from_numbers(
-        cls, numbers: tuple[float, float, float], rounded: tuple[Tensor, Tensor, Tensor]
-    ) -> ScaleMixtureNormal:
-        r"""The mixture whose parameters are numbers, and are known as tensors too.
-
-        Args:
-            numbers: $\pi$, $\sigma_1$ and $\sigma_2$; they are not checked.
-            rounded: the same as tensors without dimensions, of one dtype.
-        """
-        new = cls.__new__(cls)
-        new._assemble(rounded, None, numbers)
-        return new
-
     def _assemble(
         self,
         compact: tuple[Tensor, Tensor, Tensor],
@@ -209,6 +195,20 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             raise TypeError(f"value must be a tensor of real numbers, got {found}")
         if self._validate_args:
             self._validate_sample(value)
+
+
+def mixture_of(
+    numbers: tuple[float, float, float], rounded: tuple[Tensor, Tensor, Tensor]
+) -> ScaleMixtureNormal:
+    r"""The mixture whose parameters are numbers, and are known as tensors too.
+
+    Args:
+        numbers: $\pi$, $\sigma_1$ and $\sigma_2$; they are not checked.
+        rounded: the same as tensors without dimensions, of one dtype.
+    """
+    new = ScaleMixtureNormal.__new__(ScaleMixtureNormal)
+    new._assemble(rounded, None, numbers)
+    return new
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:

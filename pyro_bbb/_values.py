@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_bbb.distributions import ScaleMixtureNormal
+from pyro_bbb._mixture import ScaleMixtureNormal, mixture_of
 
 _FAMILIES: dict[str, tuple[Any, list[str]]] = {
     "Beta": (dist.Beta, ["concentration1", "concentration0"]),
@@ -114,5 +114,5 @@ def _decode_distribution(
         pairs = zip((pi, sigma1, sigma2), rounded, strict=True)
         if not all(math.isclose(exact, x.item(), rel_tol=0.01) for exact, x in pairs):
             raise ValueError(f"{distribution} must be given by its parameters, got {given}")
-        return ScaleMixtureNormal.from_numbers((pi, sigma1, sigma2), rounded)
+        return mixture_of((pi, sigma1, sigma2), rounded)
     return made

@@ -20,15 +20,13 @@ from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._memory import Memory, reusing
-from pyro_bbb._schedules import BatchWeight, KLSchedule, as_kl_schedule, blundell, uniform
+from pyro_bbb._schedules import KLSchedule, as_kl_schedule, blundell, uniform
 from pyro_bbb._shared import several_draws
 
 __all__ = [
-    "BatchWeight",
     "KLSchedule",
     "LossParts",
     "NonFiniteError",
-    "RecordedELBO",
     "RecordedTraceELBO",
     "RecordedTraceMeanFieldELBO",
     "as_kl_schedule",

@@ -33,17 +33,12 @@ from pyro_bbb._programs import autocast as cast_down
 from pyro_bbb._programs import placed, weighed
 from pyro_bbb._pyro import callers_store, declared_names, held_by_optimiser, own_store, seeded
 from pyro_bbb._rates import lr_factor
+from pyro_bbb._schedules import BatchWeight, KLSchedule, as_kl_schedule
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, Ensemble, NoModeError
 from pyro_bbb.history import History
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.objectives import (
-    BatchWeight,
-    KLSchedule,
-    RecordedELBO,
-    as_kl_schedule,
-    recorded_elbo,
-)
+from pyro_bbb.objectives import RecordedELBO, recorded_elbo
 from pyro_bbb.optim import JointOptim, Optimizer, make_optim
 from pyro_bbb.pruning import keeping
 

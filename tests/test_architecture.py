@@ -118,7 +118,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_archive": (set(), {"torch", "safetensors"}),
     "_spec": ({"_archive"}, set()),
     "_state": ({"_archive"}, {"torch"}),
-    "_values": ({"distributions"}, {"pyro", "torch"}),
+    "_values": ({"_mixture"}, {"pyro", "torch"}),
     "_layers": (set(), {"torch"}),
     "_kinds": ({"_layers", "networks", "likelihoods"}, {"torch"}),
     "_blueprint": ({"_kinds", "_values", "conversion"}, {"pyro", "torch"}),
