@@ -48,10 +48,10 @@ FIGURES = [
         100,
         2,
     ),
-    ("75 % of the weights removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0%75", 100, 2),
-    ("95 % removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0%95", 100, 2),
-    (f"{SKIPPED}, 75 % removed (%)", "96.02", "mnist_mlp", f"{SKIPPED}.pruning.0%75", 100, 2),
-    (f"{SKIPPED}, 95 % removed (%)", "72.59", "mnist_mlp", f"{SKIPPED}.pruning.0%95", 100, 2),
+    ("75 % of the weights removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0~75", 100, 2),
+    ("95 % removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0~95", 100, 2),
+    (f"{SKIPPED}, 75 % removed (%)", "96.02", "mnist_mlp", f"{SKIPPED}.pruning.0~75", 100, 2),
+    (f"{SKIPPED}, 95 % removed (%)", "72.59", "mnist_mlp", f"{SKIPPED}.pruning.0~95", 100, 2),
     (f"{LENET}: accuracy (%)", "98.5", "lenet5_mnist", "test.accuracy", 100, 2),
     ("NLL (nats)", "0.048", "lenet5_mnist", "test.nll", 1, 4),
     ("ECE (%)", "1.0", "lenet5_mnist", "test.ece", 100, 2),
@@ -90,7 +90,7 @@ def read(run):
 
 
 def keys(where):
-    return [key.replace("%", ".") for key in where.split(".")]
+    return [key.replace("~", ".") for key in where.split(".")]
 
 
 def has(figures, where):
