@@ -52,9 +52,18 @@ class Event(dist.Independent):
 def to_event(distribution: Any, dims: int | None) -> Any:
     """What ``distribution.to_event(dims)`` is for a `Summable` one."""
     dims = len(distribution.batch_shape) if dims is None else dims
-    if dims > 0:
+    if dims > 0 and _sums_its_own(type(distribution)):
         return Event(distribution, dims)
     return dist.TorchDistribution.to_event(distribution, dims)
+
+
+def _sums_its_own(kind: type) -> bool:
+    """Whether the sum is that of the log-density; a subclass may have another log-density."""
+    defining = [
+        next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
+        for name in ("sum_log_prob", "log_prob")
+    ]
+    return defining[0] <= defining[1]
 
 
 def batches(

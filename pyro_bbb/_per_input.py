@@ -42,6 +42,8 @@ def per_input(
     """
     if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
         raise inexact(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
+    if type(model).predictive is not BayesianModel.predictive:
+        raise inexact(f"{type(model).__name__} predicts in a way of its own")
     moments = Moments(guide)
     draws = min(num_samples, rows)
     inputs = rows // draws

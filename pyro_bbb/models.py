@@ -15,6 +15,7 @@ from torch import Size, Tensor, nn
 
 from pyro_bbb._checks import tensor
 from pyro_bbb._exclusive import exclusive
+from pyro_bbb._prior import Prior
 from pyro_bbb._pyro import (
     announce_one,
     draw_all,
@@ -133,9 +134,8 @@ class BayesianModel(PyroModule):
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
-        parts = self.modules() if self.training else ()
-        tracked = any(getattr(part, "running_mean", None) is not None for part in parts)
-        run = one_by_one if tracked else over_draws  # a failed attempt would count a batch twice
+        # a failed attempt at all draws at once would count a batch twice
+        run = one_by_one if self.training and _keeps_track(self.network) else over_draws
         arguments = run(partial(self._with_latents, x), draws)
         return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
 
@@ -228,6 +228,18 @@ def _refuse_foreign(model: nn.Module, store: dict[str, Tensor]) -> None:
                 f"pyro.param({name!r}) inside the network would not be part of the model: declare "
                 "it as an attribute instead, self.name = PyroParam(...)"
             )
+
+
+def _keeps_track(network: nn.Module) -> bool:
+    """Whether a forward pass may change buffers; those of priors are constants."""
+    priors = (part for part in network.modules() if isinstance(part, Prior))
+    constant = {part for prior in priors for part in prior.modules()}
+    return any(
+        buffer is not None
+        for part in network.modules()
+        if part not in constant
+        for buffer in part._buffers.values()
+    )
 
 
 def _forget_calls(part: PyroModule) -> None:

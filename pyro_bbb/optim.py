@@ -7,7 +7,7 @@ clipping. `JointOptim` is a `PyroOptim` all the same, so `SVI` stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -37,6 +37,7 @@ class JointOptim(PyroOptim):
     Attributes:
         optimizer: the torch optimiser, for schedulers and inspection; ``None`` before the first
             parameter is known.
+        frozen: parameters that it leaves alone, whatever SVI finds.
 
     Raises:
         ValueError: ``clip_args`` holds anything else, or no positive number.
@@ -62,6 +63,7 @@ class JointOptim(PyroOptim):
         self.optimizer: torch.optim.Optimizer | None = None
         self._names: dict[Tensor, str] = {}
         self._removed: list[tuple[Tensor, Tensor]] = []
+        self.frozen: Set[Tensor] = frozenset()
         if parameters:
             self._names = {parameter: name for name, parameter in parameters.items()}
             self._hold(list(parameters.values()))
@@ -80,8 +82,10 @@ class JointOptim(PyroOptim):
         Raises:
             NonFiniteError: a gradient is infinite or not a number; no parameter has moved.
         """
+        for parameter in self.frozen:
+            parameter.grad = None
         held = set(self.parameters)
-        self._hold([parameter for parameter in params if parameter not in held])
+        self._hold([p for p in params if p not in held and p not in self.frozen])
         if self.optimizer is not None:
             try:
                 self._finish_gradients()

@@ -26,8 +26,10 @@ from pyro_bbb._engine import engine
 from pyro_bbb._exclusive import exclusive
 from pyro_bbb._fingerprint import check_alike, fingerprint
 from pyro_bbb._fit_checks import check_callbacks, check_fit, check_joined, check_options
+from pyro_bbb._frozen import Frozen
 from pyro_bbb._interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._loop import Loop, Progress
+from pyro_bbb._prior import draws_apart
 from pyro_bbb._processes import processes
 from pyro_bbb._programs import autocast as cast_down
 from pyro_bbb._programs import placed, weighed
@@ -143,6 +145,8 @@ def fit(
             nowhere a number read or made on the host (as by `StudentT` and low-rank guides). The
             random numbers and the result are the same, but for a learning rate in single
             precision; a loss or gradient that is not finite is reported at the end of its epoch.
+            What a callback changes in Python (a rate of dropout, what is frozen, a parameter's
+            ``data``) has no effect on the steps that are replayed.
         progress: whether to show a progress bar; of several processes the first does.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
 
@@ -179,8 +183,9 @@ def fit(
         begin()
         if isinstance(guide, Approximated):
             guide.reset()
-        weighing = weighed(guide)
-        latents = check_fit(model, weighing, *batches.examples())
+        weighing, frozen = weighed(guide), Frozen(model, guide)
+        with frozen.kept():
+            latents = check_fit(model, weighing, *batches.examples())
         team.align(_state(model, guide))
         elbo = _objective(model, guide, latents, estimator, loss, num_particles)
         program = cast_down(keeping(model, guide), place, autocast)
@@ -222,15 +227,18 @@ def fit(
         silent = not (progress and team.first)
         bar = tqdm(total=total, initial=at, unit="step", disable=silent, dynamic_ncols=True)
         rate, offer = (lambda share: lr * factor(share)), saving.offer if saving else _nothing
-        held = frozenset(optim.parameters if isinstance(optim, JointOptim) else ())
+        held: frozenset[torch.Tensor] = frozenset()
+        if isinstance(optim, JointOptim):
+            held, optim.frozen = frozenset(optim.parameters), frozen.parameters
 
         def inside(*args: Any) -> None:  # each step by itself: callbacks run outside of all this
             with pyro.validation_enabled(False), ESTIMATORS[estimator](), held_by_optimiser(held):
-                steps.take(*args)
+                with frozen.kept():
+                    steps.take(*args)
 
         loop = Loop(batches, schedule, rate, epochs, history, done, inside, read, offer, bar)
         with bar, interrupts:
-            loop.run(interrupts, partial(_call_back, callbacks, model, guide, history))
+            loop.run(interrupts, partial(_call_back, callbacks, model, guide, history, frozen))
         read()
         if done.trained and not done.finished:
             _approximate(guide, batches, history)
@@ -261,6 +269,8 @@ def _can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) ->
     """Whether several draws at once are possible, and not slower than one after the other."""
     if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
         return False
+    if type(model).forward is not BayesianModel.forward or not draws_apart(model):
+        return False
     return latents.keys() <= declared_names(model) and sum(latents.values()) < _VECTORISED_BELOW
 
 
@@ -269,12 +279,15 @@ def _call_back(
     model: BayesianModel,
     guide: Any,
     history: History,
+    frozen: Frozen,
     epoch: int,
 ) -> bool:
     """Calls all callbacks after an epoch; true if one wants to end the training."""
     state = EpochEnd(epoch, model, guide, history)
     with callers_store():
-        return any([callback(state) for callback in callbacks])
+        wanted = any([callback(state) for callback in callbacks])
+    frozen.find()  # a callback may have frozen or unfrozen some
+    return wanted
 
 
 def _state(*modules: Any) -> Iterator[torch.Tensor]:

@@ -623,3 +623,28 @@ def test_a_deep_copy_of_a_distribution_is_its_equal():
     w = grid()
     mixture = batched().expand([5, 3, 2])
     assert torch.equal(copy.deepcopy(mixture).log_prob(w[0]), mixture.log_prob(w[0]))
+
+
+class Tempered(ScaleMixtureNormal):
+    """A mixture with a log-density of its own."""
+
+    def log_prob(self, value):
+        return 0.1 * super().log_prob(value)
+
+
+class Shifted(SoftplusNormal):
+    """Likewise a Normal."""
+
+    def log_prob(self, value):
+        return super().log_prob(value) + 1.0
+
+
+@pytest.mark.parametrize(
+    "single",
+    [Tempered(0.5, 1.0, 0.1), Shifted(torch.zeros(()), torch.zeros(()))],
+    ids=["mixture", "Normal"],
+)
+def test_an_event_of_a_subclass_sums_its_log_density(single):
+    value = torch.randn(2, 3)
+    whole = single.expand([2, 3]).to_event(2)
+    torch.testing.assert_close(whole.log_prob(value), single.log_prob(value).sum())

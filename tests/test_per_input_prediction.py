@@ -553,6 +553,20 @@ class OwnModel(bbb.BayesianModel):
     """As well."""
 
 
+class OwnPredictive(bbb.BayesianModel):
+    """Predicts what no network says."""
+
+    def predictive(self, x):
+        return {name: value + 1 for name, value in super().predictive(x).items()}
+
+
+def test_a_model_that_predicts_in_its_own_way_is_not_predicted_without_it():
+    model = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    guide = bbb.AutoSoftplusNormal(model)
+    with pytest.raises(ValueError, match="OwnPredictive predicts in a way of its own"):
+        per_input(model, guide, torch.randn(4, 3))
+
+
 def hooked(register="register_forward_hook"):
     network = mlp(3, 4, 2)
     getattr(network.fc1, register)(lambda *_: None)
