@@ -28,9 +28,9 @@ def _map_tensors(x: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) -
         return None  # some versions of torch remember a transform's inverse so
     if not isinstance(x, (Distribution, Transform)):
         return x
-    if isinstance(x, SoftplusNormal):
-        x.settle()
     if id(x) not in memo:  # others hold it, and it holds the transform
+        if isinstance(x, SoftplusNormal):
+            x.settle()
         memo[id(x)] = new = copy.copy(x)
         new.__dict__.update({key: _map_tensors(value, fn, memo) for key, value in vars(x).items()})
         if isinstance(new, ScaleMixtureNormal):

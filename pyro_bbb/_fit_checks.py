@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import torch
 from pyro import poutine
 from pyro.optim import PyroOptim
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_bbb._batches import check_sampler, gives_each_its_own
 from pyro_bbb._checks import as_float, count, function
 from pyro_bbb._processes import Processes
-from pyro_bbb._pyro import evaluating
+from pyro_bbb._pyro import drawn, evaluating
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
@@ -101,8 +100,7 @@ def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[st
             model_trace = poutine.trace(replayed).get_trace(*args)
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"guide must draw latents that fit the model: {error}") from error
-    sites: Any = model_trace.iter_stochastic_nodes()
-    latents = {name: p for name, p in sites if not site_is_subsample(p)}
+    latents = drawn(model_trace)
     _check_guide(guide_trace, latents)
     return {name: p["value"].numel() for name, p in latents.items()}
 
@@ -117,9 +115,7 @@ def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
         raise ValueError(
             f"guide must have a posterior for every latent of the model, it lacks {missing}"
         )
-    sites = [
-        (name, q) for name, q in guide_trace.iter_stochastic_nodes() if not site_is_subsample(q)
-    ]
+    sites = drawn(guide_trace).items()
     own = [name for name, q in sites if not (q["infer"] or {}).get("is_auxiliary")]
     if others := [name for name in own if name not in latents]:
         raise ValueError(f"guide must draw latents of the model only, it draws {others} too")

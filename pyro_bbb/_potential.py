@@ -18,11 +18,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Independent, biject_to, constraints
 
-from pyro_bbb._pyro import evaluating, own_store
+from pyro_bbb._pyro import drawn, evaluating, own_store
 from pyro_bbb._recording import ValueAndGradient, record
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
 from pyro_bbb.models import BayesianModel
@@ -68,8 +67,7 @@ class Potential:
     def __init__(self, model: BayesianModel, x: Tensor, y: Tensor) -> None:
         self.model, self.x, self.y = model, x, y
         with torch.no_grad(), torch.random.fork_rng():
-            sites = dict(self._run({}).iter_stochastic_nodes())
-        self.sites = {name: site for name, site in sites.items() if not site_is_subsample(site)}
+            self.sites = drawn(self._run({}))
         self.parts: list[Part] = []
         for name, site in self.sites.items():
             start = self.parts[-1].stop if self.parts else 0

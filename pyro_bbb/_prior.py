@@ -228,24 +228,6 @@ class SitePrior:
         return distribution
 
 
-def draws_apart(root: nn.Module) -> bool:
-    """Whether every declared latent's distribution is known to be one for each of several draws.
-
-    A function of a user's may read other latents, and work on several draws as if on one.
-    """
-    for module in root.modules():
-        if isinstance(module, Prior) and (isinstance(module, Function) or not _is_ours(module)):
-            return False
-        samples = module._pyro_samples.values() if isinstance(module, PyroModule) else ()
-        if not all(isinstance(prior, Distribution) or _is_ours(prior) for prior in samples):
-            return False
-    return True
-
-
-def _is_ours(prior: Any) -> bool:
-    return type(prior).__module__.startswith("pyro_bbb.")
-
-
 def prior_of(module: nn.Module, name: str) -> Any:
     """The prior of a declared weight."""
     return module._modules["prior"].for_weight(name)  # type: ignore[union-attr,operator]

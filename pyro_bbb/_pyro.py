@@ -21,7 +21,7 @@ from pyro.nn import PyroModule, PyroSample
 from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.runtime import _PYRO_STACK, effectful
 from pyro.poutine.scale_messenger import ScaleMessenger
-from pyro.poutine.util import is_validation_enabled
+from pyro.poutine.util import is_validation_enabled, site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import constraints
 
@@ -197,6 +197,12 @@ def declared_names(root: nn.Module) -> set[str]:
         if isinstance(module, PyroModule)
         for name in sample_names(module)
     }
+
+
+def drawn(trace: Any) -> dict[str, Any]:
+    """The sites of a trace that are drawn, by name; a plate's choice of its rows is none."""
+    sites = trace.iter_stochastic_nodes()
+    return {name: site for name, site in sites if not site_is_subsample(site)}
 
 
 def draw_all(root: nn.Module) -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import pyro
 import torch
-from pyro.infer.autoguide import AutoGuide
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -29,13 +28,13 @@ from pyro_bbb._fit_checks import check_callbacks, check_fit, check_joined, check
 from pyro_bbb._frozen import Frozen
 from pyro_bbb._interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._loop import Loop, Progress
-from pyro_bbb._prior import draws_apart
 from pyro_bbb._processes import processes
 from pyro_bbb._programs import autocast as cast_down
 from pyro_bbb._programs import placed, weighed
-from pyro_bbb._pyro import callers_store, declared_names, held_by_optimiser, own_store, seeded
+from pyro_bbb._pyro import callers_store, held_by_optimiser, own_store, seeded
 from pyro_bbb._rates import lr_factor
 from pyro_bbb._schedules import BatchWeight, KLSchedule, as_kl_schedule
+from pyro_bbb._vectorised import can_vectorise
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, Ensemble, NoModeError
 from pyro_bbb.history import History
@@ -65,7 +64,6 @@ class EpochEnd:
 Callback: TypeAlias = Callable[[EpochEnd], bool | None]
 
 
-_VECTORISED_BELOW = 2**18  # weights: from there several draws at once fall out of the cache
 _VECTORISED = ("reparam", "stl")  # estimators; the others' noise is per example anyway
 
 
@@ -258,20 +256,11 @@ def _objective(
     num_particles: int,
 ) -> RecordedELBO:
     """The objective, with several draws at once where that is faster."""
-    vectorize = estimator in _VECTORISED and _can_vectorise(model, guide, latents)
+    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents)
     elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
     if isinstance(guide, Ensemble):
         elbo.num_particles *= guide.size  # every member's turn in every step
     return elbo
-
-
-def _can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) -> bool:
-    """Whether several draws at once are possible, and not slower than one after the other."""
-    if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
-        return False
-    if type(model).forward is not BayesianModel.forward or not draws_apart(model):
-        return False
-    return latents.keys() <= declared_names(model) and sum(latents.values()) < _VECTORISED_BELOW
 
 
 def _call_back(

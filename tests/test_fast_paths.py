@@ -19,9 +19,9 @@ from pyro_bbb._event import total
 from pyro_bbb._log_mixture import LogMixture, total_log
 from pyro_bbb._pyro import held_by_optimiser
 from pyro_bbb._shared import several_draws
+from pyro_bbb._vectorised import BELOW
 from pyro_bbb.objectives import recorded_elbo
 from pyro_bbb.optim import JointOptim
-from pyro_bbb.training import _VECTORISED_BELOW
 
 SIZES = [5, 7, 3]
 MIXTURE = {"pi": 0.3, "sigma1": 1.2, "sigma2": 0.05}
@@ -366,7 +366,7 @@ def test_draws_one_after_another_and_all_at_once_estimate_the_same(monkeypatch):
 def test_many_weights_are_drawn_one_particle_after_another(width, vectorised, monkeypatch):
     sizes = [5, width, width, 3]
     count = sum(a * b + b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
-    assert (count < _VECTORISED_BELOW) == vectorised
+    assert (count < BELOW) == vectorised
     seen = []
 
     def spy(loss, num_particles, vectorize=False):
