@@ -9,10 +9,12 @@ from _contenders import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 class Effort:
     """Sizes of the work, and the time for it."""
 
-    seconds: float = 22.0
+    seconds: float = 30.0
     """Time of one comparison of training steps; rounds begin until it has passed."""
-    min_rounds: int = 5
-    """Rounds of steps, at least."""
+    sittings: int = 4
+    """How often contenders are started anew for it: some of the time is a process's own."""
+    min_rounds: int = 2
+    """Rounds of steps in each sitting, at least."""
     burst: int = 6
     """Steps timed per turn."""
     unseen: int = 3
@@ -51,6 +53,7 @@ class Effort:
 DEFAULT = Effort()
 QUICK = Effort(
     seconds=2.0,
+    sittings=1,
     min_rounds=3,
     burst=4,
     widths=(400, 1200),
@@ -64,7 +67,8 @@ QUICK = Effort(
 )
 SMOKE = Effort(
     seconds=0.0,
-    min_rounds=2,
+    sittings=2,
+    min_rounds=1,
     burst=1,
     unseen=1,
     widths=(8,),

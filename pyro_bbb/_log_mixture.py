@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyro_bbb._event import HALF_LOG_2PI, total
+from pyro_bbb._log_sums import total_log
 from pyro_bbb._memory import blank
 
 
@@ -51,7 +52,6 @@ def _floor(kappa: Tensor) -> Tensor:
 
 
 LARGEST = 80.0  # e^80 is a number in single precision
-FEW = 2**14  # that many logarithms are no work
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class LogMixture(Function):
         torch.maximum(t, floor, out=t)
         # softplus(t) = max(t, 0) - ln(1 / (1 + e^-|t|)): beside c only its absolute error matters
         value = t.clamp(min=0).sub_(z2).add_(c)
-        return total(value, dims).sub_(total_log(t.abs_().sigmoid_(), -math.log(2), dims))
+        shares = t.abs_().sigmoid_()
+        return total(value, dims).sub_(total_log(shares, (-math.log(2), 0.0), dims, shares))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -160,7 +161,7 @@ class LogOneMixture(Function):
     def forward(w: Tensor, one: Numbers, dims: int) -> Tensor:
         shares = _exponent(w, one, -1).sigmoid_()  # the logarithm is -softplus(t)
         least = -math.log1p(math.exp(one.delta))
-        minus_value = total_log(shares, least, dims)
+        minus_value = total_log(shares, (least, 0.0), dims, shares)
         zero = torch.zeros((), dtype=w.dtype, device=w.device)
         z2 = torch.addcmul(zero, w, w, value=one.h2, out=shares if dims else None)
         minus_value.add_(total(z2, dims))
@@ -194,25 +195,6 @@ def _exponent(w: Tensor, one: Numbers, sign: int) -> Tensor:
     delta = torch.full((), sign * one.delta, dtype=w.dtype, device=w.device)
     t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2, out=blank(w))
     return t.clamp_(min=one.floor) if sign > 0 else t.clamp_(max=-one.floor)
-
-
-def total_log(x: Tensor, least: float, dims: int) -> Tensor:
-    """The sum of the logarithms over the last ``dims`` dimensions, in place of ``x``.
-
-    On a CPU a logarithm costs ten times a product: it is taken of products, where there are many.
-
-    Args:
-        x: numbers of at most 1.
-        least: a lower bound of their logarithms.
-        dims: number of dimensions.
-    """
-    if dims and x.device.type == "cpu":
-        x, dims = x.flatten(-dims), 1
-        while x.shape[-1] > FEW and 2 * least > math.log(torch.finfo(x.dtype).tiny):
-            half = (x.shape[-1] + 1) // 2
-            x[..., :-half].mul_(x[..., half:])
-            x, least = x[..., :half], 2 * least
-    return total(x.log_(), dims)
 
 
 # `apply` asks for it at every call; to work it out takes as long as a small layer

@@ -16,7 +16,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb._draw import draw
 from pyro_bbb._event import total
-from pyro_bbb._log_mixture import LogMixture, total_log
+from pyro_bbb._log_mixture import LogMixture
+from pyro_bbb._log_sums import sum_log, total_log
 from pyro_bbb._pyro import held_by_optimiser
 from pyro_bbb._shared import several_draws
 from pyro_bbb._vectorised import BELOW
@@ -203,10 +204,34 @@ def test_the_logarithm_of_products_is_the_sum_of_logarithms(dtype, shape, least)
     logs = (torch.rand(shape, dtype=torch.float64) * least).to(dtype)
     logs[..., : shape[-1] // 2] = least  # half of them as low as can be: products would underflow
     for dims in range(len(shape) + 1):
-        found = total_log(logs.exp(), least, dims)
+        found = total_log(logs.exp(), (least, 0.0), dims, torch.empty_like(logs))
         exact = total(logs.exp().double().log(), dims)
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), exact, rtol=20 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-3, 2e-3), (1e-37, 1e37), (1e-30, 1e-9), (1e9, 1e30), (0.5, 2.0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [32_767, 32_768, 100_003])
+def test_the_sum_of_logarithms_is_exact_whatever_the_numbers(size, dtype, low, high):
+    x = torch.logspace(math.log10(low), math.log10(high), size, dtype=torch.float64).to(dtype)
+    x = x[torch.randperm(size)]
+    kept = x.clone()
+    logs = x.double().log()
+    found = sum_log(x, torch.empty_like(x))
+    error = 20 * torch.finfo(dtype).eps * logs.abs().sum().item()
+    torch.testing.assert_close(found.double(), logs.sum(), rtol=0, atol=error)
+    assert found.dtype == dtype and x.equal(kept)
+
+
+@pytest.mark.parametrize("odd", [0.0, math.inf, math.nan, 1e-45])
+def test_the_sum_of_logarithms_hides_no_odd_number(odd):
+    x = torch.full((100_003,), 0.1)
+    x[77_777] = odd
+    found, expected = sum_log(x, torch.empty_like(x)), x.double().log().sum()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
