@@ -9,16 +9,14 @@ from _contenders import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 class Effort:
     """Sizes of the work, and the time for it."""
 
-    seconds: float = 30.0
+    seconds: float = 80.0
     """Time of one comparison of training steps; rounds begin until it has passed."""
-    sittings: int = 4
-    """How often contenders are started anew for it: some of the time is a process's own."""
-    min_rounds: int = 2
-    """Rounds of steps in each sitting, at least."""
-    burst: int = 6
+    min_rounds: int = 5
+    """Rounds of steps, at least."""
+    burst: int = 8
     """Steps timed per turn."""
-    unseen: int = 3
-    """Steps before them that are not timed, to have all in the caches again."""
+    unseen: int = 8
+    """Steps before them that are not timed: the first ones of a turn take longer."""
     widths: tuple[int, ...] = (400, 800, 1200)
     """Hidden units, at 128 examples per step."""
     batches: tuple[int, ...] = (32, 1024)
@@ -53,9 +51,9 @@ class Effort:
 DEFAULT = Effort()
 QUICK = Effort(
     seconds=2.0,
-    sittings=1,
     min_rounds=3,
     burst=4,
+    unseen=3,
     widths=(400, 1200),
     batches=(32,),
     draws=(1, 10),
@@ -67,8 +65,7 @@ QUICK = Effort(
 )
 SMOKE = Effort(
     seconds=0.0,
-    sittings=2,
-    min_rounds=1,
+    min_rounds=2,
     burst=1,
     unseen=1,
     widths=(8,),

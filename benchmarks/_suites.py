@@ -22,7 +22,7 @@ from _contenders import (
 from _effort import Effort
 from _pyro import guided
 from _seats import Entry, Make, compare, seats
-from _timing import Comparison, Take, pooled, repeated
+from _timing import Comparison, Take, repeated
 from _work import Work, fused_adam, images
 from torch import Tensor
 
@@ -32,11 +32,10 @@ MANY = 10  # draws of the slower epoch
 BATCH = 128
 
 Entries: TypeAlias = dict[str, Entry]  # by the name shown
-Case: TypeAlias = tuple[str, Entries]  # with its title
 
 
 def steps(effort: Effort, device: str) -> list[Comparison]:
-    """Single training steps of all contenders, each in processes of its own, one after another."""
+    """Single training steps of all contenders, each in a process of its own."""
     widths = [Work(hidden=hidden, device=device) for hidden in effort.widths]
     of = partial(_entries, effort)
     cases = [(f"width {work.hidden}, batch {BATCH}", of(work, LIBRARIES)) for work in widths]
@@ -53,17 +52,11 @@ def steps(effort: Effort, device: str) -> list[Comparison]:
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
     cases.append((title, _several_draws(effort, first)))
     names = {entry.contender for _, entries in cases for entry in entries.values()}
+    limits: dict[str, Any] = {"seconds": effort.seconds, "min_rounds": effort.min_rounds}
     makes = {name: partial(training, name) for name in names}
-    found = [_sitting(effort, makes, cases) for _ in range(effort.sittings)]
-    return [pooled(parts) for parts in zip(*found, strict=True)]
-
-
-def _sitting(effort: Effort, makes: dict[str, Make], cases: list[Case]) -> list[Comparison]:
-    seconds = effort.seconds / effort.sittings
-    limits: dict[str, Any] = {"seconds": seconds, "min_rounds": effort.min_rounds, "warmup": 3}
     with seats(makes, one_process=effort.one_process) as places:
         return [
-            Comparison("steps", title, FLOOR, *compare(entries, places, **limits))
+            Comparison("steps", title, FLOOR, *compare(entries, places, **limits, warmup=3))
             for title, entries in cases
         ]
 

@@ -5,9 +5,9 @@ Whatever else the machine does meets all of them alike; ratios are taken within 
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, TypeAlias
 
@@ -91,14 +91,6 @@ class Comparison:
         """Ratio of the two medians of each round."""
         pairs = zip(self.rounds[name], self.rounds[to or self.floor], strict=True)
         return [median(mine) / median(others) for mine, others in pairs]
-
-
-def pooled(parts: Sequence[Comparison]) -> Comparison:
-    """One comparison of the rounds of several, which are of the same contenders."""
-    rounds = {
-        name: [turn for part in parts for turn in part.rounds[name]] for name in parts[0].rounds
-    }
-    return replace(parts[0], rounds=rounds)
 
 
 def interquartile(values: list[float]) -> tuple[float, float]:
