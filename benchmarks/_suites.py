@@ -83,7 +83,7 @@ def several(name: str, draws: int) -> str:
 
 
 LOOP = "deterministic loop"
-STEPS = "pyro_bbb, median step x steps"
+STEPS = "pyro_bbb, sum of its steps"
 FIT = "pyro_bbb.fit"
 FIT_MANY = f"pyro_bbb.fit, {MANY} draws per step"
 
@@ -110,7 +110,7 @@ class Epoch:
 def epoch(effort: Effort, device: str) -> list[Comparison]:
     """Whole epochs, each in a process of its own, beside the steps that they are made of."""
     once = Epoch(Work(hidden=effort.widths[0], device=device), effort.rows)
-    burst = {STEPS: min(once.steps, 100)}
+    burst = {STEPS: once.steps}
     entries = {
         name: Entry(name, once, burst=burst.get(name, 1), unseen=int(name in burst))
         for name in EPOCHS
@@ -118,7 +118,7 @@ def epoch(effort: Effort, device: str) -> list[Comparison]:
     with seats(EPOCHS, one_process=effort.one_process) as places:
         found = compare(entries, places, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0)
     rounds, absent = found
-    rounds[STEPS] = [[once.steps * seconds for seconds in turn] for turn in rounds[STEPS]]
+    rounds[STEPS] = [[sum(turn)] for turn in rounds[STEPS]]
     title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
     return [Comparison("epoch", title, LOOP, rounds, absent)]
 
