@@ -53,7 +53,7 @@ class Config:
     only: tuple[Suite, ...] = ("steps", "epoch", "predict", "memory")
     """Which suites to run."""
     quick: bool = False
-    """Fewer sizes and repetitions: about a minute instead of ten."""
+    """Fewer sizes and repetitions: about a minute instead of half an hour."""
     device: str = "cpu"
     """Where to compute, cpu or cuda."""
     threads: int = 2
