@@ -27,8 +27,10 @@ class Effort:
     """Whether LeNet-5 is measured."""
     rows: int = 60_000
     """Examples of an epoch."""
+    epochs: int = 5
+    """Rounds of epochs."""
     slow_rounds: int = 3
-    """Rounds of epochs, and of predictions, at least."""
+    """Rounds of predictions, at least."""
     predictions: tuple[int, ...] = (1, 100, 10_000)
     """Inputs of one prediction."""
     samples: int = 100
@@ -58,6 +60,7 @@ QUICK = Effort(
     batches=(32,),
     draws=(1, 10),
     rows=2560,
+    epochs=2,
     slow_rounds=2,
     predictions=(1, 100, 1000),
     memory_of=(FLOOR, OURS, OURS_GAUSSIAN, PLAIN),
@@ -73,6 +76,7 @@ SMOKE = Effort(
     draws=(1, 10),
     lenet5=False,
     rows=256,
+    epochs=1,
     slow_rounds=1,
     predictions=(1, 3),
     samples=3,

@@ -116,7 +116,7 @@ def epoch(effort: Effort, device: str) -> list[Comparison]:
         for name in EPOCHS
     }
     with seats(EPOCHS, one_process=effort.one_process) as places:
-        found = compare(entries, places, seconds=0.0, min_rounds=effort.slow_rounds, warmup=0)
+        found = compare(entries, places, seconds=0.0, min_rounds=effort.epochs, warmup=0)
     rounds, absent = found
     rounds[STEPS] = [[sum(turn)] for turn in rounds[STEPS]]
     title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
