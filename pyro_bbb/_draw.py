@@ -18,7 +18,7 @@ from pyro_bbb._event import HALF_LOG_2PI, batches
 from pyro_bbb._log_sums import sum_log
 from pyro_bbb._memory import blank
 from pyro_bbb._shared import ScaleGradient, Shared, shared_by
-from pyro_bbb._softplus import softplus, softplus_beside, softplus_into
+from pyro_bbb._softplus import softplus, softplus_into
 from pyro_bbb._whole import Whole, over_parts
 
 
@@ -125,7 +125,7 @@ class DrawMany(Function):
         squares = torch.square(noise.vector, out=value.vector)
         log_q = squares.sum().mul_(-0.5).sub_(squares.numel() * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
-            scale = softplus_beside(rhos, noise.blank()).vector
+            scale = over_parts(softplus_into, noise.blank(), rhos).vector
             shared.log_scale = sum_log(scale, value.vector)
             shared.scale = scale
         scale = shared.scale.detach()

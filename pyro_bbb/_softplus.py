@@ -7,8 +7,6 @@ AVX-512, depending on what ran before. With many weights that was half of a trai
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyro_bbb._memory import blank
-from pyro_bbb._whole import Whole, over_parts
 
 LINEAR = 40.0  # e^-40 is below the rounding of float64
 
@@ -28,33 +25,17 @@ def softplus(rho: Tensor) -> Tensor:
 
 
 def softplus_into(rho: Tensor, out: Tensor) -> Tensor:
-    """`softplus` without gradient, written to ``out``."""
+    r"""`softplus` without gradient, written to ``out``.
+
+    On a CPU by $\max(\rho, 0) - 2\,\mathrm{artanh}(s / (s - 2))$, $s = 1 / (1 + e^{|\rho|})$: no
+    numbers that are close are subtracted.
+    """
     if rho.device.type != "cpu":
         return torch.ops.aten.softplus.out(rho, 1, LINEAR, out=out)
-    rest = _minus_half_rest(torch.abs(rho, out=out))
+    share = torch.abs(rho, out=out).neg_().sigmoid_()
+    rest = torch.sub(share, 2, out=blank(share))
+    torch.div(share, rest, out=out).atanh_()
     return torch.sub(torch.clamp(rho, min=0, out=rest), out, alpha=2, out=out)
-
-
-def softplus_beside(rhos: Sequence[Tensor], out: Whole) -> Whole:
-    """`softplus_into` of tensors side by side."""
-    if out.vector.device.type != "cpu":
-        return over_parts(softplus_into, out, rhos)
-    rest = _minus_half_rest(over_parts(torch.abs, out, rhos).vector)
-    over_parts(partial(torch.clamp, min=0), Whole(rest, rhos), rhos)
-    torch.sub(rest, out.vector, alpha=2, out=out.vector)
-    return out
-
-
-def _minus_half_rest(x: Tensor) -> Tensor:
-    r"""Makes of $x = |\rho|$ minus half of $\ln(1 + e^{-x})$; returns memory that it needed.
-
-    That is $\mathrm{artanh}(s / (s - 2))$, $s = 1 / (1 + e^x)$: no numbers that are close are
-    subtracted.
-    """
-    share = x.neg_().sigmoid_()
-    room = torch.sub(share, 2, out=blank(share))
-    torch.div(share, room, out=x).atanh_()
-    return room
 
 
 class Softplus(Function):

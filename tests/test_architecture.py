@@ -20,7 +20,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_exclusive": (set(), set()),
     "_pyro": ({"_checks", "_exclusive"}, {"pyro", "torch"}),
     "_event": (set(), {"pyro", "torch"}),
-    "_softplus": ({"_memory", "_whole"}, {"torch"}),
+    "_softplus": ({"_memory"}, {"torch"}),
     "_memory": (set(), {"torch", "numpy"}),
     "_whole": ({"_memory"}, {"torch"}),
     "_shared": ({"_whole"}, {"torch"}),
