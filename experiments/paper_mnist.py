@@ -1,6 +1,6 @@
 """MNIST by SGD, dropout and Bayes by Backprop: Table 1 of the paper, with what it leaves out.
 
-    python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda --jobs 9]
+    python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda | --jobs 2]
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of
 400, 800 or 1,200 ReLU units, trained on 50,000 images; 10,000 are for choosing, and the test images
@@ -95,7 +95,7 @@ class Config:
     device: str = "cpu"
     """Where to compute; on a GPU the training step is captured in a CUDA graph."""
     jobs: int = 1
-    """Trainings at a time, each a process."""
+    """Trainings at a time, each a process; on a GPU they take turns, so that one is best."""
     threads: int = 1
     """Processor threads of each."""
     output: Path = Path("results/paper_mnist")
