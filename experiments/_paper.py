@@ -17,6 +17,7 @@ from _common import Data
 from _images import images, train_and_validation
 from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
@@ -55,7 +56,14 @@ class Recipe:
     num_particles: int = 1
     """Draws of the weights per step."""
     temperature: float = 1.0
-    """Factor of the KL."""
+    """Factor of the KL at the end."""
+    initial_temperature: float | None = None
+    """Its factor at the start, if another one."""
+    lr_floor: float = 0.0
+    """Share of the learning rate at which a cosine ends."""
+    averaged: bool = False
+    """Whether a posterior's parameters end as the mean of those after each epoch of the second
+    half."""
     kl_schedule: str = "uniform"
     """How the KL is shared out among the minibatches."""
 
@@ -69,7 +77,14 @@ _OURS = {
     SGD: Recipe(optimizer="sgd", lr=0.1),
     DROPOUT: Recipe(dropout=(0.2, 0.5)),
     GAUSSIAN: Recipe(prior=(math.exp(-1),), temperature=0.02, epochs=100),
-    MIXTURE: Recipe(prior=mixture(0.25, 1, 7), temperature=0.02, epochs=100),
+    MIXTURE: Recipe(
+        prior=mixture(0.75, 1, 7),
+        initial_temperature=0.273,
+        temperature=0.005,
+        lr_floor=0.3,
+        averaged=True,
+        epochs=100,
+    ),
 }
 _PLAIN = {"optimizer": "sgd", "lr": 1e-2, "lr_schedule": "constant", "epochs": 600}
 _BAYES = {"lr": 1e-4, "lr_schedule": "constant", "epochs": 600, "estimator": "reparam"}
@@ -191,24 +206,56 @@ def _train_bayesian(
     trained.model = bbb.BayesianModel(
         network, bbb.likelihoods.Categorical(), num_data=len(data[0])
     ).to(data[0].device)
-    trained.guide = bbb.AutoSoftplusNormal(trained.model, init_rho=recipe.init_rho)
+    guide = bbb.AutoSoftplusNormal(trained.model, init_rho=recipe.init_rho).to(data[0].device)
+    trained.guide = guide
+    average = [_averaging(guide, recipe.epochs)] if recipe.averaged else []
     history = bbb.fit(
         trained.model,
-        trained.guide.to(data[0].device),
+        guide,
         data,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
         lr=recipe.lr,
-        lr_schedule=recipe.lr_schedule,
+        lr_schedule=_rate(recipe),
         num_particles=recipe.num_particles,
-        kl_schedule=bbb.KLSchedule(recipe.kl_schedule, temperature=recipe.temperature),
+        kl_schedule=_schedule(recipe),
         estimator=recipe.estimator,
-        callbacks=[lambda end: look(end.epoch + 1)],
+        callbacks=[*average, lambda end: look(end.epoch + 1)],
         cuda_graph=data[0].is_cuda,
         progress=progress,
         seed=seed,
     )
     trained.seconds = sum(history.seconds)
+
+
+def _averaging(guide: bbb.AutoSoftplusNormal, epochs: int) -> Callable[[bbb.EpochEnd], None]:
+    """Leaves the mean of what the parameters are after each epoch of the second half."""
+    mean = AveragedModel(guide)
+
+    def average(end: bbb.EpochEnd) -> None:
+        if end.epoch >= epochs // 2:
+            mean.update_parameters(guide)
+        if end.epoch + 1 == epochs:
+            guide.load_state_dict(mean.module.state_dict())
+
+    return average
+
+
+def _schedule(recipe: Recipe) -> bbb.KLSchedule:
+    return bbb.KLSchedule(
+        recipe.kl_schedule,
+        temperature=recipe.temperature,
+        initial_temperature=recipe.initial_temperature,
+        cooling_epochs=0 if recipe.initial_temperature is None else recipe.epochs,
+    )
+
+
+def _rate(recipe: Recipe) -> Callable[[float], float]:
+    """Factors of the learning rate by the share of training done."""
+    if recipe.lr_schedule == "constant":
+        return lambda progress: 1.0
+    floor = recipe.lr_floor
+    return lambda progress: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def _train_ordinary(
@@ -233,14 +280,12 @@ def _train_ordinary(
 
     started = time.perf_counter()
     take = _captured(step, network, optimizer) if x.is_cuda else step
-    total, done = recipe.epochs * (len(x) // batch), 0
+    total, done, rate = recipe.epochs * (len(x) // batch), 0, _rate(recipe)
     for epoch in range(1, recipe.epochs + 1):
         network.train()
         for rows in torch.randperm(len(x), device=x.device).split(batch):
             if len(rows) == batch:
-                share = done / total
-                cosine = 0.5 * (1 + math.cos(math.pi * share))
-                lr.fill_(recipe.lr * (cosine if recipe.lr_schedule == "cosine" else 1.0))
+                lr.fill_(recipe.lr * rate(done / total))
                 for buffer, part in zip(held, data, strict=True):
                     torch.index_select(part, 0, rows, out=buffer)
                 take()

@@ -43,6 +43,9 @@ class KLSchedule:
             (from 1) and the number of batches per epoch.
         temperature: factor of every weight; below 1 it gives a "cold" posterior.
         warmup_epochs: over this many first epochs the weight grows linearly from 0 to its value.
+        initial_temperature: where the temperature starts, if not where it ends.
+        cooling_epochs: over this many first epochs the temperature goes, by equal factors, from
+            ``initial_temperature`` to ``temperature``.
 
     Raises:
         ValueError: an unknown name, or a number out of range.
@@ -52,6 +55,8 @@ class KLSchedule:
     base: str | BatchWeight = "uniform"
     temperature: float = 1.0
     warmup_epochs: float = 0.0
+    initial_temperature: float | None = None
+    cooling_epochs: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.base, str) and self.base not in _NAMED:
@@ -60,6 +65,14 @@ class KLSchedule:
             raise TypeError(f"kl_schedule must be a name or a function, got {self.base!r}")
         positive("temperature", self.temperature)
         at_least_zero("warmup_epochs", self.warmup_epochs)
+        at_least_zero("cooling_epochs", self.cooling_epochs)
+        if self.initial_temperature is not None:
+            positive("initial_temperature", self.initial_temperature)
+        if (self.initial_temperature is None) != (self.cooling_epochs == 0):
+            raise ValueError(
+                "initial_temperature and cooling_epochs must be given together, got "
+                f"{self.initial_temperature} and {self.cooling_epochs}"
+            )
 
     def weight(
         self, *, batch: int, num_batches: int, batch_size: int, num_data: int, epoch: int = 0
@@ -74,7 +87,8 @@ class KLSchedule:
             epoch: number of the epoch, from 0.
 
         Returns:
-            A non-negative weight; those of an epoch sum to the temperature after the warm-up.
+            A non-negative weight; those of an epoch sum to the temperature once warm-up and
+            cooling are over.
 
         Raises:
             ValueError: a function of the user's gave a negative weight, or NaN; or a number is out
@@ -95,7 +109,14 @@ class KLSchedule:
             weight = float(weight)
         if not 0 <= weight < math.inf:
             raise ValueError(f"kl_schedule must give weights of at least 0, got {weight}")
-        return weight * self.temperature * self._warmup(epoch + batch / num_batches)
+        epochs = epoch + batch / num_batches
+        return weight * self._temperature(epochs) * self._warmup(epochs)
+
+    def _temperature(self, epochs: float) -> float:
+        if self.initial_temperature is None or epochs >= self.cooling_epochs:
+            return self.temperature
+        ratio = self.initial_temperature / self.temperature
+        return self.temperature * ratio ** (1 - epochs / self.cooling_epochs)
 
     def _warmup(self, epochs: float) -> float:
         return min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0

@@ -286,11 +286,20 @@ TRAINING = [
     ),
     Row(
         "KLSchedule",
-        lambda: {"base": "uniform", "temperature": 1.0, "warmup_epochs": 1.0},
+        lambda: {
+            "base": "uniform",
+            "temperature": 1.0,
+            "warmup_epochs": 1.0,
+            "initial_temperature": 2.0,
+            "cooling_epochs": 1.0,
+        },
         bad={
             "unknown": ({"base": "linear"}, "kl_schedule must be one of"),
             "cold": ({"temperature": 0.0}, "temperature must be positive and finite, got 0"),
             "backwards": ({"warmup_epochs": -1.0}, "warmup_epochs must be .* -1"),
+            "no heat": ({"initial_temperature": 0.0}, "initial_temperature must be positive"),
+            "no end": ({"cooling_epochs": math.inf}, "cooling_epochs must be .* inf"),
+            "cooling from nowhere": ({"initial_temperature": None}, "must be given together"),
         },
         aka={"base": "kl_schedule"},
     ),

@@ -116,6 +116,9 @@ OPTIONS = {
     "float64": {},
     "blundell": {"kl_schedule": "blundell"},
     "warm-up": {"kl_schedule": bbb.KLSchedule("uniform", temperature=0.5, warmup_epochs=2)},
+    "cooling": {
+        "kl_schedule": bbb.KLSchedule(temperature=0.5, initial_temperature=2.0, cooling_epochs=2)
+    },
     "no weight": {"kl_schedule": lambda i, m: 1.0 if i == 1 else 0.0},
     "AdamW": {"optimizer": partial(torch.optim.AdamW, weight_decay=0.1)},
     "amsgrad": {"optimizer": partial(torch.optim.Adam, amsgrad=True)},

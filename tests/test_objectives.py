@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -208,6 +209,22 @@ def test_the_warm_up_grows_linearly_from_the_first_step_to_its_last_epoch():
     assert found == pytest.approx(expected, rel=1e-15)
 
 
+def test_cooling_goes_by_equal_factors_from_one_temperature_to_the_other():
+    schedule = KLSchedule(temperature=0.02, initial_temperature=0.5, cooling_epochs=2)
+    found = [4 * weight for epoch in range(3) for weight in weights(schedule, 4, 1, epoch)]
+    expected = np.r_[np.geomspace(0.5, 0.02, 9)[1:], [0.02] * 4]
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_cooling_and_warm_up_multiply():
+    cooling = {"temperature": 0.02, "initial_temperature": 0.5, "cooling_epochs": 2}
+    found, cold, warm = (
+        [weight for epoch in range(4) for weight in weights(KLSchedule(**options), 4, 1, epoch)]
+        for options in (cooling | {"warmup_epochs": 3}, cooling, {"warmup_epochs": 3})
+    )
+    assert found == pytest.approx([4 * a * b for a, b in zip(cold, warm, strict=True)], rel=1e-14)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -216,6 +233,8 @@ def test_the_warm_up_grows_linearly_from_the_first_step_to_its_last_epoch():
         (lambda: KLSchedule(temperature=0), ValueError, "temperature must be positive.* got 0"),
         (lambda: KLSchedule(temperature=math.nan), ValueError, "temperature.* got nan"),
         (lambda: KLSchedule(warmup_epochs=-1), ValueError, "warmup_epochs.* got -1"),
+        (lambda: KLSchedule(initial_temperature=2), ValueError, "together, got 2 and 0"),
+        (lambda: KLSchedule(cooling_epochs=2), ValueError, "together, got None and 2"),
         (lambda: weights(lambda i, m: -0.5, 2, 1), ValueError, "kl_schedule.* got -0.5"),
         (lambda: weights(lambda i, m: math.nan, 2, 1), ValueError, "kl_schedule.* got nan"),
     ],

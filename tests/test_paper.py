@@ -127,6 +127,36 @@ def test_ordinary_training_learns_the_digits(paper, sets, schedule, dropout, bou
     assert len(trained.weights(0)) == 784 * 60 + 60 * 60 + 60 * 10 + 130
 
 
+def test_the_averaged_posterior_is_the_mean_of_the_second_halfs_epochs(paper, sets, monkeypatch):
+    recipe = paper.Recipe(prior=(1.0,), lr=0.01, epochs=5, batch_size=50)
+    seen = []
+
+    def point(trained, x):
+        seen.append({k: v.clone() for k, v in trained.guide.state_dict().items()})
+        return bbb.ClassificationPrediction(torch.zeros(1, len(x), 10))
+
+    monkeypatch.setattr(paper.Trained, "point", point)
+    last = paper.train(recipe, 4, 0, sets, progress=False).guide.state_dict()
+    averaged = dataclasses.replace(recipe, averaged=True)
+    mean = paper.train(averaged, 4, 0, sets, progress=False).guide.state_dict()
+    for name, value in mean.items():
+        expected = torch.stack([each[name] for each in seen[2:5]]).mean(0)
+        torch.testing.assert_close(value, expected)
+        assert last[name].equal(seen[4][name]) and not value.equal(last[name])
+    assert len(seen) == 10 and all(value.equal(seen[9][name]) for name, value in mean.items())
+
+
+def test_rates_end_at_their_floor_and_temperatures_where_they_should(paper):
+    recipe = paper.Recipe(lr_floor=0.25, temperature=0.1, initial_temperature=0.4, epochs=2)
+    rate, schedule = paper._rate(recipe), paper._schedule(recipe)
+    assert [rate(share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.625, 0.25])
+    counts = {"num_batches": 1, "batch_size": 1, "num_data": 1}
+    found = [schedule.weight(batch=1, epoch=epoch, **counts) for epoch in (0, 1, 2)]
+    assert found == pytest.approx([0.2, 0.1, 0.1])
+    assert paper._rate(dataclasses.replace(recipe, lr_schedule="constant"))(1.0) == 1.0
+    assert paper._schedule(paper.Recipe(temperature=0.3)) == bbb.KLSchedule(temperature=0.3)
+
+
 def test_the_published_recipes_are_those_of_the_width(paper):
     def recipe(method, width):
         return paper.recipe_of("published", method, width)
