@@ -18,7 +18,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
     "mushroom_bandit_published": "experiments/mushroom_bandit.py --pieces A B C D E",
-    "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda --jobs 5",
+    "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
 }
 WITHOUT_SEEDS = "uci_regression", "mushroom_bandit", "active_learning", "sklearn_comparison"
