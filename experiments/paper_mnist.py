@@ -4,9 +4,9 @@
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of
 400, 800 or 1,200 ReLU units, trained on 50,000 images; 10,000 are for choosing, and the test images
-are read once, after everything is chosen. Beside the error stand the negative log-likelihood, the
-calibration error, how well garments are told from digits, and the posterior's standard deviations
-before and after training: with tiny ones the method is an ordinary network in disguise.
+are read once for a recipe, after it is chosen. Beside the error stand the negative log-likelihood,
+the calibration error, how well garments are told from digits, and the posterior's standard
+deviations before and after training: with tiny ones the method is an ordinary network in disguise.
 
 ``--preset published`` uses the settings that a public reproduction found best (prior and initial
 scales by width), for 600 epochs at a constant rate. ``--preset ours`` (the default) has one recipe
