@@ -150,19 +150,3 @@ def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
         assert run[name]["splits"] == 20
         cells = map(uci.shown, uci.rows_of(name, run[name], score).values())
         assert f"| {name} | {' | '.join(cells)} |" in README
-
-
-def test_the_papers_tables_have_what_the_runs_found(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    mnist, pruning = map(importlib.import_module, ("paper_mnist", "paper_pruning"))
-    methods = json.loads((RESULTS / "paper_mnist_ours.json").read_text())["methods"]
-    for method, *errors in mnist.error_table(methods, mnist.Config()).rows:
-        wide = methods[method]["1200"]
-        others = mnist.cell(wide, "nll", 1, 4), mnist.cell(wide, "auroc", 100, 1)
-        assert f"| {' | '.join([method, *errors, *others])} |" in README
-    errors = json.loads((RESULTS / "paper_pruning_ours.json").read_text())["errors"]
-    for row in pruning.errors_table(errors).rows:
-        assert f"| {' | '.join(row)} |" in README
-    bayes = mnist.METHODS[2:]
-    scales = {m: [f"{e['mean']['median_scale']:.2f}" for e in methods[m].values()] for m in bayes}
-    assert scales == {bayes[0]: ["0.28", "0.36", "0.36"], bayes[1]: ["0.09", "0.10", "0.10"]}

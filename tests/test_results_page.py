@@ -19,6 +19,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
     "mushroom_bandit_published": "experiments/mushroom_bandit.py --pieces A B C D E",
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
+    "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
 }
 WITHOUT_SEEDS = "uci_regression", "mushroom_bandit", "active_learning", "sklearn_comparison"
