@@ -19,7 +19,7 @@ from pyro_bbb._log_sums import sum_log
 from pyro_bbb._memory import blank
 from pyro_bbb._shared import ScaleGradient, Shared, shared_by
 from pyro_bbb._softplus import softplus, softplus_into
-from pyro_bbb._whole import Whole, over_parts
+from pyro_bbb._whole import Whole, or_zeros, over_parts, side_by_side
 
 
 def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,18 +148,25 @@ class DrawMany(Function):
         *of_parts: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         noise, scale, *rhos = ctx.saved_tensors
-        of_value = Whole(blank(noise), rhos)
-        given = [
-            torch.zeros_like(rho) if part is None else part
-            for part, rho in zip(of_parts, rhos, strict=True)
-        ]
-        whole = torch.zeros_like(noise) if of_whole is None else of_whole
-        over_parts(torch.add, of_value, given, Whole(whole, rhos))
+        of_value = _of_vector(of_whole, of_parts, noise, rhos)
         summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
         gradient = summed or ScaleGradient(rhos)
         gradient.add(of_value.vector, noise, of_scale, of_log_q)
         of_rhos = [None] * len(rhos) if summed else gradient.take(ctx.shared)
         return None, None, *of_value.parts, *of_rhos
+
+
+def _of_vector(
+    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: Tensor, like: list[Tensor]
+) -> Whole:
+    """The gradient in a vector, of what it has by itself and by its parts."""
+    if of_whole is None:
+        return side_by_side(of_parts, noise, like)
+    if all(part is None for part in of_parts):
+        return Whole(of_whole, like)
+    return over_parts(
+        torch.add, Whole(blank(noise), like), or_zeros(of_parts, like), Whole(of_whole, like)
+    )
 
 
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from pyro_bbb._memory import blank
 
@@ -21,6 +24,8 @@ class Whole:
     @functools.cached_property
     def parts(self) -> list[Tensor]:
         """The vector's parts, of the tensors' shapes; found once, as that takes its time."""
+        if self.vector.requires_grad and torch.is_grad_enabled():
+            return list(Split.apply(self.vector, self._like))
         return list(_unflatten_dense_tensors(self.vector, self._like))
 
     def part(self, number: int) -> Tensor:
@@ -30,6 +35,29 @@ class Whole:
     def blank(self) -> Whole:
         """Another one, of any content."""
         return Whole(blank(self.vector), self._like)
+
+
+class Split(Function):
+    """The parts of a vector; their gradients are put side by side once.
+
+    Autograd by itself fills a vector with zeros for each part, and adds these up.
+    """
+
+    @staticmethod
+    def forward(vector: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(_unflatten_dense_tensors(vector, like))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        vector, ctx.like = inputs
+        ctx.save_for_backward(vector)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *of_parts: Tensor | None) -> tuple[Tensor, None]:
+        (vector,) = ctx.saved_tensors
+        return side_by_side(of_parts, vector, ctx.like).vector, None
 
 
 def over_parts(
@@ -48,3 +76,18 @@ def over_parts(
         for x, *rest, part in zip(tensors, *columns, strict=True):
             operation(x, *rest, out=part)
     return out
+
+
+def side_by_side(tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]) -> Whole:
+    """Tensors, or zeros where there is none, copied into a new vector like another one."""
+    return over_parts(_copied, Whole(blank(vector), like), or_zeros(tensors, like))
+
+
+def or_zeros(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors, or zeros of the others' shapes where there is none, which take no memory."""
+    pairs = zip(tensors, like, strict=True)
+    return [y.new_zeros(()).expand_as(y) if x is None else x for x, y in pairs]
+
+
+def _copied(tensor: Tensor, *, out: Tensor) -> Tensor:
+    return out.copy_(tensor)

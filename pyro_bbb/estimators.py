@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from pyro_bbb._deviation import deviation
 from pyro_bbb._draws import ONE_DRAW, Detached, Draws, Posterior, address
 
 Operation: TypeAlias = Callable[..., Tensor]
@@ -165,22 +166,18 @@ def _local(use: _Use) -> Tensor:
         what = "a weight is used twice with independent noise, flipout would keep it"
         use.draws.warn("twice", what)
     posterior.used.add(offset)
-    mean, variance = _output_moments(use)
-    # the root has no derivative at 0: an input of zeros has no noise
-    noisy = variance > 0
-    std = variance.where(noisy, 1.0).sqrt().where(noisy, 0.0)
+    mean, std = _output_moments(use)
     return torch.addcmul(mean, std, torch.randn_like(std))
 
 
 def _output_moments(use: _Use) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each output, over the weight and, if it is random, the bias."""
+    """Mean and standard deviation of each output, over the weight and, if random, the bias."""
     loc, scale = use.posterior.seen_as(use.weight)
     of_bias = use.draws.find(use.bias)
     if use.bias is None or of_bias is None:
-        return use.operation(use.x, loc, use.bias), use.operation(use.x.square(), scale.square())
+        return use.operation(use.x, loc, use.bias), deviation(use.x, scale, None)
     bias_loc, bias_scale = of_bias.seen_as(use.bias)
-    mean = use.operation(use.x, loc, bias_loc)
-    return mean, use.operation(use.x.square(), scale.square(), bias_scale.square())
+    return use.operation(use.x, loc, bias_loc), deviation(use.x, scale, bias_scale)
 
 
 @contextmanager
