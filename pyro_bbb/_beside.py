@@ -21,6 +21,7 @@ from torch.distributions import Distribution
 
 from pyro_bbb._draw import draw_many
 from pyro_bbb._event import Event
+from pyro_bbb._held import Held, HeldDraw
 from pyro_bbb._memory import blank
 from pyro_bbb._normals import SoftplusNormal
 from pyro_bbb._whole import Whole
@@ -70,6 +71,7 @@ class Vector:
     Attributes:
         value: the draw, ``[number of weights]``.
         whole: the distribution of the vector.
+        held: what scores the draw where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vector.
     """
@@ -82,6 +84,7 @@ class Vector:
             part.normal_()
         self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
         self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
+        self.held = HeldDraw(noise.vector, scale.vector, log_q)
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
             name: SoftplusNormal.drawn(loc, rhos[name], *each, partial(scale.part, number))
@@ -116,28 +119,40 @@ def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
     guide, model = ([trace.nodes.get(name) for name in vector.parts] for trace in traces)
     if None in guide or None in model or not (_alike(guide) and _alike(model)):
         return
+    held = {type(site["fn"]) is Held for site in guide}
+    posteriors = [_drawn_from(site["fn"]) for site in guide]
+    if len(held) > 1 or not (_are_events(posteriors) and _are_events(x["fn"] for x in model)):
+        return
     prior = _prior_of_all(model, len(vector.value))
-    if prior is not None and _are_parts(guide, vector):
-        _replace(guide_trace, vector, vector.whole.to_event(1))
+    if prior is not None and _are_parts(guide, posteriors, vector):
+        whole = vector.held if True in held else vector.whole.to_event(1)
+        _replace(guide_trace, vector, whole)
         _replace(model_trace, vector, prior)
 
 
 def _alike(sites: list[Any]) -> bool:
-    """Whether log-densities of the sites count alike: each a sum, of one scale and mask."""
+    """Whether log-densities of the sites count alike: of one scale and mask."""
     scale, mask = sites[0]["scale"], sites[0]["mask"]
     return all(
         (site["scale"] is scale or not isinstance(scale, Tensor) and site["scale"] == scale)
         and site["mask"] is mask
-        and type(site["fn"]) is Event
-        and not site["fn"].batch_shape
         for site in sites
     )
 
 
-def _are_parts(sites: list[Any], vector: Vector) -> bool:
+def _drawn_from(fn: Any) -> Any:
+    return fn.drawn_from if type(fn) is Held else fn
+
+
+def _are_events(fns: Iterable[Any]) -> bool:
+    """Whether each has one log-density, a sum."""
+    return all(type(fn) is Event and not fn.batch_shape for fn in fns)
+
+
+def _are_parts(sites: list[Any], posteriors: list[Any], vector: Vector) -> bool:
     """Whether the sites hold the vector's draw, each scored under the posterior it is from."""
-    parts = zip(sites, vector.parts.values(), strict=True)
-    return all(site["fn"].base_dist is q and q.remembers(site["value"]) for site, q in parts)
+    parts = zip(sites, posteriors, vector.parts.values(), strict=True)
+    return all(fn.base_dist is q and q.remembers(site["value"]) for site, fn, q in parts)
 
 
 def _prior_of_all(sites: list[Any], count: int) -> Event | None:
@@ -151,7 +166,7 @@ def _prior_of_all(sites: list[Any], count: int) -> Event | None:
     return first.of_vector
 
 
-def _replace(trace: Any, vector: Vector, fn: Event) -> None:
+def _replace(trace: Any, vector: Vector, fn: Event | HeldDraw) -> None:
     members = {name: trace.nodes.pop(name) for name in vector.parts}
     name, node = next(iter(members.items()))
     trace.nodes[name] = {**node, "fn": fn, "value": vector.value, "members": members}

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pyro.distributions import Delta, TorchDistribution
+from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from pyro_bbb._held import Held
 from pyro_bbb._pyro import is_of_prior
 from pyro_bbb.distributions import map_tensors
 
@@ -138,25 +139,7 @@ class Detached(Drawn):
                 "draws; use the estimator 'reparam'"
             )
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
-            msg["fn"] = _Held(map_tensors(msg["fn"], Tensor.detach))
-
-
-class _Held(TorchDistribution):
-    """A distribution by its log-density alone: a KL in closed form would have no gradient."""
-
-    has_rsample = True
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return self.held.support
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        log_prob: Tensor = self.held.log_prob(value)
-        return log_prob
+            msg["fn"] = Held(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
 
 
 def _fair_signs(shape: list[int], like: Tensor) -> Tensor:

@@ -251,6 +251,14 @@ def test_weights_of_one_prior_are_one_site(name):
         assert trace.nodes[FC1]["value"].shape == (5 * 7 + 7 + 7 * 3 + 3,)
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_they_are_for_every_estimator(estimator):
+    model, guide = make()
+    with ESTIMATORS[estimator]():
+        found = [set(sites(trace)) for trace in traces(model, guide)]
+    assert found == [{FC1, "obs"}, {FC1}]
+
+
 @pytest.mark.parametrize("name", APART)
 def test_others_are_not(name):
     for trace in traces(*APART[name]()):

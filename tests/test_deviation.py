@@ -1,11 +1,10 @@
-"""Standard deviations of a linear layer's outputs, against autograd of the same formula."""
+"""Gradients written by hand, of outputs' standard deviations and of a vector's parts."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import pyro_bbb as bbb
 from pyro_bbb._deviation import deviation
 from pyro_bbb._memory import Memory, reusing
 from pyro_bbb._whole import Whole
@@ -93,29 +92,3 @@ def test_the_parts_of_a_vector_hand_back_one_gradient(asked):
     ours = torch.autograd.grad(loss(Whole(vector, like).parts), vector)[0]
     plainly = [x.view_as(y) for x, y in zip(vector.split([6, 4, 2]), like, strict=True)]
     assert torch.equal(ours, torch.autograd.grad(loss(plainly), vector)[0])
-
-
-def objective(estimator, *, joined):
-    """Gradients of one step, with all weights in one vector or each by itself."""
-    torch.manual_seed(0)
-    network = bbb.BayesianMLP([3, 8, 2]).double()
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=6)
-    guide = bbb.AutoSoftplusNormal(model, init_rho=-2.0).double()
-    x, y = torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2
-    guide(x, y)
-    elbo = bbb.objectives.recorded_elbo("trace", 1)
-    torch.manual_seed(1)
-    with bbb.estimators.ESTIMATORS[estimator]():
-        if joined:
-            elbo.loss_and_grads(model, guide, x, y)
-        else:
-            super(bbb.objectives._Recorded, elbo).loss_and_grads(model, guide, x, y)
-    return {name: p.grad for name, p in guide.named_parameters()}
-
-
-@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
-def test_weights_in_one_vector_have_the_gradients_of_each_by_itself(estimator):
-    apart, joined = (objective(estimator, joined=each) for each in (False, True))
-    assert apart.keys() == joined.keys()
-    for name, gradient in apart.items():
-        torch.testing.assert_close(joined[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
