@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from pyro_bbb._memory import blank
 
@@ -24,19 +23,25 @@ def deviation(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
 
     Args:
         x: inputs, ``[batch, in]``.
-        scale: $S$, ``[out, in]``.
+        scale: $S$, ``[out, in]``, or ``[in]`` of a single output.
         bias_scale: $s$, ``[out]``; ``None`` where the bias is not random.
 
     Returns:
-        The standard deviations, ``[batch, out]``.
+        The standard deviations, ``[batch, out]`` or ``[batch]``.
     """
-    if torch.is_autocast_enabled(x.device.type):  # which chooses the dtypes of what it sees
-        of_bias = None if bias_scale is None else bias_scale.square()
-        variance = F.linear(x.square(), scale.square(), of_bias)
-        noisy = variance > 0
-        return variance.where(noisy, 1.0).sqrt().where(noisy, 0.0)
+    watched = torch._C._are_functorch_transforms_active()
+    if scale.dim() != 2 or watched or torch.is_autocast_enabled(x.device.type):
+        return _by_autograd(x, scale, bias_scale)
     std: Tensor = Deviation.apply(x, scale, bias_scale)[0]
     return std
+
+
+def _by_autograd(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
+    """The same by operations that a transform, or autocasting, can take one by one."""
+    of_bias = None if bias_scale is None else bias_scale.square()
+    variance = F.linear(x.square(), scale.square(), of_bias)
+    noisy = variance > 0
+    return variance.where(noisy, 1.0).sqrt().where(noisy, 0.0)
 
 
 class Deviation(Function):
@@ -59,13 +64,23 @@ class Deviation(Function):
         ctx.save_for_backward(*inputs, std, squares, variance)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_std: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if of_std is None:
             return None, None, None
-        x, scale, bias_scale, std, squares, variance = ctx.saved_tensors
+        *inputs, std, squares, variance = ctx.saved_tensors
+        x, scale, bias_scale = inputs
+        if torch.is_grad_enabled():
+            return _to_differentiate(inputs, ctx.needs_input_grad, of_std)
         half = (of_std / std).masked_fill_(std == 0, 0.0)  # of the gradient in the variance, twice
         of_x = half.mm(variance).mul_(x) if ctx.needs_input_grad[0] else None
         of_scale = torch.mm(half.t(), squares, out=blank(scale)).mul_(scale)
         of_bias = None if bias_scale is None else half.sum(0).mul_(bias_scale)
         return of_x, of_scale, of_bias
+
+
+def _to_differentiate(inputs: list[Any], needed: tuple[bool, ...], of_std: Tensor) -> Any:
+    """The derivatives where they will have derivatives themselves."""
+    chosen = [x for x, need in zip(inputs, needed, strict=True) if need]
+    std = _by_autograd(*inputs)
+    found = iter(torch.autograd.grad(std, chosen, of_std, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)

@@ -1,5 +1,7 @@
 """Gradients written by hand, of outputs' standard deviations and of a vector's parts."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,6 +50,9 @@ def test_it_is_what_autograd_makes_of_the_formula(bias, turned, size):
 
 def test_its_derivatives_are_those_of_differences():
     assert torch.autograd.gradcheck(deviation, arguments())
+    assert torch.autograd.gradgradcheck(deviation, arguments())
+    x, *scales = arguments()
+    assert torch.autograd.gradgradcheck(partial(deviation, x.detach()), scales)
 
 
 def test_outputs_without_noise_pass_no_gradient_on():
@@ -79,6 +84,30 @@ def test_under_autocast_it_is_that_of_rounded_products():
     cast.sum().backward()
     of_scale = torch.autograd.grad(expected.sum(), scale)[0]
     torch.testing.assert_close(scale.grad, of_scale, rtol=2**-5, atol=2**-6)
+
+
+def test_a_single_output_may_have_a_vector_of_weights():
+    x, scale, _ = arguments(n_out=1, bias=False)
+    flat = scale.detach().flatten().requires_grad_()
+    outputs = deviation(x, flat, None)
+    torch.testing.assert_close(outputs, plain(x, scale, None).squeeze(-1), rtol=1e-12, atol=0)
+    of_scale = torch.autograd.grad(outputs.sum(), flat)[0]
+    expected = torch.autograd.grad(plain(x, scale, None).sum(), scale)[0]
+    torch.testing.assert_close(of_scale, expected.flatten(), rtol=1e-11, atol=0)
+
+
+def test_transforms_go_through_it():
+    x, scale, bias_scale = (v.detach() for v in arguments())
+    inputs = torch.stack([x, 2 * x])
+    batched = torch.vmap(lambda each: deviation(each, scale, bias_scale))(inputs)
+    torch.testing.assert_close(batched, plain(inputs, scale, bias_scale), rtol=1e-12, atol=0)
+
+    def loss(s):
+        return deviation(x, s, bias_scale).sum()
+
+    twice = torch.func.jacrev(torch.func.jacrev(loss))
+    theirs = torch.func.jacrev(torch.func.jacrev(lambda s: plain(x, s, bias_scale).sum()))(scale)
+    torch.testing.assert_close(twice(scale), theirs, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("asked", [(0, 1, 2), (1,), (2, 0)])
