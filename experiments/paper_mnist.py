@@ -301,7 +301,7 @@ def draw_errors(run: Run, summary: Scores, config: Config) -> Picture:
             ax.plot(list(paper), list(paper.values()), "--", color=line.get_color(), linewidth=1.0)
         ax.set(xlabel="units in each hidden layer", ylabel="test error (%)", xticks=config.widths)
         ax.set_title("Solid: ours, dashed: the paper")
-        ax.legend()
+        figure.legend(loc="outside right center")  # lines are everywhere inside
     return run.picture(figure, "errors", "Test error; bars are the standard deviation over seeds.")
 
 
