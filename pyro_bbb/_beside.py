@@ -71,7 +71,7 @@ class Vector:
     Attributes:
         value: the draw, ``[number of weights]``.
         whole: the distribution of the vector.
-        held: what scores the draw where the parameters are held fixed.
+        held: makes what scores the draw where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vector.
     """
@@ -84,7 +84,7 @@ class Vector:
             part.normal_()
         self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
         self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
-        self.held = HeldDraw(noise.vector, scale.vector, log_q)
+        self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
             name: SoftplusNormal.drawn(loc, rhos[name], *each, partial(scale.part, number))
@@ -125,7 +125,7 @@ def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
         return
     prior = _prior_of_all(model, len(vector.value))
     if prior is not None and _are_parts(guide, posteriors, vector):
-        whole = vector.held if True in held else vector.whole.to_event(1)
+        whole = vector.held() if True in held else vector.whole.to_event(1)
         _replace(guide_trace, vector, whole)
         _replace(model_trace, vector, prior)
 

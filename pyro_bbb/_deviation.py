@@ -72,9 +72,13 @@ class Deviation(Function):
         if torch.is_grad_enabled():
             return _to_differentiate(inputs, ctx.needs_input_grad, of_std)
         half = (of_std / std).masked_fill_(std == 0, 0.0)  # of the gradient in the variance, twice
-        of_x = half.mm(variance).mul_(x) if ctx.needs_input_grad[0] else None
-        of_scale = torch.mm(half.t(), squares, out=blank(scale)).mul_(scale)
-        of_bias = None if bias_scale is None else half.sum(0).mul_(bias_scale)
+        of_x = of_scale = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = half.mm(variance).mul_(x)
+        if ctx.needs_input_grad[1]:
+            of_scale = torch.mm(half.t(), squares, out=blank(scale)).mul_(scale)
+        if ctx.needs_input_grad[2]:
+            of_bias = half.sum(0).mul_(bias_scale)
         return of_x, of_scale, of_bias
 
 

@@ -74,6 +74,14 @@ def test_known_inputs_are_asked_no_gradient():
     torch.testing.assert_close(of_scale, expected, rtol=1e-11, atol=0)
 
 
+@pytest.mark.parametrize("learned", range(3))
+def test_what_is_frozen_is_asked_no_gradient_either(learned):
+    given = [v.detach().requires_grad_(i == learned) for i, v in enumerate(arguments())]
+    ours = torch.autograd.grad(deviation(*given).sum(), given[learned])[0]
+    expected = torch.autograd.grad(plain(*given).sum(), given[learned])[0]
+    torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-13)
+
+
 def test_under_autocast_it_is_that_of_rounded_products():
     x, scale, bias_scale = (v.detach().float().requires_grad_() for v in arguments(n_in=64))
     with torch.autocast("cpu", dtype=torch.bfloat16):
