@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from pyro_bbb._draw import draw_many
@@ -45,7 +45,7 @@ def allowed() -> bool:
 
 
 class WholeNormal(SoftplusNormal):
-    """The distribution of a vector of weights that lie side by side, its draw remembered."""
+    """The distribution of vectors of weights that lie side by side, its draws remembered."""
 
     def __init__(
         self, locs: Iterable[Tensor], value: Tensor, noise: Tensor, scale: Tensor, log_q: Tensor
@@ -58,43 +58,55 @@ class WholeNormal(SoftplusNormal):
     @functools.cached_property
     def loc(self) -> Tensor:  # type: ignore[override]
         """Means, which only a closed form asks for."""
-        return torch.cat([loc.flatten() for loc in self._locs])
+        return torch.cat([loc.flatten() for loc in self._locs]).expand(self.batch_shape)
 
 
 class Vector:
-    r"""One draw of many weights, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
+    r"""Draws of many weights, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
 
     Args:
         locs: means of the weight tensors, by name.
         rhos: unconstrained scales, likewise.
+        shape: the plates around, empty for a single draw.
 
     Attributes:
-        value: the draw, ``[number of weights]``.
-        whole: the distribution of the vector.
-        held: makes what scores the draw where the parameters are held fixed.
+        value: the draws, ``[*shape, number of weights]``.
+        whole: the distribution of the vectors.
+        held: makes what scores the draws where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
-            of the vector.
+            of the vectors.
     """
 
-    def __init__(self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size = Size()
+    ) -> None:
         tensors = list(locs.values())
         first, count = tensors[0], sum(x.numel() for x in tensors)
-        noise = Whole(blank(first, torch.Size([count])), tensors)
-        for part in noise.parts:  # one after another, as each weight would draw its own
-            part.normal_()
+        noise = Whole(blank(first, shape + (count,)), tensors)
+        draw_noise(noise)
         self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
         self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
         self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
-            name: SoftplusNormal.drawn(loc, rhos[name], *each, partial(scale.part, number))
+            name: SoftplusNormal.drawn(
+                loc.expand(shape + loc.shape), rhos[name], *each, partial(scale.part, number)
+            )
             for number, ((name, loc), each) in enumerate(zip(locs.items(), drawn, strict=True))
         }
 
 
-def drawn_beside(locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The distributions of the parts of a new vector, which `traced` will ask for."""
-    vector, memo = Vector(locs, rhos), _JOINED.get()
+def draw_noise(noise: Whole) -> None:
+    """Standard Normal numbers; for a single draw what each tensor would draw by itself."""
+    for some in noise.parts if noise.vector.dim() == 1 else [noise.vector]:
+        some.normal_()
+
+
+def drawn_beside(
+    locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size
+) -> dict[str, Any]:
+    """The distributions of the parts of a new `Vector`, which `traced` will ask for."""
+    vector, memo = Vector(locs, rhos, shape), _JOINED.get()
     if memo is not None:
         memo["vector"] = vector
     return vector.parts
@@ -120,10 +132,10 @@ def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
     if None in guide or None in model or not (_alike(guide) and _alike(model)):
         return
     held = {type(site["fn"]) is Held for site in guide}
-    posteriors = [_drawn_from(site["fn"]) for site in guide]
-    if len(held) > 1 or not (_are_events(posteriors) and _are_events(x["fn"] for x in model)):
+    posteriors, shape = [_drawn_from(site["fn"]) for site in guide], vector.value.shape
+    if len(held) > 1 or not _are_events([*posteriors, *(x["fn"] for x in model)], shape[:-1]):
         return
-    prior = _prior_of_all(model, len(vector.value))
+    prior = _prior_of_all(model, shape)
     if prior is not None and _are_parts(guide, posteriors, vector):
         whole = vector.held() if True in held else vector.whole.to_event(1)
         _replace(guide_trace, vector, whole)
@@ -144,9 +156,9 @@ def _drawn_from(fn: Any) -> Any:
     return fn.drawn_from if type(fn) is Held else fn
 
 
-def _are_events(fns: Iterable[Any]) -> bool:
-    """Whether each has one log-density, a sum."""
-    return all(type(fn) is Event and not fn.batch_shape for fn in fns)
+def _are_events(fns: Iterable[Any], shape: Size) -> bool:
+    """Whether each has one log-density for each draw, a sum."""
+    return all(type(fn) is Event and fn.batch_shape == shape for fn in fns)
 
 
 def _are_parts(sites: list[Any], posteriors: list[Any], vector: Vector) -> bool:
@@ -155,14 +167,14 @@ def _are_parts(sites: list[Any], posteriors: list[Any], vector: Vector) -> bool:
     return all(fn.base_dist is q and q.remembers(site["value"]) for site, fn, q in parts)
 
 
-def _prior_of_all(sites: list[Any], count: int) -> Event | None:
-    """The prior of a vector of ``count`` weights, where each of them has the same."""
+def _prior_of_all(sites: list[Any], shape: Size) -> Event | None:
+    """The prior of vectors ``[..., number of weights]``, where each weight has the same."""
     first: Event = sites[0]["fn"]
     keys = {site["fn"].same_for_each for site in sites}
     if len(keys) > 1 or None in keys:
         return None
-    if first.of_vector is None or first.of_vector.event_shape != (count,):
-        first.of_vector = first.base_dist.single().expand((count,)).to_event(1)
+    if first.of_vector is None or first.of_vector.shape() != shape:
+        first.of_vector = first.base_dist.single().expand(shape).to_event(1)
     return first.of_vector
 
 

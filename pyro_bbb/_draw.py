@@ -6,7 +6,7 @@ With hundreds of thousands of weights it is memory that costs: what can be compu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from pyro_bbb._blocks import Blocks, joined
 from pyro_bbb._event import HALF_LOG_2PI, batches
 from pyro_bbb._log_sums import sum_log
 from pyro_bbb._memory import blank
 from pyro_bbb._shared import ScaleGradient, Shared, shared_by
 from pyro_bbb._softplus import softplus, softplus_into
-from pyro_bbb._whole import Whole, or_zeros, over_parts, side_by_side
+from pyro_bbb._whole import Whole, or_zeros, over_parts
 
 
 def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +43,7 @@ def draw_many(
     Args:
         locs: means.
         rhos: unconstrained scales.
-        noise: $\epsilon$ of all.
+        noise: $\epsilon$ of all; of several draws where it is several vectors.
     """
     shared = shared_by(*rhos)
     if shared.gradient is not None and all(loc.requires_grad for loc in locs):
@@ -114,19 +115,23 @@ class Draw(Function):
 class DrawMany(Function):
     r"""`Draw` of several tensors into one vector; the weights' own tensors are parts of it.
 
-    Arguments are the noise as a `Whole`, what several draws share, then means and $\rho$ of the
-    tensors. Returns value and scale ``[n]``, $\sum\ln q$, then the parts of the value.
+    Arguments are the noise as a `Whole` ``[..., n]``, what several draws share, then means and
+    $\rho$ of the tensors. Returns the value ``[..., n]``, the scale ``[n]``, $\sum\ln q$ ``[...]``,
+    then the parts of the value.
     """
 
     @staticmethod
     def forward(noise: Whole, shared: Shared, *parameters: Tensor) -> tuple[Tensor, ...]:
         locs, rhos = _halves(parameters)
         value = noise.blank()
-        squares = torch.square(noise.vector, out=value.vector)
-        log_q = squares.sum().mul_(-0.5).sub_(squares.numel() * HALF_LOG_2PI)
+        blocks, (*shape, count) = Blocks.of(noise.vector), noise.vector.shape
+        pairs = zip(blocks(noise.vector), blocks(value.vector), strict=True)
+        squares = [torch.square(some, out=room).sum(-1) for some, room in pairs]
+        log_q = joined(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
-            scale = over_parts(softplus_into, noise.blank(), rhos).vector
-            shared.log_scale = sum_log(scale, value.vector)
+            room = value.vector.view(-1, count)[0]
+            scale = over_parts(softplus_into, Whole(blank(room), rhos), rhos).vector
+            shared.log_scale = sum_log(scale, room)
             shared.scale = scale
         scale = shared.scale.detach()
         over_parts(torch.addcmul, value, locs, Whole(scale, locs), noise)
@@ -147,26 +152,28 @@ class DrawMany(Function):
         of_log_q: Tensor | None,
         *of_parts: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        noise, scale, *rhos = ctx.saved_tensors
-        of_value = _of_vector(of_whole, of_parts, noise, rhos)
+        noise, _, *rhos = ctx.saved_tensors
         summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
         gradient = summed or ScaleGradient(rhos)
-        gradient.add(of_value.vector, noise, of_scale, of_log_q)
+        values = _of_values(of_whole, of_parts, Whole(noise, rhos))
+        of_locs = gradient.add_draws(*next(values))
+        for more in values:
+            of_locs.add_(gradient.add_draws(*more))
+        gradient.add(of_scale, of_log_q)
         of_rhos = [None] * len(rhos) if summed else gradient.take(ctx.shared)
-        return None, None, *of_value.parts, *of_rhos
+        return None, None, *Whole(of_locs, rhos).parts, *of_rhos
 
 
-def _of_vector(
-    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: Tensor, like: list[Tensor]
-) -> Whole:
-    """The gradient in a vector, of what it has by itself and by its parts."""
-    if of_whole is None:
-        return side_by_side(of_parts, noise, like)
-    if all(part is None for part in of_parts):
-        return Whole(of_whole, like)
-    return over_parts(
-        torch.add, Whole(blank(noise), like), or_zeros(of_parts, like), Whole(of_whole, like)
-    )
+def _of_values(
+    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: Whole
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradient in each block of draws, of what it has by itself and by its parts; its noise."""
+    blocks, like = Blocks.of(noise.vector), noise.like
+    whole, *parts = or_zeros((of_whole, *of_parts), (noise.vector, *noise.parts))
+    columns = (blocks(x) for x in (noise.vector, whole, *parts))
+    for some, by_itself, *by_parts in zip(*columns, strict=True):
+        out = Whole(blank(some), like)
+        yield over_parts(torch.add, out, by_parts, Whole(by_itself, like)).vector, some
 
 
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

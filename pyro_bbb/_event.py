@@ -38,6 +38,13 @@ class Event(dist.Independent):
         key = getattr(self.base_dist, "same_for_each", None)
         return None if key is None else (type(self.base_dist), *key)
 
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Event:
+        """The same with a larger batch shape; of its own shape it remembers its draw."""
+        if _instance is None and torch.Size(batch_shape) == self.batch_shape:
+            return self
+        expanded: Event = super().expand(batch_shape, _instance)
+        return expanded
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of the whole event in nats, of the batch shape."""
         if self._validate_args:

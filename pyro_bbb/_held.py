@@ -43,22 +43,22 @@ class Held(TorchDistribution):
 
 
 class HeldDraw(TorchDistribution):
-    r"""One draw of a vector of Normals, whose $\sum\ln q$ is known.
+    r"""Draws of a vector of Normals, whose $\sum\ln q$ is known.
 
     Args:
-        noise: $\epsilon$, ``[n]``.
-        scale: $\sigma$, likewise.
-        log_q: $\sum\ln q$ in nats.
+        noise: $\epsilon$, ``[..., n]``.
+        scale: $\sigma$, ``[n]``.
+        log_q: $\sum\ln q$ in nats, ``[...]``.
     """
 
     has_rsample = True
 
     def __init__(self, noise: Tensor, scale: Tensor, log_q: Tensor) -> None:
         self._noise, self._scale, self._log_q = noise, scale.detach(), log_q.detach()
-        Distribution.__init__(self, torch.Size(), noise.shape, validate_args=False)
+        Distribution.__init__(self, log_q.shape, scale.shape, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The sum in nats; the value is that of the draw."""
+        """The sums in nats; the value is that of the draws."""
         log_prob: Tensor = _Known.apply(value, self._noise, self._scale, self._log_q)
         return log_prob
 
@@ -79,4 +79,4 @@ class _Known(Function):
     def backward(ctx: Any, of_log_q: Tensor) -> tuple[Tensor | None, ...]:
         noise, scale = ctx.saved_tensors
         ratio = torch.div(noise, scale, out=blank(noise))
-        return ratio.mul_(-of_log_q), None, None, None
+        return ratio.mul_(-of_log_q.unsqueeze(-1)), None, None, None

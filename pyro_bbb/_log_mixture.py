@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyro_bbb._blocks import Blocks, joined
 from pyro_bbb._event import HALF_LOG_2PI, total
 from pyro_bbb._log_sums import total_log
 from pyro_bbb._memory import blank
@@ -159,14 +160,10 @@ class LogOneMixture(Function):
 
     @staticmethod
     def forward(w: Tensor, one: Numbers, dims: int) -> Tensor:
-        shares = _exponent(w, one, -1).sigmoid_()  # the logarithm is -softplus(t)
-        least = -math.log1p(math.exp(one.delta))
-        minus_value = total_log(shares, (least, 0.0), dims, shares)
-        zero = torch.zeros((), dtype=w.dtype, device=w.device)
-        z2 = torch.addcmul(zero, w, w, value=one.h2, out=shares if dims else None)
-        minus_value.add_(total(z2, dims))
-        rows = math.prod(w.shape[w.dim() - dims :])
-        return minus_value.neg_().add_(one.c * rows)
+        if dims == 0:
+            return _total(w, one, 0)
+        found = [_total(some, one, dims) for some in Blocks.of(w, dims)(w)]
+        return joined(found, w.shape[: w.dim() - dims])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -180,8 +177,12 @@ class LogOneMixture(Function):
         if torch.is_grad_enabled():  # for second derivatives
             t = (one.delta - one.kappa * one.h2 * w.square()).clamp(min=one.floor)
             return grad * (w + one.kappa * w * torch.sigmoid(t)), None, None
-        r = _exponent(w, one, 1).sigmoid_()
-        return torch.addcmul(w, w, r, value=one.kappa, out=r).mul_(grad), None, None
+        of_w, blocks = blank(w), Blocks.of(w, ctx.dims)
+        columns = (blocks(x) for x in (w, of_w, grad.expand_as(w)))
+        for some, room, of_each in zip(*columns, strict=True):
+            r = _exponent(some, one, 1, room).sigmoid_()
+            torch.addcmul(some, some, r, value=one.kappa, out=r).mul_(of_each)
+        return of_w, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
@@ -190,10 +191,22 @@ class LogOneMixture(Function):
         return result, 0
 
 
-def _exponent(w: Tensor, one: Numbers, sign: int) -> Tensor:
-    """The exponent t or -t, where t is bounded by its floor."""
+def _total(w: Tensor, one: Numbers, dims: int) -> Tensor:
+    """The log-density, summed over the last ``dims`` dimensions."""
+    shares = _exponent(w, one, -1, blank(w)).sigmoid_()  # the logarithm is -softplus(t)
+    least = -math.log1p(math.exp(one.delta))
+    minus_value = total_log(shares, (least, 0.0), dims, shares)
+    zero = torch.zeros((), dtype=w.dtype, device=w.device)
+    z2 = torch.addcmul(zero, w, w, value=one.h2, out=shares if dims else None)
+    minus_value.add_(total(z2, dims))
+    count = math.prod(w.shape[w.dim() - dims :])
+    return minus_value.neg_().add_(one.c * count)
+
+
+def _exponent(w: Tensor, one: Numbers, sign: int, room: Tensor) -> Tensor:
+    """The exponent t or -t, where t is bounded by its floor; written to ``room``."""
     delta = torch.full((), sign * one.delta, dtype=w.dtype, device=w.device)
-    t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2, out=blank(w))
+    t = torch.addcmul(delta, w, w, value=-sign * one.kappa * one.h2, out=room)
     return t.clamp_(min=one.floor) if sign > 0 else t.clamp_(max=-one.floor)
 
 

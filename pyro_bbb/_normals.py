@@ -146,8 +146,9 @@ class SoftplusNormal(dist.Normal):
 
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
         """Log-density in nats, summed over the last ``dims`` dimensions."""
-        if self.remembers(value) and self._log_q is not None and dims == len(self.batch_shape):
-            return self._log_q
+        log_q = self._log_q if self.remembers(value) else None
+        if log_q is not None and log_q.dim() == len(self.batch_shape) - dims:
+            return log_q
         of_noise = -0.5 * total(self._standardised(value).square(), dims)
         of_scale = total(self._compact_scale.log().expand(self.batch_shape), dims)
         count = math.prod(self.batch_shape[len(self.batch_shape) - dims :])

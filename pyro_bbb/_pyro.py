@@ -18,8 +18,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
-from pyro.poutine.indep_messenger import IndepMessenger
-from pyro.poutine.runtime import _PYRO_STACK, effectful
+from pyro.poutine.runtime import effectful
 from pyro.poutine.scale_messenger import ScaleMessenger
 from pyro.poutine.util import is_validation_enabled, site_is_subsample
 from torch import Tensor, nn
@@ -152,11 +151,6 @@ class _Weigh(ScaleMessenger):
             msg["scale"] = self.scale
         else:
             super()._process_message(msg)
-
-
-def in_plate() -> bool:
-    """Whether a plate is around the call."""
-    return any(isinstance(handler, IndepMessenger) for handler in _PYRO_STACK)
 
 
 def sample_names(module: PyroModule) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pyro_bbb._blocks import over_block
 from pyro_bbb._memory import blank
 from pyro_bbb._whole import Whole, over_parts
 
@@ -34,18 +35,32 @@ class ScaleGradient:
         self._of_sigma: Tensor | None = None  # but for that of ln q
         self._of_log_q: Tensor | None = None
 
-    def add(
-        self, of_value: Tensor, noise: Tensor, of_scale: Tensor | None, of_log_q: Tensor | None
-    ) -> None:
-        """Adds what one draw has; its noise, and the gradients in what came of it."""
-        if self._of_sigma is None:
-            self._of_sigma = torch.mul(of_value, noise, out=blank(noise))
-        else:
+    def add_draws(self, of_value: Tensor, noise: Tensor) -> Tensor:
+        """Adds what draws ``[n]`` or ``[m, n]`` have by their values.
+
+        Args:
+            of_value: the gradient in them.
+            noise: theirs, likewise.
+
+        Returns:
+            The gradient in their mean, ``[n]``.
+        """
+        if noise.dim() == 1 and self._of_sigma is not None:
             self._of_sigma.addcmul_(of_value, noise)
+        else:
+            self._add(over_block(torch.mul(of_value, noise, out=blank(noise))))
+        return over_block(of_value)
+
+    def add(self, of_scale: Tensor | None, of_log_q: Tensor | None) -> None:
+        r"""Adds, after draws, the gradients in their scale, ``[n]``, and in each $\sum\ln q$."""
         if of_scale is not None:
-            self._of_sigma.add_(of_scale)
+            self._add(of_scale)
         if of_log_q is not None:
+            of_log_q = of_log_q.sum() if of_log_q.dim() else of_log_q
             self._of_log_q = of_log_q if self._of_log_q is None else self._of_log_q + of_log_q
+
+    def _add(self, of_sigma: Tensor) -> None:
+        self._of_sigma = of_sigma if self._of_sigma is None else self._of_sigma.add_(of_sigma)
 
     def take(self, shared: Shared) -> list[Tensor]:
         r"""The sum in each $\rho$; none where no draw has added any."""

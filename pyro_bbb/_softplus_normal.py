@@ -22,7 +22,8 @@ from pyro_bbb._beside import allowed, drawn_beside
 from pyro_bbb._checks import count, finite, probabilities
 from pyro_bbb._guide import Guide
 from pyro_bbb._latents import InitLoc, Latent, describe, start
-from pyro_bbb._pyro import in_plate, own_param
+from pyro_bbb._plates import plate_shape
+from pyro_bbb._pyro import own_param
 from pyro_bbb._softplus import softplus_into
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal
 
@@ -152,14 +153,15 @@ class AutoSoftplusNormal(Guide):
 
     def _beside(self) -> Mapping[str, Any]:
         """Distributions of the weights that are drawn into one vector, by name."""
-        if self._pruned or not allowed() or in_plate():
+        plates = plate_shape()
+        if self._pruned or not allowed() or plates is None:
             return {}
         latents = self._latents.values()
         first = takewhile(lambda x: x.transform is None and not x.frames, latents)
         plain = [x.name for x in first]  # none after another: noise is drawn in the same order
         locs, rhos = ({name: self._own(kind, name) for name in plain} for kind in ("locs", "rhos"))
         kinds = {(x.dtype, x.device) for x in locs.values()}
-        return drawn_beside(locs, rhos) if len(plain) > 1 and len(kinds) == 1 else {}
+        return drawn_beside(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
 
     def _own(self, kind: str, name: str) -> Tensor:
         return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))

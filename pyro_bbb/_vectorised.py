@@ -14,22 +14,26 @@ from pyro_bbb._pyro import declared_names
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.models import BayesianModel
 
-BELOW = 2**18  # weights: from there several draws at once fall out of the cache
+MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
 
 
-def can_vectorise(model: BayesianModel, guide: Any, latents: dict[str, int]) -> bool:
+def can_vectorise(
+    model: BayesianModel, guide: Any, latents: dict[str, int], num_particles: int
+) -> bool:
     """Whether several draws at once are possible, and not slower than one after the other.
 
     Args:
         model: the model.
         guide: its guide.
         latents: how many numbers each latent of the model holds, by name.
+        num_particles: number of draws.
     """
     if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
         return False
     if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
         return False
-    return latents.keys() <= declared_names(model) and sum(latents.values()) < BELOW
+    few = num_particles * sum(latents.values()) <= MOST
+    return few and latents.keys() <= declared_names(model)
 
 
 def _draws_apart(root: nn.Module) -> bool:

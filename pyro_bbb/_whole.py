@@ -16,17 +16,25 @@ from pyro_bbb._memory import blank
 
 
 class Whole:
-    """A vector of tensors that lie side by side, and those as its parts."""
+    """A vector of tensors that lie side by side, and those as its parts; or several of each.
+
+    Args:
+        vector: numbers, ``[..., n]``.
+        like: tensors of the parts' shapes, n numbers in all.
+    """
 
     def __init__(self, vector: Tensor, like: Sequence[Tensor]) -> None:
-        self.vector, self._like = vector, like
+        self.vector, self.like = vector, like
 
     @functools.cached_property
     def parts(self) -> list[Tensor]:
         """The vector's parts, of the tensors' shapes; found once, as that takes its time."""
         if self.vector.requires_grad and torch.is_grad_enabled():
-            return list(Split.apply(self.vector, self._like))
-        return list(_unflatten_dense_tensors(self.vector, self._like))
+            return list(Split.apply(self.vector, self.like))
+        if self.vector.dim() == 1:
+            return list(_unflatten_dense_tensors(self.vector, self.like))
+        columns = self.vector.split([x.numel() for x in self.like], -1)
+        return [y.view(*y.shape[:-1], *x.shape) for y, x in zip(columns, self.like, strict=True)]
 
     def part(self, number: int) -> Tensor:
         """One of them."""
@@ -34,7 +42,7 @@ class Whole:
 
     def blank(self) -> Whole:
         """Another one, of any content."""
-        return Whole(blank(self.vector), self._like)
+        return Whole(blank(self.vector), self.like)
 
 
 class Split(Function):
@@ -69,7 +77,8 @@ def over_parts(
     over memory costs, each is worked on where it lies.
     """
     if out.vector.is_cuda:
-        joined = torch.cat([x.flatten() for x in tensors])
+        pairs = zip(tensors, out.like, strict=True)
+        joined = torch.cat([x.reshape(*x.shape[: x.dim() - y.dim()], -1) for x, y in pairs], -1)
         operation(joined, *(other.vector for other in others), out=out.vector)
     else:
         columns = (whole.parts for whole in (*others, out))
@@ -80,7 +89,8 @@ def over_parts(
 
 def side_by_side(tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]) -> Whole:
     """Tensors, or zeros where there is none, copied into a new vector like another one."""
-    return over_parts(_copied, Whole(blank(vector), like), or_zeros(tensors, like))
+    out = Whole(blank(vector), like)
+    return over_parts(_copied, out, or_zeros(tensors, out.parts))
 
 
 def or_zeros(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:

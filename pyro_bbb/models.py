@@ -15,12 +15,12 @@ from torch import Size, Tensor, nn
 
 from pyro_bbb._checks import tensor
 from pyro_bbb._exclusive import exclusive
+from pyro_bbb._plates import in_plate
 from pyro_bbb._prior import Prior
 from pyro_bbb._pyro import (
     announce_one,
     draw_all,
     evaluating,
-    in_plate,
     name_parts,
     one_by_one,
     over_draws,

@@ -20,6 +20,7 @@ from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 
 from pyro_bbb._beside import side_by_side, traced
 from pyro_bbb._memory import Memory, reusing
+from pyro_bbb._plates import PlateOfDraws
 from pyro_bbb._schedules import KLSchedule, as_kl_schedule, blundell, uniform
 from pyro_bbb._shared import several_draws
 
@@ -86,6 +87,7 @@ class _Recorded:
 
     particles: list[LossParts]
     num_particles: int
+    max_plate_nesting: float
     closed_form = False
 
     @functools.cached_property
@@ -99,6 +101,10 @@ class _Recorded:
         with side_by_side(), reusing(self.memory), several:
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
+
+    def _vectorized_num_particles(self, fn: Any) -> Any:
+        name, dim = "num_particles_vectorized", -int(self.max_plate_nesting)
+        return PlateOfDraws(name, self.num_particles, dim)(fn) if self.num_particles > 1 else fn
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
@@ -233,5 +239,5 @@ def _not_finite(trace: Any) -> list[str]:
         if site["type"] == "sample" and not math.isfinite(torch_item(site["log_prob_sum"])):
             members = site.get("members", {})
             sums = {x: member["fn"].log_prob(member["value"]) for x, member in members.items()}
-            found += [x for x, total in sums.items() if not total.isfinite()] or [name]
+            found += [x for x, total in sums.items() if not total.isfinite().all()] or [name]
     return found

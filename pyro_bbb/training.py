@@ -256,7 +256,8 @@ def _objective(
     num_particles: int,
 ) -> RecordedELBO:
     """The objective, with several draws at once where that is faster."""
-    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents)
+    draws = recorded_elbo(loss, num_particles).num_particles
+    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
     elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
     if isinstance(guide, Ensemble):
         elbo.num_particles *= guide.size  # every member's turn in every step

@@ -20,7 +20,6 @@ from pyro_bbb._log_mixture import LogMixture
 from pyro_bbb._log_sums import sum_log, total_log
 from pyro_bbb._pyro import held_by_optimiser
 from pyro_bbb._shared import several_draws
-from pyro_bbb._vectorised import BELOW
 from pyro_bbb.objectives import recorded_elbo
 from pyro_bbb.optim import JointOptim
 
@@ -387,11 +386,15 @@ def test_draws_one_after_another_and_all_at_once_estimate_the_same(monkeypatch):
     assert abs(difference) < 10 * error
 
 
-@pytest.mark.parametrize(("width", "vectorised"), [(8, True), (600, False)])
-def test_many_weights_are_drawn_one_particle_after_another(width, vectorised, monkeypatch):
-    sizes = [5, width, width, 3]
+@pytest.mark.parametrize(
+    ("options", "draws"),
+    [({"num_particles": 2}, 2), ({"loss": Trace_ELBO(num_particles=3)}, 3)],
+)
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, draws, monkeypatch):
+    sizes = [5, 8, 3]
     count = sum(a * b + b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
-    assert (count < BELOW) == vectorised
+    monkeypatch.setattr("pyro_bbb._vectorised.MOST", draws * count - (not vectorised))
     seen = []
 
     def spy(loss, num_particles, vectorize=False):
@@ -402,7 +405,7 @@ def test_many_weights_are_drawn_one_particle_after_another(width, vectorised, mo
     network = bbb.BayesianMLP(sizes)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
     guide = bbb.AutoSoftplusNormal(model)
-    bbb.fit(model, guide, data(), epochs=1, num_particles=2, progress=False)
+    bbb.fit(model, guide, data(), epochs=1, progress=False, **options)
     assert seen[-1] == vectorised
 
 

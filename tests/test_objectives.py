@@ -333,6 +333,20 @@ def normal_log_density(x, loc, scale):
     return -((x - loc) ** 2) / (2 * scale**2) - torch.log(scale) - math.log(math.sqrt(2 * math.pi))
 
 
+def noise_of(locs, num_particles):
+    """What the guide draws: several draws of all weights at once, each other latent by itself."""
+    if num_particles == 1:
+        return {name: torch.randn(1, *loc.shape) for name, loc in locs.items()}
+    weights = [name for name in locs if name.startswith("network.")]
+    sizes = [locs[name].numel() for name in weights]
+    columns = torch.randn(num_particles, sum(sizes)).split(sizes, 1)
+    noise = {
+        name: y.unflatten(1, locs[name].shape) for name, y in zip(weights, columns, strict=True)
+    }
+    others = (name for name in locs if name not in noise)
+    return noise | {name: torch.randn(num_particles, *locs[name].shape) for name in others}
+
+
 def by_hand(guide, num_particles):
     """Leaf copies of the guide's parameters; draws, and their log q, from the guide's noise."""
     thetas = {
@@ -343,7 +357,7 @@ def by_hand(guide, num_particles):
         for name in guide.site_names
     }
     sigmas = {name: torch.log(1 + torch.exp(rho)) for name, (_, rho) in thetas.items()}
-    noise = {name: torch.randn(num_particles, *mu.shape) for name, (mu, _) in thetas.items()}
+    noise = noise_of({name: mu for name, (mu, _) in thetas.items()}, num_particles)
     particles = []
     for p in range(num_particles):
         w = {n: mu + sigmas[n] * noise[n][p] for n, (mu, _) in thetas.items()}

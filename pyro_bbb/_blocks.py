@@ -1,0 +1,51 @@
+"""Several vectors at once, as many at a time as a processor's cache holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FITS = 2**19  # numbers
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How several vectors are taken some at a time.
+
+    Args:
+        dims: number of dimensions before those of one vector.
+        count: how many at a time.
+    """
+
+    dims: int
+    count: int
+
+    @classmethod
+    def of(cls, x: Tensor, dims: int = 1) -> Blocks:
+        """Those for tensors whose last ``dims`` dimensions are one vector's."""
+        before = x.dim() - dims
+        if before == 0:
+            return cls(0, 1)
+        fits = FITS if x.device.type == "cpu" else x.numel()
+        return cls(before, max(1, fits // max(1, math.prod(x.shape[before:]))))
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        """Views of a tensor ``[..., *shape]``: ``[m, *shape]``, or ``[*shape]`` one at a time."""
+        if self.dims == 0:
+            return (x,)
+        rows = x.flatten(0, self.dims - 1)
+        return rows.unbind() if self.count == 1 else rows.split(self.count)
+
+
+def joined(found: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """What was found for each vector of all blocks, ``[...]``."""
+    return torch.cat([x.reshape(-1) for x in found]).view(*shape) if shape else found[0]
+
+
+def over_block(x: Tensor) -> Tensor:
+    """The sum of a block's vectors, ``[n]``."""
+    return x.sum(0) if x.dim() > 1 else x
