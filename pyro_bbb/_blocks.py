@@ -34,11 +34,11 @@ class Blocks:
         return cls(before, max(1, fits // max(1, math.prod(x.shape[before:]))))
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        """Views of a tensor ``[..., *shape]``: ``[m, *shape]``, or ``[*shape]`` one at a time."""
+        """Those of a tensor ``[..., *shape]``: ``[m, *shape]``, or ``[*shape]`` one at a time."""
         if self.dims == 0:
             return (x,)
         rows = x.flatten(0, self.dims - 1)
-        return rows.unbind() if self.count == 1 else rows.split(self.count)
+        return rows.unbind() if self.count == 1 and len(rows) else rows.split(self.count)
 
 
 def joined(found: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

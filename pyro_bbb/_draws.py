@@ -32,8 +32,11 @@ class Posterior:
 
     def holds(self, weight: Tensor) -> bool:
         """Whether a tensor in the same memory is the draw or a part of it, not one beside it."""
-        start = self.value.storage_offset()
-        return bool(start <= weight.storage_offset() < start + max(1, self.value.numel()))
+        left = int(weight.storage_offset() - self.value.storage_offset())
+        steps = zip(self.value.stride(), self.value.shape, strict=True)
+        for step, size in sorted(steps, reverse=True):  # between several draws lie other weights
+            left -= step * min(max(0, left) // max(1, step), max(0, size - 1))
+        return left == 0
 
     def seen_as(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and scale of a weight that is the draw, or a view of a part of it."""

@@ -39,7 +39,7 @@ class Event(dist.Independent):
         return None if key is None else (type(self.base_dist), *key)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Event:
-        """The same with a larger batch shape; of its own shape it remembers its draw."""
+        """The same with a larger batch shape; of its own it is itself, which may know its draw."""
         if _instance is None and torch.Size(batch_shape) == self.batch_shape:
             return self
         expanded: Event = super().expand(batch_shape, _instance)

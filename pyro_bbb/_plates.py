@@ -13,8 +13,8 @@ from torch import Size
 class PlateOfDraws(IndepMessenger):
     """The plate of several draws at once: each site is one of them all, and counts as it is.
 
-    `pyro.plate` multiplies every site's factor by one, which makes equal tensors different ones,
-    and can round a number.
+    `pyro.plate` multiplies every site's factor by their number and divides by it, which can round,
+    and makes different tensors of one.
     """
 
     def _process_message(self, msg: Any) -> None:

@@ -245,8 +245,8 @@ def one_by_one(
     run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """As `over_draws`, in a loop."""
-    count = len(next(iter(draws.values())))
-    return stack([run({name: values[s] for name, values in draws.items()}) for s in range(count)])
+    columns = (values.unbind() for values in draws.values())  # gradients are stacked, not added up
+    return stack([run(dict(zip(draws, one, strict=True))) for one in zip(*columns, strict=True)])
 
 
 def stack(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from pyro_bbb._beside import allowed, drawn_beside
 from pyro_bbb._checks import count, finite, probabilities
@@ -154,14 +154,19 @@ class AutoSoftplusNormal(Guide):
     def _beside(self) -> Mapping[str, Any]:
         """Distributions of the weights that are drawn into one vector, by name."""
         plates = plate_shape()
-        if self._pruned or not allowed() or plates is None:
+        if not allowed(self._pruned) or plates is None:
             return {}
         latents = self._latents.values()
-        first = takewhile(lambda x: x.transform is None and not x.frames, latents)
+        first = takewhile(lambda x: self._is_plain(x, plates), latents)
         plain = [x.name for x in first]  # none after another: noise is drawn in the same order
         locs, rhos = ({name: self._own(kind, name) for name in plain} for kind in ("locs", "rhos"))
         kinds = {(x.dtype, x.device) for x in locs.values()}
         return drawn_beside(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
+
+    def _is_plain(self, latent: Latent, plates: Size) -> bool:
+        """Whether a latent is real, and one event where there are several draws of it."""
+        event = not plates or 0 < latent.event_dim == self.loc(latent.name).dim()
+        return latent.transform is None and not latent.frames and event
 
     def _own(self, kind: str, name: str) -> Tensor:
         return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))

@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import Distribution
+from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._prior import Function, Prior
 from pyro_bbb._pyro import declared_names
@@ -15,6 +16,7 @@ from pyro_bbb.guides import Ensemble
 from pyro_bbb.models import BayesianModel
 
 MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
+OF_CONVOLUTIONS = 2**18  # weights: of more there is no gain either, and their outputs are large
 
 
 def can_vectorise(
@@ -32,8 +34,10 @@ def can_vectorise(
         return False
     if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
         return False
-    few = num_particles * sum(latents.values()) <= MOST
-    return few and latents.keys() <= declared_names(model)
+    weights = sum(latents.values())
+    few = weights < OF_CONVOLUTIONS or not any(isinstance(x, _ConvNd) for x in model.modules())
+    fits = num_particles * weights <= MOST
+    return few and fits and latents.keys() <= declared_names(model)
 
 
 def _draws_apart(root: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
@@ -20,6 +20,7 @@ from pyro_bbb._log_mixture import LogMixture
 from pyro_bbb._log_sums import sum_log, total_log
 from pyro_bbb._pyro import held_by_optimiser
 from pyro_bbb._shared import several_draws
+from pyro_bbb._vectorised import can_vectorise
 from pyro_bbb.objectives import recorded_elbo
 from pyro_bbb.optim import JointOptim
 
@@ -407,6 +408,19 @@ def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, 
     guide = bbb.AutoSoftplusNormal(model)
     bbb.fit(model, guide, data(), epochs=1, progress=False, **options)
     assert seen[-1] == vectorised
+
+
+@pytest.mark.parametrize(("most", "vectorised"), [(33, True), (32, False)])
+def test_many_weights_of_convolutions_are_drawn_one_particle_after_another(
+    most, vectorised, monkeypatch
+):
+    monkeypatch.setattr("pyro_bbb._vectorised.OF_CONVOLUTIONS", most)
+    network = bbb.bayesianize(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 4)))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+    guide = bbb.AutoSoftplusNormal(model)
+    latents = {name: guide.loc(name).numel() for name in guide.site_names}
+    assert sum(latents.values()) == 32
+    assert can_vectorise(model, guide, latents, 2) == vectorised
 
 
 def test_a_step_leaves_nothing_for_the_garbage_collector():

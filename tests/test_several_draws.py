@@ -14,6 +14,7 @@ import pyro_bbb as bbb
 from pyro_bbb import _beside, _blocks, likelihoods, objectives
 from pyro_bbb._blocks import Blocks, joined, over_block
 from pyro_bbb._draw import draw_many
+from pyro_bbb._draws import Draws
 from pyro_bbb._held import HeldDraw
 from pyro_bbb._plates import PlateOfDraws, in_plate, plate_shape
 from pyro_bbb._pyro import held_by_optimiser
@@ -68,6 +69,7 @@ def test_blocks_are_all_vectors_in_their_order(shape, count):
     assert max(len(each) for each in rows) <= count
     assert torch.equal(torch.cat(rows).reshape(x.shape), x)
     assert torch.equal(joined([each.sum((-2, -1)) for each in parts], shape), x.sum((-2, -1)))
+    assert [part.shape for part in Blocks(2, count)(torch.empty(0, 1, 3))] == [(0, 3)]
     total = sum(over_block(each) if each.dim() > 2 else each for each in parts)
     torch.testing.assert_close(total, x.reshape(-1, 4, 3).sum(0))
 
@@ -223,6 +225,51 @@ def test_of_other_plates_the_shape_is_unknown():
         assert in_plate() and plate_shape() is None
     with PlateOfDraws("draws", DRAWS, -2), pyro.plate("others", 3, dim=-3):
         assert in_plate() and plate_shape() is None
+
+
+def test_an_estimator_knows_each_weight_of_each_draw_by_its_place():
+    _, guide = make()
+    for rho in guide.rhos.parameters():
+        rho.data.uniform_(-3, 0)
+    with _beside.side_by_side(), Draws() as draws, PlateOfDraws("draws", DRAWS, -2):
+        values = guide(*data())
+    assert len({value.untyped_storage().data_ptr() for value in values.values()}) == 1
+    for name, value in values.items():
+        for seen in value.flatten(0, 1):
+            loc, scale = draws.find(seen).seen_as(seen)
+            assert torch.equal(loc, guide.loc(name))
+            torch.testing.assert_close(scale, guide.scale(name))
+            if seen.dim() == 2:
+                assert torch.equal(draws.find(seen.t()).seen_as(seen.t())[0], guide.loc(name).t())
+
+
+@pytest.mark.parametrize("context", [bbb.flipout, bbb.local_reparameterization])
+def test_an_estimator_around_several_draws_changes_no_mean(context):
+    """At a scale of almost 0 they leave the loss of the means, for every weight of each draw."""
+    model, guide = make()
+    for rho in guide.rhos.parameters():
+        rho.data.fill_(-40.0)
+    elbo, found = recorded_elbo(None, DRAWS, vectorize=True), []
+    for around in (nullcontext, context):
+        with around():
+            elbo.loss_and_grads(model, guide, *data()[:2], 0.2)
+        found.append(elbo.take_parts().nll)
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def test_latents_with_dimensions_of_their_own_count_each_draw_once():
+    def model(kl_weight=1.0):
+        for name in ("a", "b"):
+            pyro.sample(name, dist.Normal(0.0, 1.0).expand([3]))
+
+    guide = bbb.AutoSoftplusNormal(model, init_rho=-2.0)
+    guide()
+    kl = {}
+    for vectorize in (False, True):
+        elbo = recorded_elbo("mean_field", DRAWS, vectorize=vectorize)
+        kl[vectorize] = elbo.loss_and_grads(model, guide)
+        elbo.take_parts()
+    assert kl[True] == pytest.approx(kl[False], rel=1e-12)
 
 
 MERGED = {
