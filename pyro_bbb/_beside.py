@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from pyro_bbb._draw import draw_many
 from pyro_bbb._event import Event
 from pyro_bbb._held import Held, HeldDraw
+from pyro_bbb._kept import Kept, KeptEvent, KeptNormal, gathered, spread
 from pyro_bbb._memory import blank
 from pyro_bbb._normals import SoftplusNormal
 from pyro_bbb._whole import Whole
@@ -30,18 +31,23 @@ _JOINED: ContextVar[dict[Any, Any] | None] = ContextVar("joined", default=None)
 
 
 @contextmanager
-def side_by_side() -> Iterator[None]:
-    """Guides may draw their weights into one vector; parameters stay as they are inside."""
-    token = _JOINED.set({})
+def side_by_side(kept: Kept | None = None) -> Iterator[None]:
+    """Guides may draw their weights into one vector; parameters stay as they are inside.
+
+    Args:
+        kept: what pruning has left of the guide's weights, if that is known.
+    """
+    token = _JOINED.set({"kept": kept})
     try:
         yield
     finally:
         _JOINED.reset(token)
 
 
-def allowed() -> bool:
-    """Whether weights are to be drawn into one vector."""
-    return _JOINED.get() is not None
+def allowed(pruned: bool) -> bool:
+    """Whether weights are to be drawn into one vector, those of a pruned guide by what is left."""
+    memo = _JOINED.get()
+    return memo is not None and (not pruned or bool(memo["kept"]))
 
 
 class WholeNormal(SoftplusNormal):
@@ -75,7 +81,11 @@ class Vector:
         held: makes what scores the draws where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vectors.
+        masks: which entries of the weight tensors are in the vector, where not all are.
     """
+
+    masks: Mapping[str, Tensor] = {}
+    parts: dict[str, SoftplusNormal]
 
     def __init__(
         self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size = Size()
@@ -96,6 +106,27 @@ class Vector:
         }
 
 
+class VectorOfKept(Vector):
+    """A `Vector` of the entries that pruning has left; in the weight tensors all others are 0.
+
+    Args:
+        locs: means of the weight tensors, by name.
+        rhos: unconstrained scales, likewise.
+        shape: the plates around, empty for a single draw.
+        kept: the entries of these tensors.
+    """
+
+    def __init__(
+        self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size, kept: Kept
+    ) -> None:
+        places, self.masks = [kept.places[name] for name in locs], kept.masks
+        loc, rho = (gathered(list(tensors.values()), places) for tensors in (locs, rhos))
+        super().__init__({"kept": loc}, {"kept": rho}, shape)
+        values = spread(self.parts["kept"].rsample(), places, list(locs.values()))
+        pairs = zip(locs.items(), values, strict=True)
+        self.parts = {name: KeptNormal(loc, rhos[name], value) for (name, loc), value in pairs}
+
+
 def draw_noise(noise: Whole) -> None:
     """Standard Normal numbers; for a single draw what each tensor would draw by itself."""
     for some in noise.parts if noise.vector.dim() == 1 else [noise.vector]:
@@ -106,9 +137,12 @@ def drawn_beside(
     locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size
 ) -> dict[str, Any]:
     """The distributions of the parts of a new `Vector`, which `traced` will ask for."""
-    vector, memo = Vector(locs, rhos, shape), _JOINED.get()
-    if memo is not None:
-        memo["vector"] = vector
+    memo: dict[Any, Any] = _JOINED.get() or {}
+    kept = memo.get("kept")
+    if kept and not locs.keys() <= kept.places.keys():
+        return {}
+    vector = VectorOfKept(locs, rhos, shape, kept) if kept else Vector(locs, rhos, shape)
+    memo["vector"] = vector
     return vector.parts
 
 
@@ -133,9 +167,10 @@ def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
         return
     held = {type(site["fn"]) is Held for site in guide}
     posteriors, shape = [_drawn_from(site["fn"]) for site in guide], vector.value.shape
-    if len(held) > 1 or not _are_events([*posteriors, *(x["fn"] for x in model)], shape[:-1]):
+    priors = [_of_vector(site["fn"], vector.masks.get(site["name"])) for site in model]
+    if len(held) > 1 or not _are_events([*posteriors, *priors], shape[:-1]):
         return
-    prior = _prior_of_all(model, shape)
+    prior = _prior_of_all(priors, shape)
     if prior is not None and _are_parts(guide, posteriors, vector):
         whole = vector.held() if True in held else vector.whole.to_event(1)
         _replace(guide_trace, vector, whole)
@@ -156,6 +191,13 @@ def _drawn_from(fn: Any) -> Any:
     return fn.drawn_from if type(fn) is Held else fn
 
 
+def _of_vector(fn: Any, mask: Tensor | None) -> Any:
+    """The prior of a tensor, of which a vector may hold the entries that count and no others."""
+    if mask is None:
+        return fn
+    return fn.event if type(fn) is KeptEvent and fn.kept is mask else None
+
+
 def _are_events(fns: Iterable[Any], shape: Size) -> bool:
     """Whether each has one log-density for each draw, a sum."""
     return all(type(fn) is Event and fn.batch_shape == shape for fn in fns)
@@ -167,10 +209,9 @@ def _are_parts(sites: list[Any], posteriors: list[Any], vector: Vector) -> bool:
     return all(fn.base_dist is q and q.remembers(site["value"]) for site, fn, q in parts)
 
 
-def _prior_of_all(sites: list[Any], shape: Size) -> Event | None:
+def _prior_of_all(priors: list[Event], shape: Size) -> Event | None:
     """The prior of vectors ``[..., number of weights]``, where each weight has the same."""
-    first: Event = sites[0]["fn"]
-    keys = {site["fn"].same_for_each for site in sites}
+    first, keys = priors[0], {prior.same_for_each for prior in priors}
     if len(keys) > 1 or None in keys:
         return None
     if first.of_vector is None or first.of_vector.shape() != shape:

@@ -129,7 +129,7 @@ class DrawMany(Function):
         squares = [torch.square(some, out=room).sum(-1) for some, room in pairs]
         log_q = joined(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
-            room = value.vector.view(-1, count)[0]
+            room = value.vector[(0,) * len(shape)]
             scale = over_parts(softplus_into, Whole(blank(room), rhos), rhos).vector
             shared.log_scale = sum_log(scale, room)
             shared.scale = scale

@@ -74,7 +74,7 @@ def unread(elbo: RecordedELBO) -> UnreadELBO:
         vectorize_particles=elbo.vectorize_particles,
         max_plate_nesting=elbo.max_plate_nesting,
     )
-    new.particles = []
+    new.particles, new.kept = [], elbo.kept
     return new
 
 

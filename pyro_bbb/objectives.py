@@ -19,6 +19,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 
 from pyro_bbb._beside import side_by_side, traced
+from pyro_bbb._kept import Kept
 from pyro_bbb._memory import Memory, reusing
 from pyro_bbb._plates import PlateOfDraws
 from pyro_bbb._schedules import KLSchedule, as_kl_schedule, blundell, uniform
@@ -89,6 +90,7 @@ class _Recorded:
     num_particles: int
     max_plate_nesting: float
     closed_form = False
+    kept: Kept | None = None  # what pruning has left of the guide's weights
 
     @functools.cached_property
     def memory(self) -> Memory:
@@ -98,7 +100,7 @@ class _Recorded:
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
         several = several_draws() if self.num_particles > 1 else nullcontext()
-        with side_by_side(), reusing(self.memory), several:
+        with side_by_side(self.kept), reusing(self.memory), several:
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
-from pyro.distributions import Independent
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
+
+from pyro_bbb._kept import kept_by, of_kept
 
 G = TypeVar("G", bound="PrunableGuide")
 
@@ -81,22 +81,7 @@ def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
 
     At 0 that is constant for a fixed prior, but would draw a learned one towards the zeros.
     """
-    kept = getattr(guide, "kept", {})
-    return _Keep(kept)(model) if kept else model
-
-
-class _Keep(Messenger):
-    """Masks the priors of removed weights, elementwise."""
-
-    def __init__(self, kept: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.kept = kept
-
-    def _pyro_sample(self, msg: Any) -> None:
-        fn = msg["fn"]
-        if msg["name"] in self.kept and isinstance(fn, Independent):
-            base = fn.base_dist.expand(fn.batch_shape + fn.event_shape)
-            msg["fn"] = base.mask(self.kept[msg["name"]]).to_event(len(fn.event_shape))
+    return of_kept(model, kept_by(guide))
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from pyro_bbb._fingerprint import check_alike, fingerprint
 from pyro_bbb._fit_checks import check_callbacks, check_fit, check_joined, check_options
 from pyro_bbb._frozen import Frozen
 from pyro_bbb._interrupts import AgreedInterrupts, Interrupts
+from pyro_bbb._kept import kept_by, of_kept
 from pyro_bbb._loop import Loop, Progress
 from pyro_bbb._processes import processes
 from pyro_bbb._programs import autocast as cast_down
@@ -41,7 +42,6 @@ from pyro_bbb.history import History
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.objectives import RecordedELBO, recorded_elbo
 from pyro_bbb.optim import JointOptim, Optimizer, make_optim
-from pyro_bbb.pruning import keeping
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ def fit(
             latents = check_fit(model, weighing, *batches.examples())
         team.align(_state(model, guide))
         elbo = _objective(model, guide, latents, estimator, loss, num_particles)
-        program = cast_down(keeping(model, guide), place, autocast)
+        elbo.kept = kept_by(guide)
+        program = cast_down(of_kept(model, elbo.kept), place, autocast)
         make = partial(make_optim, (guide, model), optimizer, lr)
         parts = (model, guide)
         steps = engine(
