@@ -1,6 +1,7 @@
 """Contenders on Pyro: `pyro_bbb` as `fit` runs it, and Pyro's own autoguide and optimiser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -53,21 +54,28 @@ def ours(
     return train
 
 
-def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
-    """The steps of real calls of `fit`, whose set-up is not measured.
+@contextmanager
+def metered_steps(meter: Meter) -> Iterator[None]:
+    """Every step of `fit` goes through the meter.
 
     The name of its step is all that this knows of what `fit` is made of.
     """
+    real = _engine.take_step
+
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        return meter(lambda: real(*args, **kwargs))
+
+    with mock.patch.object(_engine, "take_step", metered):
+        yield
+
+
+def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
+    """The steps of real calls of `fit`, whose set-up is not measured."""
     x, y = work.data()
     fixed: dict[str, Any] = {"batch_size": len(x), "lr": work.lr, "progress": False}
 
     def take(count: int, meter: Meter) -> None:
-        real = _engine.take_step
-
-        def metered(*args: Any, **kwargs: Any) -> Any:
-            return meter(lambda: real(*args, **kwargs))
-
-        with mock.patch.object(_engine, "take_step", metered):
+        with metered_steps(meter):
             bbb.fit(model, guide, (x, y), epochs=count, **fixed, **options)  # a step per epoch
 
     return Trainer(take, guide)

@@ -1,8 +1,7 @@
 """Training: single steps over widths, minibatches, draws and estimators; whole epochs of `fit`."""
 
-import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,9 +19,9 @@ from _contenders import (
     training,
 )
 from _effort import Effort
-from _pyro import guided
+from _pyro import guided, metered_steps
 from _seats import Entry, Make, compare, seats
-from _timing import Comparison, Take, repeated
+from _timing import Comparison, Meter, Take, repeated
 from _work import Work, fused_adam, images
 from torch import Tensor
 
@@ -101,24 +100,19 @@ class Epoch:
         """Where to train."""
         return self.work.device
 
-    @property
-    def steps(self) -> int:
-        """Minibatches."""
-        return math.ceil(self.rows / self.work.batch)
-
 
 def epoch(effort: Effort, device: str) -> list[Comparison]:
-    """Whole epochs, each in a process of its own, beside the steps that they are made of."""
+    """Whole epochs, each in a process of its own, beside the steps that `fit`'s is made of."""
     once = Epoch(Work(hidden=effort.widths[0], device=device), effort.rows)
-    burst = {STEPS: once.steps}
-    entries = {
-        name: Entry(name, once, burst=burst.get(name, 1), unseen=int(name in burst))
-        for name in EPOCHS
-    }
+    entries = {name: Entry(name, once) for name in EPOCHS}
     with seats(EPOCHS, one_process=effort.one_process) as places:
         found = compare(entries, places, seconds=0.0, min_rounds=effort.epochs, warmup=0)
     rounds, absent = found
-    rounds[STEPS] = [[sum(turn)] for turn in rounds[STEPS]]
+    turns = rounds[FIT]  # its steps, and it
+    rounds |= {
+        STEPS: [[sum(steps)] for *steps, _ in turns],
+        FIT: [[whole] for *_, whole in turns],
+    }
     title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
     return [Comparison("epoch", title, LOOP, rounds, absent)]
 
@@ -131,16 +125,27 @@ def _training_set(rows: int, device: str) -> tuple[Tensor, Tensor]:
     return x[:rows].flatten(1), y[:rows]
 
 
-def _steps_of_fit(once: Epoch) -> Take | str:
-    return training(OURS, once.work)
-
-
-def _fit_epoch(draws: int, once: Epoch) -> Take:
+def _fit_epoch(draws: int, once: Epoch) -> Callable[[], Any]:
     training(OURS, once.work)  # loads what a first optimiser has torch import
     x, y = _training_set(once.rows, once.device)
     model, guide = guided(once.work, num_data=len(x))
     options: dict[str, Any] = {"batch_size": once.work.batch, "num_particles": draws}
-    return repeated(lambda: bbb.fit(model, guide, (x, y), epochs=1, progress=False, **options))
+    return lambda: bbb.fit(model, guide, (x, y), epochs=1, progress=False, **options)
+
+
+def _epoch_and_its_steps(once: Epoch) -> Take:
+    fit = _fit_epoch(1, once)
+
+    def take(count: int, meter: Meter) -> None:
+        for _ in range(count):
+            with metered_steps(meter):
+                meter(fit)
+
+    return take
+
+
+def _epoch_of_many(once: Epoch) -> Take:
+    return repeated(_fit_epoch(MANY, once))
 
 
 def _deterministic_epoch(once: Epoch) -> Take:
@@ -159,7 +164,6 @@ def _deterministic_epoch(once: Epoch) -> Take:
 
 EPOCHS: dict[str, Make] = {
     LOOP: _deterministic_epoch,
-    STEPS: _steps_of_fit,
-    FIT: partial(_fit_epoch, 1),
-    FIT_MANY: partial(_fit_epoch, MANY),
+    FIT: _epoch_and_its_steps,
+    FIT_MANY: _epoch_of_many,
 }
