@@ -78,6 +78,7 @@ class Vector:
     Attributes:
         value: the draws, ``[*shape, number of weights]``.
         whole: the distribution of the vectors.
+        drawn: draw and noise of the first weight tensor.
         held: makes what scores the draws where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vectors.
@@ -97,6 +98,7 @@ class Vector:
         self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
         self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
         self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
+        self.drawn = values[0], noise.parts[0]
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
             name: SoftplusNormal.drawn(
@@ -122,9 +124,14 @@ class VectorOfKept(Vector):
         places, self.masks = [kept.places[name] for name in locs], kept.masks
         loc, rho = (gathered(list(tensors.values()), places) for tensors in (locs, rhos))
         super().__init__({"kept": loc}, {"kept": rho}, shape)
-        values = spread(self.parts["kept"].rsample(), places, list(locs.values()))
-        pairs = zip(locs.items(), values, strict=True)
-        self.parts = {name: KeptNormal(loc, rhos[name], value) for (name, loc), value in pairs}
+        like, (value, noise) = list(locs.values()), self.drawn
+        noises = functools.cache(lambda: spread(noise, places, like))  # where sites stay apart
+        self.parts = {
+            name: KeptNormal(loc, rhos[name], value, partial(lambda i: noises()[i], number))
+            for number, ((name, loc), value) in enumerate(
+                zip(locs.items(), spread(value, places, like), strict=True)
+            )
+        }
 
 
 def draw_noise(noise: Whole) -> None:

@@ -88,10 +88,15 @@ class KeptNormal(PrunedNormal):
         loc: mean.
         rho: unconstrained scale, minus infinity where an entry is removed.
         value: the draw, ``[..., *shape]``.
+        noise: gives its standard Normal noise, likewise.
     """
 
-    def __init__(self, loc: Tensor, rho: Tensor, value: Tensor) -> None:
-        self._given, self._value, self._next = (loc, rho), value, value
+    _known_scale = None
+
+    def __init__(
+        self, loc: Tensor, rho: Tensor, value: Tensor, noise: Callable[[], Tensor]
+    ) -> None:
+        self._given, self._value, self._next, self._noise = (loc, rho), value, value, noise
         Distribution.__init__(self, value.shape, validate_args=False)
 
     @functools.cached_property
@@ -114,7 +119,9 @@ class KeptNormal(PrunedNormal):
         """Whether a value is the known draw."""
         return value is self._value
 
-    _draw = _known_scale = None  # of the noise nothing is known
+    @property
+    def _draw(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self._value, self._noise()
 
 
 def gathered(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
