@@ -78,7 +78,6 @@ class Vector:
     Attributes:
         value: the draws, ``[*shape, number of weights]``.
         whole: the distribution of the vectors.
-        drawn: draw and noise of the first weight tensor.
         held: makes what scores the draws where the parameters are held fixed.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vectors.
@@ -91,14 +90,7 @@ class Vector:
     def __init__(
         self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size = Size()
     ) -> None:
-        tensors = list(locs.values())
-        first, count = tensors[0], sum(x.numel() for x in tensors)
-        noise = Whole(blank(first, shape + (count,)), tensors)
-        draw_noise(noise)
-        self.value, scale, log_q, values = draw_many(tensors, list(rhos.values()), noise)
-        self.whole = WholeNormal(tensors, self.value, noise.vector, scale.vector, log_q)
-        self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
-        self.drawn = values[0], noise.parts[0]
+        values, noise, scale = self._draw(list(locs.values()), list(rhos.values()), shape)
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
             name: SoftplusNormal.drawn(
@@ -106,6 +98,18 @@ class Vector:
             )
             for number, ((name, loc), each) in enumerate(zip(locs.items(), drawn, strict=True))
         }
+
+    def _draw(
+        self, locs: list[Tensor], rhos: list[Tensor], shape: Size
+    ) -> tuple[list[Tensor], Whole, Whole]:
+        """The tensors' draws, their noise and scale."""
+        count = sum(loc.numel() for loc in locs)
+        noise = Whole(blank(locs[0], shape + (count,)), locs)
+        draw_noise(noise)
+        self.value, scale, log_q, values = draw_many(locs, rhos, noise)
+        self.whole = WholeNormal(locs, self.value, noise.vector, scale.vector, log_q)
+        self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
+        return values, noise, scale
 
 
 class VectorOfKept(Vector):
@@ -123,13 +127,13 @@ class VectorOfKept(Vector):
     ) -> None:
         places, self.masks = [kept.places[name] for name in locs], kept.masks
         loc, rho = (gathered(list(tensors.values()), places) for tensors in (locs, rhos))
-        super().__init__({"kept": loc}, {"kept": rho}, shape)
-        like, (value, noise) = list(locs.values()), self.drawn
-        noises = functools.cache(lambda: spread(noise, places, like))  # where sites stay apart
+        (drawn,), noise, _ = self._draw([loc], [rho], shape)
+        values = spread(drawn, places, list(locs.values()))
+        noises = Whole(noise.vector, places).parts
         self.parts = {
-            name: KeptNormal(loc, rhos[name], value, partial(lambda i: noises()[i], number))
-            for number, ((name, loc), value) in enumerate(
-                zip(locs.items(), spread(value, places, like), strict=True)
+            name: KeptNormal(loc, rhos[name], value, partial(spread, some, [place], [loc]))
+            for (name, loc), value, some, place in zip(
+                locs.items(), values, noises, places, strict=True
             )
         }
 

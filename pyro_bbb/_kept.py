@@ -88,13 +88,13 @@ class KeptNormal(PrunedNormal):
         loc: mean.
         rho: unconstrained scale, minus infinity where an entry is removed.
         value: the draw, ``[..., *shape]``.
-        noise: gives its standard Normal noise, likewise.
+        noise: spreads its standard Normal noise, into the one tensor of a list.
     """
 
     _known_scale = None
 
     def __init__(
-        self, loc: Tensor, rho: Tensor, value: Tensor, noise: Callable[[], Tensor]
+        self, loc: Tensor, rho: Tensor, value: Tensor, noise: Callable[[], list[Tensor]]
     ) -> None:
         self._given, self._value, self._next, self._noise = (loc, rho), value, value, noise
         Distribution.__init__(self, value.shape, validate_args=False)
@@ -121,7 +121,8 @@ class KeptNormal(PrunedNormal):
 
     @property
     def _draw(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return self._value, self._noise()
+        (noise,) = self._noise()
+        return self._value, noise
 
 
 def gathered(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:

@@ -160,8 +160,6 @@ class LogOneMixture(Function):
 
     @staticmethod
     def forward(w: Tensor, one: Numbers, dims: int) -> Tensor:
-        if dims == 0:
-            return _total(w, one, 0)
         found = [_total(some, one, dims) for some in Blocks.of(w, dims)(w)]
         return joined(found, w.shape[: w.dim() - dims])
 

@@ -168,7 +168,7 @@ def fit(
     """
     check_options(model, epochs, lr, estimator, autocast, nonfinite, accumulate, cuda_graph)
     factor, schedule = lr_factor(lr_schedule), as_kl_schedule(kl_schedule)
-    recorded_elbo(loss, num_particles)  # its errors before the work on data
+    draws = recorded_elbo(loss, num_particles).num_particles  # its errors before the work on data
     folder = folder_of(checkpoint, checkpoint_every, guide, data, optimizer)
     history, done, callbacks = History(), Progress(), check_callbacks(callbacks)
     place = placed(model, guide, device)
@@ -185,7 +185,7 @@ def fit(
         with frozen.kept():
             latents = check_fit(model, weighing, *batches.examples())
         team.align(_state(model, guide))
-        elbo = _objective(model, guide, latents, estimator, loss, num_particles)
+        elbo = _objective(model, guide, latents, estimator, loss, draws)
         elbo.kept = kept_by(guide)
         program = cast_down(of_kept(model, elbo.kept), place, autocast)
         make = partial(make_optim, (guide, model), optimizer, lr)
@@ -257,8 +257,7 @@ def _objective(
     num_particles: int,
 ) -> RecordedELBO:
     """The objective, with several draws at once where that is faster."""
-    draws = recorded_elbo(loss, num_particles).num_particles
-    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
+    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, num_particles)
     elbo = recorded_elbo(loss, num_particles, vectorize=vectorize)
     if isinstance(guide, Ensemble):
         elbo.num_particles *= guide.size  # every member's turn in every step

@@ -87,7 +87,7 @@ def test_a_normal_whose_draw_is_known_is_a_pruned_one():
     value = torch.randn(3, 4).where(rho.isfinite(), 0.0)
 
     def noise():
-        return (value - loc) / torch.nn.functional.softplus(rho)
+        return [(value - loc) / torch.nn.functional.softplus(rho)]
 
     q, expected = KeptNormal(loc, rho, value, noise), PrunedNormal(loc, rho)
     assert q.rsample() is value and q.remembers(value)
