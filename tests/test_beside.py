@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch.autograd import gradcheck, gradgradcheck
+from weights_beside import FC1, assert_alike, data, model_of
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods, objectives
@@ -23,9 +24,6 @@ from pyro_bbb._whole import Whole
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
 
-SIZES = [5, 7, 3]
-FC1 = "network.fc1.weight"
-
 
 @pytest.fixture(autouse=True)
 def double():
@@ -37,15 +35,8 @@ def double():
 
 
 def make(prior=None, likelihood=None, **options):
-    network = bbb.BayesianMLP(SIZES, prior=prior or bbb.ScaleMixtureNormal(0.3, 1.2, 0.05))
-    model = bbb.BayesianModel(network, likelihood or likelihoods.Categorical(), num_data=20)
+    model = model_of(prior, likelihood)
     return model, bbb.AutoSoftplusNormal(model, **({"init_rho": -2.0} | options))
-
-
-def data():
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(20, SIZES[0], generator=generator)
-    return x, torch.randint(0, SIZES[-1], (20,), generator=generator), 0.2
 
 
 def traces(model, guide, seed=1):
@@ -312,20 +303,11 @@ EVERY = {
 @pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO])
 @pytest.mark.parametrize("name", EVERY)
 def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind):
-    found = []
-    for objective in (recorded_elbo(kind, 1), kind()):
-        pyro.set_rng_seed(0)
+    def parts(_):
         model, guide = EVERY[name]()
-        x, y, kl_weight = data()
-        y = y if "noise" not in name else torch.randn(20, 3)
-        torch.manual_seed(1)
-        loss = objective.loss_and_grads(model, guide, x, y, kl_weight)
-        parameters = {**dict(guide.named_parameters()), **dict(model.named_parameters())}
-        found.append((loss, {key: p.grad for key, p in parameters.items()}))
-    (loss, gradients), (expected, others) = found
-    assert loss == pytest.approx(expected, rel=1e-12)
-    for key, gradient in others.items():
-        torch.testing.assert_close(gradients[key], gradient, rtol=1e-10, atol=1e-10)
+        return model, model, guide
+
+    assert_alike((recorded_elbo(kind, 1), kind()), parts, real="noise" in name)
 
 
 FROZEN = {"nothing": (), "a mean": ("locs.network.fc1",), "a scale": ("rhos.network.fc2",)}

@@ -6,17 +6,14 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch.autograd import gradcheck
+from weights_beside import COUNT, FC1, Seen, assert_alike, data, model_of
 
 import pyro_bbb as bbb
-from pyro_bbb import _beside, likelihoods, objectives
+from pyro_bbb import _beside, likelihoods
 from pyro_bbb._kept import Kept, KeptEvent, KeptNormal, gathered, kept_by, of_kept, spread
 from pyro_bbb.distributions import PrunedNormal
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.objectives import recorded_elbo
-
-SIZES = [5, 7, 3]
-FC1 = "network.fc1.weight"
-COUNT = 5 * 7 + 7 + 7 * 3 + 3
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +25,8 @@ def double():
 
 
 def make(prior=None, likelihood=None, fraction=0.6):
-    network = bbb.BayesianMLP(SIZES, prior=prior or bbb.ScaleMixtureNormal(0.3, 1.2, 0.05))
-    model = bbb.BayesianModel(network, likelihood or likelihoods.Categorical(), num_data=20)
+    model = model_of(prior, likelihood)
     return model, bbb.prune(bbb.AutoSoftplusNormal(model, init_rho=-2.0), fraction)
-
-
-def data(real=False):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(20, SIZES[0], generator=generator)
-    y = torch.randint(0, SIZES[-1], (20,), generator=generator)
-    return x, torch.randn(20, SIZES[-1], generator=generator) if real else y, 0.2
 
 
 # --- entries and tensors ---
@@ -126,14 +115,6 @@ APART = {
 DRAWS = {"one": (1, False), "one after another": (3, False), "at once": (3, True)}
 
 
-class Seen(objectives.RecordedTraceELBO):
-    """Remembers the traces."""
-
-    def _get_trace(self, *args):
-        self.traces = super()._get_trace(*args)
-        return self.traces
-
-
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", MERGED)
@@ -182,21 +163,15 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind, draws, 
     num_particles, vectorize = DRAWS[draws]
     options = {"vectorize_particles": vectorize, "max_plate_nesting": 1}
     own = kind(num_particles=num_particles, **options)
-    found = []
-    for objective in (recorded_elbo(kind, num_particles, vectorize=vectorize), own):
-        pyro.set_rng_seed(0)
+
+    def parts(objective):
         model, guide = {**MERGED, **APART}[name]()
         monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would(guide))
         objective.kept = kept_by(guide)
-        program = of_kept(model, objective.kept)
-        torch.manual_seed(1)
-        loss = objective.loss_and_grads(program, guide, *data(real="noise" in name))
-        parameters = {**dict(guide.named_parameters()), **dict(model.named_parameters())}
-        found.append((loss, {key: p.grad for key, p in parameters.items()}))
-    (loss, gradients), (expected, others) = found
-    assert loss == pytest.approx(expected, rel=1e-12)
-    for key, gradient in others.items():
-        torch.testing.assert_close(gradients[key], gradient, rtol=1e-10, atol=1e-10)
+        return of_kept(model, objective.kept), model, guide
+
+    ours = recorded_elbo(kind, num_particles, vectorize=vectorize)
+    assert_alike((ours, own), parts, real="noise" in name)
 
 
 @pytest.mark.parametrize("name", ["by layer", "mixture"])

@@ -9,9 +9,10 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from weights_beside import COUNT, FC1, Seen, assert_alike, data, model_of
 
 import pyro_bbb as bbb
-from pyro_bbb import _beside, _blocks, likelihoods, objectives
+from pyro_bbb import _beside, _blocks, likelihoods
 from pyro_bbb._blocks import Blocks, joined, over_block
 from pyro_bbb._draw import draw_many
 from pyro_bbb._draws import Draws
@@ -23,9 +24,6 @@ from pyro_bbb._whole import Whole
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.objectives import NonFiniteError, recorded_elbo
 
-SIZES = [5, 7, 3]
-FC1 = "network.fc1.weight"
-COUNT = 5 * 7 + 7 + 7 * 3 + 3
 DRAWS = 5
 # numbers that fit a block: one draw at a time, two with one left over, all
 BLOCKS = {"one": 1, "two": 2 * COUNT, "all": 2**19}
@@ -45,16 +43,8 @@ def some_at_a_time(request, monkeypatch):
 
 
 def make(prior=None, likelihood=None):
-    network = bbb.BayesianMLP(SIZES, prior=prior or bbb.ScaleMixtureNormal(0.3, 1.2, 0.05))
-    model = bbb.BayesianModel(network, likelihood or likelihoods.Categorical(), num_data=20)
+    model = model_of(prior, likelihood)
     return model, bbb.AutoSoftplusNormal(model, init_rho=-2.0)
-
-
-def data(real=False):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(20, SIZES[0], generator=generator)
-    y = torch.randint(0, SIZES[-1], (20,), generator=generator)
-    return x, torch.randn(20, SIZES[-1], generator=generator) if real else y, 0.2
 
 
 # --- some at a time ---
@@ -286,14 +276,6 @@ APART = {
 }
 
 
-class Seen(objectives.RecordedTraceELBO):
-    """Remembers the traces."""
-
-    def _get_trace(self, *args):
-        self.traces = super()._get_trace(*args)
-        return self.traces
-
-
 @pytest.mark.parametrize("weight", [0.2, torch.tensor(0.2)])
 @pytest.mark.parametrize("estimator", ["reparam", "stl"])
 @pytest.mark.parametrize("name", MERGED)
@@ -322,18 +304,13 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(
 ):
     monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would)
     options = {"num_particles": DRAWS, "vectorize_particles": True, "max_plate_nesting": 1}
-    found = []
-    for objective in (recorded_elbo(kind, DRAWS, vectorize=True), kind(**options)):
-        pyro.set_rng_seed(0)
+
+    def parts(_):
         model, guide = {**MERGED, **APART}[name]()
-        torch.manual_seed(1)
-        loss = objective.loss_and_grads(model, guide, *data(real="noise" in name))
-        parameters = {**dict(guide.named_parameters()), **dict(model.named_parameters())}
-        found.append((loss, {key: p.grad for key, p in parameters.items()}))
-    (loss, gradients), (expected, others) = found
-    assert loss == pytest.approx(expected, rel=1e-12)
-    for key, gradient in others.items():
-        torch.testing.assert_close(gradients[key], gradient, rtol=1e-10, atol=1e-10)
+        return model, model, guide
+
+    ours = recorded_elbo(kind, DRAWS, vectorize=True)
+    assert_alike((ours, kind(**options)), parts, real="noise" in name)
 
 
 FROZEN = {"nothing": (), "a mean": ("locs.network.fc1",), "a scale": ("rhos.network.fc2",)}
