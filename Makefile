@@ -17,7 +17,7 @@ test: $(READY)
 # The suite at the lowest versions that pyproject.toml allows; PYTHON must be the lowest one, too.
 test-lowest:
 	$(PYTHON) -m venv --clear $(LOWEST)
-	$(LOWEST)/bin/python tests/lowest_versions.py > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python tests/_support/min_versions.py > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps --editable .
 	$(LOWEST)/bin/python -m pip check
@@ -27,6 +27,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The documentation: into site/, or on a local port while one writes. (MkDocs Material's banner is off.)
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1

@@ -28,7 +28,7 @@ from _work import Contender, Work, images
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import pyro_bbb as bbb
-from pyro_bbb._memory import Memory
+from pyro_bbb._ops.buffers import Memory
 
 STEADY = "steady"
 Task: TypeAlias = dict[str, Any]

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from pyro_bbb import plots
-from pyro_bbb._colours import BLUE
+from pyro_bbb._utils.colors import BLUE
 
 SHADES = (1.0, 0.65, 0.35)
 GREY = "0.35"

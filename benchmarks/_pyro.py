@@ -17,7 +17,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import _engine
+from pyro_bbb.training._runners import engine as _engine
 
 PRIORS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),

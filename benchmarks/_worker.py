@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import Normal
 
 import pyro_bbb as bbb
-from pyro_bbb._processes import Processes, processes
+from pyro_bbb._utils.distributed import Processes, processes
 
 COUNTERS = Path("/proc/net/dev")  # bytes that went through each network interface, on Linux
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bbb import bandits, priors
-from pyro_bbb._captured import CudaDevice
+from pyro_bbb.training._runners.cuda_graph import CudaDevice
 
 Player: TypeAlias = "tuple[bandits.ThompsonAgent, Mushrooms]"
 

@@ -50,7 +50,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics, plots
-from pyro_bbb.history import Record
+from pyro_bbb.training.history import Record
 
 Scores: TypeAlias = dict[str, Any]
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]

@@ -39,7 +39,7 @@ from torch.distributions import Normal
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
-from pyro_bbb._colours import BLUE, SKY, VERMILLION
+from pyro_bbb._utils.colors import BLUE, SKY, VERMILLION
 
 BAYES, PLAIN, ENSEMBLE = "Bayes by Backprop", "plain network", "ensemble of 5"
 NETWORKS = (BAYES, PLAIN, ENSEMBLE)

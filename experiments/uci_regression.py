@@ -67,7 +67,7 @@ from tqdm import tqdm
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
-from pyro_bbb._colours import VERMILLION
+from pyro_bbb._utils.colors import VERMILLION
 
 Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
 

@@ -4,27 +4,34 @@ Four nouns, each replaceable alone (network, prior, likelihood, guide); the verb
 """
 
 from pyro_bbb import bandits, data, guides, likelihoods, metrics, priors
-from pyro_bbb._checkpoint import CheckpointError
-from pyro_bbb._processes import alone
+from pyro_bbb._utils.distributed import alone
 from pyro_bbb._version import __version__ as __version__
-from pyro_bbb.chains import Chains
-from pyro_bbb.conversion import bayesianize
-from pyro_bbb.deployment import to_ensemble
+from pyro_bbb.deployment import to_ensemble, to_module
 from pyro_bbb.distributions import ScaleMixtureNormal
 from pyro_bbb.estimators import flipout, local_reparameterization, sticking_the_landing
-from pyro_bbb.export import to_module
 from pyro_bbb.guides import AutoSoftplusNormal
-from pyro_bbb.history import History
-from pyro_bbb.mcmc import run_nuts
+from pyro_bbb.mcmc import Chains, run_nuts
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.networks import BayesianConv2d, BayesianLeNet5, BayesianLinear, BayesianMLP
-from pyro_bbb.objectives import KLSchedule, NonFiniteError
-from pyro_bbb.optim import JointOptim
+from pyro_bbb.networks import (
+    BayesianConv2d,
+    BayesianLeNet5,
+    BayesianLinear,
+    BayesianMLP,
+    bayesianize,
+)
 from pyro_bbb.persistence import LoadError, load, save
-from pyro_bbb.prediction import predict, predict_mean
+from pyro_bbb.prediction import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+    predict,
+    predict_mean,
+)
 from pyro_bbb.pruning import prune, signal_to_noise
-from pyro_bbb.summaries import ClassificationPrediction, Prediction, RegressionPrediction
-from pyro_bbb.training import EpochEnd, fit
+from pyro_bbb.training import CheckpointError, EpochEnd, KLSchedule, fit
+from pyro_bbb.training.history import History
+from pyro_bbb.training.objectives import NonFiniteError
+from pyro_bbb.training.optim import JointOptim
 
 __all__ = [
     "AutoSoftplusNormal",

@@ -2,7 +2,7 @@
 
 import sys
 
-from pyro_bbb.cli import main
+from pyro_bbb.cli.entry_point import main
 
 if __name__ == "__main__":
     sys.exit(main())

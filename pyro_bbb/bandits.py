@@ -19,11 +19,11 @@ from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pyro_bbb import _checks as checks
-from pyro_bbb._exclusive import TURN
-from pyro_bbb._programs import weighed
-from pyro_bbb._pyro import held_by_optimiser, own_store
+from pyro_bbb._handlers.param_store import held_by_optimiser, own_store
+from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.locking import TURN
 from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.guides.kl_weight import weighed
 from pyro_bbb.models import BayesianModel
 
 Encode: TypeAlias = Callable[[Tensor, int], Tensor]

@@ -16,9 +16,9 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb import _families
-from pyro_bbb._checks import positive, tensor
-from pyro_bbb.distributions import softplus
+from pyro_bbb._ops.softplus import softplus
+from pyro_bbb._utils.validation import positive, tensor
+from pyro_bbb.distributions import observation as _families
 from pyro_bbb.priors import ByName, declare
 
 

@@ -13,22 +13,16 @@ from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
-from pyro_bbb._checks import tensor
-from pyro_bbb._exclusive import exclusive
-from pyro_bbb._plates import in_plate
-from pyro_bbb._prior import Prior
-from pyro_bbb._pyro import (
-    announce_one,
-    draw_all,
-    evaluating,
-    name_parts,
-    one_by_one,
-    over_draws,
-    own_param,
-    own_store,
-    weigh,
-)
+from pyro_bbb._handlers.kl_scale import weigh
+from pyro_bbb._handlers.param_store import announce_one, own_param, own_store
+from pyro_bbb._handlers.particle_plate import in_plate
+from pyro_bbb._handlers.sites import draw_all, name_parts
+from pyro_bbb._handlers.vmap import one_by_one, over_draws
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.locking import exclusive
+from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
+from pyro_bbb.priors import Prior
 
 
 class BayesianModel(PyroModule):

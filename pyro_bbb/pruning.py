@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_bbb._kept import kept_by, of_kept
+from pyro_bbb._handlers.pruned_sites import kept_by, of_kept
 
 G = TypeVar("G", bound="PrunableGuide")
 

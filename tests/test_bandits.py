@@ -9,11 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from test_captured import NoReading, Watched
 from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, guides, likelihoods
+from tests.training.test_cuda_graph import NoReading, Watched
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SIGMAS = 6  # of a share, about 2e-9 for each

@@ -14,13 +14,14 @@ import polars as pl
 import pytest
 import torch
 
-from pyro_bbb import _learner
-from pyro_bbb.cli import columns, main, tasks
-from pyro_bbb.cli.answers import Model, smallest_sets
-from pyro_bbb.cli.app import COMMANDS
-from pyro_bbb.cli.scores import WORDS, quantile, score
-from pyro_bbb.cli.tables import read
-from pyro_bbb.cli.trouble import BadInput
+from pyro_bbb.cli import encoding as columns
+from pyro_bbb.cli import tasks
+from pyro_bbb.cli.entry_point import COMMANDS, main
+from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.metrics import WORDS, quantile, score
+from pyro_bbb.cli.model import Model, smallest_sets
+from pyro_bbb.cli.table_io import read
+from pyro_bbb.sklearn import _fitting as _learner
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)
@@ -449,7 +450,7 @@ def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyro_bbb.cli.evaluate.judged", interrupt)
+    monkeypatch.setattr("pyro_bbb.cli.commands.evaluate.judged", interrupt)
     code, _, err = run(capsys, "evaluate", folder / "price", folder / "houses.csv")
     assert code == 130 and err == "interrupted\n"
 

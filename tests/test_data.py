@@ -23,9 +23,9 @@ import torch
 import torchvision
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pyro_bbb import _tables
 from pyro_bbb.data import (
     Minibatches,
+    _tables,
     as_tensors,
     load_images,
     load_mushrooms,

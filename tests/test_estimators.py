@@ -17,15 +17,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import pyro_bbb as bbb
-from pyro_bbb._draws import _fair_signs
 from pyro_bbb.distributions import SoftplusNormal
-from pyro_bbb.estimators import (
-    ESTIMATORS,
-    flipout,
-    local_reparameterization,
-    sticking_the_landing,
-)
-from pyro_bbb.objectives import recorded_elbo
+from pyro_bbb.estimators import ESTIMATORS, flipout, local_reparameterization, sticking_the_landing
+from pyro_bbb.estimators._sampled_weights import _fair_signs
+from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
 DRAWS = 2000

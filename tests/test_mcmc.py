@@ -18,9 +18,11 @@ from scipy import stats
 from torch import fx, nn
 
 import pyro_bbb as bbb
-from pyro_bbb import _nuts, _starts, mcmc
-from pyro_bbb import chains as chains_module
-from pyro_bbb._potential import Potential
+from pyro_bbb import mcmc
+from pyro_bbb import mcmc as chains_module
+from pyro_bbb.mcmc import _initial_positions as _starts
+from pyro_bbb.mcmc import _kernel as _nuts
+from pyro_bbb.mcmc._potential import Potential
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 QUICK = {"num_samples": 8, "warmup_steps": 8, "max_tree_depth": 3, "progress": False}

@@ -22,10 +22,12 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import pyro_bbb as bbb
-from pyro_bbb import _learner, _recipe, guides, likelihoods
-from pyro_bbb._learner import learn, learn_on
-from pyro_bbb._scaling import Scaling
+from pyro_bbb import guides, likelihoods
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+from pyro_bbb.sklearn import _fitting as _learner
+from pyro_bbb.sklearn import _params as _recipe
+from pyro_bbb.sklearn._fitting import learn, learn_on
+from pyro_bbb.sklearn._scaling import Scaling
 
 QUICK = {"hidden_sizes": (8,), "lr": 0.05, "num_samples": 10, "random_state": 0}
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pyro_bbb.cli.columns import is_number, require_all, require_finite
-from pyro_bbb.cli.trouble import BadInput
+from pyro_bbb.cli.encoding import is_number, require_all, require_finite
+from pyro_bbb.cli.errors import BadInput
 
 Task: TypeAlias = Literal["regression", "classification"]
 

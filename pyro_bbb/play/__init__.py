@@ -1,6 +1,7 @@
-"""What is behind ``pyro-bbb play``: a page to draw digits on, and to place points of a regression.
+"""The page of ``pyro-bbb play``: draw digits, place points of a regression, in a browser.
 
-`drawing` turns strokes into the network's input, `hands` draws what the training digits lack,
-`digits` trains, keeps and asks the classifier, `curve` is the regression, `pictures` draws both,
-and `page` is the page; it alone needs NiceGUI.
+Imports any room but `cli`, `plots` and `sklearn`; ``app.py`` alone imports NiceGUI. A new tab is
+one module that trains and answers, as ``classifier.py`` and ``regression.py`` do, and its part of
+``app.py``; ``rasterize.py`` turns strokes into the network's input, ``synthetic_digits.py`` draws
+what the training digits lack, ``render.py`` makes the pictures.
 """

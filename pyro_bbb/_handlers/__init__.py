@@ -1,0 +1,5 @@
+"""Effect handlers for Pyro, and workarounds for what Pyro lacks.
+
+Imports `_utils`, `_ops` and `distributions`. A new handler is one module, a `Messenger` or a
+function that wraps one, named after what it changes.
+"""

@@ -1,0 +1,43 @@
+"""Weigh log-densities by a factor, 0 included."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pyro import poutine
+from pyro.poutine.scale_messenger import ScaleMessenger
+from pyro.poutine.util import is_validation_enabled
+from torch import Tensor
+
+from pyro_bbb._utils.validation import at_least_zero
+
+
+def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
+    """Multiplies the log-densities inside by a non-negative weight, as ``poutine.scale`` does.
+
+    ``poutine.scale`` refuses a weight of 0, which a Blundell schedule underflows to: there the
+    log-densities are masked instead. Where Pyro does not validate, a tensor is used unread, as
+    ``poutine.scale`` does: to read it would be to wait for its device.
+
+    Raises:
+        ValueError: the weight is negative, infinite or NaN.
+        TypeError: it is neither a number nor a tensor.
+    """
+    if not isinstance(weight, Tensor):
+        weight = at_least_zero("kl_weight", weight)
+    elif not is_validation_enabled():
+        return _Weigh(weight)
+    elif not weight >= 0:
+        raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
+    return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
+
+
+class _Weigh(ScaleMessenger):
+    """``poutine.scale`` that leaves all sites the same tensor where nothing else scales them."""
+
+    def _process_message(self, msg: Any) -> None:
+        if isinstance(msg["scale"], float) and msg["scale"] == 1.0:
+            msg["scale"] = self.scale
+        else:
+            super()._process_message(msg)

@@ -1,0 +1,51 @@
+"""Leave removed weights out of the model's priors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro.distributions as dist
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyro_bbb.distributions.pruned import KeptEvent
+
+
+class Kept:
+    """Which entries of the weights are left.
+
+    Args:
+        masks: by site name, true where an entry is left.
+
+    Attributes:
+        masks: these.
+        places: where the entries are in the flattened tensors, by site name.
+    """
+
+    def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        self.masks = dict(masks)
+        self.places = {name: x.flatten().nonzero().squeeze(1) for name, x in masks.items()}
+
+
+def kept_by(guide: Any) -> Kept | None:
+    """What is left of a guide's weights, if any were removed."""
+    masks = getattr(guide, "kept", {})
+    return Kept(masks) if masks else None
+
+
+def of_kept(model: Callable[..., Any], kept: Kept | None) -> Callable[..., Any]:
+    """The model with the prior of what is left of its weights, if any were removed."""
+    return model if kept is None else _Keep(kept.masks)(model)
+
+
+class _Keep(Messenger):
+    """Leaves out the priors of removed weights."""
+
+    def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.masks and isinstance(msg["fn"], dist.Independent):
+            msg["fn"] = KeptEvent(msg["fn"], self.masks[msg["name"]])

@@ -1,0 +1,78 @@
+"""Names of a network's sample sites, and draws of all of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.util import site_is_subsample
+from torch import nn
+
+
+def sample_names(module: PyroModule) -> list[str]:
+    """Names of the `PyroSample` attributes of one module, decorated methods included."""
+    return list(dict.fromkeys([*module._pyro_samples, *_decorated_names(type(module))]))
+
+
+@functools.cache
+def _decorated_names(cls: type) -> tuple[str, ...]:
+    """Names of the methods of a class that Pyro's decorator made random."""
+    return tuple(
+        name
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, PyroSample)
+    )
+
+
+def is_of_prior(name: str) -> bool:
+    """Whether a site or parameter is a prior's own, such as ``fc1.weight_prior_scale``."""
+    return "_prior_" in name.rpartition(".")[2]
+
+
+def parts_of_prior(module: nn.Module) -> list[str]:
+    """Names of what priors have registered on a module beside its random weights."""
+    if not isinstance(module, PyroModule):
+        return []
+    weights = sample_names(module)
+    names = dict.fromkeys([*weights, *module._pyro_params, *module._parameters])
+    return [name for name in names if is_of_prior(name) and name.partition("_prior_")[0] in weights]
+
+
+def declared_names(root: nn.Module) -> set[str]:
+    """Full names of the `PyroSample` attributes below ``root``."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in root.named_modules()
+        if isinstance(module, PyroModule)
+        for name in sample_names(module)
+    }
+
+
+def drawn(trace: Any) -> dict[str, Any]:
+    """The sites of a trace that are drawn, by name; a plate's choice of its rows is none."""
+    sites = trace.iter_stochastic_nodes()
+    return {name: site for name, site in sites if not site_is_subsample(site)}
+
+
+def draw_all(root: nn.Module) -> None:
+    """Draws every declared `PyroSample` below ``root``, in the order of its modules.
+
+    Called in an active context it fixes the set and order of the sample sites, whatever path the
+    forward pass takes.
+    """
+    for module in root.modules():
+        if isinstance(module, PyroModule):
+            for name in sample_names(module):
+                getattr(module, name)
+
+
+def name_parts(root: PyroModule) -> None:
+    """Names every part by its first path, as `named_parameters` does, all in one context.
+
+    Pyro by itself names a part that stands in several places by its last path.
+    """
+    for path, part in root.named_modules():
+        if isinstance(part, PyroModule):
+            part._pyro_name, part._pyro_context = path, root._pyro_context

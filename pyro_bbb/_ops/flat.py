@@ -1,0 +1,183 @@
+"""Tensors side by side in one vector."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch._utils import _unflatten_dense_tensors
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from pyro_bbb._ops.buffers import blank
+
+
+class Whole:
+    """A vector of tensors that lie side by side, and those as its parts; or several of each.
+
+    Args:
+        vector: numbers, ``[..., n]``.
+        like: tensors of the parts' shapes, n numbers in all.
+    """
+
+    def __init__(self, vector: Tensor, like: Sequence[Tensor]) -> None:
+        self.vector, self.like = vector, like
+
+    @functools.cached_property
+    def parts(self) -> list[Tensor]:
+        """The vector's parts, of the tensors' shapes; found once, as that takes its time."""
+        if self.vector.requires_grad and torch.is_grad_enabled():
+            return list(Split.apply(self.vector, self.like))
+        if self.vector.dim() == 1:
+            return list(_unflatten_dense_tensors(self.vector, self.like))
+        columns = self.vector.split([x.numel() for x in self.like], -1)
+        return [y.view(*y.shape[:-1], *x.shape) for y, x in zip(columns, self.like, strict=True)]
+
+    def part(self, number: int) -> Tensor:
+        """One of them."""
+        return self.parts[number]
+
+    def blank(self) -> Whole:
+        """Another one, of any content."""
+        return Whole(blank(self.vector), self.like)
+
+
+class Split(Function):
+    """The parts of a vector; their gradients are put side by side once.
+
+    Autograd by itself fills a vector with zeros for each part, and adds these up.
+    """
+
+    @staticmethod
+    def forward(vector: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(_unflatten_dense_tensors(vector, like))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        vector, ctx.like = inputs
+        ctx.save_for_backward(vector)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *of_parts: Tensor | None) -> tuple[Tensor, None]:
+        (vector,) = ctx.saved_tensors
+        return side_by_side(of_parts, vector, ctx.like).vector, None
+
+
+def over_parts(
+    operation: Callable[..., Tensor], out: Whole, tensors: Sequence[Tensor], *others: Whole
+) -> Whole:
+    """An elementwise operation of tensors side by side, and of vectors, into a vector.
+
+    On a GPU, where each launch costs, the tensors are joined first; elsewhere, where each pass
+    over memory costs, each is worked on where it lies.
+    """
+    if out.vector.is_cuda:
+        pairs = zip(tensors, out.like, strict=True)
+        joined = torch.cat([x.reshape(*x.shape[: x.dim() - y.dim()], -1) for x, y in pairs], -1)
+        operation(joined, *(other.vector for other in others), out=out.vector)
+    else:
+        columns = (whole.parts for whole in (*others, out))
+        for x, *rest, part in zip(tensors, *columns, strict=True):
+            operation(x, *rest, out=part)
+    return out
+
+
+def side_by_side(tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]) -> Whole:
+    """Tensors, or zeros where there is none, copied into a new vector like another one."""
+    out = Whole(blank(vector), like)
+    return over_parts(_copied, out, or_zeros(tensors, out.parts))
+
+
+def or_zeros(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors, or zeros of the others' shapes where there is none, which take no memory."""
+    pairs = zip(tensors, like, strict=True)
+    return [y.new_zeros(()).expand_as(y) if x is None else x for x, y in pairs]
+
+
+def _copied(tensor: Tensor, *, out: Tensor) -> Tensor:
+    return out.copy_(tensor)
+
+
+def gathered(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """The entries of tensors at their places, side by side, ``[k]``."""
+    entries: Tensor = Gather.apply(tuple(places), *tensors)
+    return entries
+
+
+def spread(vector: Tensor, places: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors ``[..., *shape]`` that hold ``[..., k]`` numbers at their places, and 0 elsewhere."""
+    return list(Spread.apply(vector, tuple(places), tuple(x.shape for x in like)))
+
+
+class Gather(Function):
+    """`gathered`."""
+
+    @staticmethod
+    def forward(places: tuple[Tensor, ...], *tensors: Tensor) -> Tensor:
+        return _entries(tensors, places, Size())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.places, *tensors = inputs
+        ctx.shapes = tuple(x.shape for x in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_tensors(grad, ctx.places, ctx.shapes)
+
+
+class Spread(Function):
+    """`spread`."""
+
+    @staticmethod
+    def forward(
+        vector: Tensor, places: tuple[Tensor, ...], shapes: tuple[Size, ...]
+    ) -> tuple[Tensor, ...]:
+        return tuple(_tensors(vector, places, shapes))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        vector, ctx.places, _ = inputs
+        ctx.lead = vector.shape[:-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _entries(grads, ctx.places, ctx.lead), None, None
+
+
+def _entries(tensors: Sequence[Tensor], places: Sequence[Tensor], lead: Size) -> Tensor:
+    """Entries of tensors ``[*lead, *shape]``, each vector of ``lead`` by itself: that is faster."""
+    count = sum(len(place) for place in places)
+    out = Whole(blank(tensors[0], lead + (count,)), places)
+    for x, place, part in zip(tensors, places, out.parts, strict=True):
+        for vector, room in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
+            torch.index_select(vector, 0, place, out=room)
+    return out.vector
+
+
+def _tensors(vector: Tensor, places: Sequence[Tensor], shapes: Sequence[Size]) -> list[Tensor]:
+    lead, parts = vector.shape[:-1], Whole(vector, places).parts
+    tensors = [blank(vector, lead + shape).zero_() for shape in shapes]
+    for x, place, part in zip(tensors, places, parts, strict=True):
+        for room, entries in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
+            room.scatter_(0, place, entries)
+    return tensors
+
+
+def _vectors(x: Tensor, lead: Size) -> Sequence[Tensor]:
+    return x.reshape(lead.numel(), -1).unbind()
+
+
+# `apply` asks for it at every call; to work it out takes as long as a small layer
+Gather.forward.__signature__ = inspect.signature(Gather.forward)  # type: ignore[attr-defined]
+
+
+Spread.forward.__signature__ = inspect.signature(Spread.forward)  # type: ignore[attr-defined]

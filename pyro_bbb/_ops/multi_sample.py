@@ -1,0 +1,134 @@
+r"""What several draws of one posterior find once: their scales, and the way back through them.
+
+A draw is $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$. Its gradient in $\rho$ is
+that in $\sigma$ times a slope which is the same for all draws, and so is that of $-\ln\sigma$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.flat import Whole, over_parts
+from pyro_bbb._ops.reductions import over_block
+
+
+class ScaleGradient:
+    r"""The gradient in $\rho$ of scales that lie side by side, added up over draws.
+
+    Args:
+        rhos: unconstrained scales.
+
+    Attributes:
+        rhos: these, without a gradient of their own.
+    """
+
+    def __init__(self, rhos: Sequence[Tensor]) -> None:
+        self.rhos = [rho.detach() for rho in rhos]
+        self._of_sigma: Tensor | None = None  # but for that of ln q
+        self._of_log_q: Tensor | None = None
+
+    def add_draws(self, of_value: Tensor, noise: Tensor) -> Tensor:
+        """Adds what draws ``[n]`` or ``[m, n]`` have by their values.
+
+        Args:
+            of_value: the gradient in them.
+            noise: theirs, likewise.
+
+        Returns:
+            The gradient in their mean, ``[n]``.
+        """
+        if noise.dim() == 1 and self._of_sigma is not None:
+            self._of_sigma.addcmul_(of_value, noise)
+        else:
+            self._add(over_block(torch.mul(of_value, noise, out=blank(noise))))
+        return over_block(of_value)
+
+    def add(self, of_scale: Tensor | None, of_log_q: Tensor | None) -> None:
+        r"""Adds, after draws, the gradients in their scale, ``[n]``, and in each $\sum\ln q$."""
+        if of_scale is not None:
+            self._add(of_scale)
+        if of_log_q is not None:
+            of_log_q = of_log_q.sum() if of_log_q.dim() else of_log_q
+            self._of_log_q = of_log_q if self._of_log_q is None else self._of_log_q + of_log_q
+
+    def _add(self, of_sigma: Tensor) -> None:
+        self._of_sigma = of_sigma if self._of_sigma is None else self._of_sigma.add_(of_sigma)
+
+    def take(self, shared: Shared) -> list[Tensor]:
+        r"""The sum in each $\rho$; none where no draw has added any."""
+        of_sigma, self._of_sigma = self._of_sigma, None
+        if of_sigma is None:
+            return []
+        if self._of_log_q is not None and shared.scale is not None:
+            of_sigma.addcdiv_(self._of_log_q, shared.scale, value=-1)
+        slope = shared.slope_by(
+            lambda: over_parts(torch.sigmoid, Whole(blank(of_sigma), self.rhos), self.rhos).vector
+        )
+        return Whole(of_sigma.mul_(slope), self.rhos).parts
+
+
+@dataclass
+class Shared:
+    r"""What several draws of one posterior find once."""
+
+    several: bool = False
+    """Whether there are several."""
+    scale: Tensor | None = None
+    """Standard deviations."""
+    log_scale: Tensor | None = None
+    """The sum of their logarithms."""
+    slope: Tensor | None = None
+    r"""Derivatives of the standard deviations in $\rho$."""
+    gradient: ScaleGradient | None = None
+    """Where draws that lie side by side add theirs up, if they do."""
+
+    def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
+        """The derivatives; of a single draw they are not kept."""
+        slope = find() if self.slope is None else self.slope
+        self.slope = slope if self.several else None
+        return slope
+
+
+_Posteriors: TypeAlias = dict[Any, tuple[tuple[Tensor, ...], Shared]]
+
+
+_SHARED: ContextVar[_Posteriors | None] = ContextVar("several_draws", default=None)
+
+
+@contextmanager
+def several_draws() -> Iterator[None]:
+    r"""Inside, draws of one posterior share what is the same for them.
+
+    Parameters stay as they are, and of draws that lie side by side only `torch.Tensor.backward`
+    asks the gradient: that of each $\rho$ is added up, and reaches it at the end.
+    """
+    posteriors: _Posteriors = {}
+    token = _SHARED.set(posteriors)
+    try:
+        yield
+        for rhos, shared in posteriors.values():
+            gradients = shared.gradient.take(shared) if shared.gradient is not None else []
+            torch.autograd.backward(rhos[: len(gradients)], gradients)
+    finally:
+        _SHARED.reset(token)
+
+
+def shared_by(*rhos: Tensor) -> Shared:
+    """What the draws of one posterior share; by default it is of one draw."""
+    posteriors = _SHARED.get()
+    if posteriors is None:
+        return Shared()
+    learned = all(x.is_leaf and x.requires_grad for x in rhos)
+    key = tuple((id(x) if learned else x.data_ptr(), x.shape, x.stride(), x.dtype) for x in rhos)
+    if key not in posteriors:
+        gradient = ScaleGradient(rhos) if learned else None
+        posteriors[key] = rhos, Shared(several=True, gradient=gradient)
+    return posteriors[key][1]

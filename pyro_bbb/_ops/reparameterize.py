@@ -1,0 +1,186 @@
+r"""One draw $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$ of many weights, and what scores it.
+
+With hundreds of thousands of weights it is memory that costs: what can be computed in place is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.flat import Whole, or_zeros, over_parts
+from pyro_bbb._ops.multi_sample import ScaleGradient, Shared, shared_by
+from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, batches, joined, sum_log
+from pyro_bbb._ops.softplus import softplus, softplus_into
+
+
+def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""$w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$ and $\sum\ln q$ in nats.
+
+    Args:
+        loc: mean.
+        rho: unconstrained scale, of the same shape.
+        noise: $\epsilon$, of the same shape.
+    """
+    value, scale, log_q = Draw.apply(loc, rho, noise, shared_by(rho))
+    return value, scale, log_q
+
+
+def draw_many(
+    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: Whole
+) -> tuple[Tensor, Whole, Tensor, list[Tensor]]:
+    r"""`draw` of several tensors into one vector: value, scale, $\sum\ln q$, the value's parts.
+
+    Args:
+        locs: means.
+        rhos: unconstrained scales.
+        noise: $\epsilon$ of all; of several draws where it is several vectors.
+    """
+    shared = shared_by(*rhos)
+    if shared.gradient is not None and all(loc.requires_grad for loc in locs):
+        rhos = shared.gradient.rhos
+    value, scale, log_q, *parts = DrawMany.apply(noise, shared, *locs, *rhos)
+    return value, Whole(scale, locs), log_q, parts
+
+
+class Draw(Function):
+    r"""`draw`; the last argument is filled by the first of several, and read by the others.
+
+    As a function of the noise, $\ln q = -\sum(\epsilon^2/2 + \ln\sigma + \ln\sqrt{2\pi})$ depends
+    on $\rho$ only.
+    """
+
+    @staticmethod
+    def forward(
+        loc: Tensor, rho: Tensor, noise: Tensor, shared: Shared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        value = torch.square(noise, out=blank(noise))
+        log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
+        if shared.scale is None or shared.log_scale is None:
+            scale = softplus_into(rho, blank(rho))
+            shared.log_scale = sum_log(scale, value)
+            shared.scale = scale
+        scale = shared.scale.detach()
+        torch.addcmul(loc, scale, noise, out=value)
+        return value, scale, log_q.sub_(shared.log_scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, rho, noise, ctx.shared = inputs
+        ctx.save_for_backward(rho, noise, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_value: Tensor | None, of_scale: Tensor | None, of_log_q: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        rho, noise, scale = ctx.saved_tensors
+        in_place = not torch.is_grad_enabled()
+        of_sigma = torch.zeros_like(scale) if of_value is None else of_value * noise
+        if of_scale is not None:
+            of_sigma = of_sigma + of_scale
+        if of_log_q is not None and in_place:
+            of_sigma.addcdiv_(of_log_q, scale, value=-1)
+        elif of_log_q is not None:
+            of_sigma = of_sigma - of_log_q / scale
+        if in_place:
+            slope = ctx.shared.slope_by(lambda: torch.sigmoid(rho))
+            of_rho = of_sigma.mul_(slope)
+        else:
+            of_rho = of_sigma * torch.sigmoid(rho)
+        needs_noise = of_value is not None and ctx.needs_input_grad[2]
+        return of_value, of_rho, of_value * scale if needs_noise else None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor, shared: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        loc, rho, noise = batches(info.batch_size, in_dims, (loc, rho, noise))
+        scale = softplus(rho)
+        rows = scale.log().reshape(info.batch_size, -1)
+        of_noise = (0.5 * noise.square() + HALF_LOG_2PI).reshape(info.batch_size, -1)
+        log_q = -(rows + of_noise).sum(1)
+        return (loc + scale * noise, scale, log_q), (0, 0, 0)
+
+
+class DrawMany(Function):
+    r"""`Draw` of several tensors into one vector; the weights' own tensors are parts of it.
+
+    Arguments are the noise as a `Whole` ``[..., n]``, what several draws share, then means and
+    $\rho$ of the tensors. Returns the value ``[..., n]``, the scale ``[n]``, $\sum\ln q$ ``[...]``,
+    then the parts of the value.
+    """
+
+    @staticmethod
+    def forward(noise: Whole, shared: Shared, *parameters: Tensor) -> tuple[Tensor, ...]:
+        locs, rhos = _halves(parameters)
+        value = noise.blank()
+        blocks, (*shape, count) = Blocks.of(noise.vector), noise.vector.shape
+        pairs = zip(blocks(noise.vector), blocks(value.vector), strict=True)
+        squares = [torch.square(some, out=room).sum(-1) for some, room in pairs]
+        log_q = joined(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
+        if shared.scale is None or shared.log_scale is None:
+            room = value.vector[(0,) * len(shape)]
+            scale = over_parts(softplus_into, Whole(blank(room), rhos), rhos).vector
+            shared.log_scale = sum_log(scale, room)
+            shared.scale = scale
+        scale = shared.scale.detach()
+        over_parts(torch.addcmul, value, locs, Whole(scale, locs), noise)
+        return value.vector, scale, log_q.sub_(shared.log_scale), *value.parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        noise, ctx.shared, *parameters = inputs
+        ctx.save_for_backward(noise.vector, output[1], *_halves(parameters)[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,
+        of_whole: Tensor | None,
+        of_scale: Tensor | None,
+        of_log_q: Tensor | None,
+        *of_parts: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        noise, _, *rhos = ctx.saved_tensors
+        summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
+        gradient = summed or ScaleGradient(rhos)
+        values = _of_values(of_whole, of_parts, Whole(noise, rhos))
+        of_locs = gradient.add_draws(*next(values))
+        for more in values:
+            of_locs.add_(gradient.add_draws(*more))
+        gradient.add(of_scale, of_log_q)
+        of_rhos = [None] * len(rhos) if summed else gradient.take(ctx.shared)
+        return None, None, *Whole(of_locs, rhos).parts, *of_rhos
+
+
+def _of_values(
+    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: Whole
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradient in each block of draws, of what it has by itself and by its parts; its noise."""
+    blocks, like = Blocks.of(noise.vector), noise.like
+    whole, *parts = or_zeros((of_whole, *of_parts), (noise.vector, *noise.parts))
+    columns = (blocks(x) for x in (noise.vector, whole, *parts))
+    for some, by_itself, *by_parts in zip(*columns, strict=True):
+        out = Whole(blank(some), like)
+        yield over_parts(torch.add, out, by_parts, Whole(by_itself, like)).vector, some
+
+
+def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    count = len(parameters) // 2
+    return list(parameters[:count]), list(parameters[count:])
+
+
+# `apply` asks for it at every call; to work it out takes as long as a small layer
+Draw.forward.__signature__ = inspect.signature(Draw.forward)  # type: ignore[attr-defined]
+
+
+DrawMany.forward.__signature__ = inspect.signature(DrawMany.forward)  # type: ignore[attr-defined]

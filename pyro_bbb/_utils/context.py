@@ -1,0 +1,47 @@
+"""Contexts for a seed and for evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from pyro_bbb._utils.locking import TURN
+from pyro_bbb._utils.validation import as_seed
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the duration; every submodule's own mode comes back."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@contextmanager
+def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
+    """Torch's random state set from ``seed``, and given back afterwards; ``None`` changes nothing.
+
+    Other threads that ask for one wait.
+
+    Args:
+        seed: the seed.
+        cpu_only: leave other devices alone; to look for them takes longer than a small network.
+
+    Raises:
+        TypeError: the seed is not an integer.
+        ValueError: it has more than 64 bits.
+    """
+    if seed is None:
+        yield
+        return
+    seed = as_seed("seed", seed)
+    with TURN, torch.random.fork_rng(devices=[] if cpu_only else None):
+        (torch.default_generator if cpu_only else torch).manual_seed(seed)
+        yield

@@ -1,0 +1,38 @@
+"""Options that several commands share, and the base of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What every command takes."""
+
+    json: bool = False
+    """Print the result as one JSON object; words and progress go to the standard error."""
+    quiet: bool = False
+    """Print no words and no progress."""
+
+    def run(self, voice: Voice) -> dict[str, Any]:
+        """Does the work.
+
+        Returns:
+            What is printed as JSON.
+        """
+        raise NotImplementedError
+
+
+def share(option: str, value: float) -> float:
+    """The value, if it is in (0, 1).
+
+    Raises:
+        BadInput: it is not.
+    """
+    if not 0 < value < 1:
+        raise BadInput(f"{option} must be between 0 and 1, got {value}")
+    return value

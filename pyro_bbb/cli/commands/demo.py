@@ -1,0 +1,114 @@
+"""``pyro-bbb demo``: every step on two small tables, to see what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from sklearn.datasets import load_digits
+
+from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.commands.predict import Predict
+from pyro_bbb.cli.commands.report import Report
+from pyro_bbb.cli.commands.train import Train
+from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.table_io import write
+
+_TESTED = 4  # every so many rows go to the test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Command):
+    """Trains, predicts and reports on two tables: handwritten digits, and a noisy sine.
+
+    Writes the tables, the models, the predictions and a report of each into a folder, and says the
+    commands that do the same. Some of the rows to predict are nothing like those of training:
+    shuffled digits, and a sine far outside; it ends with how many of each are refused.
+    """
+
+    out: Path = Path("pyro-bbb-demo")
+    """Folder for everything."""
+    epochs: int | None = None
+    """Passes over the rows; by default as many as suit the table."""
+    seed: int = 0
+    """Seed of tables, training and predictions."""
+
+    def run(self, voice: Voice) -> dict[str, Any]:
+        """Writes both tables, and runs the commands on them."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--out must be a folder, got {self.out}: {error}") from error
+        rng = np.random.default_rng(self.seed)
+        tables = {"digits": (digits(rng), "digit"), "sine": (sine(rng), "y")}
+        return {
+            name: self._steps(name, *parts, target, voice)
+            for name, (parts, target) in tables.items()
+        }
+
+    def _steps(
+        self,
+        name: str,
+        train: pl.DataFrame,
+        test: pl.DataFrame,
+        foreign: pl.DataFrame,
+        target: str,
+        voice: Voice,
+    ) -> dict[str, Any]:
+        """Trains, predicts and reports on one table."""
+        paths = {part: self.out / f"{name}-{part}.csv" for part in ("train", "test", "foreign")}
+        for path, table in zip(paths.values(), (train, test, foreign), strict=True):
+            write(table, path)
+        model, page = self.out / f"{name}-model", self.out / f"{name}-report.html"
+        answers = {p: self.out / f"{name}-{p}-predictions.csv" for p in ("test", "foreign")}
+        steps: list[Command] = [
+            Train(
+                data=paths["train"], target=target, out=model, epochs=self.epochs, seed=self.seed
+            ),
+            *(Predict(model=model, data=paths[p], out=out) for p, out in answers.items()),
+            Report(model=model, data=paths["test"], out=page),
+        ]
+        words = [
+            f"train {paths['train']} --target {target} --out {model}",
+            *(f"predict {model} {paths[p]} --out {out}" for p, out in answers.items()),
+            f"report {model} {paths['test']} --out {page}",
+        ]
+        results = []
+        for step, line in zip(steps, words, strict=True):
+            voice.say(f"\n$ pyro-bbb {line}")
+            results.append(step.run(voice))
+        shares = [each["refused"] / each["rows"] for each in results[1:3]]
+        voice.say(
+            f"refused: {shares[0]:.0%} of the usual rows, {shares[1]:.0%} of the foreign ones"
+        )
+        return {
+            "scores": results[3]["scores"],
+            "refused": dict(zip(answers, shares, strict=True)),
+            "report": str(page),
+        }
+
+
+def digits(rng: np.random.Generator) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Scikit-learn's 8x8 digits to train and to test, and test digits with shuffled pixels."""
+    pixels, labels = load_digits(return_X_y=True)
+    names = [f"pixel{i}" for i in range(pixels.shape[1])]
+    order = rng.permutation(len(labels))
+    table = pl.DataFrame(pixels[order], schema=names).with_columns(digit=labels[order])
+    tested = pl.int_range(pl.len()) % _TESTED == 0
+    test = table.filter(tested)
+    shuffled = rng.permuted(test.select(names).to_numpy(), axis=1)
+    return table.filter(~tested), test, pl.DataFrame(shuffled, schema=names)
+
+
+def sine(rng: np.random.Generator) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """A noisy sine to train and to test, and places far outside."""
+
+    def noisy(count: int) -> pl.DataFrame:
+        x = rng.uniform(-0.5, 0.5, count)
+        return pl.DataFrame({"x": x, "y": 10 * np.sin(2 * np.pi * x) + rng.normal(size=count)})
+
+    return noisy(300), noisy(100), pl.DataFrame({"x": rng.choice([-1, 1], 100) * 1.5})

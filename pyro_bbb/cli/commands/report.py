@@ -1,0 +1,143 @@
+"""``pyro-bbb report``: what a model is and how good, as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
+
+from pyro_bbb._version import __version__
+from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.commands.evaluate import judged
+from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.figures import Picture, of_answers, of_weights
+from pyro_bbb.cli.metrics import WORDS, score
+from pyro_bbb.cli.model import About, Model
+from pyro_bbb.cli.table_io import check_folder, replacing
+
+_MOST_DOUBTED = 10  # rows that are listed
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: words, a table, pictures."""
+
+    heading: str
+    text: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    pictures: Sequence[Picture] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Command):
+    """Writes an HTML page about a model: scores, pictures, the least certain rows.
+
+    The page needs no other file and no network.
+    """
+
+    model: tyro.conf.Positional[Path]
+    """Folder of a trained model."""
+    data: tyro.conf.Positional[Path | None] = None
+    """Table with the target; without it the page has the scores of training only."""
+    out: Path = Path("report.html")
+    """File for the page."""
+    separator: str = ","
+    """Character between the values of a CSV file."""
+
+    def run(self, voice: Voice) -> dict[str, Any]:
+        """Loads, predicts, draws, writes."""
+        check_folder(self.out)
+        model = Model.load(self.model)
+        scores, sections = model.about.scores, [_of_training(model.about)]
+        if self.data is not None:
+            rows = judged(model, self.data, self.separator, voice)
+            scores = score(rows, model.about.level, model.about.threshold)
+            sections = _of_rows(model, rows, scores, self.data.name) + sections
+        sections.append(_of_columns(model))
+        page = _page(model.about, sections, self.model.name)
+        with replacing(self.out) as part:
+            part.write_text(page, encoding="utf-8")
+        voice.say(f"written to {self.out}")
+        return {"report": str(self.out), "scores": scores}
+
+
+def _of_rows(
+    model: Model, rows: dict[str, Tensor], scores: dict[str, float], name: str
+) -> list[Section]:
+    number = len(rows["y"])
+    text = f"Of the {number} rows of {name}, none of which need to have been in training."
+    found = Section(f"Scores on {name}", text, *_table(scores), pictures=of_answers(model, rows))
+    return [found, _doubted(model, rows)]
+
+
+def _of_training(about: About) -> Section:
+    held_out = f"{about.held_out} rows that were held out from training"
+    text = f"On {held_out if about.held_out else 'the rows of training'}; it learned from "
+    return Section("Scores when trained", f"{text}{about.rows} rows.", *_table(about.scores))
+
+
+def _of_columns(model: Model) -> Section:
+    about = model.about
+    rows = [
+        (
+            each.name,
+            "number" if each.values is None else "text",
+            "" if each.values is None else ", ".join(each.values),
+            "yes" if each.gaps else "no",
+        )
+        for each in about.columns
+    ]
+    weights = sum(x.numel() for x in model.estimator.posterior_.guide.parameters()) // 2
+    pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
+    text = f"The network has {weights} weights{pruned}; it takes these columns."
+    headings = ("column", "kind", "values", "some missing")
+    return Section("Network and columns", text, headings, rows, of_weights(model))
+
+
+def _doubted(model: Model, rows: dict[str, Tensor]) -> Section:
+    """The rows of which the model is least certain."""
+    worst = rows["doubt"].argsort(descending=True)[:_MOST_DOUBTED].tolist()
+    table = []
+    for row in worst:
+        doubt = float(rows["doubt"][row])
+        refused = "refused" if doubt > model.about.threshold else ""
+        table.append((str(row + 1), *_answer(model, rows, row), f"{doubt:.3g}", refused))
+    measure = "1 - probability" if "probs" in rows else "epistemic sd"
+    headings = ("row", "predicted", "true", measure, "")
+    text = "Look at these rows first: a slip in the table, or a case seen too rarely."
+    return Section("The least certain answers", text, headings, table)
+
+
+def _answer(model: Model, rows: dict[str, Tensor], row: int) -> tuple[str, str]:
+    """Predicted and true value of a row."""
+    if "probs" not in rows:
+        return f"{float(rows['mean'][row]):.5g}", f"{float(rows['y'][row]):.5g}"
+    classes = model.estimator.classes_
+    return str(classes[int(rows["probs"][row].argmax())]), str(classes[int(rows["y"][row])])
+
+
+def _table(scores: dict[str, float]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    return ("score", "value"), [(WORDS[k], f"{value:.4g}") for k, value in scores.items()]
+
+
+def _page(about: About, sections: list[Section], name: str) -> str:
+    jinja = Environment(
+        loader=PackageLoader("pyro_bbb.cli", "."), autoescape=True, undefined=StrictUndefined
+    )
+    summary = (
+        f"A Bayesian neural network for the {about.task} of {about.target!r}. Each answer says "
+        "how uncertain it is by the noise of the data (aleatoric) and by what more data could "
+        "teach (epistemic), and is refused where it is less certain than almost all before."
+    )
+    return jinja.get_template("report.html").render(
+        title=f"{name}: predicting {about.target}",
+        summary=summary,
+        sections=sections,
+        footer=f"Made by pyro_bbb {__version__}.",
+    )

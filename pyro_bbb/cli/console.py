@@ -1,0 +1,54 @@
+"""What a command says: to a person on the terminal, or to a program as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from pyro_bbb.cli.metrics import WORDS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Where words, results and progress go.
+
+    Args:
+        as_json: whether the results are one JSON object on the standard output, and words go to
+            the standard error.
+        quiet: whether to leave out words and progress.
+    """
+
+    as_json: bool
+    quiet: bool
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether there is a person to see a bar."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def say(self, words: str) -> None:
+        """A line for a person."""
+        if not self.quiet:
+            print(words, file=sys.stderr if self.as_json else sys.stdout)
+
+    def scores(self, scores: dict[str, float]) -> None:
+        """Scores, a line each."""
+        width = max(map(len, scores))
+        for name, value in scores.items():
+            self.say(f"  {name:{width}}  {value:10.4g}  {WORDS[name]}")
+
+    def result(self, result: dict[str, Any]) -> None:
+        """What the command returns, where that is to be JSON."""
+        if self.as_json:
+            print(json.dumps(result, indent=1, allow_nan=False))
+
+    def bar(self, steps: Iterable[T], total: int, words: str) -> Iterator[T]:
+        """A progress bar around steps."""
+        return iter(tqdm(steps, words, total, disable=not self.shows_progress, leave=False))

@@ -1,0 +1,76 @@
+"""The commands by name, and what becomes of errors.
+
+Exit codes: 0 all went well; 1 an error that is no fault of the input; 2 a wrong option or bad data;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+import tyro
+
+from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.commands.demo import Demo
+from pyro_bbb.cli.commands.evaluate import Evaluate
+from pyro_bbb.cli.commands.play import Play
+from pyro_bbb.cli.commands.predict import Predict
+from pyro_bbb.cli.commands.prune import Prune
+from pyro_bbb.cli.commands.report import Report
+from pyro_bbb.cli.commands.train import Train
+from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.errors import BadInput
+
+COMMANDS: dict[str, Callable[..., Command]] = {
+    "train": Train,
+    "predict": Predict,
+    "evaluate": Evaluate,
+    "prune": Prune,
+    "report": Report,
+    "demo": Demo,
+    "play": Play,
+}
+
+
+DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
+
+Shell completion: pyro-bbb --tyro-write-completion bash FILE (or zsh, tcsh), then source FILE."""
+
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: those after the program's name; by default of this process.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: the arguments do not parse (code 2), or ask for help (code 0).
+    """
+    command: Command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="pyro-bbb",
+        description=DESCRIPTION,
+        args=sys.argv[1:] if arguments is None else list(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    voice = Voice(command.json, command.quiet)
+    try:
+        result = command.run(voice)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        if command.json:
+            print(json.dumps({"error": str(error)}))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    voice.result(result)
+    return INTERRUPTED if result.get("interrupted") else 0

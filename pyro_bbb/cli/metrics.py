@@ -1,0 +1,106 @@
+"""How good a model's answers are, by the true targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bbb import metrics
+from pyro_bbb.cli.model import Answers, doubt, is_regression, set_sizes
+
+WORDS = {
+    "rmse": "root mean squared error",
+    "mae": "mean absolute error",
+    "r2": "share of the variance explained",
+    "log_likelihood": "log-density of the truth (nats per row)",
+    "coverage": "share of the truth inside its interval",
+    "width": "mean width of the intervals",
+    "accuracy": "share of right answers",
+    "nll": "negative log-probability of the true class (nats per row)",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+    "set_coverage": "share of the true classes inside their set",
+    "set_size": "mean number of classes in a set",
+    "refused": "share of rows refused",
+    "rmse_answered": "root mean squared error of the others",
+    "accuracy_answered": "share of right answers among the others",
+}
+
+
+def by_row(answers: Iterable[Answers], truth: NDArray[Any]) -> dict[str, Tensor]:
+    """What scores and pictures need of each row; of the draws nothing is kept.
+
+    Returns:
+        ``y``, ``doubt``, ``log_prob``; of a regression ``mean``, ``lower``, ``upper`` and ``pit``
+        (the predictive's distribution function at the truth), of a classification ``probs``.
+    """
+    y, parts, start = torch.from_numpy(truth), [], 0
+    for each in answers:
+        found = each.prediction
+        here = y[start : (start := start + len(each))]
+        part = {"y": here, "doubt": torch.from_numpy(doubt(found))}
+        part["log_prob"] = found.log_prob(here)
+        if is_regression(found):
+            lower, upper = found.interval(each.model.about.level)
+            part |= {"mean": found.mean[:, 0], "lower": lower[:, 0], "upper": upper[:, 0]}
+            part["pit"] = found.cdf(here[:, None])[:, 0]
+        else:
+            part["probs"] = found.probs
+        parts.append(part)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def score(rows: dict[str, Tensor], level: float, threshold: float) -> dict[str, float]:
+    """All scores by name; those of the rows that are answered only where there are any."""
+    answered = rows["doubt"] <= threshold
+    scores = _classification(rows, level) if "probs" in rows else _regression(rows)
+    scores["refused"] = _share(~answered)
+    if answered.any():
+        if "probs" in rows:
+            name, value = "accuracy", metrics.accuracy(rows["probs"][answered], rows["y"][answered])
+        else:
+            name, value = "rmse", metrics.rmse(rows["mean"][answered], rows["y"][answered])
+        scores[f"{name}_answered"] = value
+    return scores
+
+
+def quantile(values: NDArray[np.float64], share: float) -> float:
+    """The least of the values that at least such a share of them do not exceed."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def _regression(rows: dict[str, Tensor]) -> dict[str, float]:
+    y, mean, lower, upper = (rows[name] for name in ("y", "mean", "lower", "upper"))
+    scores = {
+        "rmse": metrics.rmse(mean, y),
+        "mae": float((y - mean).abs().mean()),
+        "log_likelihood": float(rows["log_prob"].mean()),
+        "coverage": metrics.coverage(lower, upper, y),
+        "width": float((upper - lower).mean()),
+    }
+    if (spread := float((y - y.mean()).square().sum())) > 0:
+        scores["r2"] = 1 - float((y - mean).square().sum()) / spread
+    return scores
+
+
+def _classification(rows: dict[str, Tensor], level: float) -> dict[str, float]:
+    probs, y = rows["probs"], rows["y"]
+    ordered, places = probs.sort(-1, descending=True)
+    rank, sizes = (places == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
+    return {
+        "accuracy": metrics.accuracy(probs, y),
+        "nll": -float(rows["log_prob"].mean()),
+        "brier": metrics.brier(probs, y),
+        "ece": metrics.ece(probs, y),
+        "set_coverage": _share(rank < sizes),
+        "set_size": float(sizes.double().mean()),
+    }
+
+
+def _share(which: Tensor) -> float:
+    return float(which.double().mean())

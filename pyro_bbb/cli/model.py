@@ -1,0 +1,218 @@
+"""A trained model with what it knows of its table: kept as a folder, asked about tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from pyro_bbb import persistence
+from pyro_bbb.cli.encoding import Column, Missing, encode
+from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.table_io import column, listed
+from pyro_bbb.cli.tasks import Task, targets
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+
+Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
+
+
+ROWS = 4096  # asked about at once
+
+
+_KEY = "table"  # in the metadata of the save
+
+
+@dataclass(frozen=True)
+class About:
+    """What a model knows of its table; it is saved as JSON with the model.
+
+    Args:
+        target: name of the column that it predicts.
+        task: regression or classification.
+        columns: how the other columns are encoded.
+        missing: whether missing values are refused or filled.
+        level: probability inside of the intervals, or of the sets of classes.
+        rows: number of rows of training.
+        held_out: number of rows by which the scores and the threshold were found; 0 if these are
+            of the rows of training.
+        threshold: rows of a larger `doubt` are refused.
+        scores: what the model scored on them.
+        pruned: share of the weights that were removed.
+    """
+
+    target: str
+    task: Task
+    columns: list[Column]
+    missing: Missing
+    level: float
+    rows: int
+    held_out: int
+    threshold: float = math.inf
+    scores: dict[str, float] = field(default_factory=dict)
+    pruned: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """An estimator and what it knows of its table."""
+
+    estimator: Estimator
+    about: About
+
+    def save(self, folder: Path) -> None:
+        """Writes the folder, whole or not at all."""
+        self.estimator.save(folder, metadata={_KEY: asdict(self.about)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Model:
+        """The model in a folder; nothing of it is executed.
+
+        Raises:
+            BadInput: there is none, or it is damaged, or was not trained on a table.
+        """
+        try:
+            loaded = persistence.load(folder)
+            about = loaded.metadata[_KEY]
+            columns = [Column(**each) for each in about.pop("columns")]
+            regresses = about["task"] == "regression"
+            kind: Any = BayesianRegressor if regresses else BayesianClassifier
+            return cls(kind.from_loaded(loaded), About(columns=columns, **about))
+        except OSError as error:
+            raise BadInput(f"{folder} holds no model: {error}") from error
+        except persistence.LoadError as error:
+            raise BadInput(str(error)) from error
+        except (KeyError, TypeError) as error:
+            raise BadInput(f"{folder} holds a model that `train` has not made") from error
+
+    def inputs(self, table: pl.DataFrame) -> NDArray[np.float64]:
+        """A table's rows as the network takes them.
+
+        Raises:
+            BadInput: the table does not fit.
+        """
+        return encode(self.about.columns, table, self.about.missing)
+
+    def ask(self, inputs: NDArray[np.float64]) -> Iterator[Answers]:
+        """Answers for all rows, some thousand at a time."""
+        for start in range(0, len(inputs), ROWS):
+            rows = inputs[start : start + ROWS]
+            yield Answers(self, self.estimator.posterior_predictive(rows))
+
+    def truth(self, table: pl.DataFrame) -> NDArray[Any]:
+        """The targets of a table, as `places` has them.
+
+        Raises:
+            BadInput: they are not there, or cannot be used.
+        """
+        target = column(table, self.about.target, "the target")
+        return self.places(targets(target, self.about.task))
+
+    def places(self, true: NDArray[Any]) -> NDArray[Any]:
+        """Targets: numbers as they are, or for labels the places of their classes.
+
+        Raises:
+            BadInput: a label is of no class.
+        """
+        if isinstance(self.estimator, BayesianRegressor):
+            return true
+        known = {str(label): place for place, label in enumerate(self.estimator.classes_)}
+        found = np.array([known.get(str(label), -1) for label in true])
+        if (found < 0).any():
+            row = int(found.argmin())
+            raise BadInput(
+                f"column {self.about.target!r} has {str(true[row])!r} in row {row + 1}, which is "
+                f"none of the classes of training: {listed(list(known))}"
+            )
+        return found
+
+    def knowing(self, **changes: Any) -> Model:
+        """The same estimator, that knows something else."""
+        return replace(self, about=replace(self.about, **changes))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of some rows."""
+
+    model: Model
+    prediction: Any
+
+    def __len__(self) -> int:
+        return len(
+            self.prediction.mean if is_regression(self.prediction) else self.prediction.probs
+        )
+
+    def refused(self) -> NDArray[np.bool_]:
+        """Which rows are less certain than almost all that the threshold was chosen by."""
+        threshold = self.model.about.threshold
+        wrong: NDArray[np.bool_] = doubt(self.prediction) > threshold
+        return wrong
+
+    def table(self) -> pl.DataFrame:
+        """As columns: prediction, interval or set, aleatoric, epistemic, refused."""
+        parts = _numeric(self) if is_regression(self.prediction) else _labels(self)
+        return pl.DataFrame(parts | {"refused": self.refused()})
+
+
+def is_regression(prediction: Any) -> bool:
+    """Whether a prediction is of numbers."""
+    return isinstance(prediction, RegressionPrediction)
+
+
+def doubt(prediction: Any) -> NDArray[np.float64]:
+    """By which a row is refused: the epistemic deviation, or what is left to certainty, ``[n]``."""
+    if is_regression(prediction):
+        return _column(prediction.epistemic_std)
+    return 1 - _column(prediction.confidence)
+
+
+def _numeric(answers: Answers) -> dict[str, Any]:
+    found: RegressionPrediction = answers.prediction
+    lower, upper = found.interval(answers.model.about.level)
+    return {
+        "prediction": _column(found.mean),
+        "lower": _column(lower),
+        "upper": _column(upper),
+        "aleatoric": _column(found.aleatoric_std),
+        "epistemic": _column(found.epistemic_std),
+    }
+
+
+def _labels(answers: Answers) -> dict[str, Any]:
+    found: ClassificationPrediction = answers.prediction
+    classes = answers.model.estimator.classes_
+    level = answers.model.about.level
+    sets = ["|".join(str(classes[i]) for i in each) for each in smallest_sets(found.probs, level)]
+    return {
+        "prediction": classes[found.label.cpu().numpy()],
+        "probability": _column(found.confidence),
+        "set": sets,
+        "aleatoric": _column(found.aleatoric),
+        "epistemic": _column(found.epistemic),
+        **{f"p({label})": _column(found.probs[:, i]) for i, label in enumerate(classes)},
+    }
+
+
+def smallest_sets(probs: torch.Tensor, level: float) -> list[list[int]]:
+    """For each row the fewest classes that together have a probability of ``level``."""
+    ordered, places = probs.sort(-1, descending=True)
+    sizes = set_sizes(ordered, level)
+    return [row[:size].tolist() for row, size in zip(places, sizes, strict=True)]
+
+
+def set_sizes(ordered: torch.Tensor, level: float) -> torch.Tensor:
+    """How many of the largest probabilities, ``[n, classes]`` from large to small, reach it."""
+    return 1 + (ordered.cumsum(-1)[:, :-1] < level).sum(-1)
+
+
+def _column(values: torch.Tensor) -> NDArray[np.float64]:
+    flat: NDArray[np.float64] = values.reshape(len(values)).cpu().numpy()
+    return flat

@@ -1,0 +1,128 @@
+"""Tables as files: CSV and Parquet, read with errors that name file, row and column.
+
+Rows are counted from 1, a header not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+
+from pyro_bbb.cli.errors import BadInput
+
+MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]  # in CSV files
+
+
+_PARQUET = (".parquet", ".pq")
+
+
+_FEW = 5  # names that an error lists
+
+
+def read(path: Path, separator: str = ",") -> pl.DataFrame:
+    """The table in a file.
+
+    Args:
+        path: the file; Parquet by its ending, else CSV with a header.
+        separator: between the values of a line of CSV.
+
+    Raises:
+        BadInput: there is no such file, it cannot be read as a table, or has no rows.
+    """
+    if len(separator.encode()) != 1:
+        raise BadInput(f"--separator must be one character, got {separator!r}")
+    if not path.is_file():
+        raise BadInput(f"{path}: there is no such file")
+    kind = "Parquet" if path.suffix in _PARQUET else "CSV"
+    try:
+        table = pl.read_parquet(path) if kind == "Parquet" else _read_csv(path, separator)
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{path} cannot be read as {kind}: {reason}") from error
+    if table.height == 0:
+        raise BadInput(f"{path} has no rows")
+    return table
+
+
+def _read_csv(path: Path, separator: str) -> pl.DataFrame:
+    table = pl.read_csv(
+        path, separator=separator, infer_schema_length=None, null_values=MISSING, has_header=True
+    )
+    twice = [name for name in table.columns if "_duplicated_" in name]
+    if twice:
+        name = twice[0].rpartition("_duplicated_")[0]
+        raise BadInput(f"{path} has two columns with the name {name!r}")
+    return table
+
+
+def write(table: pl.DataFrame, path: Path) -> None:
+    """Writes a table, whole from the moment that the file has its name.
+
+    Raises:
+        BadInput: the ending is neither of CSV nor of Parquet, or the file cannot be written.
+    """
+    check_writable(path)
+    save = table.write_parquet if path.suffix in _PARQUET else table.write_csv
+    with replacing(path) as part:
+        save(part)
+
+
+def check_writable(path: Path) -> None:
+    """Before any work: whether a table can be written there.
+
+    Raises:
+        BadInput: the ending is neither of CSV nor of Parquet, or there is no such folder.
+    """
+    endings = (".csv", *_PARQUET)
+    if path.suffix not in endings:
+        raise BadInput(f"--out must end in {', '.join(endings)}, got {path}")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Whether the folder of a file that is to be written exists.
+
+    Raises:
+        BadInput: it does not, or the path is that of a folder.
+    """
+    if not path.parent.is_dir() or path.is_dir():
+        raise BadInput(f"--out must be a file in a folder that exists, got {path}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside, which gets the name when all went well."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:
+    """A column that an option names.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    if name not in table.columns:
+        raise BadInput(f"{option}: there is no column {name!r}, only {listed(table.columns)}")
+    return table[name]
+
+
+def listed(names: list[str]) -> str:
+    """Some names for an error."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(map(repr, names[:_FEW])) + more
+
+
+def first_row(series: pl.Series) -> int:
+    """The number of the first row where a series of bool is true, from 1."""
+    place = series.arg_max()
+    return 1 + (place or 0)

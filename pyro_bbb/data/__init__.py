@@ -1,0 +1,31 @@
+"""Datasets as tensors on a device, and minibatches of them without per-item Python.
+
+Data sit in memory as one pair of tensors, rows being examples. ``load_images`` reads MNIST and
+Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits (``read_uci`` from any file of
+their layout), ``load_mushrooms`` the UCI mushrooms; ``as_tensors`` takes what users have, ``split``
+holds rows out for validation, and ``Minibatches`` is one epoch's worth of shuffled batches.
+
+The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
+``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
+``root``, else the environment variable ``PYRO_BBB_DATA``; it may be read-only. Where neither is
+given, it is a cache folder of the user, ``$XDG_CACHE_HOME/pyro_bbb`` or ``~/.cache/pyro_bbb``,
+which torchvision's downloads of the images fill.
+
+Imports `_utils` alone, and no Pyro. A new data set is one module here, with its checksum, its
+licence and its source.
+"""
+
+from pyro_bbb.data._images import load_images
+from pyro_bbb.data._tables import UCIData, load_mushrooms, load_uci, read_uci
+from pyro_bbb.data._tensors import Minibatches, as_tensors, split
+
+__all__ = [
+    "Minibatches",
+    "UCIData",
+    "as_tensors",
+    "load_images",
+    "load_mushrooms",
+    "load_uci",
+    "read_uci",
+    "split",
+]

@@ -1,0 +1,226 @@
+"""Tables as tensors: the UCI regression sets with their splits, and the UCI mushrooms.
+
+They are read from a folder, never downloaded. Files that the project knows are checked against
+their SHA-256; other regression sets of the same layout are read after a check of their content.
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bbb.data.cache import cache_folder, given_root, read_verified
+
+_UCI_SHA256 = {
+    "bostonHousing": "c64c2711b542d489a200662d01651d3470406df75b252bf31edeb4d994b1c53a",
+    "energy": "8d2c384b761d1e592260f98f824e2fb949dc72782d09f6777739d65e3d226fec",
+    "naval-propulsion-plant": "b4d27bd0ebeaa877e8f0c562360f31e1c3cac2e04bcf8301afec24475af3e256",
+    "wine-quality-red": "aa3b640a0e9faea5db62dcc9494c33fd457efdb713439c94e7c56e478d77b679",
+    "yacht": "d0eaa54ba47e3b3db613bac0862f0bb13367fc77f2653e8afe8a45e494394909",
+}
+
+
+_MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
+
+
+_DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
+
+
+Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+class UCIData(NamedTuple):
+    """A regression set, nothing normalised, and its standard splits.
+
+    Attributes:
+        x: features, float32 or as `read_uci` was asked ``[n, d]``; a column may be constant.
+        y: targets, of the same type, ``[n]``.
+        train_index: rows of each split's train part, int64 ``[splits, n_train]``.
+        test_index: rows of each split's test part, int64 ``[splits, n_test]``.
+    """
+
+    x: Tensor
+    y: Tensor
+    train_index: Tensor
+    test_index: Tensor
+
+    def split(self, number: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """``(x, y)`` of the train part and of the test part of one split.
+
+        Raises:
+            ValueError: there is no split of this number, counted from 0.
+        """
+        if not isinstance(number, int) or not 0 <= number < len(self.train_index):
+            raise ValueError(f"number must be in [0, {len(self.train_index) - 1}], got {number!r}")
+        train, test = self.train_index[number], self.test_index[number]
+        return (self.x[train], self.y[train]), (self.x[test], self.y[test])
+
+
+def load_uci(
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+) -> UCIData:
+    """A UCI regression set with its splits, from ``ROOT/uci/NAME/data.npz``.
+
+    The file holds ``X`` ``[n, d]``, ``y`` ``[n]``, and the row numbers of the splits
+    ``train_index`` ``[splits, n_train]`` and ``test_index`` ``[splits, n_test]``. The splits of
+    Hernandez-Lobato and Adams (2015, arXiv:1502.05336) have nine tenths of the rows to train.
+
+    Args:
+        name: folder of the set, e.g. ``"yacht"``; any that has the layout.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder.
+        device: where to put the tensors; the CPU by default.
+
+    Raises:
+        FileNotFoundError: ROOT has no such set.
+        RuntimeError: the file is damaged, or has another content than the known set of that name.
+        ValueError: ``name`` is no name of a folder, an array is missing, has the wrong shape or
+            type or values that are not finite, or a split uses a row twice or one that is not
+            there.
+    """
+    path = _path_of_uci(name, root)
+    known = _UCI_SHA256.get(name)
+    content = path.read_bytes() if known is None else read_verified(path, "sha256", known)
+    return UCIData(*(part.to(device) for part in _parsed(path, content, torch.float32)))
+
+
+def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
+    """A regression set with its splits from any file of the layout that `load_uci` describes.
+
+    Args:
+        path: the ``.npz`` file; whatever its name, its content need not be that of a known set.
+        dtype: of features and targets. What is to be standardised, as a column with a mean far
+            above its spread, is better read as ``torch.float64``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RuntimeError: the file is damaged.
+        ValueError: its content is of another layout, as for `load_uci`, or ``dtype`` is no floating
+            type.
+        TypeError: an argument is of another kind.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"path must be a file, there is none at {file}")
+    return _parsed(file, file.read_bytes(), dtype)
+
+
+def load_mushrooms(
+    *,
+    root: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The 8,124 UCI mushrooms, one-hot, from ``ROOT/mushroom/agaricus-lepiota.data``.
+
+    Each of the 22 attributes gets one column for every value that occurs in the file: attributes in
+    the order of the file, their values in the order of the alphabet, ``?`` (missing, only in
+    stalk-root) before all others as a value of its own. That makes 117 columns.
+
+    Args:
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder.
+        device: where to put the tensors; the CPU by default.
+
+    Returns:
+        Features, float32 ``[8124, 117]`` of 0 and 1, and labels, int64 ``[8124]``, 1 = poisonous.
+
+    Raises:
+        FileNotFoundError: ROOT lacks the file.
+        RuntimeError: the file is damaged (its SHA-256 is wrong).
+    """
+    base = _base(root)
+    path = base / "mushroom" / "agaricus-lepiota.data"
+    if not path.is_file():
+        raise FileNotFoundError(_absent(path, base))
+    text = read_verified(path, "sha256", _MUSHROOMS_SHA256).decode("ascii")
+    labels, *attributes = zip(*(line.split(",") for line in text.splitlines()), strict=True)
+    x = np.hstack([np.array(column)[:, None] == np.unique(column) for column in attributes])
+    y = np.array(labels) == "p"
+    return (
+        torch.tensor(x, dtype=torch.float32, device=device),
+        torch.tensor(y, dtype=torch.int64, device=device),
+    )
+
+
+def _base(root: str | os.PathLike[str] | None) -> Path:
+    given = given_root(root)
+    return cache_folder() if given is None else given
+
+
+def _absent(path: Path, base: Path) -> str:
+    layout = f"that holds ROOT/{path.relative_to(base).as_posix()}"
+    return f"no {path}; pass root=ROOT or set PYRO_BBB_DATA=ROOT to a folder {layout}"
+
+
+def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
+    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
+        raise ValueError(f"name must be the name of a folder, got {name!r}")
+    base = _base(root)
+    path = base / "uci" / name / "data.npz"
+    if not path.is_file():
+        others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
+        there = f" (there are {', '.join(others)})" if others else ""
+        raise FileNotFoundError(_absent(path, base) + there)
+    return path
+
+
+def _parsed(path: Path, content: bytes, dtype: torch.dtype) -> UCIData:
+    """The content of a file, checked."""
+    arrays = _read_npz(path, content)
+    _check_values(path, arrays)
+    _check_splits(path, arrays)
+    pairs = zip(_DIMENSIONS, (dtype, dtype, torch.int64, torch.int64), strict=True)
+    return UCIData(*(torch.tensor(arrays[key], dtype=t) for key, t in pairs))
+
+
+def _read_npz(path: Path, content: bytes) -> Arrays:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files if key in _DIMENSIONS}
+    except Exception as error:  # zip, zlib, numpy each have several for a damaged file
+        raise RuntimeError(f"{path} is damaged or no .npz file of numbers: {error}") from error
+    missing = sorted(_DIMENSIONS.keys() - arrays.keys())
+    if missing:
+        raise ValueError(f"{path} must hold {list(_DIMENSIONS)}, got no {' and no '.join(missing)}")
+    return arrays
+
+
+def _check_values(path: Path, arrays: Arrays) -> None:
+    """Dimensions, types, and finite numbers."""
+    for key, dimensions in _DIMENSIONS.items():
+        array = arrays[key]
+        kinds, words = ("iu", "integers") if "index" in key else ("fiu", "real numbers")
+        if array.ndim != dimensions or array.size == 0 or array.dtype.kind not in kinds:
+            got = f"{array.dtype} of shape {list(array.shape)}"
+            raise ValueError(f"{key} of {path} must hold {words} in {dimensions}-d, got {got}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{key} of {path} must be finite, got NaN or infinity")
+    if len(arrays["X"]) != len(arrays["y"]):
+        lengths = f"{len(arrays['X'])} and {len(arrays['y'])}"
+        raise ValueError(f"X and y of {path} must have equally many rows, got {lengths}")
+
+
+def _check_splits(path: Path, arrays: Arrays) -> None:
+    """Every split has rows of the table, none of them twice: no test row is trained on."""
+    train, test, n = arrays["train_index"], arrays["test_index"], len(arrays["X"])
+    if len(train) != len(test):
+        counts = f"{len(train)} and {len(test)}"
+        raise ValueError(
+            f"train_index and test_index of {path} must have one row per split, got {counts}"
+        )
+    rows = np.sort(np.concatenate([train, test], axis=1), axis=1)
+    if rows[:, 0].min() < 0 or rows[:, -1].max() >= n:
+        got = f"{rows[:, 0].min()} to {rows[:, -1].max()}"
+        raise ValueError(f"the splits of {path} must hold rows in [0, {n - 1}], got {got}")
+    repeated = (np.diff(rows, axis=1) == 0).any(axis=1)
+    if repeated.any():
+        raise ValueError(f"split {int(repeated.argmax())} of {path} has a row more than once")

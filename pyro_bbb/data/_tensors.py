@@ -1,0 +1,182 @@
+"""Data sets as a pair of tensors, minibatches and splits of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
+
+_READ_BATCH = 1024  # items collated at once when a Dataset is read
+
+
+def as_tensors(
+    data: tuple[Any, Any] | Dataset[Any], *, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as a checked pair of tensors on one device; dtypes are kept.
+
+    Args:
+        data: a pair ``(x, y)`` of tensors or numpy arrays whose rows are examples, or a map-style
+            ``Dataset`` of such pairs (a ``TensorDataset`` is taken as it is, any other one is read
+            once from end to end).
+        device: where to put both; by default where ``x`` is.
+
+    Returns:
+        ``x`` and ``y``, each ``[n, ...]``.
+
+    Raises:
+        TypeError: ``data`` is nothing of the above.
+        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, their lengths differ, or there is
+            no such device.
+    """
+    pair = _read_dataset(data) if isinstance(data, Dataset) else data
+    if not isinstance(pair, tuple | list):
+        kinds = "a pair (x, y) of tensors or arrays, or a map-style Dataset of pairs"
+        raise TypeError(f"data must be {kinds}, got {type(data).__name__}")
+    if len(pair) != 2:
+        raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
+    x, y = _to_tensor("x", pair[0]), _to_tensor("y", pair[1])
+    _check_lengths(x, y)
+    _check_finite("x", x)
+    _check_finite("y", y)
+    place = x.device if device is None else as_device(device)
+    return _data_only(x).to(place), _data_only(y).to(place)
+
+
+class Minibatches:
+    """Batches of ``(x, y)``, shuffled anew at each iteration; the last, short one is kept.
+
+    An epoch costs one ``randperm`` on the CPU, so that the order is the same on every device, and
+    one ``index_select`` per batch on the data's device.
+
+    Args:
+        x: inputs, ``[n, ...]``.
+        y: targets, ``[n, ...]``, on the same device.
+        batch_size: examples per batch, at least 1; more than n makes one batch of n.
+        shuffle: draw a new order for each epoch, or keep the given one.
+        generator: CPU generator of the orders; torch's global one by default.
+
+    Raises:
+        TypeError: ``batch_size`` is no int, or another argument of another kind.
+        ValueError: ``batch_size < 1``, empty data, lengths or devices that differ, or a generator
+            that is not on the CPU.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _check_lengths(x, y)
+        if x.device != y.device:
+            raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+            raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not isinstance(generator, torch.Generator | None):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
+        if generator is not None and generator.device.type != "cpu":
+            raise ValueError(f"generator must be on the CPU, got one on {generator.device}")
+        self.x, self.y = x, y
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self.shuffle:
+            batches = zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True)
+            yield from batches
+            return
+        order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
+        for rows in order.split(self.batch_size):
+            yield self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+
+def split(
+    x: Tensor, y: Tensor, *, fraction: float, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Random split into two disjoint parts, as for training and validation.
+
+    Args:
+        x: inputs, ``[n, ...]``.
+        y: targets, ``[n, ...]``.
+        fraction: share of the second part, in (0, 1); its size is ``round(fraction * n)``.
+        seed: of the random order; torch's global generator is not touched.
+
+    Returns:
+        ``(x, y)`` of the first and of the second part.
+
+    Raises:
+        ValueError: ``fraction`` is outside (0, 1), a part would be empty, or lengths differ.
+        TypeError: an argument is of another kind.
+    """
+    _check_lengths(x, y)
+    fraction, seed = probability("fraction", fraction), as_seed("seed", seed)
+    held_out = round(fraction * len(x))
+    if not 0 < held_out < len(x):
+        raise ValueError(f"fraction={fraction} of {len(x)} examples leaves one part empty")
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    second, first = order[:held_out], order[held_out:]
+    return (
+        (x[first.to(x.device)], y[first.to(y.device)]),
+        (x[second.to(x.device)], y[second.to(y.device)]),
+    )
+
+
+def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
+    """Every item of a map-style dataset of pairs, collated."""
+    if isinstance(data, IterableDataset):
+        raise TypeError(f"data must be a map-style Dataset, got {type(data).__name__}")
+    if isinstance(data, TensorDataset):
+        return list(data.tensors)
+    if len(data) == 0:  # type: ignore[arg-type]
+        raise ValueError("data must not be empty, got a Dataset of length 0")
+    batches = list(DataLoader(data, batch_size=_READ_BATCH, generator=torch.Generator()))
+    pairs = isinstance(batches[0], list)  # to which pairs are collated
+    if not (pairs and all(isinstance(part, Tensor) for part in batches[0])):
+        raise TypeError(
+            f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
+        )
+    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+
+
+def _to_tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return torch.tensor(value)
+    if not isinstance(value, Tensor):
+        kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
+    return value
+
+
+def _data_only(value: Tensor) -> Tensor:
+    """The tensor without gradient, which training would leave in the user's."""
+    return value.detach() if value.requires_grad else value
+
+
+def _check_lengths(x: Tensor, y: Tensor) -> None:
+    for name, value in (("x", tensor("x", x)), ("y", tensor("y", y))):
+        if value.ndim == 0 or len(value) == 0:
+            shape = list(value.shape)
+            raise ValueError(f"{name} must have at least one example (row), got shape {shape}")
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have equally many rows, got {len(x)} and {len(y)}")
+
+
+def _check_finite(name: str, value: Tensor) -> None:
+    if value.is_meta:
+        raise ValueError(f"{name} must have values, got a tensor on the device meta")
+    if not all_finite(value):
+        row = int((~value.isfinite()).nonzero()[0, 0])
+        raise ValueError(f"{name} must be finite, got NaN or infinity first in row {row}")

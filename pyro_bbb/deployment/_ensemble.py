@@ -1,0 +1,214 @@
+"""From a Bayesian network to an ordinary module that holds drawn networks and answers for all."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.infer import MCMC
+from pyro.infer.autoguide import AutoGuide
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Normal
+from torch.func import functional_call
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.sites import declared_names
+from pyro_bbb._handlers.vmap import one_by_one, over_draws, stack
+from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.validation import count, probabilities
+from pyro_bbb.deployment._strip_pyro import plain_copy
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.prediction import (
+    ClassificationPrediction,
+    RegressionPrediction,
+    finished,
+    posterior_draws,
+)
+
+OF_TARGETS = ("mean", "aleatoric_std", "epistemic_std")
+
+
+_HALVINGS = 40  # of the bracket of a quantile, to 1e-12 of its width
+
+
+def to_ensemble(
+    model: BayesianModel,
+    guide: Any,
+    *,
+    num_samples: int = 100,
+    seed: int | None = None,
+    quantiles: Iterable[float] = (),
+) -> DrawnEnsemble:
+    """Networks drawn from the posterior once, as one plain `torch.nn.Module` for a service.
+
+    It answers as `predict` does for the same draws (with ``estimator="reparam"``, and the same seed
+    and number), has no priors or Pyro modules left, and draws nothing: it can be saved, moved, and
+    exported by `torch.export` and to ONNX, with a batch of any size.
+
+    Args:
+        model: the model; it stays as it is.
+        guide: a trained guide; the `Chains` of `run_nuts`; a finished Pyro `MCMC`; or draws by site
+            name, ``[S, ...]`` each, of which at most ``num_samples`` are used, evenly spaced.
+        num_samples: number of networks S.
+        seed: makes the draws a function of this number, and leaves torch's random state alone.
+        quantiles: probabilities of the quantiles that it gives, each in (0, 1); for `Gaussian` and
+            `HeteroscedasticGaussian` likelihoods. Exported ones hold to 1e-7 of probability.
+
+    Returns:
+        A module in evaluation mode.
+
+    Raises:
+        TypeError: an argument is of another kind, or the guide is a mere function: give its draws.
+        ValueError: a number out of range, draws that lack a latent, or quantiles of a likelihood
+            without.
+    """
+    if not isinstance(model, BayesianModel):
+        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    if not isinstance(guide, (AutoGuide, Mapping, MCMC)) and not hasattr(guide, "sample_posterior"):
+        kind = type(guide).__name__
+        raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {kind}")
+    num_samples, levels = count("num_samples", num_samples), _levels(model, quantiles)
+    with seeded(seed), own_store(model, guide):
+        draws = _all_draws(model, guide, num_samples)
+    return DrawnEnsemble(_stacked(model, draws), model.likelihood.family, levels).eval()
+
+
+class DrawnEnsemble(nn.Module):
+    """What `to_ensemble` returns: networks of one architecture, and what they say together."""
+
+    levels: Tensor
+    scores: Tensor
+
+    def __init__(self, drawn: _Drawn, family: Any, levels: list[float]) -> None:
+        super().__init__()
+        self.drawn = drawn
+        self._family = family
+        place = next(drawn.buffers()).device
+        known = torch.tensor(levels, dtype=torch.float64, device=place)
+        self.register_buffer("levels", known)
+        self.register_buffer("scores", torch.special.ndtri(known))  # which ONNX does not have
+        checks = "validate_args" in inspect.signature(family).parameters
+        self._unchecked = {"validate_args": False} if checks else {}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """The posterior predictive at inputs ``[n, ...]``, by all networks in one pass.
+
+        Returns:
+            For classes ``probs`` ``[n, C]`` and, in nats, ``aleatoric`` and ``epistemic`` ``[n]``.
+            Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if asked
+            for, ``quantiles`` ``[n, d, Q]``.
+        """
+        # an exporter would fix the number of inputs of what torch batches over weights
+        run = one_by_one if torch.compiler.is_compiling() else over_draws
+        arguments = run(partial(self._arguments, x), self.drawn.weights())
+        if issubclass(self._family, (Categorical, Bernoulli)):
+            classes = ClassificationPrediction(**finished(self._family, arguments))
+            return {
+                "probs": classes.probs,
+                "aleatoric": _entropy(classes.sample_log_probs).mean(0),
+                "epistemic": classes.epistemic,
+            }
+        mixture = RegressionPrediction(self._family(**arguments, **self._unchecked))
+        answer = {name: getattr(mixture, name) for name in OF_TARGETS}
+        parts = torch.stack([answer["aleatoric_std"], answer["epistemic_std"]]).double()
+        answer["std"] = parts.square().sum(0).sqrt().to(mixture.mean)  # ONNX has no hypot
+        if len(self.levels):
+            answer["quantiles"] = _quantiles(self.levels, self.scores, **arguments)
+        return answer
+
+    def extra_repr(self) -> str:
+        """The number of networks, for the module's printed form."""
+        return f"num_samples={len(next(iter(self.drawn.weights().values())))}"
+
+    def _arguments(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = functional_call(self.drawn, draw, (x,))
+        return found
+
+
+class _Drawn(nn.Module):
+    """Network and likelihood; their random weights are buffers, ``[S, ...]`` each."""
+
+    def __init__(self, network: nn.Module, likelihood: nn.Module) -> None:
+        super().__init__()
+        self.network, self.likelihood = network, likelihood
+        self.names: set[str] = set()
+
+    def weights(self) -> dict[str, Tensor]:
+        """All draws by name, tied ones once."""
+        return {name: value for name, value in self.named_buffers() if name in self.names}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """The likelihood's arguments, where single weights stand for the drawn ones."""
+        likelihood: Any = self.likelihood
+        found: dict[str, Tensor] = likelihood.arguments(self.network(x))
+        return found
+
+
+def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
+    """The probabilities asked for, if any, of a likelihood that has a formula for them."""
+    if isinstance(quantiles, tuple) and not quantiles:
+        return []
+    levels = probabilities("quantiles", quantiles)
+    if not issubclass(model.likelihood.family, Normal):
+        kind = type(model.likelihood).__name__
+        raise ValueError(f"quantiles must be left out for the likelihood {kind}, got {levels}")
+    return levels
+
+
+def _all_draws(model: BayesianModel, guide: Any, num_samples: int) -> list[dict[str, Tensor]]:
+    """The draws one by one, in the order of `predict`."""
+    nowhere = torch.zeros(1)  # autoguides do not look at the inputs
+    with torch.no_grad():
+        return [
+            {name: values[s] for name, values in chunk.items()}
+            for chunk in posterior_draws(model, guide, nowhere, num_samples)
+            for s in range(len(next(iter(chunk.values()))))
+        ]
+
+
+def _stacked(model: BayesianModel, draws: list[dict[str, Tensor]]) -> _Drawn:
+    """The parts with every draw's weights, as their layers use them."""
+    random = declared_names(model)
+    records = []
+    for draw in draws:
+        parts = (plain_copy(getattr(model, name), name, draw) for name in ("network", "likelihood"))
+        drawn = _Drawn(*parts).requires_grad_(False)
+        own = {name: value for name, value in drawn.named_parameters() if name in random}
+        records.append({name: value.data for name, value in own.items()})
+    values = {id(own[name]): value for name, value in stack(records).items()}
+    for name, parameter in list(drawn.named_parameters(remove_duplicate=False)):
+        if id(parameter) in values:
+            path, _, leaf = name.rpartition(".")
+            owner = drawn.get_submodule(path)
+            del owner._parameters[leaf]
+            owner.register_buffer(leaf, values[id(parameter)])
+            drawn.names.add(name)
+    return drawn
+
+
+def _quantiles(levels: Tensor, scores: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """Quantiles ``[n, d, Q]`` of mixtures of Normals, by bisection between those of the parts."""
+    dtype = loc.dtype
+    loc, scale = loc.double().unsqueeze(-1), scale.double().unsqueeze(-1)  # [S, n, d, 1]
+    ends = loc + scale * scores
+    low, high = ends.amin(0), ends.amax(0)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        below = _erf((middle - loc) / (scale * math.sqrt(2))).mean(0) < 2 * levels - 1
+        low, high = middle.where(below, low), high.where(below, middle)
+    return high.to(dtype)
+
+
+def _erf(x: Tensor) -> Tensor:
+    """The error function of float64; of an exported module to float32's rounding, as ONNX needs."""
+    return x.float().erf().double() if torch.compiler.is_compiling() else x.erf()
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    """Entropies ``[...]`` in nats, in operations that older exporters to ONNX have."""
+    probs = log_probs.exp()
+    return -(probs * log_probs).where(probs > 0, torch.zeros_like(probs)).sum(-1)

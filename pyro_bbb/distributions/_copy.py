@@ -1,0 +1,48 @@
+"""Copies of distributions with other tensors inside, or without validation."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.distributions import Distribution, Transform
+
+from pyro_bbb.distributions.normal import SoftplusNormal
+from pyro_bbb.distributions.scale_mixture import ScaleMixtureNormal
+
+
+def map_tensors(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
+    """A copy of a distribution (nested ones too) with ``fn`` applied to every tensor inside."""
+    return _map_tensors(distribution, fn, {})
+
+
+def _map_tensors(x: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+    if isinstance(x, Tensor):
+        return fn(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_map_tensors(item, fn, memo) for item in x)
+    if isinstance(x, weakref.ref):
+        return None  # some versions of torch remember a transform's inverse so
+    if not isinstance(x, (Distribution, Transform)):
+        return x
+    if id(x) not in memo:  # others hold it, and it holds the transform
+        if isinstance(x, SoftplusNormal):
+            x.settle()
+        memo[id(x)] = new = copy.copy(x)
+        new.__dict__.update({key: _map_tensors(value, fn, memo) for key, value in vars(x).items()})
+        if isinstance(new, ScaleMixtureNormal):
+            new.derive()  # anew, in the dtype that its parameters have now
+    return memo[id(x)]
+
+
+def without_validation(distribution: Distribution) -> Distribution:
+    """A copy that never validates values: checks cost passes, and fail inside ``torch.vmap``."""
+    new = copy.copy(distribution)
+    for key, value in vars(distribution).items():
+        if isinstance(value, Distribution):
+            setattr(new, key, without_validation(value))
+    new._validate_args = False  # last, as some pass it on to the distribution inside
+    return new

@@ -1,0 +1,84 @@
+r"""Log-densities under parameters that are held fixed: draws have a gradient, parameters have none.
+
+Roeder et al. (2017), "Sticking the Landing": of $\ln q_\theta(w)$, $w = \mu + \sigma\epsilon$, the
+gradient in $\theta$ at fixed w is zero in the mean, and left out. What is left is that in w,
+$-\epsilon / \sigma$ for independent Normals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributions import Distribution
+
+from pyro_bbb._ops.buffers import blank
+
+
+class Held(TorchDistribution):
+    """A distribution by its log-density alone: a KL in closed form would have no gradient.
+
+    Args:
+        held: the distribution, its parameters without gradients.
+        drawn_from: the distribution as it was.
+    """
+
+    has_rsample = True
+
+    def __init__(self, held: Any, drawn_from: Any) -> None:
+        self.held, self.drawn_from = held, drawn_from
+        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """The support of the distribution."""
+        return self.held.support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats; its gradient reaches ``value`` alone."""
+        log_prob: Tensor = self.held.log_prob(value)
+        return log_prob
+
+
+class HeldDraw(TorchDistribution):
+    r"""Draws of a vector of Normals, whose $\sum\ln q$ is known.
+
+    Args:
+        noise: $\epsilon$, ``[..., n]``.
+        scale: $\sigma$, ``[n]``.
+        log_q: $\sum\ln q$ in nats, ``[...]``.
+    """
+
+    has_rsample = True
+
+    def __init__(self, noise: Tensor, scale: Tensor, log_q: Tensor) -> None:
+        self._noise, self._scale, self._log_q = noise, scale.detach(), log_q.detach()
+        Distribution.__init__(self, log_q.shape, scale.shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The sums in nats; the value is that of the draws."""
+        log_prob: Tensor = _Known.apply(value, self._noise, self._scale, self._log_q)
+        return log_prob
+
+
+class _Known(Function):
+    """A log-density that is known, of which the derivative in the value is taken."""
+
+    @staticmethod
+    def forward(value: Tensor, noise: Tensor, scale: Tensor, log_q: Tensor) -> Tensor:
+        return log_q.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:3])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_q: Tensor) -> tuple[Tensor | None, ...]:
+        noise, scale = ctx.saved_tensors
+        ratio = torch.div(noise, scale, out=blank(noise))
+        return ratio.mul_(-of_log_q.unsqueeze(-1)), None, None, None

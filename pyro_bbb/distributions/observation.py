@@ -1,0 +1,91 @@
+"""Families of observations with what torch's lack: a log-rate, distribution functions, digits.
+
+Where terms far larger than their sum cancel, these compute in float64: observations are few.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from scipy.special import stdtr
+from torch import Tensor
+
+from pyro_bbb._ops.reductions import HALF_LOG_2PI
+
+
+class Categorical(dist.Categorical):
+    """Categorical by its logits; large ones lose no digits, as they do beside their logsumexp.
+
+    Args:
+        logits: log-probabilities up to a constant, ``[..., classes]``.
+    """
+
+    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+        centred = logits - logits.detach().amax(-1, keepdim=True)
+        super().__init__(logits=centred, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
+        """The same distribution with a larger batch shape."""
+        return super().expand(batch_shape, self._get_checked_instance(Categorical, _instance))
+
+
+class Normal(dist.Normal):
+    """Normal whose density needs no square of the scale, which soon under- or overflows."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats, elementwise."""
+        if self._validate_args:
+            self._validate_sample(value)
+        z = (value - self.loc) / self.scale
+        return -0.5 * z.square() - self.scale.log() - HALF_LOG_2PI
+
+
+class LogRatePoisson(dist.Poisson):
+    """Poisson by its log-rate, exact where the rate itself under- or overflows.
+
+    Args:
+        log_rate: logarithm of the expected count, any shape.
+    """
+
+    def __init__(self, log_rate: Tensor) -> None:
+        self.log_rate = log_rate
+        super().__init__(log_rate.exp(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> LogRatePoisson:
+        """The same distribution with a larger batch shape."""
+        return LogRatePoisson(self.log_rate.expand(batch_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of the counts in nats, elementwise."""
+        count, log_rate = value.double(), self.log_rate.double()
+        log_prob = count * log_rate - log_rate.exp() - torch.lgamma(count + 1)
+        return log_prob.to(self.log_rate.dtype)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of a count at most ``value``, through the incomplete gamma function."""
+        count = value.floor()
+        cdf = torch.special.gammaincc((count + 1).clamp(min=1), self.rate)
+        return cdf.where(count >= 0, 0.0)
+
+
+class StudentT(dist.StudentT):
+    """Student's t with the cumulative distribution function (scipy's, without gradient)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats, elementwise."""
+        if self._validate_args:
+            self._validate_sample(value)
+        df, z = self.df.double(), (value.double() - self.loc) / self.scale
+        half = 0.5 * (df + 1)
+        of_df = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * (df * math.pi).log()
+        log_prob = of_df - half * torch.log1p(z.square() / df) - self.scale.log()
+        return log_prob.to(self.loc.dtype)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of a draw at most ``value``, elementwise."""
+        z = (value - self.loc) / self.scale
+        df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
+        return torch.as_tensor(stdtr(df, z)).to(value)

@@ -1,0 +1,153 @@
+"""Ensembles: several guides, each trained from its own start, as one posterior.
+
+Of points they are the deep ensembles of Lakshminarayanan et al. (2017), "Simple and Scalable
+Predictive Uncertainty Estimation using Deep Ensembles".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import AutoGuide
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_bbb._utils.validation import count, function
+from pyro_bbb.guides._autoguides import Delta
+from pyro_bbb.guides._base import Approximated, Guide
+from pyro_bbb.guides._laplace import Laplace
+
+
+class Ensemble(Guide):
+    """An equally weighted mixture of guides, which take turns at each call.
+
+    `fit` runs every member in every step, so that the loss is the mean of theirs; a member's
+    gradient then carries the factor 1 / size, which Adam does not see. Ordinary parameters of the
+    model are shared.
+
+    Args:
+        model: the model.
+        make_member: makes one member for the model; called once per member.
+        size: number of members.
+
+    Raises:
+        ValueError: ``size`` is below 1, or points start all alike and so would stay.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], make_member: Callable[[Any], Guide], size: int
+    ) -> None:
+        size = count("size", size)
+        function("make_member", make_member, "(model) -> guide")
+        super().__init__(model)
+        self._calls = 0
+        self.add_module("member", PyroModule())
+        for _ in range(size):
+            self.add(make_member(model))
+        self._kl_weight = replace(self._kl_weight, position=None)  # the members weigh theirs
+        self._refuse_equal_points()
+
+    def add(self, member: Guide) -> None:
+        """Adds a guide for the same model as the last member.
+
+        Raises:
+            TypeError: it is none of `pyro_bbb.guides`.
+        """
+        if not isinstance(member, Guide):
+            raise TypeError(f"member must be one of pyro_bbb.guides, got {member!r}")
+        self._modules["member"].add_module(str(self.size), member)  # type: ignore[union-attr]
+
+    @property
+    def members(self) -> list[Guide]:
+        """The guides, in turn."""
+        return list(self._modules["member"].children())  # type: ignore[union-attr,arg-type]
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def site_names(self) -> list[str]:
+        """Names of the latent variables, in the model's order."""
+        return self.members[0].site_names
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Draws every latent from the member whose turn it is.
+
+        Args:
+            *args: the model's arguments.
+            **kwargs: the model's keyword arguments.
+
+        Returns:
+            The draws by site name.
+        """
+        member = self.members[self._calls % self.size]
+        self._calls += 1
+        draws: dict[str, Tensor] = member(*args, **kwargs)
+        return draws
+
+    def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
+        """Draws of all latents, ``[num_samples, ...]`` by site name: of each member in turn."""
+        num_samples = count("num_samples", num_samples)
+        counts = [len(range(k, num_samples, self.size)) for k in range(self.size)]
+        drawn = [
+            member.sample_posterior(number)
+            for member, number in zip(self.members, counts, strict=True)
+            if number
+        ]
+        # draws lie member by member: number i is that of turn turns[i]
+        turns = [i for k in range(self.size) for i in range(k, num_samples, self.size)]
+        order = torch.tensor(turns).argsort()
+        return {name: torch.cat([draws[name] for draws in drawn])[order] for name in drawn[0]}
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Raises TypeError: between the members lies no network that works."""
+        raise TypeError(
+            "an ensemble has no single centre; use predict, or one of guide.members by itself"
+        )
+
+    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Raises TypeError, as `median`."""
+        return self.median()
+
+    def approximate(self, data: Any) -> None:
+        """Approximates the members that are to be, as `Laplace` ones are.
+
+        Args:
+            data: the training set, as for `Laplace.approximate`.
+        """
+        for member in self.members:
+            if isinstance(member, Approximated):
+                member.approximate(data)
+
+    def reset(self) -> None:
+        """Makes such members points again, for further training."""
+        for member in self.members:
+            if isinstance(member, Approximated):
+                member.reset()
+
+    def _find_latents(self, *args: Any, **kwargs: Any) -> None:
+        for member in self.members:
+            if not member._complete:
+                member._find_latents(*args, **kwargs)
+        self._complete = True
+
+    def _refuse_equal_points(self) -> None:
+        states = [list(member.parameters()) for member in self.members[:2]]
+        points = all(isinstance(member, Delta | Laplace) for member in self.members)
+        if points and len(states) == 2 and states[0]:
+            if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
+                raise ValueError(
+                    "init_loc must give each member a start of its own, e.g. 'he', or they stay "
+                    "alike"
+                )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for module in self.modules():
+            if isinstance(module, AutoGuide):
+                module.master = None  # each member is whole by itself

@@ -1,0 +1,206 @@
+"""Pyro's automatic guides with one distribution of all latents together, mended as in `_stock`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.transforms import affine_autoregressive, iterated
+from pyro.infer import autoguide
+from pyro.nn import PyroParam
+from pyro.poutine import Trace
+from torch import Tensor, nn
+
+from pyro_bbb._utils.validation import count, positive
+from pyro_bbb.guides._autoguides import INIT_SCALE, Prototype, Stock
+from pyro_bbb.guides.latents import InitLoc
+
+_MAX_NUMBERS = 2**28  # in a guide's parameters: 1 GiB of float32
+
+
+class Joint(Stock):
+    """In front of a stock guide that has one distribution of all latents, as one long vector."""
+
+    latent_dim: int
+    loc: Any
+    scale: Any
+    transform: Any
+
+    def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
+        """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
+        self._known_latents()
+        num_samples = count("num_samples", num_samples)
+        with torch.no_grad():
+            return self._split(self.get_posterior().sample((num_samples,)))
+
+    def _split(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Latents by site name, ``[S, ...]``, from unconstrained vectors, ``[S, latent_dim]``."""
+        shapes = self._unconstrained_shapes.values()
+        parts = vectors.split([shape.numel() for shape in shapes], dim=1)
+        return {
+            latent.name: latent.constrain(part.reshape(-1, *shape))
+            for latent, part, shape in zip(self._known_latents(), parts, shapes, strict=True)
+        }
+
+    def _build(self, known: Trace) -> None:
+        nodes: dict[str, Any] = known.nodes
+        points = [self._latents[name].unconstrain(node["value"]) for name, node in nodes.items()]
+        self._check_size(sum(point.numel() for point in points))
+        super()._build(known)
+
+    def _check_size(self, latent_dim: int) -> None:
+        """Raises ValueError where a guide for so many latents would not be feasible."""
+
+
+class LowRank(Joint, autoguide.AutoLowRankMultivariateNormal, Prototype):
+    """A Normal of covariance low-rank plus diagonal, `AutoLowRankMultivariateNormal`.
+
+    Args:
+        model: a `BayesianModel`, or any Pyro model.
+        init_loc: where the means start, see `AutoSoftplusNormal`.
+        init_scale: initial standard deviation of every latent, about, in unconstrained space.
+        rank: rank of the first part; by default about the root of the number of latents.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init_loc: InitLoc | None = None,
+        init_scale: float = INIT_SCALE,
+        rank: int | None = None,
+    ) -> None:
+        init_scale = positive("init_scale", init_scale)
+        rank = None if rank is None else count("rank", rank)
+        super().__init__(model, init_loc=init_loc, init_scale=init_scale, rank=rank)
+        self._asked_rank = rank
+        self._find_declared()
+
+    def _build(self, known: Trace) -> None:
+        self.rank = self._asked_rank
+        super()._build(known)
+
+
+class FullRank(Joint, autoguide.AutoMultivariateNormal, Prototype):
+    """A Normal of any covariance, `pyro.infer.autoguide.AutoMultivariateNormal`.
+
+    Args:
+        model: a `BayesianModel`, or any Pyro model.
+        init_loc: where the means start, see `AutoSoftplusNormal`.
+        init_scale: initial standard deviation of every latent, in unconstrained space.
+
+    Raises:
+        ValueError: the model has more than 16,384 latents.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init_loc: InitLoc | None = None,
+        init_scale: float = INIT_SCALE,
+    ) -> None:
+        super().__init__(model, init_loc=init_loc, init_scale=positive("init_scale", init_scale))
+        self._find_declared()
+
+    def _check_size(self, latent_dim: int) -> None:
+        _refuse_size("full_rank", latent_dim, latent_dim**2, "low_rank, softplus_normal")
+
+
+class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
+    r"""An inverse autoregressive flow (Kingma et al. 2016), `pyro.infer.autoguide.AutoIAFNormal`.
+
+    Its draws are $\mu + \sigma f(\epsilon)$. The flow $f$ starts as the identity, so that the guide
+    starts as independent Normals. Its marginals have no closed form, so it has no medians.
+
+    Args:
+        model: a `BayesianModel`, or any Pyro model.
+        init_loc: where $\mu$ starts, see `AutoSoftplusNormal`.
+        init_scale: where $\sigma$ starts, in unconstrained space.
+        hidden_dim: hidden units of each transform's network, at least the number of latents,
+            which is the default.
+        num_transforms: how many transforms follow each other.
+
+    Raises:
+        ValueError: the networks would hold more than 2^28 weights, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init_loc: InitLoc | None = None,
+        init_scale: float = INIT_SCALE,
+        hidden_dim: int | None = None,
+        num_transforms: int = 1,
+    ) -> None:
+        super().__init__(model, init_loc=init_loc)
+        self._init_scale = positive("init_scale", init_scale)
+        self._hidden_dim = None if hidden_dim is None else count("hidden_dim", hidden_dim)
+        self._num_transforms = count("num_transforms", num_transforms)
+        self._find_declared()
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Raises TypeError: the marginals of a flow are known by their draws only."""
+        raise TypeError("a flow's marginals have no closed form; use draws, sample_posterior(1000)")
+
+    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Raises TypeError, as `median`."""
+        return self.median()
+
+    def get_base_dist(self) -> Any:
+        """Standard Normals, from which the flow starts."""
+        return dist.Normal(torch.zeros_like(self.loc), torch.ones_like(self.loc)).to_event(1)
+
+    def get_transform(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The flow, then location and scale; with a cache, or a draw's density would invert it."""
+        return [
+            *self.transform.parts,
+            dist.transforms.AffineTransform(self.loc, self.scale, event_dim=1, cache_size=1),
+        ]
+
+    def _check_size(self, latent_dim: int) -> None:
+        hidden_dim = self._hidden_dim or latent_dim
+        if latent_dim < 2:
+            raise ValueError(f"flow needs at least 2 latents, the model has {latent_dim}")
+        if hidden_dim < latent_dim:
+            raise ValueError(
+                f"hidden_dim must be at least the number of latents, {latent_dim}, got {hidden_dim}"
+            )
+        numbers = 3 * latent_dim * hidden_dim * self._num_transforms
+        _refuse_size("flow", latent_dim, numbers, "low_rank, softplus_normal")
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        self.loc = nn.Parameter(self._init_loc())
+        self.scale = PyroParam(
+            torch.full_like(self.loc, self._init_scale), constraints.softplus_positive
+        )
+        self.transform = iterated(
+            self._num_transforms,
+            affine_autoregressive,
+            self.latent_dim,
+            hidden_dims=[self._hidden_dim or self.latent_dim],
+        ).to(self.loc)
+        for part in self.transform:
+            for parameter in part.arn.layers[-1].parameters():
+                nn.init.zeros_(parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the latest draw, which the transforms remember with its graph."""
+        for part in self.transform or ():
+            part._cached_x_y, part._cached_log_scale = (None, None), None
+        return super().__getstate__()
+
+
+def _refuse_size(name: str, latent_dim: int, numbers: int, others: str) -> None:
+    """Raises ValueError if a guide's largest tensor would hold too many numbers."""
+    if numbers > _MAX_NUMBERS:
+        raise ValueError(
+            f"{name} for {latent_dim:,} latents needs {numbers:,} parameters, "
+            f"{numbers * 4 / 2**30:.1f} GiB in float32 and four times that in training; "
+            f"use one of {others}"
+        )

@@ -1,0 +1,67 @@
+"""Guides by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pyro_bbb.guides._autoguides import Delta, Normal
+from pyro_bbb.guides._base import Guide
+from pyro_bbb.guides._ensemble import Ensemble
+from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
+from pyro_bbb.guides._laplace import Laplace, LaplaceGGN
+from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+
+
+def ensemble(
+    model: Callable[..., Any], size: int = 5, guide: str = "delta", **options: Any
+) -> Ensemble:
+    """Guides of one name, each from its own start, as one posterior.
+
+    Args:
+        model: the model that the guides are for.
+        size: number of members.
+        guide: their name; of ``"delta"`` it is a deep ensemble.
+        **options: keyword arguments of their class; ``init_loc`` is ``"he"`` where not given.
+
+    Returns:
+        The ensemble.
+
+    Raises:
+        ValueError: an unknown name, a number out of range, or points that start all alike.
+    """
+    options.setdefault("init_loc", "he")
+    return Ensemble(model, partial(make, guide, **options), size)
+
+
+GUIDES: dict[str, Callable[..., Guide]] = {
+    "softplus_normal": AutoSoftplusNormal,
+    "normal": Normal,
+    "low_rank": LowRank,
+    "full_rank": FullRank,
+    "flow": Flow,
+    "delta": Delta,
+    "laplace": Laplace,
+    "laplace_ggn": LaplaceGGN,
+    "ensemble": ensemble,
+}
+
+
+def make(name: str, model: Callable[..., Any], **options: Any) -> Guide:
+    """A guide by its name.
+
+    Args:
+        name: one of `GUIDES`.
+        model: the model that the guide is for.
+        **options: keyword arguments of the guide's class (of `ensemble`, for that name).
+
+    Returns:
+        The guide.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if not isinstance(name, str) or name not in GUIDES:
+        raise ValueError(f"name must be one of {sorted(GUIDES)}, got {name!r}")
+    return GUIDES[name](model, **options)

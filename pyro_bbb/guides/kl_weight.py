@@ -1,0 +1,35 @@
+"""Which guides weigh their log-density by ``kl_weight``, and the weight for those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pyro_bbb._handlers.kl_scale import weigh
+from pyro_bbb.guides._base import ArgumentReader, Guide
+
+
+def weighs_kl(guide: Any) -> bool:
+    """Whether a guide weighs its log-density by ``kl_weight`` itself.
+
+    Raises:
+        TypeError: it is no guide, which can be called.
+    """
+    if not callable(guide):
+        raise TypeError(f"guide must be a guide or a function, got {guide!r}")
+    return isinstance(guide, Guide) or (
+        ArgumentReader.of(guide, "kl_weight", None).position is not None
+    )
+
+
+def weighed(guide: Any) -> Any:
+    """The guide with its log-density weighted like the prior's, where it does not do so itself."""
+    if weighs_kl(guide):
+        return guide
+
+    def with_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
+        with weigh(kl_weight):
+            return guide(x, y, kl_weight)
+
+    return with_weight

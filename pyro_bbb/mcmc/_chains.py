@@ -1,0 +1,166 @@
+"""Draws of Markov chains: by site for prediction, by chain for diagnosis."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.vmap import one_by_one
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.validation import kind
+from pyro_bbb.data import as_tensors
+from pyro_bbb.models import BayesianModel
+
+
+@dataclass(frozen=True, eq=False)
+class Chains(Mapping[str, Tensor]):
+    """Posterior draws of several chains of equal length.
+
+    As a mapping it has, by site name, the draws of all chains one after the other,
+    ``[chains * draws, ...]``: what `predict` takes.
+    """
+
+    by_chain: Mapping[str, Tensor]
+    """Draws by site name, ``[chains, draws, ...]``."""
+    log_density: Tensor
+    """Log-density of latents (in unconstrained space) and data, ``[chains, draws]``."""
+    diverging: Tensor
+    """Whether the trajectory to the draw left its energy by more than 1000, ``[chains, draws]``."""
+    acceptance: Tensor
+    """Mean acceptance probability along the trajectory to the draw, ``[chains, draws]``."""
+    num_gradients: Tensor
+    """Gradients that the draw took, ``[chains, draws]``."""
+    step_size: Tensor
+    """Leapfrog step after warm-up, ``[chains]``."""
+    seconds: float
+    """Wall time of the whole run, with warm-up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_chain", MappingProxyType(dict(self.by_chain)))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.by_chain[name].flatten(0, 1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_chain)
+
+    def __len__(self) -> int:
+        return len(self.by_chain)
+
+    __eq__ = object.__eq__  # a mapping's own would compare tensors
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        chains, draws = self.diverging.shape
+        return (
+            f"Chains({chains} chains of {draws} draws of {list(self)}, "
+            f"{int(self.diverging.sum())} diverging, {self.seconds:.1f} s)"
+        )
+
+    def r_hat(self) -> dict[str, Tensor]:
+        r"""Rank-normalised split $\hat R$ by site name, an entry for each of the latent's.
+
+        Near 1 where the chains agree; above 1.01 they do not yet (Vehtari et al. 2021,
+        "Rank-Normalization, Folding, and Localization: An Improved R-hat").
+
+        Raises:
+            ValueError: there is only one chain, or fewer than four draws.
+            ImportError: ArviZ is not installed.
+        """
+        if len(self.diverging) < 2:
+            raise ValueError("r_hat compares chains, got 1; run with num_chains of at least 2")
+        return self._diagnose("rhat", method="rank")
+
+    def ess(self, kind: str = "bulk") -> dict[str, Tensor]:
+        """Effective number of independent draws by site name, an entry for each of the latent's.
+
+        Args:
+            kind: ``"bulk"`` for estimates of location, ``"tail"`` for the 5 % and 95 % quantiles
+                (both Vehtari et al. 2021), ``"mean"`` or ``"sd"`` for the standard error of these.
+
+        Raises:
+            ValueError: an unknown kind, or fewer than four draws.
+            ImportError: ArviZ is not installed.
+        """
+        kinds = ["bulk", "tail", "mean", "sd"]
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {kinds}, got {kind!r}")
+        return self._diagnose("ess", method=kind)
+
+    def to_arviz(self, model: BayesianModel | None = None, data: Any = None) -> Any:
+        """The chains as ArviZ holds them: `InferenceData`, or a `DataTree` from ArviZ 1 on.
+
+        Groups ``posterior`` and ``sample_stats``; with model and data also ``log_likelihood`` of
+        each example and ``observed_data``, which comparing models by `arviz.loo` needs.
+
+        Args:
+            model: the model of the chains.
+            data: the ``(x, y)`` that the chains were conditioned on.
+
+        Raises:
+            ValueError: only one of model and data is given.
+            TypeError: the model or the data are of another kind.
+            ImportError: ArviZ is not installed.
+        """
+        if (model is None) != (data is None):
+            raise ValueError("model and data must be given together")
+        groups = {
+            "posterior": {name: values.numpy(force=True) for name, values in self.by_chain.items()},
+            "sample_stats": {
+                "lp": self.log_density.numpy(force=True),
+                "diverging": self.diverging.numpy(force=True),
+                "acceptance_rate": self.acceptance.numpy(force=True),
+                "n_steps": self.num_gradients.numpy(force=True),
+                "step_size": self.step_size[:, None].expand(self.diverging.shape).numpy(force=True),
+            },
+        }
+        if model is not None:
+            kind("model", model, BayesianModel)
+            x, y = as_tensors(data)
+            pointwise = _log_likelihood(model, dict(self), x, y).unflatten(0, self.diverging.shape)
+            groups["log_likelihood"] = {"obs": pointwise.numpy(force=True)}
+            groups["observed_data"] = {"obs": y.numpy(force=True)}
+        arviz = _arviz()
+        if int(arviz.__version__.split(".")[0]) == 0:
+            return arviz.from_dict(**groups)
+        return arviz.from_dict(groups)
+
+    def _diagnose(self, statistic: str, **options: Any) -> dict[str, Tensor]:
+        draws = self.diverging.shape[1]
+        if draws < 4:
+            raise ValueError(f"diagnostics need at least 4 draws per chain, got {draws}")
+        found = getattr(_arviz(), statistic)(self.to_arviz(), **options)
+        return {name: torch.as_tensor(found[name].values) for name in self}
+
+
+def _arviz() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # announces version 1 on import
+            import arviz
+    except ImportError as error:
+        raise ImportError("this needs ArviZ: pip install 'pyro-bbb[mcmc]'") from error
+    return arviz
+
+
+def _log_likelihood(
+    model: BayesianModel, draws: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Tensor:
+    """Log-density of each example for each draw in nats, ``[draws, n]``."""
+
+    def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        trace = poutine.trace(poutine.condition(model, data=draw)).get_trace(x, y)
+        observed: Any = trace.nodes["obs"]
+        return {"obs": observed["fn"].log_prob(observed["value"])}
+
+    with torch.no_grad(), pyro.validation_enabled(False), own_store(model), evaluating(model):
+        return one_by_one(run, draws)["obs"]

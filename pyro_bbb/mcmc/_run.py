@@ -1,0 +1,230 @@
+"""Draws from the exact posterior by the No-U-Turn sampler.
+
+Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the multinomial choice of Betancourt
+(2017), as Pyro has it; ours is the fast potential energy underneath, and the chains around.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, multiprocessing
+from tqdm.auto import tqdm
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.locking import exclusive
+from pyro_bbb.data import as_tensors
+from pyro_bbb.mcmc._chains import Chains
+from pyro_bbb.mcmc._initial_positions import starting_points
+from pyro_bbb.mcmc._kernel import Record, Settings, fastest, run_chain
+from pyro_bbb.mcmc._potential import Potential
+from pyro_bbb.models import BayesianModel
+
+
+@exclusive
+def run_nuts(
+    model: BayesianModel,
+    data: Any,
+    *,
+    num_samples: int = 1000,
+    warmup_steps: int = 1000,
+    num_chains: int = 1,
+    num_workers: int = 1,
+    init: Any = None,
+    target_accept_prob: float = 0.8,
+    max_tree_depth: int = 10,
+    full_mass: bool = False,
+    compile: bool = False,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Chains:
+    """Draws from the posterior of all latents by NUTS.
+
+    The target is the model's joint density with a ``kl_weight`` of 1 and all data at once.
+    Networks are in evaluation mode; parameters that are not random stay as they are. Every chain
+    runs on one thread, and is a function of the seed and its number alone: not of the number of
+    chains or workers.
+
+    Args:
+        model: the model; any prior and likelihood with continuous latents.
+        data: a pair ``(x, y)`` of tensors or a map-style dataset of pairs, all ``num_data`` of
+            them.
+        num_samples: draws per chain after warm-up.
+        warmup_steps: draws per chain, thrown away, in which step size and mass matrix adapt.
+        num_chains: number of independent chains; at least 2 to see whether they agree.
+        num_workers: processes among which the chains are divided. With more than one a script must
+            start from ``if __name__ == "__main__":``, and the model must be picklable.
+        init: where the chains start, each at a draw of its own. ``None`` or ``"he"``: kernels from
+            the He initialisation, other latents at their prior's centre, and converted networks
+            at their weights. ``"prior"``: a draw from the prior. A trained guide: a draw from it,
+            which saves warm-up. A number, a dict of tensors, a network or a function of a site, as
+            in `AutoSoftplusNormal`.
+        target_accept_prob: mean acceptance that the step size adapts to; nearer to 1 makes smaller
+            steps and fewer divergences.
+        max_tree_depth: a draw takes at most 2 to this power leapfrog steps.
+        full_mass: whether the mass matrix has correlations; for at most some hundred latents.
+        compile: whether to compile the gradient by `torch.compile`. It takes some seconds and a
+            C++ compiler, and makes gradients of small nets two or three times faster.
+        seed: makes the result a function of this number, and leaves torch's random state alone.
+        progress: whether to show a progress bar.
+
+    Returns:
+        The draws, which `predict` takes as they are, and their diagnostics.
+
+    Raises:
+        ValueError: data that do not fit the model or its ``num_data``, a number out of range, a
+            discrete latent, or a start that is outside the support.
+        TypeError: an argument of the wrong kind.
+    """
+    _check(model, target_accept_prob)
+    _check_counts(num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains)
+    _check_counts(num_workers=num_workers, max_tree_depth=max_tree_depth)
+    settings = Settings(
+        num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
+    )
+    begun = time.perf_counter()
+    x, y = _whole(model, data)
+    seeds = _chain_seeds(seed, num_chains)
+    total = num_chains * (warmup_steps + num_samples)
+    bar = tqdm(total=total, unit="draw", disable=not progress, dynamic_ncols=True)
+    with bar, _one_thread(), own_store(model):
+        potential = Potential(model, x, y)
+        jobs = list(zip(starting_points(potential, init, seeds), seeds, strict=True))
+        run = _in_turn if min(num_workers, num_chains) == 1 else _in_processes
+        records = run(potential, settings, jobs, min(num_workers, num_chains), bar)
+        return _join(potential, records, time.perf_counter() - begun)
+
+
+# --- several chains ---
+
+
+def _in_turn(
+    potential: Potential, settings: Settings, jobs: list[tuple[Tensor, int]], _: int, bar: Any
+) -> list[Record]:
+    gradient = fastest(potential, settings, jobs[0][0])
+    return [run_chain(gradient, settings, *job, bar.update) for job in jobs]
+
+
+def _in_processes(
+    potential: Potential,
+    settings: Settings,
+    jobs: list[tuple[Tensor, int]],
+    workers: int,
+    bar: Any,
+) -> list[Record]:
+    try:
+        shared = pickle.dumps((potential, settings, torch.get_default_dtype()))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"num_workers above 1 needs a model that can be pickled, which fails: {error}"
+        ) from error
+    context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
+    done, stop = context.Value("q", 0), context.Event()
+    with ProcessPoolExecutor(workers, context, _set_up, (shared, done, stop)) as pool:
+        try:
+            futures = [pool.submit(_run_in_worker, *job) for job in jobs]
+            pending = set(futures)
+            while pending:
+                finished, pending = wait(pending, 0.2, FIRST_EXCEPTION)
+                bar.update(done.value - bar.n)
+                for future in finished:
+                    future.result()  # raises what went wrong there
+        except BaseException:
+            stop.set()  # the others end at their next draw
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+_worker: dict[str, Any] = {}  # in a worker process: what its chains have in common
+
+
+def _set_up(shared: bytes, done: Any, stop: Any) -> None:
+    potential, settings, dtype = pickle.loads(shared)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    _worker.update(potential=potential, settings=settings, done=done, stop=stop)
+
+
+def _run_in_worker(start: Tensor, seed: int) -> Record:
+    def advance() -> None:
+        if _worker["stop"].is_set():
+            raise RuntimeError("another chain failed")
+        with _worker["done"].get_lock():
+            _worker["done"].value += 1
+
+    potential, settings = _worker["potential"], _worker["settings"]
+    if "gradient" not in _worker:
+        _worker["gradient"] = fastest(potential, settings, start)
+    return run_chain(_worker["gradient"], settings, start, seed, advance)
+
+
+def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
+    """A seed for each chain, independent of the number of chains."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
+    return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
+
+
+def _join(potential: Potential, records: list[Record], seconds: float) -> Chains:
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(record, name) for record in records])
+
+    with torch.no_grad():
+        by_chain = potential.constrain(stacked("z"))
+    names = ("log_density", "diverging", "acceptance", "num_gradients")
+    return Chains(
+        by_chain={name: values.contiguous() for name, values in by_chain.items()},
+        **{name: stacked(name) for name in names},
+        step_size=torch.tensor([record.step_size for record in records]),
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for the duration: small nets gain nothing from more, and sums keep their order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- what comes in ---
+
+
+def _whole(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
+    """All of the data, checked."""
+    x, y = as_tensors(data)
+    if len(x) != model.num_data:
+        raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
+    model.check(x, y)
+    return x, y
+
+
+def _check(model: Any, target_accept_prob: float) -> None:
+    if not isinstance(model, BayesianModel):
+        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    number = isinstance(target_accept_prob, (int, float))
+    if not number or not 0 < target_accept_prob < 1:
+        raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")

@@ -1,0 +1,20 @@
+"""Bayesian layers and networks, and the conversion of any torch module.
+
+Imports the rooms up to `priors`. A new layer is a class in ``_layers.py``; a layer type that
+`bayesianize` should convert goes into ``_bayesianize.py``.
+"""
+
+from pyro_bbb.networks._architectures import BayesianLeNet5, BayesianMLP
+from pyro_bbb.networks._bayesianize import Converted, bayesianize, mix_in
+from pyro_bbb.networks._layers import BayesianConv2d, BayesianLinear
+from pyro_bbb.networks._layers import PaddingMode as PaddingMode
+
+__all__ = [
+    "BayesianConv2d",
+    "BayesianLeNet5",
+    "BayesianLinear",
+    "BayesianMLP",
+    "Converted",
+    "bayesianize",
+    "mix_in",
+]

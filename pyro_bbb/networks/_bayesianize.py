@@ -1,0 +1,193 @@
+"""`bayesianize`: from any torch network to the same network with random weights.
+
+Every submodule becomes a `PyroModule` of its own class, so that its forward pass stays what it was;
+a parameter that is to be random becomes a `PyroSample`, which that forward pass reads instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import torch
+from pyro.nn import PyroModule
+from pyro.nn.module import _Context
+from torch import Tensor, nn
+
+from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._handlers.sites import name_parts
+from pyro_bbb.networks._select import Place, Where, parts, places, select
+from pyro_bbb.priors import Prior, PriorLike, as_prior, declare
+
+
+def bayesianize(
+    module: nn.Module, prior: PriorLike | None = None, *, where: Where | None = None
+) -> PyroModule:
+    """A copy of a network in which parameters are random: `PyroSample` sites of the same names.
+
+    What is not selected stays as it is: parameters are trained beside the guide, frozen ones
+    (``requires_grad=False``) stay frozen. The values that the parameters had are where
+    `AutoSoftplusNormal` starts. One parameter that stands in several places is one site, named by
+    the first of them; a recurrent layer keeps its draw over the whole sequence. The row of an
+    embedding's ``padding_idx`` stays as it was, whatever is drawn for it.
+
+    Args:
+        module: any network, or a single layer; it stays as it is. Sites that a `PyroModule` has
+            already are kept.
+        prior: prior of the selected parameters; patterns of a dict match full names such as
+            ``"encoder.0.weight"``. ``None`` is `pyro_bbb.priors.default_prior`.
+        where: what becomes random: a pattern as in a shell, which matches a module's path (and so
+            selects all in it) or a parameter's full name; a module type, likewise with all in it; a
+            function of path and module, for the parameters that the module itself holds; or a list
+            of these, any of which selects. ``None`` selects all but the parameters of normalisation
+            layers, which a pattern, type or function has to match by themselves.
+
+    Returns:
+        The network as a `PyroModule`, for `BayesianModel` or for Pyro alone.
+
+    Raises:
+        TypeError: ``module`` or ``where`` is of another kind, or a module is scripted.
+        ValueError: a criterion selects nothing, the prior does not fit, or a selected parameter
+            cannot be random: without a shape yet, complex, or one that others are computed from.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(f"module must not be scripted, got {type(part).__name__} at {path!r}")
+    select(module, where)  # what is wrong is an error before the copy
+    network, context = copy.deepcopy(module), _Context()
+    chosen = select(network, where)
+    for _, part in list(parts(network)):
+        mix_in(part, context)
+    _replace(network, chosen, as_prior(prior))
+    assert isinstance(network, PyroModule)
+    name_parts(network)
+    return network
+
+
+class Converted(PyroModule):
+    """A module of any class after conversion; its parameters are read through here."""
+
+    plain_class: type[nn.Module]  # what it was
+    _pyro_bbb_initial: dict[str, Tensor]  # values of the sites before conversion
+    _pyro_bbb_tied: dict[str, tuple[PyroModule, str]]  # sites of other modules by the name here
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        if name in own.get("_pyro_bbb_tied", ()):
+            owner, owner_name = self._pyro_bbb_tied[name]
+            return getattr(owner, owner_name)
+        parameter = own.get("_parameters", {}).get(name)
+        if parameter is None or name.endswith("_unconstrained"):
+            value = super().__getattr__(name)
+            return self.as_used(name, value) if name in own.get("_pyro_samples", ()) else value
+        # announced without Pyro's global store, which would make frozen parameters trainable
+        if parameter.requires_grad and self._pyro_context.active:
+            own_param(self._pyro_get_fullname(name), parameter)
+        return parameter
+
+    def __reduce__(self) -> Any:
+        return _empty, (type(self).plain_class,), self.__getstate__()
+
+    def as_used(self, name: str, value: Tensor) -> Tensor:
+        """What the layer computes with where its site has ``value``."""
+        return value
+
+
+class _ConvertedEmbedding(Converted):
+    """Keeps the row of the padding."""
+
+    def as_used(self, name: str, value: Tensor) -> Tensor:
+        padding, kept = self.padding_idx, self._pyro_bbb_initial.get(name)
+        if padding is None or kept is None:
+            return value
+        row = torch.arange(value.shape[-2], device=value.device).unsqueeze(-1) == padding
+        return torch.where(row, kept.to(value), value)
+
+
+class _ConvertedRNN(Converted):
+    """Collects its weights at every call, each as drawn for it."""
+
+    @property
+    def _flat_weights(self) -> list[Any]:
+        if not self._pyro_context.active:
+            return [None] * len(self._flat_weights_names)
+        return [getattr(self, name) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, value: list[Any]) -> None:
+        """Nothing is kept between calls."""
+
+    def _init_flat_weights(self) -> None:
+        """They are collected at the call."""
+
+    def _update_flat_weights(self) -> None:
+        """They are always those of the call."""
+
+    def flatten_parameters(self) -> None:
+        """Draws are not rearranged in place."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's own."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
+            return super().forward(*args, **kwargs)
+
+
+@cache
+def _converted(cls: Any) -> Any:
+    """The class with Pyro mixed in."""
+    if issubclass(cls, Converted):
+        return cls
+    base = Converted
+    if issubclass(cls, (nn.Embedding, nn.EmbeddingBag)):
+        base = _ConvertedEmbedding
+    if issubclass(cls, nn.RNNBase):
+        base = _ConvertedRNN
+    body = {"plain_class": cls, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(PyroModule)(f"Pyro{cls.__name__}", (base, PyroModule[cls]), body)  # type: ignore[misc]
+
+
+def _empty(cls: Any) -> Any:
+    """A converted module without its state, for copies and pickles."""
+    new = _converted(cls)
+    return new.__new__(new)
+
+
+def mix_in(module: nn.Module, context: _Context) -> None:
+    """Pyro into one module, in place."""
+    state = module.__dict__
+    if not isinstance(module, PyroModule):
+        state.update(_pyro_name="", _pyro_params=OrderedDict(), _pyro_samples=OrderedDict())
+    state.setdefault("_pyro_bbb_initial", {})
+    state.setdefault("_pyro_bbb_tied", {})
+    state["_pyro_context"] = context
+    state.pop("_flat_weights", None)  # of a recurrent layer: what it had before
+    cls: Any = type(module)
+    module.__class__ = _converted(cls)
+
+
+def _replace(network: nn.Module, chosen: list[Place], prior: Prior) -> None:
+    """Makes the chosen parameters sites, where they stand first, and reads of these elsewhere."""
+    modules: dict[str, Any] = dict(network.named_modules())
+    standing = {(path, name): modules[path]._parameters[name] for path, name in places(network)}
+    random = {standing[place] for place in chosen}
+    first: dict[nn.Parameter, Place] = {}
+    owned: dict[str, dict[str, nn.Parameter]] = {}
+    for (path, name), value in standing.items():
+        if value in first:
+            owner, owner_name = first[value]
+            del modules[path]._parameters[name]
+            modules[path]._pyro_bbb_tied[name] = modules[owner], owner_name
+        elif value in random:
+            first[value] = path, name
+            owned.setdefault(path, {})[name] = value
+    for path, values in owned.items():
+        own = (prior.scoped(path) if path else prior).to(next(iter(values.values())))
+        declare(modules[path], own, **{name: value.shape for name, value in values.items()})
+        initial = {name: value.detach() for name, value in values.items()}
+        modules[path]._pyro_bbb_initial.update(initial)

@@ -1,0 +1,122 @@
+"""Networks whose weights are random: Pyro modules that declare every weight as a `PyroSample`.
+
+Any `PyroModule` with `PyroSample` attributes serves as well; these are the usual building blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, get_args
+
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bbb.priors import PriorLike, as_prior, declare
+
+PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+class BayesianLinear(nn.Linear, PyroModule):
+    r"""A linear layer $y = xW^\top + b$ with random $W$ and $b$.
+
+    Args:
+        in_features: size of each input.
+        out_features: size of each output.
+        bias: whether there is a $b$.
+        prior: prior of ``weight`` ``[out_features, in_features]`` and ``bias``
+            ``[out_features]``; ``None`` is `pyro_bbb.priors.default_prior`.
+
+    Raises:
+        ValueError: a size is not a positive integer, or the prior does not fit.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        prior: PriorLike | None = None,
+    ) -> None:
+        _require_size("in_features", in_features)
+        _require_size("out_features", out_features)
+        super().__init__(in_features, out_features, bias, device="meta")
+        shapes = {"weight": (out_features, in_features)}
+        declare(self, as_prior(prior), **shapes, **({"bias": (out_features,)} if bias else {}))
+
+
+class BayesianConv2d(nn.Conv2d, PyroModule):
+    """A convolution over images with a random kernel and bias.
+
+    Args:
+        in_channels: channels of the input, C.
+        out_channels: channels of the output.
+        kernel_size: height and width of the kernel, or one number for both.
+        stride: as for `torch.nn.Conv2d`, like the arguments after it.
+        padding: zeros around the input, or ``"same"`` or ``"valid"``.
+        dilation: spacing of the kernel's elements.
+        groups: number of groups that channels are split into, g.
+        bias: whether there is a bias.
+        padding_mode: what the padding is filled with.
+        prior: prior of ``weight`` ``[out_channels, C / g, height, width]`` and ``bias``
+            ``[out_channels]``; ``None`` is `pyro_bbb.priors.default_prior`.
+
+    Raises:
+        ValueError: a number is no integer of its range, channels cannot be split into the groups,
+            an unknown name, or the prior does not fit.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        *,
+        prior: PriorLike | None = None,
+    ) -> None:
+        _require_size("in_channels", in_channels)
+        _require_size("out_channels", out_channels)
+        _require_pair("kernel_size", kernel_size)
+        _require_pair("stride", stride)
+        if padding not in ("same", "valid"):
+            _require_pair("padding", padding, least=0)
+        _require_pair("dilation", dilation)
+        _require_size("groups", groups)
+        if in_channels % groups or out_channels % groups:
+            found = f"{in_channels} and {out_channels} with groups={groups}"
+            raise ValueError(
+                f"in_channels and out_channels must be divisible by groups, got {found}"
+            )
+        if padding_mode not in get_args(PaddingMode):
+            names = list(get_args(PaddingMode))
+            raise ValueError(f"padding_mode must be one of {names}, got {padding_mode!r}")
+        geometry = (kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        super().__init__(in_channels, out_channels, *geometry, device="meta")
+        shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
+        declare(self, as_prior(prior), **shapes)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _require_size(name: str, value: Any) -> None:
+    if not _is_size(value):
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _require_pair(name: str, value: Any, least: int = 1) -> None:
+    """Height and width, or one number for both."""
+    pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    if not all(isinstance(x, int) and not isinstance(x, bool) and x >= least for x in pair):
+        raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")
+
+
+def _require_tensor(x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")

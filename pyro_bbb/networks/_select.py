@@ -1,0 +1,129 @@
+"""Which parameters of a network `bayesianize` makes random: the meaning of its ``where``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pyro_bbb._handlers.sites import parts_of_prior
+from pyro_bbb.priors import Prior
+
+Criterion: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+
+
+Where: TypeAlias = "Criterion | list[Criterion] | tuple[Criterion, ...]"
+
+
+Place: TypeAlias = tuple[str, str]  # a module's path, and the name of one of its parameters
+
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # batch and instance normalisation
+    *(getattr(nn, f"{kind}Norm") for kind in ("Layer", "Group", "RMS")),
+)
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A network's modules by path, those of priors left out."""
+    priors = {m for prior in root.modules() if isinstance(prior, Prior) for m in prior.modules()}
+    return ((path, part) for path, part in root.named_modules() if part not in priors)
+
+
+def places(root: nn.Module) -> list[Place]:
+    """Where trainable parameters stand; one parameter may stand in several places."""
+    return [
+        (path, name)
+        for path, part in parts(root)
+        for name, parameter in part._parameters.items()
+        if parameter is not None and parameter.requires_grad
+        if name.removesuffix("_unconstrained") not in getattr(part, "_pyro_params", ())
+        if name not in parts_of_prior(part)
+    ]
+
+
+def select(root: nn.Module, where: Where | None) -> list[Place]:
+    """The places of the parameters that ``where`` chooses, as `bayesianize` describes it.
+
+    Raises:
+        TypeError: a criterion is of another kind.
+        ValueError: there is no criterion, or one chooses nothing or what cannot be a site.
+    """
+    modules, candidates, chosen = dict(parts(root)), places(root), set[Place]()
+    for criterion in _criteria(where):
+        found = {place for place in candidates if _selects(criterion, modules, place)}
+        if not found:
+            by = "module" if where is None else f"where={criterion!r}"
+            known = [f"{path} ({type(part).__name__})" for path, part in modules.items()]
+            raise ValueError(f"{by} has no trainable parameters to convert among {known}")
+        chosen |= found
+    for path, name in chosen:
+        if reason := _obstacle(modules[path], name):
+            full_name = _join(path, name)
+            raise ValueError(f"{full_name!r} cannot be random: {reason}, or leave it out by where=")
+    return [place for place in candidates if place in chosen]
+
+
+def _criteria(where: Any) -> list[Any]:
+    if where is None:
+        return [lambda path, module: not isinstance(module, _NORMS)]
+    criteria = list(where) if isinstance(where, (list, tuple)) else [where]
+    if not criteria:
+        raise ValueError("where must not be empty; None selects all but normalisation layers")
+    for criterion in criteria:
+        kind = issubclass(criterion, nn.Module) if isinstance(criterion, type) else None
+        if not (isinstance(criterion, str) or kind or (kind is None and callable(criterion))):
+            raise TypeError(
+                "where must be a name pattern, a module type, a function (path, module) -> bool, "
+                f"or a list of these, got {criterion!r}"
+            )
+    return criteria
+
+
+def _selects(criterion: Any, modules: dict[str, nn.Module], place: Place) -> bool:
+    path, name = place
+    module = modules[path]
+    if not isinstance(criterion, (str, type)):
+        return bool(criterion(path, module))
+    if _matches(criterion, path, module) or _matches(criterion, _join(path, name), None):
+        return True
+    steps = path.split(".")
+    outer = [".".join(steps[:i]) for i in range(len(steps))] if path else []
+    inside = any(_matches(criterion, above, modules[above]) for above in outer)
+    return inside and not isinstance(module, _NORMS)
+
+
+def _matches(criterion: str | type, path: str, module: nn.Module | None) -> bool:
+    if isinstance(criterion, str):
+        return fnmatchcase(path, criterion)
+    return isinstance(module, criterion)
+
+
+def _obstacle(module: nn.Module, name: str) -> str | None:
+    """Why a parameter cannot be a site, if so."""
+    parameter = module._parameters[name]
+    hooks = {type(hook).__module__ for hook in module._forward_pre_hooks.values()}
+    parametrised = isinstance(module, nn.utils.parametrize.ParametrizationList)
+    if parameter is not None and is_lazy(parameter):
+        return "it has no shape yet; run the network once before"
+    if parameter is not None and parameter.is_complex():
+        return "it is complex"
+    if parametrised or any(hook.startswith("torch.nn.utils") for hook in hooks):
+        return "a weight is computed from it (weight norm or the like); remove the parametrisation"
+    if getattr(module, "max_norm", None) is not None:
+        return "its module changes it in place (max_norm)"
+    if isinstance(module, _CONTAINERS):
+        return f"its module is a {type(module).__name__}; put it in a module inside"
+    if hasattr(module, "prior"):
+        return "its module has an attribute named prior already"
+    return None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

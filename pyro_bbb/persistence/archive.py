@@ -1,0 +1,263 @@
+"""A folder with tensors and a description of them, written as one, and read without trust.
+
+``spec.json`` names the file of tensors by its hash and is replaced last, so that a reader, or a
+crash at any moment, meets the old pair or the new one. It holds its own hash too, taken with zeros
+in the place of that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from pyro_bbb._utils.distributed import Processes
+
+Json: TypeAlias = Any
+
+
+FORMAT, VERSION = "pyro_bbb", 1
+
+
+_SPEC = "spec.json"
+
+
+_ZEROS = "0" * 64
+
+
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+_TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
+
+
+_LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
+
+
+class LoadError(ValueError):
+    """What was to be loaded is damaged, of a newer format, or of another model."""
+
+
+def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
+    """Writes or replaces a folder's pair of files.
+
+    Args:
+        folder: is made where it does not exist; other files in it stay.
+        spec: content for JSON, without the keys that `seal` adds.
+        tensors: on the CPU, contiguous, each with memory of its own.
+    """
+    data = serialise(dict(tensors))
+    identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
+    text = seal({"tensors": identity, **spec})
+    folder.mkdir(parents=True, exist_ok=True)
+    before, now = _present_tensors(folder), _tensors_name(identity)
+    _replace(folder / now, data)
+    _replace(folder / _SPEC, text)
+    if before not in (None, now):
+        (folder / str(before)).unlink(missing_ok=True)
+
+
+def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """The description and the tensors as they were written.
+
+    Raises:
+        FileNotFoundError: there is nothing saved at that path.
+        LoadError: a file is damaged or missing, or of a newer format.
+    """
+    while True:
+        text = (folder / _SPEC).read_bytes()
+        spec = unseal(text, folder / _SPEC)
+        file = folder / _tensors_name(spec["tensors"])
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError as error:
+            if (folder / _SPEC).read_bytes() != text:
+                continue  # another process has just replaced both
+            raise LoadError(f"{file} is missing, which {_SPEC} beside it describes") from error
+        return spec, _parse_tensors(data, spec.pop("tensors"), file)
+
+
+def tidy(folder: Path) -> None:
+    """Removes what processes that were killed while they wrote have left in a folder."""
+    present = _present_tensors(folder)
+    for path in folder.iterdir():
+        if _LEFT_BEHIND.fullmatch(path.name) and path.name != present:
+            path.unlink(missing_ok=True)
+
+
+def seal(content: dict[str, Json]) -> bytes:
+    """JSON of the content behind the format's name and version and the whole text's hash.
+
+    Raises:
+        ValueError: a number is not finite.
+        TypeError: a value has no form in JSON.
+    """
+    head = {"format": FORMAT, "version": VERSION, "sha256": _ZEROS}
+    text = json.dumps({**head, **content}, indent=1, allow_nan=False).encode() + b"\n"
+    return text.replace(_ZEROS.encode(), sha256(text).hexdigest().encode(), 1)
+
+
+def unseal(text: bytes, path: Path) -> dict[str, Json]:
+    """The content of what `seal` wrote; LoadError for anything else."""
+    try:
+        spec = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path} is truncated or altered, and no longer JSON: {error}") from error
+    if not isinstance(spec, dict) or spec.pop("format", None) != FORMAT:
+        raise LoadError(f"{path} is not of a saved model: its 'format' must be {FORMAT!r}")
+    version = spec.pop("version", None)
+    if type(version) is not int or version < 1:
+        raise LoadError(f"{path} is altered: its 'version' must be a positive integer")
+    if version > VERSION:
+        raise LoadError(
+            f"{path} has format version {version}, this pyro_bbb reads up to {VERSION}: use the "
+            f"newer pyro_bbb that wrote it, {spec.get('versions')}"
+        )
+    said = spec.pop("sha256", None)
+    if (
+        not _is_hash(said)
+        or sha256(text.replace(said.encode(), _ZEROS.encode(), 1)).hexdigest() != said
+    ):
+        raise LoadError(f"{path} is altered: it does not have the sha256 that it says")
+    tensors = spec.get("tensors")
+    if not (isinstance(tensors, dict) and tensors.keys() == {"sha256", "bytes"}):
+        raise LoadError(f"{path} must describe the file of tensors")
+    if not (_is_hash(tensors["sha256"]) and type(tensors["bytes"]) is int):
+        raise LoadError(f"{path} must give the file of tensors a sha256 and bytes")
+    return spec
+
+
+def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[str, Tensor]:
+    if len(data) != identity["bytes"]:
+        raise LoadError(
+            f"{file} is truncated or altered: it has {len(data)} bytes of {identity['bytes']}"
+        )
+    if sha256(data).hexdigest() != identity["sha256"]:
+        raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} says")
+    try:
+        return parse(data)
+    except SafetensorError as error:
+        raise LoadError(f"{file} holds no tensors: {error}") from error
+
+
+def _present_tensors(folder: Path) -> str | None:
+    """Name of the file of tensors that a folder's present description is of."""
+    try:
+        return _tensors_name(unseal((folder / _SPEC).read_bytes(), folder)["tensors"])
+    except (FileNotFoundError, LoadError):
+        return None
+
+
+def _tensors_name(identity: dict[str, Json]) -> str:
+    return f"tensors-{identity['sha256'][:16]}.safetensors"
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file that is whole from the moment that it has its name."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_hash(value: Json) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _refuse(constant: str) -> Json:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]
+
+
+_OF_RANK = "rank{}."
+
+
+_ERRORS = {"FileNotFoundError": FileNotFoundError, "LoadError": LoadError, "OSError": OSError}
+
+
+def read_for_all(folder: Path, processes: Processes) -> Content:
+    """The description and the tensors, as `read` gives them.
+
+    Raises:
+        FileNotFoundError: there is nothing saved at that path.
+        LoadError: a file is damaged or missing, or of a newer format.
+        OSError: it cannot be read.
+    """
+    if processes.size == 1:
+        return read(folder)
+    found: list[Content] = []
+    first_does(processes, lambda: found.append(read(folder)))
+    spec, tensors = found[0] if found else ({}, {})
+    spec = json.loads(processes.told(json.dumps(spec).encode()))
+    return spec, parse(processes.told(serialise(tensors) if processes.first else b""))
+
+
+def first_does(processes: Processes, what: Callable[[], None]) -> None:
+    """The first process does it; an error there is one in all."""
+    if processes.size == 1:
+        what()
+        return
+    error: Exception | None = None
+    if processes.first:
+        try:
+            what()
+        except (OSError, LoadError) as raised:
+            error = raised
+    text = "" if error is None else f"{_kind(error)}\n{error}"
+    if message := processes.told(text.encode()).decode():
+        kind, _, words = message.partition("\n")
+        raise error or _ERRORS[kind](words)
+
+
+def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
+    """Every process's tensors: those of the first by their names, others' behind their rank."""
+    if processes.size == 1:
+        return dict(own)
+    named = map(parse, processes.all_told(serialise(dict(own))))
+    return {
+        f"{_OF_RANK.format(rank) if rank else ''}{name}": x
+        for rank, tensors in enumerate(named)
+        for name, x in tensors.items()
+    }
+
+
+def of_one(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """The tensors of one process among what `of_all` gave, and those of all."""
+    prefix = _OF_RANK.format(rank)
+    mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+    return {**tensors, **mine}
+
+
+def _kind(error: Exception) -> str:
+    return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))

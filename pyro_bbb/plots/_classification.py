@@ -1,0 +1,175 @@
+"""Pictures of a classifier's answers: what every draw says, how sure, and what refusing buys."""
+
+from collections.abc import Mapping
+from itertools import cycle
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from torch import Tensor
+
+from pyro_bbb import metrics
+from pyro_bbb._utils.colors import BLACK, BLUE, CYCLE, SKY, VERMILLION
+from pyro_bbb._utils.validation import count, kind, place, share, tensor
+from pyro_bbb.plots._arrays import Array, as_numpy
+from pyro_bbb.prediction import ClassificationPrediction
+
+_LINES = ("-", "--", "-.", ":")
+
+
+def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
+    """How the sampled networks vote on one input, beside the probabilities they average to.
+
+    Args:
+        ax: where to draw.
+        prediction: of ``[draws, n, classes]`` sampled class probabilities.
+        index: which of the ``n`` inputs.
+
+    Returns:
+        ``ax``: bars are the share of networks whose most probable class it is, diamonds the mean
+        probability. The legend is left to the caller, who may have many such pictures.
+    """
+    inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
+    draws = prediction.sample_probs[:, place("index", index, inputs)]  # [draws, classes]
+    classes = draws.shape[-1]
+    voted = torch.bincount(draws.argmax(-1), minlength=classes) / len(draws)
+    where = np.arange(classes)
+    ax.bar(where, as_numpy(voted), color=SKY, label=f"votes of {len(draws)} networks")
+    mean = as_numpy(prediction.probs[index])
+    ax.plot(where, mean, "D", color=VERMILLION, markersize=4, label="mean probability")
+    ax.set(xticks=where, xlabel="class", ylim=(0.0, 1.05))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return ax
+
+
+def class_probabilities(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
+    """The class probabilities of every draw for one input, and their average.
+
+    Args:
+        ax: where to draw.
+        prediction: of ``[draws, n, classes]`` sampled class probabilities.
+        index: which of the ``n`` inputs.
+
+    Returns:
+        ``ax``: a point per draw and class, the draws side by side within their class; bars are the
+        average. Where the points of a class lie apart, the weights leave the answer open.
+    """
+    inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
+    draws = (
+        prediction.sample_probs[:, place("index", index, inputs)].cpu().numpy()
+    )  # [draws, classes]
+    number, classes = draws.shape
+    where = np.arange(classes)
+    offset = np.linspace(-0.35, 0.35, number) if number > 1 else np.zeros(1)
+    ax.bar(where, prediction.probs[index].cpu().numpy(), width=0.8, color=SKY, label="average")
+    places = (where + offset[:, None]).ravel()
+    (points,) = ax.plot(places, draws.ravel(), "o", color=BLACK, label=f"each of {number} draws")
+    points.set(markersize=2.5, alpha=0.4, markeredgewidth=0.0)
+    ax.set(xticks=where, xlabel="class", xlim=(-0.7, classes - 0.3), ylim=(-0.03, 1.03))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return ax
+
+
+def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
+    """Accuracy against confidence in bins of equal width, with 95 % Wilson intervals.
+
+    Args:
+        ax: where to draw.
+        probs: class probabilities, ``[n, classes]``.
+        y: true classes, ``[n]``.
+        bins: number of bins; empty ones are left out.
+
+    Returns:
+        ``ax``, both axes in per cent; the dotted diagonal is perfect calibration.
+    """
+    metrics.accuracy(probs, y)  # says what is wrong with them
+    bins = count("bins", bins)
+    confidence, label = probs.max(-1)
+    c, hit = as_numpy(confidence), as_numpy(label == y)
+    where = np.minimum((c * bins).astype(int), bins - 1)
+    number = np.bincount(where, minlength=bins)
+    full = number > 0
+    n = number[full]
+    x = np.bincount(where, c, bins)[full] / n
+    accuracy = np.bincount(where, hit, bins)[full] / n
+    z2 = 1.96**2
+    centre = (accuracy + z2 / (2 * n)) / (1 + z2 / n)
+    half = np.sqrt(z2 * accuracy * (1 - accuracy) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
+    ax.vlines(x, centre - half, centre + half, color=SKY, linewidth=4, alpha=0.6)
+    ax.plot(x, accuracy, "o-", color=BLUE, markersize=4)
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    return ax
+
+
+def risk_coverage(
+    ax: Axes, answers: Mapping[str, ClassificationPrediction], y: Tensor, *, minimum: float = 0.0
+) -> Axes:
+    """Error among the answers that are given, when the least confident ones are refused.
+
+    Args:
+        ax: where to draw.
+        answers: predictions for the same inputs, by the name of who made them.
+        y: true classes, ``[n]``.
+        minimum: smallest share of inputs answered that is shown.
+
+    Returns:
+        ``ax``, both axes in per cent, a line for each name.
+    """
+    if not kind("answers", answers, Mapping):
+        raise ValueError("answers must hold at least one prediction, got none")
+    if share("minimum", minimum) == 1:
+        raise ValueError("minimum must be below 1, got 1")
+    styles = zip(cycle(_LINES), cycle(CYCLE))  # noqa: B905, both are endless
+    for (name, answer), (line, colour) in zip(answers.items(), styles, strict=False):
+        if tensor("y", y).shape != answer.label.shape:
+            shapes = f"{list(answer.label.shape)}, got {list(y.shape)}"
+            raise ValueError(f"y must have the shape of the predicted labels, {shapes}")
+        labels = y.to(answer.label.device)
+        covered, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, labels))
+        shown = covered >= minimum
+        ax.plot(covered[shown], risk[shown], line, color=colour, label=name)
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xlabel="inputs answered, the surest first", ylabel="errors among answers")
+    ax.set(xlim=(minimum, 1.0), ylim=(0.0, None))
+    ax.legend()
+    return ax
+
+
+def entropy_histogram(
+    ax: Axes, inside: Tensor, outside: Tensor | Mapping[str, Tensor], *, bins: int = 30
+) -> Axes:
+    """How uncertain the predictions are, on inputs like the training set and on foreign ones.
+
+    Args:
+        ax: where to draw.
+        inside: entropies of inputs from the training domain, ``[n]``, in nats.
+        outside: entropies of foreign inputs; a mapping names several kinds.
+        bins: number of bins, shared by all.
+
+    Returns:
+        ``ax``: the share of each kind's inputs in every bin.
+    """
+    kinds = outside if isinstance(outside, Mapping) else {"out of domain": outside}
+    values = {"in domain": _entropies("inside", inside)}
+    values |= {name: _entropies(f"outside, {name}", h) for name, h in kinds.items()}
+    edges = np.linspace(0.0, max(float(v.max()) for v in values.values()), count("bins", bins) + 1)
+    for (name, v), colour in zip(values.items(), CYCLE, strict=False):
+        weights = np.full(len(v), 1 / len(v))
+        ax.hist(v, bins=list(edges), weights=weights, color=colour, alpha=0.25)
+        ax.hist(v, bins=list(edges), weights=weights, color=colour, histtype="step", label=name)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set(xlabel="predictive entropy (nats)", ylabel="share of inputs")
+    ax.legend()
+    return ax
+
+
+def _entropies(name: str, x: Tensor) -> Array:
+    if tensor(name, x).ndim != 1 or x.numel() == 0 or not x.isfinite().all():
+        raise ValueError(f"{name} must hold finite entropies, [n], got shape {list(x.shape)}")
+    return as_numpy(x)

@@ -1,0 +1,106 @@
+"""Bands around a curve: a regression's, and those of sampled functions."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
+from pyro_bbb._utils.validation import kind, of_length, probability, tensor
+from pyro_bbb.plots._arrays import Array, as_numpy, flat
+from pyro_bbb.prediction import RegressionPrediction
+
+
+def regression_band(
+    ax: Axes,
+    x: Tensor,
+    prediction: RegressionPrediction,
+    *,
+    data: tuple[Tensor, Tensor] | None = None,
+    truth: Tensor | None = None,
+) -> Axes:
+    """Predictive mean with two bands of 2 sd: what more data would remove, and all of it.
+
+    Args:
+        ax: where to draw.
+        x: increasing inputs, ``[n]`` or ``[n, 1]``.
+        prediction: at ``x``, of one output.
+        data: training inputs and targets, drawn as points.
+        truth: noise-free targets at ``x``, drawn as a dashed line.
+
+    Returns:
+        ``ax``: the epistemic band (sd of the sampled means) lies inside the total one, which adds
+        the noise.
+    """
+    rows = len(kind("prediction", prediction, RegressionPrediction).mean)
+    at, mean = flat(of_length("x", x, rows)), flat(prediction.mean)
+    bands = ((prediction.std, SKY, "total"), (prediction.epistemic_std, BLUE, "epistemic"))
+    for std, colour, name in bands:
+        low, high = mean - 2 * flat(std), mean + 2 * flat(std)
+        ax.fill_between(at, low, high, color=colour, alpha=0.45, lw=0, label=f"{name} ± 2 sd")
+    ax.plot(at, mean, color=BLUE, linewidth=2.0, label="mean")
+    if truth is not None:
+        ax.plot(
+            at,
+            flat(of_length("truth", truth, rows)),
+            color=BLACK,
+            linestyle="--",
+            linewidth=1.2,
+            label="truth",
+        )
+    if data is not None:
+        ax.plot(flat(data[0]), flat(data[1]), "o", color=VERMILLION, markersize=3.5, label="data")
+    ax.margins(x=0)
+    ax.set(xlabel="x", ylabel="y")
+    return ax
+
+
+def function_band(
+    ax: Axes,
+    x: Tensor,
+    functions: Tensor,
+    *,
+    reference: Tensor | None = None,
+    data: tuple[Tensor, Tensor] | None = None,
+    level: float = 0.9,
+) -> Axes:
+    """Where sampled functions run: their median and the central interval that holds most of them.
+
+    Args:
+        ax: where to draw.
+        x: increasing inputs, ``[n]`` or ``[n, 1]``.
+        functions: values of S sampled functions there, ``[S, n]`` or ``[S, n, 1]``.
+        reference: functions of another posterior; its band and median are outlined.
+        data: training inputs and targets, drawn as points.
+        level: share of the functions inside the band, at each input by itself.
+
+    Returns:
+        ``ax``. The legend is left to the caller, who may have many such pictures.
+
+    Raises:
+        ValueError: ``level`` is outside (0, 1), or shapes do not fit.
+        TypeError: an argument is of another kind.
+    """
+    level = probability("level", level)
+    if tensor("functions", functions).dim() < 2 or functions.numel() == 0:
+        raise ValueError(f"functions must have shape [S, n], got {list(functions.shape)}")
+    at = flat(of_length("x", x, functions[0].numel()))
+    low, middle, high = _quantiles(functions, level)
+    ax.fill_between(at, low, high, color=SKY, alpha=0.5, linewidth=0, label=f"{level:.0%} band")
+    ax.plot(at, middle, color=BLUE, linewidth=1.8, label="median")
+    if reference is not None:
+        low, middle, high = _quantiles(reference, level)
+        ax.plot(at, low, color=BLACK, linewidth=1.0, label=f"reference, {level:.0%}")
+        ax.plot(at, high, color=BLACK, linewidth=1.0)
+        ax.plot(at, middle, color=BLACK, linewidth=1.0, linestyle=":", label="reference, median")
+    if data is not None:
+        inputs, targets = map(flat, data)
+        ax.plot(inputs, targets, "o", color=VERMILLION, markersize=2.5, label="data")
+    ax.margins(x=0)
+    return ax
+
+
+def _quantiles(functions: Tensor, level: float) -> Array:
+    """Lower end, median and upper end at each input, ``[3, n]``."""
+    values = as_numpy(functions).reshape(len(functions), -1)
+    quantiles: Array = np.quantile(values, [0.5 - level / 2, 0.5, 0.5 + level / 2], axis=0)
+    return quantiles

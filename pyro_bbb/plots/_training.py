@@ -1,0 +1,90 @@
+"""Plots of training, images and the style of all."""
+
+import math
+from contextlib import AbstractContextManager
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.rcsetup import cycler
+from torch import Tensor
+
+from pyro_bbb._utils.colors import BLACK, CYCLE, SKY, VERMILLION
+from pyro_bbb._utils.validation import kind, tensor
+from pyro_bbb.plots._arrays import as_numpy
+from pyro_bbb.training.history import Record
+
+
+def style() -> AbstractContextManager[None]:
+    """Matplotlib settings for reports: call as ``with plots.style(): ...``; undone on leaving."""
+    return matplotlib.rc_context(
+        {
+            "axes.prop_cycle": cycler(color=CYCLE),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": "medium",
+            "axes.titleweight": "bold",
+            "axes.axisbelow": True,
+            "figure.constrained_layout.use": True,
+            "figure.dpi": 100,
+            "figure.figsize": (4.8, 3.2),
+            "font.size": 10,
+            "legend.frameon": False,
+            "legend.fontsize": "small",
+            "savefig.dpi": 200,
+        }
+    )
+
+
+def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
+    r"""The two parts of the loss, $\pi\,KL$ (complexity) and $-\log p(D|w)$ (data), and their sum.
+
+    Args:
+        ax: where to draw.
+        history: what `pyro_bbb.fit` returned, or its ``steps`` record. Values in nats.
+        unit: what one entry of the record is, for the horizontal axis.
+
+    Returns:
+        ``ax``, logarithmic where every value is positive.
+    """
+    if not kind("history", history, Record).loss:
+        raise ValueError("history must hold at least one entry, got none")
+    complexity = [weight * kl for weight, kl in zip(history.kl_weight, history.kl, strict=True)]
+    when = range(1, len(history.loss) + 1)
+    ax.plot(when, complexity, color=SKY, linewidth=3.0, label="complexity cost")
+    ax.plot(when, history.nll, color=VERMILLION, linewidth=2.0, label="data cost")
+    ax.plot(when, history.loss, color=BLACK, linewidth=1.0, linestyle="--", label="loss, the sum")
+    if min(*history.loss, *complexity, *history.nll) > 0:
+        ax.set_yscale("log")
+    ax.set(xlabel=unit, ylabel="nats")
+    ax.legend()
+    return ax
+
+
+def image(ax: Axes, x: Tensor) -> Axes:
+    """A grey picture, dark ink on white paper, without ticks.
+
+    Args:
+        ax: where to draw.
+        x: ``[height, width]``, ``[1, height, width]`` or flat ``[side * side]``.
+
+    Returns:
+        ``ax``.
+
+    Raises:
+        ValueError: ``x`` has another shape.
+    """
+    side = math.isqrt(tensor("x", x).numel())
+    if x.ndim == 1 and side * side == x.numel():
+        x = x.reshape(side, side)
+    elif x.ndim == 3 and x.shape[0] == 1:
+        x = x[0]
+    if x.ndim != 2 or x.numel() == 0:
+        raise ValueError(
+            "expected x of shape [height, width], [1, height, width] or [side * side], "
+            f"got {list(x.shape)}"
+        )
+    ax.imshow(as_numpy(x), cmap="gray_r", interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set(visible=True, color="0.7")
+    return ax

@@ -1,0 +1,31 @@
+"""The posterior predictive: draws of the outputs, and their summaries.
+
+Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the two samplers behind it in
+``_weight_samples.py`` and ``_output_samples.py``; a new summary of a prediction goes into
+``_summaries.py``.
+"""
+
+from pyro_bbb.prediction._predict import (
+    ESTIMATORS as ESTIMATORS,
+)
+from pyro_bbb.prediction._predict import (
+    finished,
+    posterior_draws,
+    predict,
+    predict_mean,
+)
+from pyro_bbb.prediction._summaries import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+)
+
+__all__ = [
+    "ClassificationPrediction",
+    "Prediction",
+    "RegressionPrediction",
+    "finished",
+    "posterior_draws",
+    "predict",
+    "predict_mean",
+]

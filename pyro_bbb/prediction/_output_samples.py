@@ -1,0 +1,192 @@
+r"""A network's outputs drawn for each input by itself, without drawing a weight.
+
+The weights of a layer, $W \sim N(M, S^2)$ and $b \sim N(m, s^2)$ elementwise, reach an input only
+through its pre-activations. Given the layer before these are independent,
+
+$$Wx + b \sim N\big(Mx + m,\; S^2 x^2 + s^2\big)$$
+
+(Kingma et al. 2015, "Variational Dropout and the Local Reparameterization Trick"). Drawn layer by
+layer they have each input's exact predictive distribution. Inputs are independent of one another:
+what they have under one number of a draw is not one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_bbb import likelihoods
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.sites import is_of_prior, sample_names
+from pyro_bbb._handlers.vmap import over_draws
+from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
+from pyro_bbb.prediction._moment_tensor import Moments, Pass, inexact, is_of_likelihood
+from pyro_bbb.prediction._weight_samples import Part, Supplied
+from pyro_bbb.priors import Prior
+
+
+def per_input(
+    model: BayesianModel, guide: Any, x: Tensor, num_samples: int, rows: int
+) -> Iterator[Part]:
+    """The likelihood's arguments for every draw and input, each ``[s, n, ...]``.
+
+    Args:
+        model: the model.
+        guide: its guide.
+        x: inputs, ``[n, ...]``.
+        num_samples: number of draws S.
+        rows: inputs times draws of one pass.
+
+    Raises:
+        ValueError: the guide's weights are no independent Normals, or the network does with them
+            what does not leave an input independent Normals.
+    """
+    if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
+        raise inexact(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
+    if type(model).predictive is not BayesianModel.predictive:
+        raise inexact(f"{type(model).__name__} predicts in a way of its own")
+    moments = Moments(guide)
+    draws = min(num_samples, rows)
+    inputs = rows // draws
+    for i in range(0, len(x), inputs):
+        part = x[i : i + inputs]
+        for s in range(0, num_samples, draws):
+            count = min(draws, num_samples - s)
+            outputs = _outputs(model, moments, part, count)
+            yield slice(s, s + count), slice(i, i + len(part)), _arguments(model, guide, outputs)
+
+
+def _outputs(model: BayesianModel, moments: Moments, x: Tensor, draws: int) -> Tensor:
+    """The network's outputs ``[draws, n, ...]``."""
+    rows = draws * len(x)
+    try:  # up to the first random weight all draws are alike
+        outputs = _run(model, Pass(moments, len(x), draws), x)
+    except RuntimeError:  # a connection past it needs the inputs once for each draw
+        outputs = None
+    if outputs is None or outputs.shape[:1] != (rows,):
+        repeated = x.expand(draws, *x.shape).flatten(0, 1)
+        outputs = _run(model, Pass(moments, rows, 1), repeated)
+    if outputs.shape[:1] != (rows,):
+        raise inexact(f"{rows} inputs have outputs of shape {list(outputs.shape)}, not one each")
+    return outputs.unflatten(0, (draws, len(x)))
+
+
+def _run(model: BayesianModel, passing: Pass, x: Tensor) -> Tensor:
+    weights = passing.weights()
+    with Supplied(weights), own_store(model), model._pyro_context:
+        for name, weight in weights.items():
+            model._pyro_context.set(name, weight)
+        outputs: Tensor = model.network(x)
+    return outputs
+
+
+def _arguments(
+    model: BayesianModel, guide: AutoSoftplusNormal, outputs: Tensor
+) -> dict[str, Tensor]:
+    """The likelihood's arguments for outputs ``[s, n, ...]``; its latents are drawn."""
+
+    def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        with Supplied(draw), own_store(model), model._pyro_context:
+            return model.likelihood.arguments(draw["outputs"])
+
+    latents = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]
+    draws = {x.name: guide._posterior(x).sample((len(outputs),)) for x in latents}
+    if draws:
+        return over_draws(run, {**draws, "outputs": outputs})
+    arguments = run({"outputs": outputs.flatten(0, 1)})  # all rows at once
+    return {name: value.unflatten(0, outputs.shape[:2]) for name, value in arguments.items()}
+
+
+_LINEAR = (nn.Linear, BayesianLinear)
+
+
+_ELEMENTWISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
+    *(nn.Identity, nn.Dropout, nn.AlphaDropout),
+)
+
+
+_KNOWN = (*_LINEAR, *_ELEMENTWISE, nn.Sequential, BayesianMLP, nn.Flatten, nn.LayerNorm)
+
+
+_LIKELIHOODS = (
+    likelihoods.Categorical,
+    likelihoods.Bernoulli,
+    likelihoods.Gaussian,
+    likelihoods.HeteroscedasticGaussian,
+    likelihoods.Poisson,
+    likelihoods.StudentT,
+)
+
+
+def draws_of_each_input(model: BayesianModel, guide: Any, x: Tensor) -> bool:
+    """Whether one input's draws by `per_input` are, in distribution, those by drawn weights.
+
+    True only of what is known: independent Normals, each weight in one linear layer, and rows that
+    never meet.
+
+    Args:
+        model: the model.
+        guide: its guide.
+        x: the input, ``[1, ...]``.
+    """
+    if type(model) is not BayesianModel or type(model.likelihood) not in _LIKELIHOODS:
+        return False
+    if type(guide) is not AutoSoftplusNormal or not _is_normal(guide):
+        return False
+    parts = list(_parts(model.network))
+    linears = [part for part, cls in parts if cls in _LINEAR]
+    first = next((cls for _, cls in parts if cls not in (nn.Sequential, BayesianMLP)), None)
+    return (
+        all(_is_known(part, cls) for part, cls in parts)
+        and len(set(linears)) == len(linears)
+        and (x.dim() == 2 or (x.dim() > 2 and first is nn.Flatten))
+    )
+
+
+def _is_normal(guide: AutoSoftplusNormal) -> bool:
+    """Whether all weights of the network are Normal, not of another support."""
+    normal = guide.weight_names
+    others = [name for name in guide.site_names if name not in normal]
+    return all(is_of_prior(name) or is_of_likelihood(name) for name in others)
+
+
+def _parts(module: nn.Module | None) -> Iterator[tuple[nn.Module, type]]:
+    """A module and its parts, as often as they stand in it, each with its class without Pyro."""
+    if module is None or isinstance(module, Prior):
+        return
+    cls: Any = type(module)
+    yield module, _plain(cls)
+    for part in module._modules.values():
+        yield from _parts(part)
+
+
+def _is_known(part: nn.Module, cls: type) -> bool:
+    """Whether a part computes what its class says, row by row, and only linear ones are random."""
+    own = vars(part)
+    random = sample_names(part) if isinstance(part, PyroModule) and cls not in _LINEAR else []
+    return (
+        cls in _KNOWN
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in own)
+        and not own.get("_pyro_bbb_tied")
+        and all(map(is_of_prior, random))
+        and (cls is not nn.Flatten or (own["start_dim"], own["end_dim"]) == (1, -1))
+        and (cls is not nn.LayerNorm or len(own["normalized_shape"]) == 1)
+    )
+
+
+@cache
+def _plain(cls: Any) -> Any:
+    """A class as it was before Pyro came in."""
+    if issubclass(cls, Converted):
+        return vars(cls).get("plain_class", cls)
+    mixed = (base for base in cls.__bases__ if base in _KNOWN and PyroModule[base] is cls)
+    return next(mixed, cls)

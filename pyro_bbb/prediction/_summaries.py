@@ -1,0 +1,232 @@
+"""What a prediction says: probabilities, intervals, and uncertainty split by its source.
+
+The total is split by the laws of total entropy and of total variance into what the data leave open
+even for known weights (aleatoric) and what the weights leave open (epistemic).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.validation import share, tensor
+from pyro_bbb.distributions import map_tensors
+from pyro_bbb.likelihoods import align
+
+
+@dataclass(frozen=True)
+class ClassificationPrediction:
+    """Predicted classes of n examples by S draws of the weights.
+
+    Targets of several parts (``[n, T]``) add their dimensions after n everywhere.
+
+    Args:
+        sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
+    """
+
+    sample_log_probs: Tensor
+
+    @cached_property
+    def sample_probs(self) -> Tensor:
+        """Class probabilities of each draw, ``[S, n, C]``."""
+        return self.sample_log_probs.exp()
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Logarithm of the mean probabilities, ``[n, C]``, nats."""
+        return self.sample_log_probs.logsumexp(0) - math.log(len(self.sample_log_probs))
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """The posterior predictive: mean probabilities, ``[n, C]``."""
+        return self.log_probs.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """The most probable class, int64 ``[n]``."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """Its probability, ``[n]``."""
+        return self.probs.amax(-1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty: entropy of `probs`, ``[n]``, nats; `aleatoric` + `epistemic`."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy of one draw's probabilities, ``[n]``, nats."""
+        return torch.special.entr(self.sample_probs).sum(-1).mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information of class and weights, ``[n]``, nats (Houlsby et al. 2011, BALD).
+
+        As the mean KL from the predictive to the draws, which is 0 for one draw.
+        """
+        gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
+        return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
+
+    def refuse(self, threshold: float) -> Tensor:
+        """Where to give no answer: no class is more probable than the threshold; bool ``[n]``.
+
+        Raises:
+            ValueError: the threshold is outside [0, 1].
+            TypeError: it is no number.
+        """
+        return self.confidence <= share("threshold", threshold)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-probability of the true labels under the predictive, ``[n]``, nats.
+
+        Raises:
+            ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
+                another device.
+            TypeError: they are no tensor.
+        """
+        classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
+        if tensor("y", y).device != self.log_probs.device:
+            raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
+        if y.shape != shape or y.is_floating_point() or y.is_complex():
+            raise ValueError(
+                f"expected y of integer type and shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+            )
+        if y.numel() and not (0 <= y.min() and y.max() < classes):
+            raise ValueError(
+                f"y must hold labels in [0, {classes - 1}], got {y.min()} to {y.max()}"
+            )
+        return self.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class RegressionPrediction:
+    """Predicted distributions of n real targets or counts, a mixture over S draws of the weights.
+
+    Args:
+        components: the draws' distributions, batch shape ``[S, n, d]``, in the targets' unit.
+    """
+
+    components: Any
+
+    @property
+    def sample_means(self) -> Tensor:
+        """Each draw's mean, ``[S, n, d]``."""
+        return self.components.mean
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean of the mixture, ``[n, d]``."""
+        return self.sample_means.mean(0)
+
+    @cached_property
+    def aleatoric_std(self) -> Tensor:
+        """Root of the expected noise variance, ``[n, d]``."""
+        # squares in float64: those of a float32 soon under- or overflow
+        return self.components.stddev.double().square().mean(0).sqrt().to(self.mean)
+
+    @cached_property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation of the draws' means, ``[n, d]``."""
+        return self.sample_means.double().std(0, correction=0).to(self.mean)
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Total standard deviation, by the law of total variance, ``[n, d]``."""
+        return torch.hypot(self.aleatoric_std, self.epistemic_std)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of the true targets under the mixture, ``[n]``, nats.
+
+        Args:
+            y: targets, ``[n, d]``, or ``[n]`` for d = 1.
+
+        Raises:
+            ValueError: the targets have another shape, or are on another device.
+            TypeError: they are no tensor of real numbers.
+        """
+        y = align(self._real("y", y), self.components.batch_shape[2:])
+        if len(y) != self.components.batch_shape[1]:
+            raise ValueError(f"expected y of {self.components.batch_shape[1]} rows, got {len(y)}")
+        log_prob = self.components.log_prob(y)
+        log_prob = log_prob.reshape(*log_prob.shape[:2], -1).sum(2)
+        return log_prob.logsumexp(0) - math.log(len(log_prob))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of a target at most ``value``, ``[n, d]``.
+
+        Raises:
+            ValueError: the values have a shape that does not broadcast, or are on another device.
+            TypeError: they are no tensor of real numbers.
+        """
+        value, shape = self._real("value", value), self.components.batch_shape
+        try:
+            torch.broadcast_shapes(value.shape, shape)
+        except RuntimeError as error:
+            expected = f"broadcast to shape {list(shape[1:])}"
+            raise ValueError(f"value must {expected}, got shape {list(value.shape)}") from error
+        return self.components.cdf(value).mean(0)
+
+    def quantile(self, probability: float) -> Tensor:
+        """The mixture's quantile, ``[n, d]``, by bisection of its distribution function in float64.
+
+        Raises:
+            ValueError: the probability is outside (0, 1).
+            TypeError: it is no number.
+        """
+        probability = checks.probability("probability", probability)
+        exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
+        low, high = exact._bracket(probability)
+        for _ in range(64):
+            middle = 0.5 * (low + high)
+            below = exact.cdf(middle) < probability
+            low, high = middle.where(below, low), high.where(below, middle)
+        return (high.round() if self.components.support.is_discrete else high).to(self.mean)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """The central interval that holds a share ``level`` of the mixture.
+
+        Args:
+            level: probability inside, in (0, 1).
+
+        Returns:
+            Lower and upper end, each ``[n, d]``.
+
+        Raises:
+            ValueError: the level is outside (0, 1).
+            TypeError: it is no number.
+        """
+        level = checks.probability("level", level)
+        return self.quantile(0.5 * (1 - level)), self.quantile(0.5 * (1 + level))
+
+    def _real(self, name: str, value: Tensor) -> Tensor:
+        """The value, if it is a tensor of real numbers on the device of the draws."""
+        if tensor(name, value).is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{name} must hold real numbers, got dtype {value.dtype}")
+        if value.device != self.mean.device:
+            raise ValueError(f"{name} must be on {self.mean.device}, got one on {value.device}")
+        return value
+
+    def _bracket(self, probability: float) -> tuple[Tensor, Tensor]:
+        """Points on both sides of the quantile, from ever wider steps around any mean."""
+        centre, width = self.mean.nan_to_num(0.0), self.std.nan_to_num(1.0, posinf=1.0)
+        width = width + torch.finfo(width.dtype).tiny  # it may be 0, but must grow
+        low, high = centre - width, centre + width
+        while (outside := self.cdf(low) >= probability).any():
+            width = 2 * width
+            low = (low - width).where(outside, low)
+        while (outside := self.cdf(high) < probability).any():
+            width = 2 * width
+            high = (high + width).where(outside, high)
+        return low, high
+
+
+Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction

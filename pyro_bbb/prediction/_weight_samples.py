@@ -1,0 +1,86 @@
+"""A network's outputs where weights are drawn: each draw is one function for all inputs.
+
+For few inputs all draws run as one batched pass. For many, or where a network's operations cannot
+be batched over weights, they run one by one, each in passes large enough by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.vmap import over_draws
+from pyro_bbb.models import BayesianModel
+
+Draws: TypeAlias = Mapping[str, Tensor]
+
+
+Part: TypeAlias = tuple[slice, slice, dict[str, Tensor]]  # draws, inputs, and values for these
+
+
+ALL = slice(None)
+
+
+BATCHED_BELOW = 128  # inputs from which draws run one by one
+
+
+class Supplied(Messenger):
+    """Gives the latents inside their values."""
+
+    def __init__(self, draw: Draws) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and not site_is_subsample(msg):
+            if msg["name"] not in self.draw:
+                raise ValueError(f"the posterior's draws lack the latent {msg['name']!r}")
+            msg["value"] = self.draw[msg["name"]]
+
+
+def default_rows(x: Tensor) -> int:
+    """Rows of one pass: on a CPU what stays in its cache, elsewhere what keeps it busy."""
+    return 1024 if x.device.type == "cpu" else 8192
+
+
+def per_draw(
+    model: BayesianModel, posterior: Iterable[Draws], x: Tensor, rows: int
+) -> Iterator[Part]:
+    """The likelihood's arguments for every draw, each ``[s, n, ...]``.
+
+    Args:
+        model: the model.
+        posterior: chunks of draws, ``[s, ...]`` each.
+        x: inputs, ``[n, ...]``.
+        rows: inputs of one pass.
+    """
+    run, done = partial(_run, model, x.split(rows)), 0
+    for draws in posterior:
+        count = len(next(iter(draws.values())))
+        if count > 1 and len(x) < BATCHED_BELOW:
+            yield slice(done, done + count), ALL, over_draws(run, draws)
+        else:
+            for s in range(count):
+                part = run({name: values[s] for name, values in draws.items()})
+                yield (
+                    slice(done + s, done + s + 1),
+                    ALL,
+                    {k: v.unsqueeze(0) for k, v in part.items()},
+                )
+        done += count
+
+
+def _run(model: BayesianModel, batches: Iterable[Tensor], draw: Draws) -> dict[str, Tensor]:
+    """The likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
+    with Supplied(draw), own_store(model), model._pyro_context:
+        for name, value in draw.items():
+            model._pyro_context.set(name, value)
+        parts = [model.predictive(x) for x in batches]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

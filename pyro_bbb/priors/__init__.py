@@ -1,0 +1,63 @@
+"""Priors: from a weight's name and shape to its distribution.
+
+Wherever the library takes ``prior=``, it accepts a scalar distribution (every weight has it,
+independently), a `Prior`, the name of one, a callable ``(module, name, shape) -> distribution``, or
+a dict from name patterns to any of these. `make` takes a name with options:
+
+| name | prior | options and their defaults |
+|---|---|---|
+| ``normal`` | Normal | ``scale=1``, ``loc=0`` |
+| ``laplace`` | Laplace | ``scale=1`` |
+| ``student_t`` | Student t | ``df=3``, ``scale=1`` |
+| ``scale_mixture`` | `ScaleMixtureNormal` | ``pi=.5``, ``sigma1=1``, ``sigma2=exp(-6)`` |
+| ``fan_in_normal`` | `FanInNormal` | ``gain=sqrt(2)`` |
+| ``learned_scale_mixture`` | `LearnedScaleMixture` | ``pi=.5``, ``sigma1=1``, ``sigma2=.1`` |
+| ``learned_normal`` | `LearnedNormal` | ``scale=1`` |
+| ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
+| ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
+
+Imports the rooms up to `_handlers`. A new prior is one module here and one line in ``__init__``:
+its name in `PRIORS`.
+"""
+
+from pyro_bbb.priors._base import (
+    PRIORS,
+    ByName,
+    Function,
+    Independent,
+    Prior,
+    PriorFunction,
+    PriorLike,
+    as_prior,
+    declare,
+    default_prior,
+    make,
+)
+from pyro_bbb.priors._base import (
+    SitePrior as SitePrior,
+)
+from pyro_bbb.priors._fixed import FanInNormal
+from pyro_bbb.priors._from_guide import FromGuide, from_guide
+from pyro_bbb.priors._from_guide import Marginal as Marginal
+from pyro_bbb.priors._hierarchical import HierarchicalNormal
+from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
+
+__all__ = [
+    "ByName",
+    "FanInNormal",
+    "FromGuide",
+    "Function",
+    "HierarchicalNormal",
+    "Independent",
+    "LearnedNormal",
+    "LearnedScaleMixture",
+    "PRIORS",
+    "Prior",
+    "PriorFunction",
+    "PriorLike",
+    "as_prior",
+    "declare",
+    "default_prior",
+    "from_guide",
+    "make",
+]

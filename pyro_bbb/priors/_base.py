@@ -1,0 +1,302 @@
+"""What a prior is, its forms, and how a module's weights come under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import pyro.distributions as dist
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroModule, PyroSample
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._utils import validation as checks
+from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
+
+PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
+
+
+PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
+
+
+class Prior(nn.Module):
+    """Gives each weight its prior distribution; subclasses implement `forward`.
+
+    A prior is a module, so that its tensors follow the network's device and dtype, and parameters
+    of its own are trained with the network's.
+    """
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The distribution of weight ``name`` of ``module``, with event shape ``shape``."""
+        raise NotImplementedError
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """Prepares a weight, once, before it is declared; by default checks that the prior fits.
+
+        A prior may register parameters or `PyroSample` latents of its own on the module. Their
+        names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``: so they are
+        known as the prior's, and stay behind where the network becomes an ordinary one.
+
+        Args:
+            module: the module that is to have the weight.
+            name: the weight's name in it.
+            shape: the weight's shape.
+        """
+        self(module, name, shape)
+
+    def for_weight(self, name: str) -> Prior:
+        """The prior that weight ``name`` has: this one, if it does not choose among others."""
+        return self
+
+    def scoped(self, prefix: str) -> Prior:
+        """The prior for the weights below ``prefix``, by their names relative to it."""
+        return self
+
+
+class Independent(Prior):
+    """One scalar distribution for every weight, independently.
+
+    Args:
+        distribution: a distribution of empty event shape whose batch shape expands to every
+            weight's shape (usually a scalar).
+
+    Raises:
+        ValueError: the distribution is not univariate, or does not expand to a weight's shape.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        _require_pyro(distribution)
+        if distribution.event_shape:
+            raise ValueError(
+                "prior must be a distribution of single weights (event_shape []), got "
+                f"{type(distribution).__name__} with event_shape {list(distribution.event_shape)}"
+            )
+        self.distribution = distribution
+        self._expanded: dict[Size, Distribution] = {}
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The distribution expanded to ``shape``, built once per shape."""
+        if shape not in self._expanded:
+            self._expanded[shape] = _expand(self.distribution, name, shape)
+        return self._expanded[shape]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Independent:
+        super()._apply(fn, recurse)
+        self.distribution = map_tensors(self.distribution, fn)
+        self._expanded.clear()
+        return self
+
+    def extra_repr(self) -> str:
+        """The distribution, for the module's printed form."""
+        return repr(self.distribution)
+
+
+class Function(Prior):
+    """A prior computed by a callable, at every draw.
+
+    Args:
+        function: ``(module, name, shape)`` to a distribution of single weights, or to one whose
+            event shape is ``shape``.
+    """
+
+    def __init__(self, function: PriorFunction) -> None:
+        super().__init__()
+        self.function = checks.function("function", function, "(module, name, shape)")
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The callable's distribution, expanded to ``shape``."""
+        distribution = self.function(module, name, shape)
+        if not isinstance(distribution, Distribution):
+            raise TypeError(f"prior must return a distribution for {name!r}, got {distribution!r}")
+        _require_pyro(distribution)
+        if distribution.event_shape == shape and not distribution.batch_shape:
+            return distribution
+        return _expand(distribution, name, shape)
+
+
+class ByName(Prior):
+    """Different priors for different weights; the first matching pattern counts.
+
+    Args:
+        patterns: from patterns as in a shell (``"fc1.*"``, ``"*.bias"``, ``"*"``), matched
+            against the weight's name in the network, to priors.
+    """
+
+    def __init__(self, patterns: Mapping[str, PriorLike], *, _prefix: str = "") -> None:
+        super().__init__()
+        if not isinstance(patterns, Mapping):
+            raise TypeError(f"patterns must be a dict of priors, got {patterns!r}")
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"the patterns of a prior must be strings, got {pattern!r}")
+        if not patterns:
+            raise ValueError("prior must not be an empty dict")
+        self._prefix = _prefix
+        self._patterns = tuple(patterns)
+        self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The distribution by the first pattern that matches."""
+        distribution: Distribution = self.for_weight(name)(module, name, shape)
+        return distribution
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """As the prior by the first pattern that matches."""
+        self.for_weight(name).attach(module, name, shape)
+
+    def for_weight(self, name: str) -> Prior:
+        """The prior by the first pattern that matches.
+
+        Raises:
+            ValueError: no pattern matches.
+        """
+        full_name = self._prefix + name
+        for pattern, prior in zip(self._patterns, self.priors, strict=True):
+            if fnmatchcase(full_name, pattern):
+                found: Prior = prior.for_weight(name)  # type: ignore[operator]
+                return found
+        raise ValueError(f"prior has no pattern for {full_name!r}, only {list(self._patterns)}")
+
+    def scoped(self, prefix: str) -> ByName:
+        """The same priors, seen from below ``prefix``."""
+        scoped = [prior.scoped(prefix) for prior in self.priors]  # type: ignore[operator]
+        patterns = dict(zip(self._patterns, scoped, strict=True))
+        return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
+
+
+PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by `pyro_bbb.priors`
+
+
+def make(name: str, **options: Any) -> Prior:
+    """A prior by its name.
+
+    Args:
+        name: a name in `pyro_bbb.priors.PRIORS`.
+        **options: keyword arguments of the prior of that name.
+
+    Returns:
+        The prior, with its defaults where an option is not given.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if not isinstance(name, str) or name not in PRIORS:
+        raise ValueError(f"prior must be one of {sorted(PRIORS)} where it is a name, got {name!r}")
+    return PRIORS[name](**options)
+
+
+def default_prior() -> Prior:
+    """The prior where none is given: standard Normal weights; docs/defaults.md says why."""
+    return Independent(dist.Normal(0.0, 1.0))
+
+
+def as_prior(prior: PriorLike | None) -> Prior:
+    """Whatever stands for a prior, as a `Prior`; ``None`` is `default_prior`.
+
+    Raises:
+        TypeError: ``prior`` is none of the accepted kinds.
+        ValueError: an unknown name.
+    """
+    if prior is None:
+        return default_prior()
+    if isinstance(prior, str):
+        return make(prior)
+    if isinstance(prior, Prior):
+        return prior
+    if isinstance(prior, Distribution):
+        return Independent(prior)
+    if isinstance(prior, Mapping):
+        return ByName(prior)
+    if callable(prior) and not isinstance(prior, type):
+        return Function(prior)
+    raise TypeError(
+        "prior must be a distribution, a pyro_bbb.priors.Prior, the name of one, a callable "
+        f"(module, name, shape) -> distribution, or a dict of name patterns to these, got {prior!r}"
+    )
+
+
+class SitePrior:
+    """What a `PyroSample` calls: asks the module's own prior, also in a copy of the module."""
+
+    def __init__(self, name: str, shape: Sequence[int]) -> None:
+        self.name, self.shape = name, Size(shape)
+
+    def __call__(self, module: nn.Module) -> Distribution:
+        distribution: Distribution = prior_of(module, self.name)(module, self.name, self.shape)
+        return distribution
+
+
+def prior_of(module: nn.Module, name: str) -> Any:
+    """The prior of a declared weight."""
+    return module._modules["prior"].for_weight(name)  # type: ignore[union-attr,operator]
+
+
+def announced(module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
+    """A prior's parameter, announced to SVI as ``name`` of the module where that runs in a model.
+
+    `BayesianModel` announces all parameters itself; a network that is a Pyro model by itself needs
+    this.
+    """
+    context = getattr(module, "_pyro_context", None)
+    if context is None or not context.active or not parameter.requires_grad:
+        return parameter
+    return own_param(module._pyro_get_fullname(name), parameter)  # type: ignore[operator]
+
+
+def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
+    """Makes weights of a module random: one `PyroSample` each, all under one prior.
+
+    Args:
+        module: the module; gets the prior as its child ``prior``.
+        prior: gives the distributions.
+        **shapes: the weights' names and shapes.
+
+    Raises:
+        ValueError: the prior does not fit a shape, or has no pattern for a name.
+        TypeError: an argument is of another kind.
+    """
+    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
+    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
+    module.add_module("prior", prior)
+    for name, size in sizes.items():
+        prior.attach(module, name, size)
+        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
+
+
+def _size(name: str, shape: Sequence[int]) -> Size:
+    try:
+        size = Size(shape)
+    except TypeError as error:
+        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
+    if any(length < 0 for length in size):
+        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
+    return size
+
+
+def _require_pyro(distribution: Distribution) -> None:
+    if not isinstance(distribution, TorchDistributionMixin):
+        kind = type(distribution)
+        raise TypeError(
+            f"prior must be a distribution of pyro.distributions, got {kind.__module__}."
+            f"{kind.__name__}"
+        )
+
+
+def _expand(distribution: Any, name: str, shape: Size) -> Distribution:
+    if type(distribution) is dist.Normal:
+        distribution = SummedNormal(distribution.loc, distribution.scale, validate_args=False)
+    try:
+        expanded = distribution.expand(shape)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"prior of {name!r} must expand to shape {list(shape)}, got batch_shape "
+            f"{list(distribution.batch_shape)} and event_shape {list(distribution.event_shape)}"
+        ) from error
+    result: Distribution = without_validation(expanded.to_event(len(shape)))
+    return result

@@ -1,0 +1,69 @@
+"""Priors without parameters of their own."""
+
+from __future__ import annotations
+
+import math
+
+import pyro.distributions as dist
+from torch import Size, nn
+from torch.distributions import Distribution
+
+from pyro_bbb._utils.validation import finite, positive
+from pyro_bbb.distributions import ScaleMixtureNormal
+from pyro_bbb.priors._base import PRIORS, Independent, Prior
+from pyro_bbb.priors._hierarchical import horseshoe, inverse_gamma
+from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
+
+
+class FanInNormal(Prior):
+    r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases: layers keep their scale.
+
+    With the ReLU gain $g = \sqrt 2$ a random network of any width and depth passes on the second
+    moment of its input (He et al. 2015, "Delving Deep into Rectifiers").
+
+    Args:
+        gain: $g$, positive.
+    """
+
+    def __init__(self, gain: float = math.sqrt(2)) -> None:
+        super().__init__()
+        self.gain = positive("gain", gain)
+        self.by_fan_in = nn.ModuleDict()
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The Normal whose scale fits the fan-in of ``shape``."""
+        fan_in = math.prod(shape[1:])
+        key = str(fan_in)
+        if key not in self.by_fan_in:
+            self.by_fan_in[key] = Independent(dist.Normal(0.0, self.gain / math.sqrt(fan_in)))
+        distribution: Distribution = self.by_fan_in[key](module, name, shape)
+        return distribution
+
+
+def _normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
+    return Independent(dist.Normal(finite("loc", loc), positive("scale", scale)))
+
+
+def _laplace(scale: float = 1.0) -> Prior:
+    return Independent(dist.Laplace(0.0, positive("scale", scale)))
+
+
+def _student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
+    return Independent(dist.StudentT(positive("df", df), 0.0, positive("scale", scale)))
+
+
+def _scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
+    return Independent(ScaleMixtureNormal(pi, sigma1, sigma2))
+
+
+PRIORS.update(
+    normal=_normal,
+    laplace=_laplace,
+    student_t=_student_t,
+    scale_mixture=_scale_mixture,
+    fan_in_normal=FanInNormal,
+    learned_scale_mixture=LearnedScaleMixture,
+    learned_normal=LearnedNormal,
+    horseshoe=horseshoe,
+    inverse_gamma=inverse_gamma,
+)

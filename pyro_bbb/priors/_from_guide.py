@@ -1,0 +1,132 @@
+"""A trained guide as the prior of the next task.
+
+Nguyen et al. (2018), "Variational Continual Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb.priors._base import Independent, Prior, PriorLike, as_prior
+
+_ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
+
+
+_SKEWNESS = 1e-3  # relative difference of the distances to both quantiles, from which no Normal
+
+
+def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
+    """The posterior of one task as the prior of the next.
+
+    Each weight has its marginal Normal under the guide as it is now, without gradient. Correlations
+    are dropped: a full-rank posterior passes on its variances only.
+
+    Args:
+        guide: a trained guide with Normal marginals: `AutoSoftplusNormal`, or one of Pyro's that
+            has ``median`` and ``quantiles``.
+        default: prior of weights that the guide does not have, or has no Normal marginal of;
+            without it they are an error where the network is built.
+
+    Returns:
+        A prior by the weights' names in the network, without the model's ``network.``.
+
+    Raises:
+        TypeError: the guide has no quantiles.
+        ValueError: a weight has scale 0 (it was pruned), or is not finite.
+    """
+    if not hasattr(guide, "quantiles"):
+        raise TypeError(f"guide must have a method quantiles, got {type(guide).__name__}")
+    marginals = {
+        name.removeprefix("network."): Marginal(loc, scale)
+        for name, loc, scale in _normal_marginals(guide)
+    }
+    return FromGuide(marginals, None if default is None else as_prior(default))
+
+
+class FromGuide(Prior):
+    """The marginals of a guide by name; see `from_guide`."""
+
+    def __init__(
+        self, marginals: Mapping[str, Prior], default: Prior | None, *, _prefix: str = ""
+    ) -> None:
+        super().__init__()
+        self._prefix, self._names = _prefix, tuple(marginals)
+        self.marginals = nn.ModuleList(marginals.values())
+        self.default = default
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The weight's marginal under the guide, or its default prior."""
+        distribution: Distribution = self.for_weight(name)(module, name, shape)
+        return distribution
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """As the weight's marginal or default prior."""
+        self.for_weight(name).attach(module, name, shape)
+
+    def for_weight(self, name: str) -> Prior:
+        """The weight's marginal, or its default prior.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        full_name = self._prefix + name
+        if full_name in self._names:
+            found: Any = self.marginals[self._names.index(full_name)]
+            return found
+        if self.default is None:
+            raise ValueError(
+                f"the guide has no Normal posterior of {full_name!r} for a prior, only of "
+                f"{list(self._names)}; default= would be the prior of others"
+            )
+        return self.default.for_weight(name)
+
+    def scoped(self, prefix: str) -> FromGuide:
+        """The same priors, seen from below ``prefix``."""
+        marginals: Any = dict(zip(self._names, self.marginals, strict=True))
+        default = None if self.default is None else self.default.scoped(prefix)
+        return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
+
+
+class Marginal(Independent):
+    """Independent Normals of a shape that the weight must have."""
+
+    def __init__(self, loc: Tensor, scale: Tensor) -> None:
+        super().__init__(dist.Normal(loc, scale))
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The Normals as one event.
+
+        Raises:
+            ValueError: the weight has another shape. (Broadcasting would be silently wrong.)
+        """
+        found = self.distribution.batch_shape
+        if shape != found:
+            raise ValueError(
+                f"the guide's {name!r} must have the weight's shape {list(shape)}, got "
+                f"{list(found)}"
+            )
+        return super().forward(module, name, shape)
+
+
+def _normal_marginals(guide: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, mean and standard deviation of the latents whose quantiles are those of a Normal."""
+    with own_store(guide), torch.no_grad():
+        quantiles = guide.quantiles([_ONE_BELOW, 0.5, _ONE_ABOVE])
+    for name, (below, loc, above) in quantiles.items():
+        scale = (above - below) / 2
+        if not (loc.isfinite() & (scale > 0) & scale.isfinite()).all():
+            raise ValueError(
+                f"guide must have finite means and positive scales, not so {name!r}; pruned "
+                "weights have scale 0, which as a prior they would keep for ever"
+            )
+        rounding = 8 * torch.finfo(loc.dtype).eps * loc.abs()
+        if ((above + below - 2 * loc).abs() <= _SKEWNESS * scale + rounding).all():
+            yield name, loc.clone(), scale

@@ -1,0 +1,127 @@
+r"""Priors whose scale is a latent variable itself: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
+
+The guide infers the scale of each group of weights along with them. A half-Cauchy scale (Carvalho
+et al. 2010, "The horseshoe estimator for sparse signals"), here one for each unit's weights, has a
+tail heavy enough to leave a needed unit alone and a mode at 0 that shrinks the others. With an
+inverse-gamma variance a group of weights is jointly Student t.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule, PyroSample
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_bbb._utils.validation import positive
+from pyro_bbb.distributions import without_validation
+from pyro_bbb.priors._base import Independent, Prior, prior_of
+
+Per = Literal["layer", "unit"]
+
+
+class HierarchicalNormal(Prior):
+    r"""$w \sim N(0, \tau^2)$ with a latent $\tau$, or $\tau^2$, of every group of weights.
+
+    The latent is a sample site of the module that has the weights, ``weight_prior_scale`` (or
+    ``weight_prior_variance``), drawn before them.
+
+    Args:
+        scale: distribution of $\tau$, scalar and of positive support; by default half-Cauchy of
+            scale 1, where no ``variance`` is given.
+        variance: distribution of $\tau^2$ instead.
+        per: ``"layer"``, one group for each weight tensor; or ``"unit"``, one for each row of a
+            kernel (its first dimension), and one for a vector.
+
+    Raises:
+        ValueError: both distributions are given, one is not scalar or reaches below 0, or an
+            unknown ``per``.
+        TypeError: a distribution is of another kind.
+    """
+
+    def __init__(
+        self,
+        scale: Distribution | None = None,
+        *,
+        variance: Distribution | None = None,
+        per: Per = "layer",
+    ) -> None:
+        super().__init__()
+        if scale is not None and variance is not None:
+            raise ValueError("give the distribution of scale or of variance, not of both")
+        if per not in get_args(Per):
+            raise ValueError(f"per must be one of {list(get_args(Per))}, got {per!r}")
+        self.kind, self.per = "scale" if variance is None else "variance", per
+        default = dist.HalfCauchy(torch.tensor(1.0))
+        given = next((x for x in (scale, variance) if x is not None), default)
+        _require_scalar_positive(self.kind, given)
+        self.hyperprior = Independent(given)
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """Registers the latent scales on the module."""
+        part = self._part(name)
+        latent = _Hyperprior(name, part, shape[: self._group_dims(shape)])
+        setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The Normal for the drawn scales, with their plates (if any) as batch shape."""
+        drawn: Tensor = getattr(module, self._part(name))  # [*plates, *groups]
+        scale = drawn if self.kind == "scale" else drawn.sqrt()
+        groups = self._group_dims(shape)
+        plates = scale.shape[: scale.dim() - groups]
+        scale = scale.reshape(scale.shape + (1,) * (len(shape) - groups))
+        normal = dist.Normal(torch.zeros_like(scale), scale, validate_args=False)
+        return without_validation(normal.expand(plates + shape).to_event(len(shape)))
+
+    def extra_repr(self) -> str:
+        """The kind of latent and its groups, for the module's printed form."""
+        return f"{self.kind} per {self.per}"
+
+    def _part(self, name: str) -> str:
+        return f"{name}_prior_{self.kind}"
+
+    def _group_dims(self, shape: Size) -> int:
+        """How many of a weight's first dimensions count its groups."""
+        return 1 if self.per == "unit" and len(shape) > 1 else 0
+
+
+def horseshoe(scale: float = 1.0, per: Per = "unit") -> HierarchicalNormal:
+    r"""Half-Cauchy $\tau$ of the given scale, by default one for each unit."""
+    return HierarchicalNormal(dist.HalfCauchy(_positive("scale", scale)), per=per)
+
+
+def inverse_gamma(
+    concentration: float = 1.0, rate: float = 1.0, per: Per = "layer"
+) -> HierarchicalNormal:
+    r"""Inverse-gamma $\tau^2$: Student t with $2a$ degrees of freedom, $a$ the concentration."""
+    arguments = _positive("concentration", concentration), _positive("rate", rate)
+    return HierarchicalNormal(variance=dist.InverseGamma(*arguments), per=per)
+
+
+class _Hyperprior:
+    """What the latent's `PyroSample` calls: asks the prior of the weight."""
+
+    def __init__(self, weight: str, part: str, shape: Size) -> None:
+        self.weight, self.part, self.shape = weight, part, shape
+
+    def __call__(self, module: nn.Module) -> Distribution:
+        hyperprior = prior_of(module, self.weight).hyperprior
+        distribution: Distribution = hyperprior(module, self.part, self.shape)
+        return distribution
+
+
+def _require_scalar_positive(name: str, distribution: Distribution) -> None:
+    if not isinstance(distribution, Distribution):
+        raise TypeError(f"{name} must be a distribution, got {distribution!r}")
+    if distribution.batch_shape or distribution.event_shape:
+        raise ValueError(f"{name} must be a scalar distribution, got {distribution}")
+    if not getattr(distribution.support, "lower_bound", -math.inf) >= 0:
+        raise ValueError(f"{name} must have a distribution on positive values, got {distribution}")
+
+
+def _positive(name: str, value: float) -> Tensor:
+    return torch.tensor(positive(name, value))

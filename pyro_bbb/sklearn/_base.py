@@ -1,0 +1,218 @@
+"""What the regressor and the classifier for scikit-learn have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_bbb._utils.validation import count
+from pyro_bbb.likelihoods import Likelihood
+from pyro_bbb.persistence import Loaded, LoadError, load, save
+from pyro_bbb.persistence.archive import Json
+from pyro_bbb.sklearn._fitting import Posterior, learn, learn_on
+from pyro_bbb.sklearn._params import Recipe
+from pyro_bbb.sklearn._scaling import Scaling
+from pyro_bbb.training.history import History
+
+Self = TypeVar("Self", bound="BayesianEstimator")
+
+
+_ROWS = 2**14  # rows of one pass where only summaries of the draws are kept
+
+
+_RECIPE = tuple(Recipe.__dataclass_fields__)
+
+
+_KEY = "estimator"  # in the metadata of a save
+
+
+class Uncertainty(NamedTuple):
+    """How uncertain each prediction is, and why.
+
+    Attributes:
+        aleatoric: what noise, or classes that overlap, leave open even for known weights.
+        epistemic: what the weights leave open, which more data would remove.
+    """
+
+    aleatoric: NDArray[np.float64]
+    epistemic: NDArray[np.float64]
+
+
+def as_random_seed(random_state: Any) -> int:
+    """A seed from whatever scikit-learn takes as ``random_state``."""
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+class BayesianEstimator(BaseEstimator):
+    """Base of the estimators: their parameters, training, and keeping what was learned."""
+
+    posterior_: Posterior
+    x_scaling_: Scaling
+
+    def __init__(
+        self,
+        hidden_sizes: Any,
+        activation: Any,
+        prior: Any,
+        guide: Any,
+        estimator: str,
+        epochs: int | None,
+        batch_size: int | None,
+        lr: float,
+        temperature: float,
+        num_samples: int,
+        device: Any,
+        random_state: Any,
+        progress: bool,
+    ) -> None:
+        self.hidden_sizes = hidden_sizes
+        self.activation = activation
+        self.prior = prior
+        self.guide = guide
+        self.estimator = estimator
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.temperature = temperature
+        self.num_samples = num_samples
+        self.device = device
+        self.random_state = random_state
+        self.progress = progress
+
+    @property
+    def history_(self) -> History:
+        """The record of the latest training."""
+        return self.posterior_.history
+
+    # --- training ---
+
+    def _recipe(self) -> Recipe:
+        count("num_samples", self.num_samples)
+        return Recipe(**{name: getattr(self, name) for name in _RECIPE})
+
+    def _learn(
+        self, X: NDArray[np.float64], y: Tensor, likelihood: Likelihood, outputs: int
+    ) -> None:
+        """Trains a new network on checked rows, and on targets as the likelihood takes them."""
+        recipe = self._recipe()
+        self._seed = as_random_seed(self.random_state)
+        self.x_scaling_ = Scaling.of(X)
+        x = torch.from_numpy(self.x_scaling_(X))
+        self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed)
+
+    def _learn_on(self, X: NDArray[np.float64], y: Tensor) -> None:
+        """Learns from further checked rows."""
+        x = torch.from_numpy(self.x_scaling_(X))
+        self.posterior_ = learn_on(self._recipe(), self.posterior_, x, y, self._seed)
+
+    # --- prediction ---
+
+    def _rows(self, X: ArrayLike) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        rows: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, order="C", reset=False)
+        return rows
+
+    def _ask(
+        self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
+    ) -> Any:
+        """The predictive at checked rows, in the targets' units; by default of the usual draws."""
+        x = torch.from_numpy(self.x_scaling_(rows))
+        draws = self.num_samples if num_samples is None else num_samples
+        found = self.posterior_.predict(x, draws, self._seed if seed is None else seed)
+        return self._with_units(found)
+
+    def _in_passes(self, X: ArrayLike, *wanted: str) -> list[NDArray[np.float64]]:
+        """Properties of the predictive at all rows; the draws are kept for some rows at a time."""
+        rows = self._rows(X)
+        passes = []
+        for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+            found = self._ask(part)
+            passes.append([getattr(found, name).cpu().numpy() for name in wanted])
+        return [np.concatenate(parts) for parts in zip(*passes, strict=True)]
+
+    def _with_units(self, prediction: Any) -> Any:
+        """The prediction in the targets' units."""
+        return prediction
+
+    # --- keeping ---
+
+    def save(
+        self, path: str | PathLike[str], *, metadata: Mapping[str, Json] | None = None
+    ) -> None:
+        """Saves the fitted estimator as a folder that `load` reads without running anything.
+
+        Args:
+            path: the folder, made if need be. It is one of `pyro_bbb.save`.
+            metadata: what is to be kept with it, of JSON's types, without the key ``estimator``.
+
+        Raises:
+            NotFittedError: it is not fitted.
+            TypeError: a parameter is an object, which JSON cannot hold; pickles (joblib) can.
+        """
+        check_is_fitted(self)
+        record: dict[str, Json] = {
+            "class": type(self).__name__,
+            "parameters": self._json_parameters(),
+        }
+        record.update(seed=self._seed, seen=self.posterior_.num_seen, **self._record())
+        kept = dict(metadata or {}) | {_KEY: record}
+        save(path, self.posterior_.model, self.posterior_.guide, metadata=kept)
+
+    @classmethod
+    def load(cls: type[Self], path: str | PathLike[str]) -> Self:
+        """The estimator that `save` saved; nothing from the files is executed.
+
+        Raises:
+            FileNotFoundError: there is nothing saved at that path.
+            LoadError: a file is damaged, or of something else.
+        """
+        return cls.from_loaded(load(path))
+
+    @classmethod
+    def from_loaded(cls: type[Self], loaded: Loaded) -> Self:
+        """The estimator from what `pyro_bbb.load` returned for its folder."""
+        record = loaded.metadata.get(_KEY, {})
+        if record.get("class") != cls.__name__:
+            raise LoadError(f"expected a saved {cls.__name__}, got {record.get('class')!r}")
+        new = cls(**record["parameters"])
+        new._seed = record["seed"]
+        new._restore(record)
+        new.posterior_ = Posterior(loaded.model, loaded.guide, History(), record["seen"])
+        return new
+
+    def _record(self) -> dict[str, Json]:
+        """What was learned besides the posterior, for JSON."""
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "features": self.n_features_in_,
+            "names": None if names is None else names.tolist(),
+            "x": self.x_scaling_.as_dict(),
+        }
+
+    def _restore(self, record: dict[str, Json]) -> None:
+        self.n_features_in_ = record["features"]
+        if record["names"] is not None:
+            self.feature_names_in_ = np.array(record["names"], dtype=object)
+        self.x_scaling_ = Scaling.from_dict(record["x"])
+
+    def _json_parameters(self) -> dict[str, Json]:
+        parameters = self.get_params(deep=False)
+        for name, value in parameters.items():
+            if isinstance(value, tuple):
+                parameters[name] = value = list(value)
+            plain = (type(None), bool, int, float, str)
+            if not all(isinstance(x, plain) for x in (value if type(value) is list else [value])):
+                raise TypeError(
+                    f"{name} must be a name, a number or None to be saved, got {value!r}; "
+                    "joblib.dump keeps objects"
+                )
+        return parameters

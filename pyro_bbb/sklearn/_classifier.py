@@ -1,0 +1,216 @@
+"""The estimator of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import validate_data
+
+from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.validation import count
+from pyro_bbb.likelihoods import Categorical
+from pyro_bbb.prediction import ClassificationPrediction
+from pyro_bbb.sklearn._base import BayesianEstimator, Uncertainty, as_random_seed
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """A Bayesian neural network for classes, two or more.
+
+    Args:
+        hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is logistic
+            regression.
+        activation: name, or what makes the module between two layers, such as ``torch.nn.ReLU``.
+        prior: prior of the weights, in whatever form `pyro_bbb.priors` takes; ``None`` is its
+            default.
+        guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
+            of a model.
+        estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
+        epochs: passes over the rows; by default as many as make some 4,000 steps.
+        batch_size: rows per step; by default from 64 for small tables to 1,024.
+        lr: learning rate at the start; it falls to 0 along a cosine.
+        temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
+            posterior is narrower, and small networks fit better.
+        num_samples: networks drawn for each prediction.
+        device: where to train and predict; by default on the CPU.
+        random_state: seed, as everywhere in scikit-learn. Predictions are always by the same
+            networks.
+        progress: whether to show a progress bar.
+
+    Attributes:
+        classes_: the labels.
+        posterior_: the model, its guide, the record of the training.
+        x_scaling_: means and standard deviations of the inputs.
+        n_features_in_: number of inputs.
+        feature_names_in_: their names, where a data frame was given.
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: Any = (50,),
+        *,
+        activation: Any = "relu",
+        prior: Any = "normal",
+        guide: Any = "softplus_normal",
+        estimator: str = "auto",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 1e-2,
+        temperature: float = 1.0,
+        num_samples: int = 100,
+        device: Any = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden_sizes,
+            activation,
+            prior,
+            guide,
+            estimator,
+            epochs,
+            batch_size,
+            lr,
+            temperature,
+            num_samples,
+            device,
+            random_state,
+            progress,
+        )
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> BayesianClassifier:
+        """Trains a new network; what was learned before is forgotten.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            y: labels of any kind, ``[n]``.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: data that are not finite or do not fit, a single class, or a parameter out
+                of range.
+            TypeError: a parameter of another kind.
+        """
+        return self._fit(X, y, None)
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
+    ) -> BayesianClassifier:
+        """Learns from further rows without the earlier ones: the posterior is their prior.
+
+        The first call is one of `fit`, and decides on the scales of the inputs. Rows given twice
+        count as two observations.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            y: labels, ``[n]``.
+            classes: all labels that may ever come, for the first call; by default those in it.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as for `fit`, an unknown label, other classes than before, or the guide has
+                no Normal marginals to be a prior.
+            TypeError: as for `fit`, or likewise.
+        """
+        if not hasattr(self, "posterior_"):
+            return self._fit(X, y, classes)
+        if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
+            raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
+        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
+        self._learn_on(rows, self._encoded(labels))
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable labels, ``[n]``.
+
+        Args:
+            X: inputs, ``[n, features]``.
+        """
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(1)]
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Class probabilities, averaged over the drawn networks, ``[n, classes]``.
+
+        Args:
+            X: inputs, ``[n, features]``.
+        """
+        return self._in_passes(X, "probs")[0]
+
+    def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Their logarithms, ``[n, classes]``, finite also where a probability is too small.
+
+        Args:
+            X: inputs, ``[n, features]``.
+        """
+        return self._in_passes(X, "log_probs")[0]
+
+    def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
+        """Entropies by their source, in nats; their sum is the entropy of `predict_proba`.
+
+        Args:
+            X: inputs, ``[n, features]``.
+
+        Returns:
+            Aleatoric part (expected entropy) and epistemic part (mutual information), ``[n]``.
+        """
+        return Uncertainty(*self._in_passes(X, "aleatoric", "epistemic"))
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
+        """Draws labels from the posterior predictive, each column from one network.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            n_samples: number of draws.
+            random_state: their seed.
+
+        Returns:
+            Labels, ``[n, n_samples]``.
+        """
+        draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
+        log_probs = self._ask(self._rows(X), draws, seed).sample_log_probs
+        with seeded(seed):
+            places = torch.distributions.Categorical(logits=log_probs).sample()
+        return self.classes_[places.T.cpu().numpy()]
+
+    def posterior_predictive(self, X: ArrayLike) -> ClassificationPrediction:
+        """The whole posterior predictive, of classes in the order of ``classes_``.
+
+        Args:
+            X: inputs, ``[n, features]``.
+
+        Returns:
+            The probabilities by every drawn network, and what follows from them.
+        """
+        found: ClassificationPrediction = self._ask(self._rows(X))
+        return found
+
+    def _fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None) -> BayesianClassifier:
+        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C")
+        check_classification_targets(labels)
+        self.classes_ = unique_labels(labels if classes is None else classes)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must hold at least two classes, got 1 class, {self.classes_[0]!r}")
+        self._learn(rows, self._encoded(labels), Categorical(), len(self.classes_))
+        return self
+
+    def _encoded(self, labels: NDArray[Any]) -> torch.Tensor:
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
+        return torch.from_numpy(np.searchsorted(self.classes_, labels))
+
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | {"classes": self.classes_.tolist()}
+
+    def _restore(self, record: dict[str, Any]) -> None:
+        super()._restore(record)
+        self.classes_ = np.array(record["classes"])

@@ -1,0 +1,172 @@
+"""A posterior learned from arrays, learned on from further ones, and asked.
+
+All of it is in double precision: networks for tables are small, and predictions for a row are then
+the same to the last digits whatever rows are asked with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_bbb._utils.context import seeded
+from pyro_bbb.guides import Guide
+from pyro_bbb.likelihoods import Gaussian, Likelihood
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import BayesianMLP
+from pyro_bbb.prediction import Prediction, predict
+from pyro_bbb.priors import Prior, from_guide
+from pyro_bbb.sklearn._params import Recipe
+from pyro_bbb.training import fit
+from pyro_bbb.training.history import History
+
+_NOISE_DRAWS = 100  # networks by which the noise of further rows is estimated
+
+
+_SMALL = 2**16  # weights
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A model with its trained guide.
+
+    Args:
+        model: the model.
+        guide: its guide.
+        history: the record of the training.
+        num_seen: rows that it was learned from, over all calls.
+    """
+
+    model: BayesianModel
+    guide: Any
+    history: History
+    num_seen: int
+
+    def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
+        """By the same networks in each call with one seed."""
+        place = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
+        options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
+        with _threads_for(self.model):
+            return predict(self.model, self.guide, x.to(place), **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields. A guide leaves its model out of its own state, and has it back below."""
+        if not isinstance(self.guide, Guide):
+            raise TypeError(f"guide must be one of pyro_bbb's to be kept, got {self.guide!r}")
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state["guide"]._model = (state["model"],)
+        vars(self).update(state)
+
+
+def learn(
+    recipe: Recipe, likelihood: Likelihood, x: Tensor, y: Tensor, outputs: int, seed: int
+) -> Posterior:
+    """Trains a new network of so many outputs on rows ``[n, d]`` and targets ``[n, ...]``."""
+    with seeded(seed):
+        network = _network(recipe, [x.shape[1], *recipe.hidden, outputs], recipe.make_prior())
+        model = BayesianModel(network, likelihood, num_data=len(x)).double()
+        guide = _double(recipe.make_guide(model))
+    return Posterior(model, guide, _train(recipe, model, guide, x, y, seed), len(x))
+
+
+def learn_on(recipe: Recipe, before: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
+    r"""Learns from further rows: the posterior is their prior (Nguyen et al. 2018).
+
+    The estimate of a Gaussian noise is a running one over all rows. It is held while the weights
+    are trained; then, for m further rows after n,
+    $\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$.
+
+    Raises:
+        TypeError: the guide has no Normal marginals.
+        ValueError: likewise, or the rows do not fit the network.
+    """
+    prior = _as_prior(before.guide)
+    likelihood = copy.deepcopy(before.model.likelihood).requires_grad_(False)
+    sizes: Any = before.model.network.sizes
+    with seeded(seed):
+        network = _network(recipe, sizes, prior)
+        model = BayesianModel(network, likelihood, num_data=len(x)).double()
+        guide = _double(recipe.make_guide(model))
+        _start_from(guide, before.guide)
+    history = _train(recipe, model, guide, x, y, seed)
+    after = Posterior(model, guide, history, before.num_seen + len(x))
+    _update_noise(after, before.num_seen, x, y, seed)
+    return after
+
+
+@contextmanager
+def _threads_for(model: BayesianModel) -> Iterator[None]:
+    """One processor thread for a small network, which more would only keep waiting."""
+    before = torch.get_num_threads()
+    if sum(shape.numel() for shape in model.latent_shapes().values()) < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _network(recipe: Recipe, sizes: Sequence[int], prior: Prior) -> BayesianMLP:
+    return BayesianMLP(sizes, activation=recipe.make_activation, prior=prior)
+
+
+def _double(guide: Any) -> Any:
+    return guide.double() if isinstance(guide, nn.Module) else guide
+
+
+def _train(
+    recipe: Recipe, model: BayesianModel, guide: Any, x: Tensor, y: Tensor, seed: int
+) -> History:
+    epochs, batch_size = recipe.steps(len(x))
+    with _threads_for(model):
+        return fit(
+            model,
+            guide,
+            (x, y),
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=recipe.lr,
+            device=recipe.device,
+            progress=recipe.progress,
+            seed=seed,
+            **recipe.options(guide),
+        )
+
+
+def _as_prior(guide: Any) -> Prior:
+    try:
+        return from_guide(guide)
+    except TypeError as error:  # as of an ensemble
+        kind = type(guide).__name__
+        raise TypeError(f"guide must have Normal marginals to be learned on, got {kind}") from error
+
+
+def _start_from(guide: Any, before: Any) -> None:
+    """Lets a guide start from another one's values, where both have a parameter."""
+    if isinstance(guide, nn.Module):
+        own, theirs = guide.state_dict(), before.state_dict()
+        shared = {
+            name: value
+            for name, value in theirs.items()
+            if name in own and own[name].shape == value.shape
+        }
+        guide.load_state_dict(own | shared)
+
+
+def _update_noise(after: Posterior, num_before: int, x: Tensor, y: Tensor, seed: int) -> None:
+    """Updates the running estimate of a Gaussian's noise, if it is one."""
+    raw = getattr(after.model.likelihood, "scale_unconstrained", None)  # its logarithm
+    if type(after.model.likelihood) is not Gaussian or not isinstance(raw, nn.Parameter):
+        return
+    means: Tensor = after.predict(x, _NOISE_DRAWS, seed).sample_means  # type: ignore[union-attr]
+    here = (y.to(means.device) - means).square().mean(0).sum(0)  # [targets]
+    variance = (num_before * (2 * raw.detach()).exp() + here) / after.num_seen
+    raw.detach().copy_(0.5 * variance.log())

@@ -1,0 +1,189 @@
+"""What the estimators' parameters stand for: names, or objects, to the parts of a model.
+
+| parameter | names |
+|---|---|
+| ``activation`` | `ACTIVATIONS` |
+| ``prior`` | `pyro_bbb.priors.PRIORS` |
+| ``noise`` | `NOISES` |
+| ``guide`` | `pyro_bbb.guides.GUIDES` |
+| ``estimator`` | `pyro_bbb.estimators.ESTIMATORS` |
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_bbb import guides
+from pyro_bbb._utils.validation import count, positive
+from pyro_bbb.distributions import map_tensors
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
+from pyro_bbb.priors import Function, Prior, as_prior
+from pyro_bbb.training import KLSchedule
+
+_STEPS = 4000  # of training, where the number of epochs is not given
+
+
+_LEAST_EPOCHS = 5
+
+
+_BATCHES = (64, 1024)  # smallest and largest batch where its size is not given
+
+
+_CHUNKS = 100  # batches per epoch, between these
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+# From the number of targets to the likelihood, whose unit is the targets' standard deviation
+NOISES: dict[str, Callable[[int], Likelihood]] = {
+    "learned": lambda targets: Gaussian.learned(torch.ones(targets)),
+    "latent": lambda targets: Gaussian(dist.HalfNormal(torch.ones(targets))),
+    "heteroscedastic": lambda _: HeteroscedasticGaussian(),
+    "student_t": lambda targets: StudentT(4.0, dist.HalfNormal(torch.ones(targets))),
+    "poisson": lambda _: Poisson(),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is built and trained; the fields are the estimators' parameters.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+        TypeError: a field of another kind.
+    """
+
+    hidden_sizes: Any
+    activation: Any
+    prior: Any
+    guide: Any
+    estimator: str
+    epochs: int | None
+    batch_size: int | None
+    lr: float
+    temperature: float
+    device: Any
+    progress: bool
+
+    def __post_init__(self) -> None:
+        _hidden(self.hidden_sizes)
+        _named("activation", self.activation, ACTIVATIONS)
+        _named("guide", self.guide, guides.GUIDES)
+        if self.estimator not in ("auto", *ESTIMATORS):
+            names = ["auto", *ESTIMATORS]
+            raise ValueError(f"estimator must be one of {names}, got {self.estimator!r}")
+        for name in ("epochs", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                count(name, value)
+        positive("lr", self.lr)
+        positive("temperature", self.temperature)
+
+    @property
+    def hidden(self) -> list[int]:
+        """Numbers of units of the hidden layers."""
+        return _hidden(self.hidden_sizes)
+
+    def make_activation(self) -> nn.Module:
+        """The module between two layers."""
+        make: Callable[[], nn.Module] = _named("activation", self.activation, ACTIVATIONS)
+        return make()
+
+    def make_prior(self) -> Prior:
+        """A prior of the network's own, in double precision."""
+        prior = copy.deepcopy(as_prior(self.prior))
+        for part in prior.modules():
+            if isinstance(part, Function):
+                part.function = partial(_in_double, part.function)
+        return prior
+
+    def make_guide(self, model: Callable[..., Any]) -> Any:
+        """An untrained guide for the model."""
+        return _named("guide", self.guide, guides.GUIDES)(model)
+
+    def steps(self, num_data: int) -> tuple[int, int]:
+        """Epochs and batch size for so many rows: some 4,000 steps where nothing is said."""
+        smallest, largest = _BATCHES
+        size = self.batch_size or min(max(smallest, num_data // _CHUNKS), largest)
+        epochs = self.epochs or max(_LEAST_EPOCHS, round(_STEPS / math.ceil(num_data / size)))
+        return epochs, size
+
+    def options(self, guide: Any) -> dict[str, Any]:
+        """Estimator, loss and weight of the KL for `fit`; the first two suit the guide."""
+        factorised = type(guide) is guides.AutoSoftplusNormal
+        estimator = self.estimator
+        if estimator == "auto":
+            estimator = "local_reparam" if factorised else "reparam"
+        return {
+            "estimator": estimator,
+            "loss": "mean_field" if factorised else "trace",
+            "kl_schedule": KLSchedule(temperature=self.temperature),
+        }
+
+
+def make_noise(noise: Any, unit: Tensor) -> Likelihood:
+    """The likelihood of a regression.
+
+    Args:
+        noise: a name of `NOISES`; a number, the noise's known standard deviation; the prior of it
+            or a likelihood, both in units of the targets' standard deviation.
+        unit: that unit, ``[targets]``.
+
+    Raises:
+        ValueError: an unknown name, or a number that is not positive.
+        TypeError: something else.
+    """
+    if isinstance(noise, Likelihood):
+        return copy.deepcopy(noise)
+    if isinstance(noise, Distribution):
+        return Gaussian(copy.deepcopy(noise))
+    if isinstance(noise, Real) and not isinstance(noise, bool):
+        return Gaussian(positive("noise", noise) / unit)
+    if isinstance(noise, str) and noise in NOISES:
+        return NOISES[noise](len(unit))
+    kinds = f"a number, a distribution, a likelihood or one of {sorted(NOISES)}"
+    wrong = ValueError if isinstance(noise, str) else TypeError
+    raise wrong(f"noise must be {kinds}, got {noise!r}")
+
+
+def _named(name: str, value: Any, table: dict[str, Any]) -> Any:
+    """The object that a parameter stands for."""
+    if isinstance(value, str) and value in table:
+        return table[value]
+    if isinstance(value, str) or not callable(value):
+        wrong = ValueError if isinstance(value, str) else TypeError
+        raise wrong(f"{name} must be callable or one of {sorted(table)}, got {value!r}")
+    return value
+
+
+def _hidden(sizes: Any) -> list[int]:
+    """Hidden sizes from a number or several."""
+    if not isinstance(sizes, Iterable) or isinstance(sizes, (str, bytes)):
+        sizes = [sizes]
+    return [count("hidden_sizes", size) for size in sizes]
+
+
+def _in_double(function: Callable[..., Any], *args: Any) -> Any:
+    made = function(*args)
+    return map_tensors(made, Tensor.double) if isinstance(made, Distribution) else made

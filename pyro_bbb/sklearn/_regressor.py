@@ -1,0 +1,254 @@
+"""The estimator of real targets and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import validate_data
+
+from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.validation import count
+from pyro_bbb.likelihoods import HeteroscedasticGaussian
+from pyro_bbb.prediction import RegressionPrediction
+from pyro_bbb.sklearn._base import BayesianEstimator, Uncertainty, as_random_seed
+from pyro_bbb.sklearn._params import make_noise
+from pyro_bbb.sklearn._scaling import Scaling, in_units, is_scaled
+
+
+class BayesianRegressor(RegressorMixin, BayesianEstimator):
+    """A Bayesian neural network for one or several real targets, or counts.
+
+    Args:
+        hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is linear
+            regression.
+        activation: name, or what makes the module between two layers, such as ``torch.nn.ReLU``.
+        prior: prior of the weights, in whatever form `pyro_bbb.priors` takes; ``None`` is its
+            default.
+        guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
+            of a model.
+        estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
+        noise: ``"learned"`` (one standard deviation for all inputs), ``"latent"`` (the same with a
+            posterior), ``"heteroscedastic"`` (it depends on the input), ``"student_t"`` (heavy
+            tails), ``"poisson"`` (counts), or a number, the known standard deviation in the
+            targets' unit. Or a distribution, its prior, or a likelihood of `pyro_bbb.likelihoods`,
+            which are in units of the targets' own standard deviation.
+        epochs: passes over the rows; by default as many as make some 4,000 steps.
+        batch_size: rows per step; by default from 64 for small tables to 1,024.
+        lr: learning rate at the start; it falls to 0 along a cosine.
+        temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
+            posterior is narrower, and small networks fit better.
+        num_samples: networks drawn for each prediction.
+        device: where to train and predict; by default on the CPU.
+        random_state: seed, as everywhere in scikit-learn. Predictions are always by the same
+            networks.
+        progress: whether to show a progress bar.
+
+    Attributes:
+        posterior_: the model, its guide, the record of the training.
+        x_scaling_: means and standard deviations of the inputs.
+        y_scaling_: those of the targets; 0 and 1 for counts.
+        n_features_in_: number of inputs.
+        feature_names_in_: their names, where a data frame was given.
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: Any = (50,),
+        *,
+        activation: Any = "relu",
+        prior: Any = "fan_in_normal",
+        guide: Any = "softplus_normal",
+        estimator: str = "auto",
+        noise: Any = "learned",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 1e-2,
+        temperature: float = 0.5,
+        num_samples: int = 100,
+        device: Any = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden_sizes,
+            activation,
+            prior,
+            guide,
+            estimator,
+            epochs,
+            batch_size,
+            lr,
+            temperature,
+            num_samples,
+            device,
+            random_state,
+            progress,
+        )
+        self.noise = noise
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> BayesianRegressor:
+        """Trains a new network; what was learned before is forgotten.
+
+        Args:
+            X: inputs, ``[n, features]``, at least two rows.
+            y: targets, ``[n]`` or ``[n, targets]``.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: data that are not finite or do not fit, or a parameter out of range.
+            TypeError: a parameter of another kind.
+        """
+        rows, targets = self._checked(X, y, reset=True)
+        columns = targets.reshape(len(targets), -1)  # [n, targets]
+        scaling = Scaling.of(columns)
+        likelihood = make_noise(self.noise, torch.from_numpy(scaling.scale))
+        self.y_scaling_ = scaling if is_scaled(likelihood) else Scaling.none(columns.shape[1])
+        self._y_shape = targets.shape[1:]
+        outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
+        self._learn(rows, torch.from_numpy(self.y_scaling_(columns)), likelihood, outputs)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> BayesianRegressor:
+        """Learns from further rows without the earlier ones: the posterior is their prior.
+
+        The first call is one of `fit`, and decides on the scales of inputs and targets. Rows given
+        twice count as two observations. A learned noise becomes its running estimate.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            y: targets, ``[n]`` or ``[n, targets]``.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as for `fit`, or the guide has no Normal marginals to be a prior.
+            TypeError: as for `fit`, or likewise.
+        """
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y)
+        rows, targets = self._checked(X, y, reset=False)
+        if targets.shape[1:] != self._y_shape:
+            expected = ", ".join(["n", *map(str, self._y_shape)])
+            raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
+        columns = targets.reshape(len(targets), -1)
+        self._learn_on(rows, torch.from_numpy(self.y_scaling_(columns)))
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Means of the posterior predictive.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            return_std: whether to return its standard deviations, too.
+
+        Returns:
+            Means, in the shape of the targets; or means and standard deviations.
+        """
+        found = self._in_passes(X, "mean", *(["std"] if return_std else []))
+        shaped = tuple(map(self._shaped, found))
+        return shaped if return_std else shaped[0]
+
+    def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
+        """Standard deviations by their source; their squares add up to that of `predict`.
+
+        Args:
+            X: inputs, ``[n, features]``.
+
+        Returns:
+            Aleatoric and epistemic part, each in the shape and unit of the targets.
+        """
+        parts = self._in_passes(X, "aleatoric_std", "epistemic_std")
+        return Uncertainty(*map(self._shaped, parts))
+
+    def predict_interval(
+        self, X: ArrayLike, level: float = 0.9
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The central interval that holds a share ``level`` of the posterior predictive.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            level: probability inside, in (0, 1).
+
+        Returns:
+            Lower and upper ends, each in the shape of the targets.
+
+        Raises:
+            ValueError: the level is outside (0, 1).
+        """
+        ends = self.posterior_predictive(X).interval(level)
+        low, high = (self._shaped(end.cpu().numpy()) for end in ends)
+        return low, high
+
+    def sample_y(
+        self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0
+    ) -> NDArray[np.float64]:
+        """Draws targets from the posterior predictive, each column from one network.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            n_samples: number of draws.
+            random_state: their seed.
+
+        Returns:
+            Draws, ``[n, n_samples]``, or ``[n, targets, n_samples]``.
+        """
+        draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
+        mixture = self._ask(self._rows(X), draws, seed).components
+        with seeded(seed):
+            samples = np.moveaxis(mixture.sample().cpu().numpy(), 0, -1)  # [n, targets, n_samples]
+        return samples if self._y_shape else samples[:, 0]
+
+    def posterior_predictive(self, X: ArrayLike) -> RegressionPrediction:
+        """The whole posterior predictive, in the targets' units.
+
+        Args:
+            X: inputs, ``[n, features]``.
+
+        Returns:
+            A mixture over the drawn networks, with intervals, quantiles and log-densities.
+        """
+        found: RegressionPrediction = self._ask(self._rows(X))
+        return found
+
+    def _checked(
+        self, X: ArrayLike, y: ArrayLike, *, reset: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        rows, targets = validate_data(
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=np.float64,
+            order="C",
+            multi_output=True,
+            y_numeric=True,
+            ensure_min_samples=2 if reset else 1,
+        )
+        return rows, targets.astype(np.float64, copy=False)
+
+    def _with_units(self, prediction: Any) -> RegressionPrediction:
+        return in_units(prediction, self.y_scaling_)
+
+    def _shaped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values.reshape(len(values), *self._y_shape)
+
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | {"y": self.y_scaling_.as_dict(), "y_shape": list(self._y_shape)}
+
+    def _restore(self, record: dict[str, Any]) -> None:
+        super()._restore(record)
+        self.y_scaling_ = Scaling.from_dict(record["y"])
+        self._y_shape = tuple(record["y_shape"])

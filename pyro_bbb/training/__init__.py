@@ -1,0 +1,13 @@
+"""Training by stochastic variational inference: `fit`, its objectives and its record.
+
+Imports the rooms up to `persistence`. A new loss goes into ``objectives.py``, a KL or learning-rate
+schedule into ``_schedules.py``, a way to run a step into ``_runners``.
+"""
+
+from pyro_bbb.training import history, objectives, optim
+from pyro_bbb.training._checkpoint import CheckpointError
+from pyro_bbb.training._fit import Callback as Callback
+from pyro_bbb.training._fit import EpochEnd, fit
+from pyro_bbb.training._schedules import KLSchedule
+
+__all__ = ["CheckpointError", "EpochEnd", "KLSchedule", "fit", "history", "objectives", "optim"]

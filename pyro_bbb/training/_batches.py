@@ -1,0 +1,302 @@
+"""Minibatches for training, from whatever holds the data, and each process's share of them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain, islice
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from pyro_bbb._utils.distributed import Processes
+from pyro_bbb.data import Minibatches, as_tensors
+from pyro_bbb.models import BayesianModel
+
+Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has of what a step is of.
+
+    Args:
+        parts: its parts of the minibatches, each of which meets a draw of its own.
+        size: examples that all processes have together.
+        draws: parts that all processes have together.
+    """
+
+    parts: list[Batch]
+    size: int
+    draws: int
+
+
+class Batches:
+    """Minibatches from whatever ``data`` is, checked and on the device.
+
+    Several processes share each minibatch of data in memory, and of a loader that gives all of them
+    the same. A loader with a `DistributedSampler`, or of a stream, gives each its own share.
+
+    Args:
+        data: a pair of tensors, a dataset, or a loader.
+        batch_size: examples per minibatch; a loader has its own.
+        model: the model that the data are for.
+        device: where they are to be.
+        accumulate: minibatches of one step.
+        processes: those that share the data.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        model: BayesianModel,
+        device: torch.device,
+        accumulate: int = 1,
+        processes: Processes | None = None,
+    ) -> None:
+        self.source: Minibatches | DataLoader[Any]
+        self.model, self.device, self.accumulate = model, device, accumulate
+        self.processes = processes or Processes()
+        self.epoch = 0
+        self._generator = torch.Generator()  # of the order, or a shared loader
+        self._start: list[Tensor] | None = None
+        self._begun: Iterator[Any] | None = None
+        shared = self.processes.size > 1
+        if isinstance(data, DataLoader):
+            self.source = data
+            found = None if data.batch_sampler is None else _length(data.dataset)
+        else:
+            x, y = as_tensors(data, device=device)
+            self.source = Minibatches(x, y, batch_size, generator=self._generator)
+            found = len(x)
+        self.own = shared and gives_each_its_own(self.source)
+        if shared or not isinstance(data, DataLoader):
+            number = self.processes.whole_number(int(torch.randint(2**62, ())))
+            self._generator.manual_seed(number)
+        expected = model.num_data
+        if found not in (None, expected) and not (self.own and self._streams):
+            raise ValueError(f"num_data of the model is {expected}, but data has {found} examples")
+        self._length = math.ceil(self._minibatches(expected) / accumulate)
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The minibatches, whole."""
+        if isinstance(self.source, Minibatches):
+            yield from self.source
+        else:
+            yield from self._begin()
+            self._start = None
+
+    def shares(self) -> Iterator[Share]:
+        """What each step of an epoch is of; goes on with an epoch that is under way."""
+        begun, self._begun = self._begun, None
+        batches = begun or self._begin()
+        while (share := self._agreed(list(islice(batches, self.accumulate)))).draws:
+            yield share
+        self._start = None
+        self.epoch += 1
+
+    def examples(self) -> Batch:
+        """Checked examples: all of the data in memory, or the batch that a loader begins with."""
+        if isinstance(self.source, Minibatches):
+            self.model.check(self.source.x, self.source.y)
+            return self.source.x, self.source.y
+        batches = self._begin()
+        if self.processes.size == 1:
+            first = next(batches)
+        else:
+            first = self._compared(next(batches, None))
+        self._begun = chain([first], batches)  # a stream cannot be read twice
+        return first
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples of a minibatch in all processes, where that is known."""
+        size = self.source.batch_size
+        return size * self.processes.size if self.own and size else size
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._start is not None
+
+    def order(self) -> list[Tensor]:
+        """The random states that the order of the epoch under way, or else of the next, is of."""
+        return self._start or [generator.get_state() for generator in self._generators()]
+
+    def resume(self, order: list[Tensor], *, begun: bool, taken: int, epoch: int) -> None:
+        """Goes on where a run was; for a loader, this moves torch's random state.
+
+        Args:
+            order: what `order` gave there.
+            begun: whether an epoch was under way.
+            taken: steps that were taken of it; their minibatches are read again.
+            epoch: its number, from 0.
+        """
+        for generator, state in zip(self._generators(), order, strict=True):
+            generator.set_state(state)
+        self._start = self._begun = None
+        self.epoch = epoch
+        if begun:
+            batches, read = self._begin(), taken * self.accumulate
+            ahead = deque(islice(batches, read), maxlen=0) if read else [next(batches)]
+            self._begun = chain(ahead, batches)
+
+    @property
+    def _streams(self) -> bool:
+        return isinstance(self.source, DataLoader) and isinstance(
+            self.source.dataset, IterableDataset
+        )
+
+    def _minibatches(self, expected: int) -> int:
+        """Minibatches of an epoch."""
+        per_batch = self.batch_size or 1
+        length = None if self.own and self._streams else _length(self.source)
+        if length is None:
+            return math.ceil(expected / per_batch)
+        return int(self.processes.largest(length))
+
+    def _begin(self) -> Iterator[Any]:
+        """An epoch's minibatches, in an order that is drawn with the first."""
+        self._start = [generator.get_state() for generator in self._generators()]
+        if isinstance(self.source, Minibatches):
+            return iter(self.source) if self.processes.size == 1 else self._rows(self.source)
+        if sampler := _distributed(self.source):
+            sampler.set_epoch(self.epoch)
+        return map(self._read, self.source if self._may_draw else self._in_step())
+
+    def _rows(self, source: Minibatches) -> Iterator[Tensor]:
+        """The numbers of the rows of each minibatch, drawn as `Minibatches` draws them."""
+        order = torch.randperm(len(source.x), generator=self._generator).to(self.device)
+        yield from order.split(source.batch_size)
+
+    def _agreed(self, taken: list[Any]) -> Share:
+        """This process's share of minibatches."""
+        parts = list(map(self._part, taken))
+        mine = [(x, y) for x, y in parts if len(x)]
+        if self.own:
+            size, draws = self.processes.sums(sum(len(x) for x, _ in mine), len(mine))
+            return Share(mine, int(size), int(draws))
+        sizes = [len(rows if isinstance(rows, Tensor) else rows[0]) for rows in taken]
+        return Share(mine, sum(sizes), sum(min(n, self.processes.size) for n in sizes))
+
+    def _part(self, batch: Any) -> Batch:
+        rank, size = self.processes.rank, self.processes.size
+        if isinstance(batch, Tensor) and isinstance(self.source, Minibatches):
+            rows = batch.tensor_split(size)[rank]
+            return self.source.x.index_select(0, rows), self.source.y.index_select(0, rows)
+        if self.own or size == 1:
+            return batch[0], batch[1]
+        x, y = (values.tensor_split(size)[rank] for values in batch)
+        return x, y
+
+    @property
+    def _may_draw(self) -> bool:
+        """Whether a loader draws from torch's generator as it is, which then is this process's."""
+        return self.own or self.processes.size == 1
+
+    def _in_step(self) -> Iterator[Any]:
+        """The loader's batches, in which all that is random is the same in all processes."""
+        with self._lent():
+            batches = iter(self.source)
+        end = object()
+        while True:
+            with self._lent():
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Our generator's state is torch's meanwhile."""
+        before = torch.default_generator.get_state()
+        torch.default_generator.set_state(self._generator.get_state())
+        try:
+            yield
+        finally:
+            self._generator.set_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(before)
+
+    def _generators(self) -> list[torch.Generator]:
+        """Of what random state the order is a function; a loader may have its own."""
+        if isinstance(self.source, Minibatches):
+            return [self._generator]
+        inner = self.source.batch_sampler
+        holders = self.source, self.source.sampler, inner, getattr(inner, "sampler", None)
+        own = [getattr(holder, "generator", None) for holder in holders]
+        common = torch.default_generator if self._may_draw else self._generator
+        return list(dict.fromkeys([common, *filter(None, own)]))
+
+    def _read(self, batch: Any) -> Batch:
+        x, y = as_tensors(batch, device=self.device)
+        self.model.check(x, y)
+        return x, y
+
+    def _compared(self, first: Batch | None) -> Batch:
+        """The loader's first batch, if it is to the other processes' as it must be."""
+        digests = self.processes.all_told(b"" if first is None else _digest(first))
+        if first is None or b"" in digests:
+            raise ValueError("data must give every process a minibatch, one gets none")
+        if self._streams and len(set(digests)) < len(digests):
+            raise ValueError(
+                "data must give each process its own share of a stream, two get the same: let the "
+                "dataset leave out what is not of torch.distributed.get_rank()"
+            )
+        if not self.own and len(set(digests)) > 1:
+            raise ValueError(
+                "data must give all processes the same minibatches, of which each takes its share, "
+                "or have a DistributedSampler; give its own generators the same seed"
+            )
+        return first
+
+
+def check_sampler(data: Any, processes: Processes) -> None:
+    """Raises ValueError if a loader's `DistributedSampler` is for other processes than these."""
+    sampler = _distributed(data) if isinstance(data, DataLoader) else None
+    if sampler is None:
+        return
+    found, here = (sampler.rank, sampler.num_replicas), (processes.rank, processes.size)
+    if found != here:
+        raise ValueError(
+            "data must have a DistributedSampler of this process, rank {} of {}, got one of rank "
+            "{} of {}".format(*here, *found)
+        )
+
+
+def _distributed(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    found = (each for each in (loader.sampler, inner) if isinstance(each, DistributedSampler))
+    return next(found, None)
+
+
+def gives_each_its_own(source: Any) -> bool:
+    """Whether a loader gives each of several processes its own share."""
+    if not isinstance(source, DataLoader):
+        return False
+    return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None
+
+
+def _digest(batch: Batch) -> bytes:
+    parts = (x.detach().cpu().contiguous().flatten().view(torch.uint8) for x in batch)
+    return sha256(b"".join(part.numpy().tobytes() for part in parts)).digest()
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:  # a stream of unknown length
+        return None

@@ -1,0 +1,122 @@
+"""What makes a training run the one that it is, in words that can be compared with another's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._version import __version__
+from pyro_bbb.persistence.archive import Json
+from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._schedules import KLSchedule
+from pyro_bbb.training.optim import JointOptim
+
+_ROWS = 1024  # of which the content counts; in a large data set they are spread evenly
+
+
+def fingerprint(
+    options: Mapping[str, Any], model: nn.Module, guide: nn.Module, batches: Batches, optim: Any
+) -> dict[str, Json]:
+    """A run's definition by name; functions count by their names.
+
+    Args:
+        options: those of `fit` that define it, each a number, a name or a function.
+        model: the model.
+        guide: its guide, whose parameters exist.
+        batches: the data.
+        optim: the optimiser.
+    """
+    return {
+        "version of pyro_bbb": __version__,
+        "version of torch": str(torch.__version__),
+        **{name: _word(value) for name, value in options.items()},
+        "optimizer": _of_optimizer(optim),
+        "network": type(model.get_submodule("network")).__name__,
+        "guide": type(guide).__name__,
+        "pruned weights": _digest(list(getattr(guide, "kept", {}).values())),
+        **_of_data(batches),
+        **_of_tensors("model", model),
+        **_of_tensors("guide", guide),
+    }
+
+
+def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
+    """Where two fingerprints differ, in words."""
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
+
+
+def _word(value: Any) -> Json:
+    if isinstance(value, KLSchedule):
+        return {name: _word(part) for name, part in vars(value).items()}
+    if callable(value):
+        return _name(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_optimizer(optim: JointOptim) -> str:
+    """Its class and options; a learning rate is set at each step."""
+    optimizer = optim.optimizer
+    options = optimizer.defaults.items() if optimizer else ()
+    words = [f"{name}={value}" for name, value in options if name != "lr"]
+    return f"{type(optimizer).__name__}({', '.join(words)})"
+
+
+def _of_data(batches: Batches) -> dict[str, Json]:
+    source = batches.source
+    if isinstance(source, DataLoader):
+        sampler = type(source.sampler).__name__
+        kind = f"DataLoader of {len(batches)} batches in the order of a {sampler}"
+        return {"data": kind, "batch_size": batches.batch_size}
+    shapes = {name: _shape(x) for name, x in (("x", source.x), ("y", source.y))}
+    digest = _digest([_some_rows(source.x), _some_rows(source.y)])
+    return {**shapes, "content of data": digest, "batch_size": source.batch_size}
+
+
+def _of_tensors(prefix: str, module: nn.Module) -> dict[str, Json]:
+    trained = module.named_parameters()
+    return {
+        f"{prefix}.{name}": _shape(x) + ("" if x.requires_grad else ", frozen")
+        for name, x in trained
+    }
+
+
+def _shape(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+
+
+def _some_rows(x: Tensor) -> Tensor:
+    count = min(len(x), _ROWS)
+    rows = torch.arange(count, device=x.device) * (len(x) - 1) // max(count - 1, 1)
+    return x.detach()[rows]
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    found = sha256()
+    for x in tensors:
+        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
+    """Raises ValueError, in all processes, where one has another run than the first."""
+    runs = [json.loads(text) for text in processes.all_told(json.dumps(run).encode())]
+    for rank, other in enumerate(runs):
+        if other != runs[0]:
+            found = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")
+            raise ValueError(
+                "all processes must call fit with the same arguments; on rank "
+                f"{rank} is other: {found.replace(' here', f' on rank {rank}')}"
+            )

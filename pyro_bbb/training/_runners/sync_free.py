@@ -1,0 +1,141 @@
+"""Training steps whose numbers stay on the device: nothing in them waits for a GPU to finish.
+
+Pyro's objectives and our optimiser read every loss and the gradient's norm, to report them and to
+stop where one is not finite. Here both are left in tensors, and a step that is not finite, like
+every one after it, changes no parameter: fused Adam takes such a flag, as gradient scaling does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW
+from torch.overrides import TorchFunctionMode
+
+from pyro_bbb.training.objectives import (
+    RecordedELBO,
+    RecordedTraceELBO,
+    RecordedTraceMeanFieldELBO,
+    terms_of,
+)
+from pyro_bbb.training.optim import JointOptim
+
+
+class _Unread(TorchFunctionMode):
+    """`Tensor.item` gives the number in double precision, as Python has it, but on the device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.item:
+            return args[0].detach().double()
+        return func(*args, **(kwargs or {}))
+
+
+class _UnreadELBO:
+    """Mixin that keeps the loss, ``log_prior``, ``log_guide`` and ``nll`` of each particle."""
+
+    particles: list[Any]
+    num_particles: int
+
+    def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
+        with _Unread():
+            _, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
+        return 0.0, surrogate  # Pyro would look whether a tensor is NaN
+
+    def _record(self, loss: Tensor, model_trace: Any, guide_trace: Any) -> None:
+        terms = terms_of(model_trace, guide_trace)
+        self.particles.append(torch.stack([loss, *(torch.zeros_like(loss) + x for x in terms)]))
+
+    def take(self) -> Tensor:
+        """The mean of these four over the particles since the last call, on the device."""
+        particles, self.particles = self.particles, []
+        return torch.stack(particles).sum(0) / self.num_particles
+
+
+class UnreadTraceELBO(_UnreadELBO, RecordedTraceELBO):
+    """`Trace_ELBO` with its numbers left on the device."""
+
+
+class UnreadTraceMeanFieldELBO(_UnreadELBO, RecordedTraceMeanFieldELBO):
+    """`TraceMeanField_ELBO` with its numbers left on the device."""
+
+
+UnreadELBO: TypeAlias = UnreadTraceELBO | UnreadTraceMeanFieldELBO
+
+
+def unread(elbo: RecordedELBO) -> UnreadELBO:
+    """The same objective with its numbers left on the device."""
+    kind = UnreadTraceMeanFieldELBO if elbo.closed_form else UnreadTraceELBO
+    new = kind(
+        num_particles=elbo.num_particles,
+        vectorize_particles=elbo.vectorize_particles,
+        max_plate_nesting=elbo.max_plate_nesting,
+    )
+    new.particles, new.kept = [], elbo.kept
+    return new
+
+
+class UnreadOptim(JointOptim):
+    """`JointOptim` that makes a step without reading a number.
+
+    Args:
+        optim_constructor: makes an Adam or AdamW; its steps are fused, whatever it says.
+        optim_args: its keyword arguments, with the learning rate.
+        parameters: the parameters by name.
+        elbo: the objective, whose latest numbers belong to the step.
+
+    Attributes:
+        row: loss, ``log_prior``, ``log_guide``, ``nll`` and the gradient's norm of the latest step.
+        failed: 1 once a loss or a gradient was not finite, else 0; while 1 no parameter moves.
+
+    Raises:
+        ValueError: the optimiser is another one.
+    """
+
+    def __init__(
+        self,
+        optim_constructor: Callable[..., torch.optim.Optimizer],
+        optim_args: Mapping[str, Any],
+        *,
+        parameters: Mapping[str, Any],
+        elbo: UnreadELBO,
+    ) -> None:
+        super().__init__(optim_constructor, optim_args, parameters=parameters)
+        if type(self.optimizer) not in (Adam, AdamW):
+            raise ValueError(
+                "cuda_graph=True needs Adam or AdamW, which can skip a step without the host, "
+                f"got optimizer {type(self.optimizer).__name__}"
+            )
+        device = self.parameters[0].device
+        self.elbo = elbo
+        self.row = torch.zeros(5, dtype=torch.float64, device=device)
+        self.lr, self.failed = (torch.zeros((), device=device, dtype=torch.float) for _ in range(2))
+        self.optimizer.found_inf = self.failed  # type: ignore[union-attr]
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            group.update(lr=self.lr, fused=True, capturable=True, foreach=False)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of all parameters, in single precision as fused kernels read it.
+
+        Raises:
+            ValueError: the rate is negative, infinite or NaN.
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
+        self.lr.fill_(lr)
+
+    def set_state(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state from `get_state`; the learning rate stays in its own tensor."""
+        super().set_state(state_dict)
+        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
+            group["lr"] = self.lr
+
+    def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
+        """The norm; notes the step's numbers, and whether it failed."""
+        torch.cat([self.elbo.take(), norm.double().view(1)], out=self.row)
+        failed = ~(self.row[0].isfinite() & self.row[4].isfinite())
+        torch.maximum(self.failed, failed.float(), out=self.failed)
+        return norm

@@ -1,0 +1,130 @@
+"""What `fit` trains: the model and the guide where, in what precision and weight it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import AutoGuide
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn.modules.conv import _ConvNd
+
+from pyro_bbb._handlers.sites import declared_names
+from pyro_bbb._utils.validation import as_device
+from pyro_bbb.guides import Ensemble
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.priors import Function, Prior
+
+
+def placed(model: BayesianModel, guide: Any, device: torch.device | str | None) -> torch.device:
+    """Moves model and guide to the device, and says which it is.
+
+    Raises:
+        ValueError: the device is not there, or holds no values.
+    """
+    if device is not None:
+        device = as_device(device)
+        if device.type == "meta":
+            raise ValueError("device must hold values, got 'meta'")
+        for part in (model, guide):
+            if isinstance(part, nn.Module):
+                part.to(device)
+        return device
+    parameters = guide.parameters() if isinstance(guide, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def autocast(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The model with its network in lower precision: a guide's draws must fit their densities."""
+    if dtype is None:
+        return model
+
+    def cast(*args: Any) -> Any:
+        with torch.autocast(device.type, dtype=dtype):
+            return model(*args)
+
+    return cast
+
+
+MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
+
+
+OF_CONVOLUTIONS = 2**18  # weights: of more there is no gain either, and their outputs are large
+
+
+def can_vectorise(
+    model: BayesianModel, guide: Any, latents: dict[str, int], num_particles: int
+) -> bool:
+    """Whether several draws at once are possible, and not slower than one after the other.
+
+    Args:
+        model: the model.
+        guide: its guide.
+        latents: how many numbers each latent of the model holds, by name.
+        num_particles: number of draws.
+    """
+    if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
+        return False
+    if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
+        return False
+    weights = sum(latents.values())
+    few = weights < OF_CONVOLUTIONS or not any(isinstance(x, _ConvNd) for x in model.modules())
+    fits = num_particles * weights <= MOST
+    return few and fits and latents.keys() <= declared_names(model)
+
+
+def _draws_apart(root: nn.Module) -> bool:
+    """Whether every declared latent's distribution is known to be one for each of several draws.
+
+    A function of a user's may read other latents, and work on several draws as if on one.
+    """
+    for module in root.modules():
+        if isinstance(module, Prior) and (isinstance(module, Function) or not _is_ours(module)):
+            return False
+        samples = module._pyro_samples.values() if isinstance(module, PyroModule) else ()
+        if not all(isinstance(prior, Distribution) or _is_ours(prior) for prior in samples):
+            return False
+    return True
+
+
+def _is_ours(prior: Any) -> bool:
+    return type(prior).__module__.startswith("pyro_bbb.")
+
+
+class Frozen:
+    """The parameters of a model and a guide that need no gradient.
+
+    Pyro asks for a gradient of whatever parameter a module of its own announces.
+
+    Args:
+        *modules: the model, the guide; what is no module has no parameters.
+
+    Attributes:
+        parameters: those that were frozen when one last looked.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = [part for part in modules if isinstance(part, nn.Module)]
+        self.parameters: set[Tensor] = set()
+        self.find()
+
+    def find(self) -> None:
+        """Looks which parameters are frozen now."""
+        self.parameters.clear()
+        self.parameters.update(
+            p for part in self._modules for p in part.parameters() if not p.requires_grad
+        )
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """They are frozen after it, too, and have no gradient."""
+        try:
+            yield
+        finally:
+            for parameter in self.parameters:
+                parameter.requires_grad_(False)
+                parameter.grad = None

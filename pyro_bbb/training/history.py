@@ -1,0 +1,97 @@
+"""What a training run leaves behind: the negative ELBO and its parts, per epoch and per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pyro_bbb.training.objectives import LossParts
+
+
+@dataclass(frozen=True)
+class Record:
+    """Series of the loss and its parts, in nats.
+
+    Everywhere ``loss = kl_weight * kl + nll``, and with `Trace_ELBO` ``kl = log_guide -
+    log_prior``.
+
+    Args:
+        loss: negative ELBO.
+        kl: KL from prior to guide, unweighted.
+        log_prior: log-density of the draws under the prior.
+        log_guide: log-density of the draws under the guide.
+        nll: negative log-likelihood of the examples, summed.
+        kl_weight: factor of the KL.
+        lr: learning rate.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    log_prior: list[float] = field(default_factory=list)
+    log_guide: list[float] = field(default_factory=list)
+    nll: list[float] = field(default_factory=list)
+    kl_weight: list[float] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def append(self, parts: LossParts, lr: float) -> None:
+        """Adds one entry to every series."""
+        for name, value in vars(parts).items():
+            getattr(self, name).append(value)
+        self.lr.append(lr)
+
+
+@dataclass(frozen=True)
+class History(Record):
+    """The record of `fit`: one entry per epoch, and the same per step in `steps`.
+
+    An epoch's ``loss`` and ``nll`` are sums over its minibatches, so they estimate those of the
+    whole data; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss. Where
+    every step of an epoch was skipped they are NaN.
+
+    Args:
+        seconds: wall time of each epoch.
+        steps: the record per step, of those that were taken.
+        skipped: numbers, from 1, of the steps that were left out because loss or gradient was not
+            finite.
+        interrupted: whether Ctrl-C ended the training.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    steps: Record = field(default_factory=Record)
+    skipped: list[int] = field(default_factory=list)
+    interrupted: bool = False
+
+    def close_epoch(self, num_steps: int, seconds: float) -> None:
+        """Adds an epoch made of the latest ``num_steps`` steps."""
+        self.seconds.append(seconds)
+        if num_steps == 0:
+            self.append(LossParts(*[math.nan] * 6), math.nan)
+            return
+        last = {f.name: getattr(self.steps, f.name)[-num_steps:] for f in fields(Record)}
+        weights = last["kl_weight"]
+        means = {key: _mean(last[key], weights) for key in ("kl", "log_prior", "log_guide")}
+        sums = {key: math.fsum(last[key]) for key in ("loss", "nll", "kl_weight")}
+        self.append(LossParts(**sums, **means), last["lr"][-1])
+
+    def series(self) -> dict[str, list[float]]:
+        """Every series of numbers by name, those of the steps as ``steps.loss`` and so on."""
+        own = {f.name: getattr(self, f.name) for f in fields(Record)}
+        steps = {f"steps.{f.name}": getattr(self.steps, f.name) for f in fields(Record)}
+        return own | {"seconds": self.seconds} | steps
+
+    def as_dict(self) -> dict[str, Any]:
+        """All series as plain lists, for JSON."""
+        return asdict(self)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Weighted mean; a plain one where all weights are 0."""
+    total = math.fsum(weights)
+    if total == 0:
+        return math.fsum(values) / len(values)
+    return math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total

@@ -1,0 +1,211 @@
+"""One torch optimiser for all parameters, behind Pyro's `SVI`.
+
+Pyro makes an optimiser per parameter tensor, which rules out fused and foreach steps and global
+clipping. `JointOptim` is a `PyroOptim` all the same, so `SVI` stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from functools import partial
+from numbers import Real
+from typing import Any, TypeAlias
+
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+
+from pyro_bbb._utils.validation import function, kind, positive
+from pyro_bbb.training.objectives import NonFiniteError
+
+Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
+
+
+class JointOptim(PyroOptim):
+    """A `PyroOptim` that steps all parameters with a single torch optimiser.
+
+    Args:
+        optim_constructor: makes the optimiser from parameters and ``optim_args``, such as
+            ``torch.optim.Adam``.
+        optim_args: its keyword arguments, such as ``{"lr": 1e-3, "fused": True}``.
+        clip_args: ``{"clip_norm": c}`` bounds the norm of the whole gradient.
+        parameters: the parameters by name, in the order that the optimiser is to hold them;
+            others are added when SVI first meets them.
+
+    Attributes:
+        optimizer: the torch optimiser, for schedulers and inspection; ``None`` before the first
+            parameter is known.
+        frozen: parameters that it leaves alone, whatever SVI finds.
+
+    Raises:
+        ValueError: ``clip_args`` holds anything else, or no positive number.
+        TypeError: an argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        optim_constructor: Callable[..., torch.optim.Optimizer],
+        optim_args: Mapping[str, Any],
+        clip_args: Mapping[str, float] | None = None,
+        *,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        unknown = set(clip_args or {}) - {"clip_norm"}
+        if unknown:
+            raise ValueError(f"clip_args may hold clip_norm only, got {sorted(unknown)}")
+        if "clip_norm" in (clip_args or {}):
+            positive("clip_norm", (clip_args or {})["clip_norm"])
+        function("optim_constructor", optim_constructor, "(parameters, **optim_args)")
+        kind("optim_args", optim_args, Mapping)
+        super().__init__(optim_constructor, dict(optim_args), dict(clip_args or {}))
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._names: dict[Tensor, str] = {}
+        self._removed: list[tuple[Tensor, Tensor]] = []
+        self.frozen: Set[Tensor] = frozenset()
+        if parameters:
+            self._names = {parameter: name for name, parameter in parameters.items()}
+            self._hold(list(parameters.values()))
+
+    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
+        """One step of all parameters that have a gradient; their gradients are dropped after it.
+
+        Entries of minus infinity, as pruning leaves in the guide's ``rho``, are 0 for the
+        optimiser and stay what they are: weight decay of an infinity would be NaN.
+
+        Args:
+            params: the unconstrained parameters that SVI found.
+            *args: as for `PyroOptim`; unused.
+            **kwargs: as for `PyroOptim`; unused.
+
+        Raises:
+            NonFiniteError: a gradient is infinite or not a number; no parameter has moved.
+        """
+        for parameter in self.frozen:
+            parameter.grad = None
+        held = set(self.parameters)
+        self._hold([p for p in params if p not in held and p not in self.frozen])
+        if self.optimizer is not None:
+            try:
+                self._finish_gradients()
+                with self._removed_at_zero():
+                    self.optimizer.step()
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of all parameters.
+
+        Raises:
+            ValueError: the rate is negative, infinite or no number.
+        """
+        if not isinstance(lr, Real) or not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be a finite number of at least 0, got {lr!r}")
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = lr
+
+    def get_state(self) -> dict[str, Any]:
+        """The optimiser's state, for `set_state`."""
+        return self.optimizer.state_dict() if self.optimizer else {}
+
+    def set_state(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state from `get_state`; the parameters must be known already.
+
+        Raises:
+            RuntimeError: no parameter is known yet.
+            TypeError: the state is no dict.
+        """
+        kind("state_dict", state_dict, Mapping)
+        if self.optimizer is None:
+            raise RuntimeError("give JointOptim its parameters before its state")
+        self.optimizer.load_state_dict(state_dict)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters that it holds, in order."""
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def _hold(self, parameters: list[Any]) -> None:
+        if parameters and self.optimizer is None:
+            self.optimizer = self.pt_optim_constructor(parameters, **self.pt_optim_args)  # type: ignore[operator,arg-type]
+        elif parameters and self.optimizer is not None:
+            self.optimizer.add_param_group({"params": parameters})
+        masks = ((parameter, parameter.detach() == -math.inf) for parameter in parameters)
+        self._removed += [(parameter, mask) for parameter, mask in masks if mask.any()]
+
+    @contextmanager
+    def _removed_at_zero(self) -> Iterator[None]:
+        """Entries of minus infinity are 0 for the duration."""
+        self._fill_removed(0.0)
+        try:
+            yield
+        finally:
+            self._fill_removed(-math.inf)
+
+    @torch.no_grad()
+    def _fill_removed(self, value: float) -> None:
+        for parameter, mask in self._removed:
+            parameter.masked_fill_(mask, value)
+
+    def _finish_gradients(self) -> None:
+        """Where the gradients of a step are final: checks their norm, and bounds it if asked."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = self._checked(torch.nn.utils.get_total_norm(grads), grads)
+        clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
+        if clip_norm is not None:
+            torch._foreach_mul_(grads, (clip_norm / norm.clamp(min=clip_norm)))
+
+    def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
+        """The norm of the gradient; NonFiniteError where an entry of that is not finite."""
+        if norm.isfinite():
+            return norm
+        bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
+        if bad:
+            raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
+        return _norm_of_huge(grads)
+
+
+def _norm_of_huge(grads: list[Tensor]) -> Tensor:
+    r"""$m\,\|g/m\|$ in double precision, $m$ the largest entry: squares of $g$ would overflow."""
+    flat = torch.cat([grad.detach().flatten().double() for grad in grads])
+    largest = flat.abs().max()
+    return largest * torch.linalg.vector_norm(flat / largest)
+
+
+def make_optim(
+    modules: Iterable[Any],
+    optimizer: Optimizer | None,
+    lr: float,
+    joint: Callable[..., JointOptim] = JointOptim,
+) -> PyroOptim:
+    """What `SVI` is to step the parameters of some modules with.
+
+    Args:
+        modules: their parameters that require a gradient are held; others than modules have none.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam. A `PyroOptim` is taken as it is.
+        lr: learning rate at the start.
+        joint: makes the `JointOptim`.
+
+    Raises:
+        TypeError: ``optimizer`` is of another kind.
+    """
+    named: dict[nn.Parameter, str] = {}
+    for module in modules:
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters():
+                parameter.grad = None  # one left over from elsewhere is not of this objective
+                if parameter.requires_grad:
+                    named.setdefault(parameter, name)
+    if isinstance(optimizer, PyroOptim):
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
+        raise TypeError(
+            "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
+            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
+        )
+    parameters = {name: parameter for parameter, name in named.items()}
+    constructor = optimizer or partial(torch.optim.Adam, fused=True)
+    return joint(constructor, {"lr": lr}, parameters=parameters)

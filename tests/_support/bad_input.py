@@ -1,0 +1,291 @@
+"""What every public function owes to bad input, and how a table of such input is judged.
+
+A call either works or raises a clear error: of a documented type, raised by this library itself and
+not from deep inside Pyro or torch, and naming the argument. In both cases it ends in time and
+leaves its arguments and all global state as they were.
+"""
+
+import inspect
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro.poutine.runtime import _PYRO_STACK
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn.parameter import is_lazy
+
+import pyro_bbb
+from tests._support.bad_values import SAME, WRONG, variants
+
+PACKAGE = Path(pyro_bbb.__file__).parent
+CLEAR = (ValueError, TypeError)
+SECONDS = 20.0  # for one call; the slowest takes a tenth of one
+SAYS_WHAT = re.compile(r"must|expected|need|lack|has no|does not|no latent|outside|is not|leaves")
+
+
+@dataclass(frozen=True, repr=False)
+class Row:
+    """One public function and what is tried on it.
+
+    Args:
+        of: its dotted name below ``pyro_bbb``; of a method, with the class.
+        good: arguments by name with which it works, made anew at each call.
+        bad: by words, what replaces some of the arguments and a pattern that the error matches.
+        fine: by words, what replaces some of the arguments so that it works.
+        also: further types of error that it documents.
+        aka: patterns by which errors call an argument, where not by its name.
+        skip: automatic variants that are left out, and why: ``"argument: variant"``, either of
+            which may be ``*``.
+        changes: names of the arguments that it is there to change.
+        fails: whether the good arguments lack something that is not there, such as a file.
+        half_made: whether an error leaves those as far as it came.
+    """
+
+    of: str
+    good: Callable[[], dict[str, Any]]
+    bad: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    fine: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    also: tuple[type[Exception], ...] = ()
+    aka: Mapping[str, str] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    fails: bool = False
+    half_made: bool = False
+
+    def __repr__(self) -> str:
+        return f"Row({self.of!r})"
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called."""
+        return resolve(self.of.partition(" ")[0])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: a row's good arguments with some of them replaced.
+
+    Args:
+        row: the row.
+        words: what is wrong or unusual.
+        replaced: the replacements; callables of the good value are called.
+        error: pattern of the message where an error is due; ``""`` for any clear one, ``None`` for
+            none; ``...`` where both are right.
+        same: whether the result is that of the good arguments.
+    """
+
+    row: Row
+    words: str
+    replaced: dict[str, Any]
+    error: Any
+    same: bool = False
+
+
+def resolve(name: str) -> Any:
+    """A public object by its dotted name."""
+    head, *rest = name.split(".")
+    root = pyro_bbb if hasattr(pyro_bbb, head) else import_module(f"pyro_bbb.{head}")
+    return reduce(getattr, name.split(".") if root is pyro_bbb else rest, root)
+
+
+def cases(row: Row) -> Iterator[Case]:
+    """A row's own cases and those that the kind of each argument suggests."""
+    yield Case(row, "good", {}, "" if row.fails else None)
+    for words, (replaced, message) in row.bad.items():
+        yield Case(row, words, replaced, message)
+    for words, replaced in row.fine.items():
+        yield Case(row, words, replaced, None)
+    with torch.random.fork_rng(devices=[]):
+        good = row.good()
+    for name, value in good.items():
+        optional = takes_none(row.function, name)
+        for words, make, due in variants(value, optional=optional):
+            skipped = {f"{name}: {words}", f"{name}: *", f"*: {words}"} & row.skip.keys()
+            if name == "self" or skipped:
+                continue
+            error = {WRONG: "", SAME: None}.get(due, ...)
+            yield Case(row, f"{name}: {words}", {name: Replaced(make)}, error, due == SAME)
+
+
+def left(argument: str, *words: str, why: str) -> dict[str, str]:
+    """Automatic variants of an argument that are left out, for `Row.skip`."""
+    return {f"{argument}: {each}": why for each in words}
+
+
+def parameters(rows: list[Row]) -> list[Any]:
+    """All cases for pytest, by name."""
+    return [pytest.param(c, id=f"{c.row.of}-{c.words}") for row in rows for c in cases(row)]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A value computed from the good one."""
+
+    make: Callable[[Any], Any]
+
+
+def takes_none(function: Callable[..., Any], name: str) -> bool:
+    """Whether None is a documented value of an argument."""
+    parameter = inspect.signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is None
+
+
+def judge(case: Case) -> None:
+    """Makes the call of a case and checks all that is promised."""
+    row, arguments = case.row, arguments_of(case)
+    torch.manual_seed(0)
+    seeded = arguments.get("seed") is not None
+    before, outside = snapshot(arguments), surroundings(seeded)
+    error, result = call(row.function, arguments)
+    assert surroundings(seeded) == outside, "global state has changed"
+    begun = error is None or isinstance(error, row.also) or row.half_made
+    for name, value in before[1].items():
+        if not (begun and name in row.changes):
+            assert same(value, snapshot(arguments[name])), f"{name} was changed"
+    if error is not None:
+        assert case.error is not None, f"must work, raised {error!r}"
+        require_clear(row, case, error)
+    else:
+        assert case.error is None or case.error is ..., f"must be an error, returned {result!r}"
+    if case.same and not row.changes:
+        arguments = row.good()
+        torch.manual_seed(0)
+        _, plain = call(row.function, arguments)
+        assert same(snapshot(plain), snapshot(result), values_only=True), "another result"
+
+
+def arguments_of(case: Case) -> dict[str, Any]:
+    """The arguments of a case."""
+    arguments = case.row.good()
+    for name, value in case.replaced.items():
+        is_made = isinstance(value, Replaced)
+        arguments[name] = value.make(arguments[name]) if is_made else value
+    return arguments
+
+
+def call(
+    function: Callable[..., Any], arguments: dict[str, Any]
+) -> tuple[BaseException | None, Any]:
+    """What a call raises, and what it returns, within the time limit."""
+    try:
+        with in_time():
+            return None, function(**arguments)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return error, None
+
+
+def require_clear(row: Row, case: Case, error: BaseException) -> None:
+    """An error is clear: its type, where it was raised, and what it says."""
+    kinds = (*CLEAR, *row.also)
+    assert isinstance(error, kinds), f"raised {type(error).__name__}: {error}"
+    if isinstance(error, OSError):  # the system says of which file
+        return
+    place = raised_in(error)
+    assert PACKAGE in place.parents, f"raised in {place}: {error!r}"
+    if case.error not in ("", ...):
+        assert re.search(case.error, str(error)), f"says {str(error)!r}"
+    elif not isinstance(error, row.also):
+        names = "|".join(row.aka.get(name, rf"\b{name}\b") for name in case.replaced)
+        assert re.search(names, str(error)), f"does not name {names}: {error!r}"
+        assert SAYS_WHAT.search(str(error)), f"does not say what is expected: {error!r}"
+
+
+def raised_in(error: BaseException) -> Path:
+    """The file of the innermost frame."""
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return Path(trace.tb_frame.f_code.co_filename)
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Raises TimeoutError in a call that does not end."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"still running after {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def surroundings(with_random_state: bool) -> dict[str, Any]:
+    """Global state that a call is to leave alone; the random one where it has a seed."""
+    state = {
+        "store": sorted(pyro.get_param_store().keys()),
+        "handlers": len(_PYRO_STACK),
+        "validation": Distribution._validate_args,
+        "pyro validation": pyro.poutine.util.is_validation_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+    }
+    if with_random_state:
+        state["random"] = torch.get_rng_state().tolist()
+    return state
+
+
+def snapshot(x: Any) -> Any:
+    """Values of all tensors and arrays inside, with what else a call could change of them."""
+    if isinstance(x, Tensor):
+        grad = None if not x.is_leaf or x.grad is None else x.grad.clone()
+        if is_lazy(x):
+            return "tensor", None
+        values = None if x.device.type == "meta" else x.detach().clone()
+        return "tensor", values, (x.shape, x.dtype, x.device, x.requires_grad, x._version), grad
+    if isinstance(x, np.ndarray):
+        return "array", x.copy() if x.dtype != object else None, x.flags.writeable
+    if isinstance(x, nn.Module):
+        tensors = {**dict(x.named_parameters()), **dict(x.named_buffers())}
+        return "module", snapshot(tensors), [part.training for part in x.modules()]
+    if isinstance(x, Distribution):
+        return "distribution", {k: snapshot(v) for k, v in vars(x).items() if isinstance(v, Tensor)}
+    if is_dataclass(x) and not isinstance(x, type):
+        return "record", {f.name: snapshot(getattr(x, f.name)) for f in fields(x)}
+    if isinstance(x, Mapping):
+        return "mapping", {key: snapshot(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return "sequence", [snapshot(value) for value in x]
+    if isinstance(x, (int, float, str, bytes, complex, type(None))):
+        return "value", x
+    return "object", None
+
+
+def same(a: Any, b: Any, *, values_only: bool = False) -> bool:
+    """Whether two snapshots are equal; NaN equals itself."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        kept = a.shape == b.shape and (values_only or a.dtype == b.dtype)
+        return kept and torch.allclose(a, b.to(a.dtype), rtol=1e-5, atol=1e-6, equal_nan=True)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    if isinstance(a, tuple) and a and a[0] == "tensor" and values_only:
+        return same(a[1], b[1], values_only=True)
+    if isinstance(a, dict):
+        pairs = [(a[key], b.get(key)) for key in a]
+        return a.keys() == b.keys() and all(same(*p, values_only=values_only) for p in pairs)
+    if isinstance(a, (list, tuple)):
+        if type(a) is not type(b) or len(a) != len(b):
+            return False
+        return all(same(p, q, values_only=values_only) for p, q in zip(a, b, strict=True))
+    if isinstance(a, (float, complex)):
+        return a == b or (a != a and b != b) or (values_only and a == pytest.approx(b, rel=1e-5))
+    return bool(a == b)

@@ -1,0 +1,616 @@
+"""Bad input to what is done with a model: data, training, prediction, pruning, chains, files."""
+
+import atexit
+import math
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import pyro_bbb as bbb
+from pyro_bbb import guides, likelihoods
+from tests._support.bad_input import Row, judge, left, parameters
+
+NAN, INF = math.nan, math.inf
+X = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, 0.3], [0.1, 0.2, -0.4], [2.0, 1.0, 1.0]])
+LABELS = torch.tensor([0, 1, 1, 0])
+TARGETS = torch.tensor([[0.5], [1.5], [-0.5], [0.0]])
+
+
+def classifier():
+    network = bbb.BayesianMLP([3, 2], prior=dist.Normal(0.0, 1.0))
+    return bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4)
+
+
+def regressor():
+    network = bbb.BayesianMLP([3, 1], prior=dist.Normal(0.0, 1.0))
+    return bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=4)
+
+
+def of_labels(make=bbb.AutoSoftplusNormal):
+    """A classifier and its guide, by the names of arguments."""
+    torch.manual_seed(1)
+    model = classifier()
+    return {"model": model, "guide": make(model)}
+
+
+def of_rewards():
+    """What an agent of two actions needs; its network sees the action in the first input."""
+    torch.manual_seed(1)
+    model = regressor()
+    return {
+        "model": model,
+        "guide": bbb.AutoSoftplusNormal(model),
+        "encode": lambda contexts, action: contexts + action,
+        "num_actions": 2,
+    }
+
+
+def an_agent():
+    return bbb.bandits.ThompsonAgent(**of_rewards(), memory=8, batch_size=2, num_batches=2)
+
+
+def of_another(network):
+    """A guide for another model."""
+    return bbb.AutoSoftplusNormal(bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4))
+
+
+def of_other_names():
+    return of_another(bbb.bayesianize(nn.Linear(3, 2)))
+
+
+def of_more():
+    """Its first layer is that of the model."""
+    return of_another(bbb.BayesianMLP([3, 2, 2]))
+
+
+def draws(count=3):
+    return {
+        "network.fc1.weight": torch.ones(count, 2, 3),
+        "network.fc1.bias": torch.zeros(count, 2),
+    }
+
+
+class Stream(IterableDataset):
+    """Examples one after the other."""
+
+    def __iter__(self):
+        return zip(X, LABELS, strict=True)
+
+
+class Words(Dataset):
+    """Items that are no pairs."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return "abcd"[i]
+
+
+class Empty(Dataset):
+    """No items."""
+
+    def __len__(self):
+        return 0
+
+
+def frozen(array):
+    array = array.copy()
+    array.setflags(write=False)
+    return array
+
+
+PAIRS = {
+    "x NaN": ({"data": (X * NAN, LABELS)}, "x must be finite"),
+    "x infinite": ({"data": (X / 0, LABELS)}, "x must be finite"),
+    "no rows": ({"data": (X[:0], LABELS[:0])}, "x must have at least one example"),
+    "scalars": ({"data": (X[0, 0], LABELS[0])}, "x must have at least one example"),
+    "rows differ": ({"data": (X, LABELS[:3])}, "equally many rows, got 4 and 3"),
+    "three parts": ({"data": (X, LABELS, LABELS)}, r"data must be a pair \(x, y\), got 3 parts"),
+    "one part": ({"data": (X,)}, r"data must be a pair \(x, y\), got 1 parts"),
+    "lists": ({"data": (X.tolist(), LABELS)}, "x must be a tensor or a numeric numpy array"),
+    "words": ({"data": (np.array(["a"] * 4), LABELS)}, "x must be a tensor or a numeric numpy"),
+    "objects": ({"data": (np.array([None] * 4), LABELS)}, "x must be a tensor or a numeric"),
+    "None": ({"data": (X, None)}, "y must be a tensor or a numeric numpy array, got NoneType"),
+    "a stream": ({"data": Stream()}, "data must be a map-style Dataset"),
+    "no pairs": ({"data": Words()}, r"data must have pairs \(x, y\) as items"),
+    "an empty Dataset": ({"data": Empty()}, "data must not be empty"),
+}
+FORMS = {
+    "numpy": {"data": (X.numpy(), LABELS.numpy())},
+    "numpy, read-only": {"data": (frozen(X.numpy()), frozen(LABELS.numpy()))},
+    "not contiguous": {"data": (X.T.contiguous().T, LABELS)},
+    "with gradient": {"data": (X.clone().requires_grad_(), LABELS)},
+    "a list": {"data": [X, LABELS]},
+    "a TensorDataset": {"data": TensorDataset(X, LABELS)},
+    "huge": {"data": (X * 1e6, LABELS)},
+    "tiny": {"data": (X * 1e-30, LABELS)},
+}
+NOT_OURS = {
+    "columns": ({"data": (X[:, :2], LABELS)}, r"expected x of shape \[batch, 3\]"),
+    "labels": ({"data": (X, LABELS + 1)}, r"y must hold labels in \[0, 1\]"),
+    "no labels": ({"data": (X, LABELS.float())}, "y must hold integer class labels"),
+    "complex": ({"data": (X.to(torch.cfloat), LABELS)}, "does not fit the network"),
+    "double": ({"data": (X.double(), LABELS)}, "does not fit the network"),
+    "num_data": ({"data": (X[:3], LABELS[:3])}, "num_data of the model is 4, but data has 3"),
+    "a single row": ({"data": (X[:1], LABELS[:1])}, "num_data of the model is 4, but data has 1"),
+}
+DATA = [
+    Row(
+        "data.as_tensors",
+        lambda: {"data": (X, LABELS)},
+        bad={**PAIRS, "no device": ({"device": "nowhere"}, "device")},
+        fine={**FORMS, "a single row": {"data": (X[:1], LABELS[:1])}},
+    ),
+    Row(
+        "data.Minibatches",
+        lambda: {"x": X, "y": LABELS, "batch_size": 2},
+        bad={
+            "rows differ": ({"x": X[:3]}, "equally many rows, got 3 and 4"),
+            "no rows": ({"x": X[:0], "y": LABELS[:0]}, "x must have at least one example"),
+            "devices": ({"y": LABELS.to("meta")}, "x and y must be on one device"),
+            "batch_size 0": ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            "a seed": ({"generator": 3}, "generator must be a torch.Generator"),
+        },
+        aka={"x": r"\b[xy]\b", "y": r"\b[xy]\b"},
+        fine={"more than there are": {"batch_size": 99}},
+    ),
+    Row(
+        "data.split",
+        lambda: {"x": X, "y": LABELS, "fraction": 0.5, "seed": 0},
+        bad={
+            "all": ({"fraction": 1.0}, r"fraction must be in \(0, 1\), got 1"),
+            "none": ({"fraction": 0.0}, r"fraction must be in \(0, 1\), got 0"),
+            "too small": ({"fraction": 0.01}, "fraction=0.01 of 4 examples leaves one part empty"),
+            "a single row": ({"x": X[:1], "y": LABELS[:1]}, "leaves one part empty"),
+            "rows differ": ({"x": X[:3]}, "equally many rows"),
+        },
+        aka={"x": r"\b[xy]\b", "y": r"\b[xy]\b"},
+        skip={
+            **left("x", "without values", why="rows are taken on any device"),
+            **left("y", "without values", why="rows are taken on any device"),
+        },
+    ),
+    Row(
+        "data.load_images",
+        lambda: {"name": "mnist", "root": "no such folder"},
+        also=(FileNotFoundError,),
+        skip={"root: None": "would begin a download"},
+        fails=True,
+    ),
+    Row(
+        "data.load_uci",
+        lambda: {"name": "yacht", "root": "no such folder"},
+        bad={
+            "a path": ({"name": "../yacht"}, "name must be the name of a folder"),
+            "empty": ({"name": ""}, "name must be the name of a folder"),
+        },
+        also=(FileNotFoundError,),
+        fails=True,
+    ),
+    Row(
+        "data.read_uci",
+        lambda: {"path": "no such file", "dtype": torch.float64},
+        bad={"whole numbers": ({"dtype": torch.int64}, "dtype must be a floating torch.dtype")},
+        also=(FileNotFoundError,),
+        fails=True,
+    ),
+    Row(
+        "data.load_mushrooms",
+        lambda: {"root": "no such folder"},
+        bad={"no folder": ({"root": "elsewhere"}, "set PYRO_BBB_DATA")},
+        also=(FileNotFoundError,),
+        fails=True,
+    ),
+    Row(
+        "data.UCIData.split",
+        lambda: {
+            "self": bbb.data.UCIData(X, TARGETS[:, 0], torch.tensor([[0, 1]]), torch.tensor([[2]])),
+            "number": 0,
+        },
+        bad={"1": ({"number": 1}, r"number must be in \[0, 0\], got 1")},
+    ),
+]
+
+TRAINING = [
+    Row(
+        "fit",
+        lambda: {
+            **of_labels(),
+            "data": (X, LABELS),
+            "epochs": 1,
+            "batch_size": 2,
+            "lr": 0.01,
+            "lr_schedule": "cosine",
+            "num_particles": 1,
+            "kl_schedule": "uniform",
+            "estimator": "reparam",
+            "loss": "trace",
+            "nonfinite": "raise",
+            "accumulate": 1,
+            "progress": False,
+            "seed": 0,
+        },
+        bad={
+            **PAIRS,
+            **NOT_OURS,
+            "no minibatch to a step": ({"accumulate": 0}, "accumulate must be .* got 0"),
+            "no epochs": ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
+            "negative epochs": ({"epochs": -3}, "epochs must be an integer of at least 1, got -3"),
+            "no particles": ({"num_particles": 0}, "num_particles must be .* got 0"),
+            "lr 0": ({"lr": 0.0}, "lr must be a positive number, got 0"),
+            "no batch": ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            "autocast half": ({"autocast": torch.float16}, "autocast must be torch.bfloat16"),
+            "autocast text": ({"autocast": "bfloat16"}, "autocast must be"),
+            "no GPU": ({"cuda_graph": True}, "cuda_graph"),
+            "no device": ({"device": "nowhere"}, "device 'nowhere' is not available"),
+            "a device without values": ({"device": "meta"}, "device must hold values"),
+            "a checkpoint of a number": ({"checkpoint": 3}, "checkpoint must"),
+            "an optimiser": (
+                {"optimizer": torch.optim.Adam([torch.zeros(1, requires_grad=True)])},
+                "optimizer must be a torch optimiser class",
+            ),
+            "no optimiser": ({"optimizer": "adam"}, "optimizer must be"),
+            "a callback": ({"callbacks": [3]}, "callbacks must"),
+            "no callbacks": ({"callbacks": 3}, "callbacks must"),
+            "a schedule below 0": ({"kl_schedule": lambda i, m: -1.0}, "weights of at least 0"),
+            "a schedule of text": ({"kl_schedule": lambda i, m: "all"}, "kl_schedule must"),
+            "a rate below 0": ({"lr_schedule": lambda done: -1.0}, "lr must be .* -0.01"),
+            "a rate NaN": ({"lr_schedule": lambda done: NAN}, "lr must be .* nan"),
+            "an empty loader": ({"data": DataLoader(TensorDataset(X[:0], LABELS[:0]))}, "data"),
+            "another model's guide": ({"guide": of_other_names()}, "guide must have a posterior"),
+            "a larger model's guide": (
+                {"guide": of_more()},
+                "guide must draw latents of the model only",
+            ),
+            "a guide of nothing": ({"guide": lambda *args: None}, "guide must have a posterior"),
+        },
+        fine={
+            **FORMS,
+            "a loader": {"data": DataLoader(TensorDataset(X, LABELS), batch_size=3)},
+            "one batch": {"batch_size": 99},
+            "a batch of one": {"batch_size": 1},
+            "more than there are to a step": {"accumulate": 9},
+            "autocast": {"autocast": torch.bfloat16},
+        },
+        also=(bbb.NonFiniteError,),
+        changes=("model", "guide"),
+    ),
+    Row(
+        "KLSchedule",
+        lambda: {
+            "base": "uniform",
+            "temperature": 1.0,
+            "warmup_epochs": 1.0,
+            "initial_temperature": 2.0,
+            "cooling_epochs": 1.0,
+        },
+        bad={
+            "unknown": ({"base": "linear"}, "kl_schedule must be one of"),
+            "cold": ({"temperature": 0.0}, "temperature must be positive and finite, got 0"),
+            "backwards": ({"warmup_epochs": -1.0}, "warmup_epochs must be .* -1"),
+            "no heat": ({"initial_temperature": 0.0}, "initial_temperature must be positive"),
+            "no end": ({"cooling_epochs": math.inf}, "cooling_epochs must be .* inf"),
+            "cooling from nowhere": ({"initial_temperature": None}, "must be given together"),
+        },
+        aka={"base": "kl_schedule"},
+    ),
+    Row(
+        "KLSchedule.weight",
+        lambda: {
+            "self": bbb.KLSchedule(),
+            "batch": 1,
+            "num_batches": 4,
+            "batch_size": 2,
+            "num_data": 8,
+            "epoch": 0,
+        },
+    ),
+    Row("objectives.as_kl_schedule", lambda: {"schedule": "blundell"}, aka={"schedule": "kl_sch"}),
+    Row(
+        "JointOptim",
+        lambda: {"optim_constructor": torch.optim.Adam, "optim_args": {"lr": 0.1}},
+        bad={
+            "clip_value": ({"clip_args": {"clip_value": 1.0}}, "clip_args may hold clip_norm only"),
+            "clip below 0": ({"clip_args": {"clip_norm": -1.0}}, "clip_norm must be .* -1"),
+            "clip text": ({"clip_args": {"clip_norm": "1"}}, "clip_norm must be .* '1'"),
+        },
+        skip=left("optim_args", "an object", why="any mapping"),
+    ),
+    Row(
+        "JointOptim.set_lr",
+        lambda: {"self": bbb.JointOptim(torch.optim.Adam, {"lr": 0.1}), "lr": 0.1},
+        changes=("self",),
+    ),
+    Row(
+        "JointOptim.set_state",
+        lambda: {"self": optimiser(), "state_dict": optimiser().get_state()},
+        bad={
+            "empty": (
+                {"self": bbb.JointOptim(torch.optim.Adam, {"lr": 0.1})},
+                "give JointOptim its parameters before its state",
+            )
+        },
+        also=(RuntimeError,),
+        changes=("self",),
+    ),
+]
+
+
+def optimiser():
+    parameters = {"w": nn.Parameter(torch.zeros(2))}
+    return bbb.JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=parameters)
+
+
+INPUTS = {
+    "columns": ({"x": X[:, :2]}, r"expected x of shape \[batch, 3\]"),
+    "no rows": ({"x": X[:0]}, "x must hold at least one input"),
+    "NaN": ({"x": X * NAN}, "x must be finite"),
+    "a guide that never ran": ({"guide": AutoNormal(classifier())}, "guide must be trained before"),
+    "no draws of a site": ({"guide": {"network.fc1.bias": torch.zeros(3, 2)}}, "lack.*weight"),
+    "no draws": ({"guide": {}}, "guide must hold equally many draws"),
+    "0 draws": ({"guide": draws(0)}, "guide must hold equally many draws"),
+    "draws of two counts": (
+        {"guide": {**draws(), "network.fc1.bias": torch.zeros(2, 2)}},
+        "guide must hold equally many draws",
+    ),
+    "draws of numbers": ({"guide": {"network.fc1.bias": 3.0}}, "guide must hold tensors"),
+    "draws that broadcast": (
+        {"guide": {**draws(), "network.fc1.bias": torch.ones(3, 1)}},
+        "guide must hold draws of 'network.fc1.bias'",
+    ),
+    "draws of another shape": (
+        {"guide": {**draws(), "network.fc1.weight": torch.ones(3, 2, 5)}},
+        r"guide must hold draws of 'network.fc1.weight' of shape \[2, 3\], got \[2, 5\]",
+    ),
+}
+PREDICTION = [
+    Row(
+        "predict",
+        lambda: {
+            **of_labels(),
+            "x": X,
+            "num_samples": 3,
+            "batch_size": 2,
+            "seed": 0,
+            "estimator": "reparam",
+        },
+        bad={
+            **INPUTS,
+            "a point": ({"guide": guides.Laplace(classifier())}, "guide is still a point"),
+            "zero draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
+            "batch 0": ({"batch_size": 0}, "batch_size must be .* got 0"),
+            "flipout": ({"estimator": "flipout"}, "estimator must be one of"),
+            "seed of text": ({"seed": "0"}, "seed must be an integer, got '0'"),
+            "a seed of many bits": ({"seed": 2**70}, "seed must be"),
+        },
+        fine={
+            "draws": {"guide": draws()},
+            "a batch of one": {"batch_size": 1},
+            "one draw": {"num_samples": 1},
+        },
+        also=(RuntimeError,),
+    ),
+    Row(
+        "predict local_reparam",
+        lambda: {**of_labels(), "x": X, "num_samples": 3, "estimator": "local_reparam"},
+        bad={"draws": ({"guide": draws()}, "guide must be an AutoSoftplusNormal")},
+        aka={"x": r"\bx\b|not one row per input"},
+    ),
+    Row(
+        "predict_mean",
+        lambda: {**of_labels(), "x": X, "batch_size": 2},
+        bad={**INPUTS, "batch 0": ({"batch_size": 0}, "batch_size must be .* got 0")},
+        also=(RuntimeError,),
+    ),
+]
+
+AFTER = [
+    Row(
+        "prune",
+        lambda: {"guide": of_labels()["guide"], "fraction": 0.5},
+        bad={
+            "more than all": ({"fraction": 1.5}, r"fraction must be in \[0, 1\], got 1.5"),
+            "less than none": ({"fraction": -0.1}, r"fraction must be in \[0, 1\], got -0.1"),
+            "NaN": ({"fraction": NAN}, r"fraction must be in \[0, 1\], got nan"),
+            "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "guide must be an AutoSoft"),
+        },
+        fine={"all": {"fraction": 1.0}, "none": {"fraction": 0}},
+    ),
+    Row("signal_to_noise", lambda: {"guide": of_labels()["guide"]}),
+    Row(
+        "to_module",
+        of_labels,
+        bad={
+            "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "no closed form"),
+            "a module": ({"guide": nn.ReLU()}, "guide must have a method median"),
+            "another model's": ({"guide": of_other_names()}, "guide lacks the latents"),
+        },
+    ),
+    Row(
+        "to_ensemble",
+        lambda: {**of_labels(), "num_samples": 3, "seed": 0},
+        bad={
+            "no draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
+            "a guide function": ({"guide": lambda x: x}, "guide must be an autoguide"),
+            "a module": ({"guide": nn.ReLU()}, "guide must be an autoguide, .* got ReLU"),
+            "another model's": ({"guide": of_other_names()}, "lacks? the latents?"),
+            "seed of text": ({"seed": "0"}, "seed must be an integer, got '0'"),
+            "quantiles of classes": ({"quantiles": (0.5,)}, "quantiles must be left out"),
+            "quantile 1": ({"quantiles": (1.0,)}, r"quantiles must be in \(0, 1\), got 1.0"),
+        },
+        fine={"given draws": {"guide": draws()}, "one draw": {"num_samples": 1}},
+    ),
+    Row("export.SparseLinear", lambda: {"linear": nn.Linear(3, 2)}),
+    Row(
+        "export.SparseLinear.forward",
+        lambda: {"self": bbb.export.SparseLinear(nn.Linear(3, 2)).eval(), "x": X},
+        bad={"columns": ({"x": X[:, :2]}, r"expected x of shape \[..., 3\], got \[4, 2\]")},
+        skip=left(
+            "x",
+            *("without values", "bool", "complex", "double", "half", "integers"),
+            why="torch says which dtype and device a module takes",
+        ),
+    ),
+    Row(
+        "bandits.ThompsonAgent",
+        lambda: {**of_rewards(), "memory": 8, "batch_size": 2, "num_batches": 2},
+        bad={
+            "no model": ({"model": nn.ReLU()}, "model must be a BayesianModel, got ReLU"),
+            "no parameters": ({"guide": nn.ReLU()}, "guide must have its parameters already"),
+            "a guide function": ({"guide": lambda x: x}, "guide must be a Module"),
+            "no action": ({"num_actions": 0}, "num_actions must be an integer of at least 1"),
+            "no memory": ({"memory": 0}, "memory must be an integer of at least 1, got 0"),
+            "empty batches": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+            "no draw": ({"num_draws": 0}, "num_draws must be an integer of at least 1, got 0"),
+            "epsilon above 1": ({"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
+            "epsilons": ({"epsilon": torch.tensor([0.5, NAN])}, r"epsilon must be in \[0, 1\]"),
+            "colder": ({"temperature": -1.0}, "temperature must be a non-negative number"),
+            "standing": ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
+            "estimator": ({"estimator": "best"}, "estimator must be one of"),
+            "weighing": ({"weigh_by": "mass"}, r"weigh_by must be one of \['seen', 'memory'\]"),
+        },
+        fine={"epsilons": {"epsilon": torch.tensor([0.0, 1.0])}, "by seen": {"weigh_by": "seen"}},
+    ),
+    Row(
+        "bandits.ThompsonAgent.act",
+        lambda: {"self": an_agent(), "contexts": X},
+        bad={"columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded")},
+    ),
+    Row(
+        "bandits.ThompsonAgent.values",
+        lambda: {"self": an_agent(), "contexts": X},
+        bad={"columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded")},
+    ),
+    Row(
+        "bandits.ThompsonAgent.observe",
+        lambda: {
+            "self": an_agent(),
+            "contexts": X,
+            "actions": LABELS,
+            "rewards": TARGETS[:, 0].clone(),
+        },
+        bad={
+            "rows differ": ({"actions": LABELS[:3]}, "must go together, got contexts .4, 3."),
+            "shapes differ": ({"rewards": TARGETS}, "must go together"),
+            "another action": ({"actions": LABELS + 1}, r"actions must be integers .int64."),
+            "no number": ({"actions": LABELS.float()}, r"actions must be integers .int64."),
+            "NaN": ({"rewards": TARGETS[:, 0] * NAN}, "rewards must be finite real numbers"),
+            "columns": ({"contexts": X[:, :2]}, "contexts must fit the network when encoded"),
+        },
+        changes=("self",),
+    ),
+    Row(
+        "bandits.ThompsonAgent.learn",
+        lambda: {"self": an_agent()},
+        fails=True,
+        changes=("self",),
+    ),
+    Row(
+        "run_nuts",
+        lambda: {
+            "model": regressor(),
+            "data": (X, TARGETS),
+            "num_samples": 2,
+            "warmup_steps": 1,
+            "num_chains": 1,
+            "num_workers": 1,
+            "target_accept_prob": 0.8,
+            "max_tree_depth": 1,
+            "seed": 0,
+            "progress": False,
+        },
+        bad={
+            **{
+                words: (
+                    {
+                        "data": tuple(TARGETS if part is LABELS else part for part in pair["data"])
+                        if isinstance(pair["data"], tuple)
+                        else pair["data"]
+                    },
+                    message,
+                )
+                for words, (pair, message) in PAIRS.items()
+            },
+            "num_data": ({"data": (X[:2], TARGETS[:2])}, "num_data of the model is 4"),
+            "columns": ({"data": (X[:, :2], TARGETS)}, "expected x of shape"),
+            "no draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
+            "no chains": ({"num_chains": 0}, "num_chains must be .* got 0"),
+            "accepts all": ({"target_accept_prob": 1.0}, "target_accept_prob must be in"),
+            "seed below 0": ({"seed": -1}, "seed must not be negative, got -1"),
+            "init": ({"init": "zero"}, "init"),
+            "init NaN": ({"init": NAN}, "init"),
+            "init huge": ({"init": 1e30}, "init must be a point of positive density"),
+            "init unknown": ({"init": {"fc7.bias": torch.zeros(1)}}, "names .*fc7"),
+        },
+    ),
+]
+
+
+@cache
+def folder():
+    """A folder that is removed when the tests are over."""
+    made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
+    return Path(made.name)
+
+
+@cache
+def saved():
+    """A folder with a saved model."""
+    bbb.save(folder() / "saved", **of_labels())
+    return folder() / "saved"
+
+
+FILES = [
+    Row(
+        "save",
+        lambda: {"path": str(folder() / "new"), **of_labels(), "metadata": {"epochs": 3}},
+        bad={
+            "NaN": ({"metadata": {"loss": NAN}}, r"metadata\['loss'\] must be finite"),
+            "a tensor": ({"metadata": {"loss": X}}, r"metadata\['loss'\] must be of JSON's types"),
+            "keys": ({"metadata": {3: "three"}}, "metadata must have strings as keys, got 3"),
+            "another model's guide": (
+                {"guide": of_other_names()},
+                "guide must have the model's lat",
+            ),
+            "a file there": ({"path": __file__}, "File exists"),
+            "a number": ({"path": 3}, "path must be"),
+        },
+        also=(OSError,),
+        skip=left("path", *("unknown", "empty", "bytes"), why="names of folders"),
+    ),
+    Row(
+        "load",
+        lambda: {"path": str(saved()), "device": "cpu"},
+        bad={
+            "nothing there": ({"path": str(folder() / "none")}, "none"),
+            "a number": ({"path": 3}, "path must be"),
+            "a network": ({"network": nn.Linear(3, 2)}, "network must be a PyroModule, got Linear"),
+            "another network": ({"network": bbb.BayesianMLP([3, 5])}, "the network expects"),
+            "a likelihood": (
+                {"likelihood": "gaussian"},
+                "likelihood must be a Likelihood, got str",
+            ),
+            "dtype of integers": ({"dtype": torch.int64}, "dtype must be a floating torch.dtype"),
+            "dtype of text": ({"dtype": "float32"}, "dtype must be a floating torch.dtype"),
+            "no device": ({"device": "nowhere"}, "device 'nowhere' is not available"),
+        },
+        also=(FileNotFoundError,),
+    ),
+]
+
+ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *FILES]
+
+
+@pytest.mark.parametrize("case", parameters(ROWS))
+def test_bad_input(case):
+    judge(case)

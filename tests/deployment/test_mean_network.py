@@ -1,0 +1,360 @@
+"""Exported networks: the mean network's outputs, and nothing of Pyro."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from torch import nn
+from torch.distributions import constraints
+
+import pyro_bbb as bbb
+from pyro_bbb.deployment import SparseLinear
+
+
+def make(network, fraction=0.0):
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=5)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=-2.0)
+    with torch.no_grad():
+        for name in guide.site_names:
+            guide.loc(name).normal_()  # distinct values everywhere, biases too
+    return model, bbb.prune(guide, fraction) if fraction else guide
+
+
+def saved_bytes(module):
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+def outputs(model, guide, x):
+    return bbb.predict_mean(model, guide, x).mean
+
+
+def random_linear(module, n_in, n_out):
+    """Samples for the weight and bias of a `PyroModule[nn.Linear]`."""
+    layer = module(n_in, n_out)
+    layer.weight = PyroSample(dist.Normal(0.0, 1.0).expand([n_out, n_in]).to_event(2))
+    layer.bias = PyroSample(dist.Normal(0.0, 1.0).expand([n_out]).to_event(1))
+    return layer
+
+
+class Decorated(PyroModule):
+    """A hand-written network with every way to declare random and learned quantities."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = random_linear(PyroModule[nn.Linear], 3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.gain = PyroParam(torch.tensor(2.0), constraint=constraints.positive)
+        self.shift = nn.Parameter(torch.randn(4))
+        self.spread = PyroSample(dist.LogNormal(0.0, 1.0))
+        self.register_buffer("offset", torch.randn(4))
+        self.hidden = 4
+
+    @PyroSample
+    def kernel(self):
+        return dist.Normal(0.0, self.spread).expand([2, self.hidden]).to_event(2)
+
+    @PyroParam(constraint=constraints.unit_interval)
+    def share(self):
+        return torch.tensor(0.25)
+
+    @property
+    def scaling(self):
+        return self.gain * self.share
+
+    @staticmethod
+    def activation(x):
+        return x.tanh()
+
+    def forward(self, x):
+        h = self.activation(self.norm(self.first(x)) * self.scaling + self.shift + self.offset)
+        return F.linear(h, self.kernel) / self.spread
+
+
+class Nested(PyroModule):
+    """Modules in modules and in lists, with helper methods, a base class and torch parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = PyroModule[nn.Sequential](bbb.BayesianMLP([3, 5, 4]), nn.Tanh())
+        self.parts = PyroModule[nn.ModuleList]([bbb.BayesianLinear(4, 4, bias=False)] * 1)
+        self.parts.append(random_linear(PyroModule[nn.Linear], 4, 4))
+        self.last = nn.Linear(4, 2)
+
+    def mix(self, h):
+        return sum(part(h) for part in self.parts)
+
+    def forward(self, x):
+        return self.last(self.mix(self.body(x)))
+
+
+class Inherited(Nested):
+    """Its forward goes on from its parent's."""
+
+    def forward(self, x):
+        return super().forward(x).exp()
+
+
+class Residual(bbb.BayesianMLP):
+    """A library network with a forward pass of its own."""
+
+    def forward(self, x):
+        return super().forward(x) + x[:, :2]
+
+
+class Deeper(bbb.BayesianMLP):
+    """A library network as it is."""
+
+
+class Scaled(bbb.BayesianLinear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class PyroFirst(PyroModule, nn.Sequential):
+    """Bases in an order that torch's classes alone would not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = bbb.BayesianLinear(3, 4), bbb.BayesianLinear(4, 2)
+
+
+class Squared:
+    """A mix-in that is no module."""
+
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+class Mixed(Squared, nn.Sequential, PyroModule):
+    """Inherits its forward pass from the mix-in."""
+
+
+class Convolutional(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.conv = PyroModule[nn.Conv1d](1, 2, 2)
+        self.conv.weight = PyroSample(dist.Normal(0.0, 1.0).expand([2, 1, 2]).to_event(3))
+
+    def forward(self, x):
+        return self.conv(x.unsqueeze(1)).flatten(1)
+
+
+NETWORKS = {
+    "layer": lambda: bbb.BayesianLinear(3, 2),
+    "mlp": lambda: bbb.BayesianMLP([3, 16, 16, 2]),
+    "mlp-tanh": lambda: bbb.BayesianMLP([3, 16, 2], activation=nn.Tanh),
+    "learned-prior": lambda: bbb.BayesianMLP([3, 2], prior={"*": bbb.priors.FanInNormal()}),
+    "decorated": Decorated,
+    "nested": Nested,
+    "inherited": Inherited,
+    "residual": lambda: Residual([3, 6, 2]),
+    "deeper": lambda: Deeper([3, 6, 2]),
+    "scaled": lambda: Scaled(3, 2),
+    "pyro-first": PyroFirst,
+    "mixed": lambda: Mixed(bbb.BayesianLinear(3, 2)),
+    "convolutional": Convolutional,
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def assert_ordinary(module):
+    for part in module.modules():
+        for cls in type(part).__mro__:
+            assert not cls.__module__.startswith("pyro."), cls
+            assert not any(isinstance(v, (PyroSample, PyroParam)) for v in vars(cls).values())
+        assert not isinstance(part, bbb.priors.Prior)
+        assert not [key for key in vars(part) if "pyro" in key]
+    assert not [name for name in module.state_dict() if "prior" in name or "unconstr" in name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fraction", [0.0, 0.75, 1.0])
+@every_network
+def test_has_the_mean_networks_outputs_and_nothing_of_pyro(name, fraction, dtype):
+    torch.set_default_dtype(dtype)
+    model, guide = make(NETWORKS[name](), fraction)
+    x = torch.randn(7, 3)
+    expected = outputs(model, guide, x)
+    module = bbb.to_module(model, guide)
+    assert not any(part.training for part in module.modules())
+    actual = module(x)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected)
+    assert fraction or actual.std() > 0
+    assert_ordinary(module)
+    assert list(module.parameters())
+    state = torch.get_rng_state()
+    assert torch.equal(module(x), actual) and torch.equal(torch.get_rng_state(), state)
+
+
+@every_network
+def test_the_bayesian_model_stays_as_it_is(name):
+    model, guide = make(NETWORKS[name](), 0.75)
+    x = torch.randn(7, 3)
+    before = bbb.predict(model, guide, x, num_samples=3, seed=1).sample_means
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    classes = [type(part) for part in model.modules()]
+    module = bbb.to_module(model, guide)
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            tensor.zero_()
+    assert torch.equal(bbb.predict(model, guide, x, num_samples=3, seed=1).sample_means, before)
+    assert [type(part) for part in model.modules()] == classes
+    assert model.training and list(model.state_dict()) == list(state)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+def test_parameters_are_the_means_by_the_layers_names():
+    model, guide = make(bbb.BayesianMLP([3, 4, 2]))
+    module = bbb.to_module(model, guide)
+    assert type(module) is nn.Sequential and type(module.fc1) is nn.Linear
+    parameters = dict(module.named_parameters())
+    assert list(parameters) == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    for name, value in parameters.items():
+        assert value.requires_grad and torch.equal(value, guide.loc(f"network.{name}"))
+
+
+def test_hand_written_parts_are_kept():
+    model, guide = make(Decorated())
+    model.network.norm.running_mean.fill_(3.0)
+    module = bbb.to_module(model, guide)
+    expected = {"first.weight", "first.bias", "kernel", "spread", "gain", "share", "shift"}
+    expected |= {"norm.weight", "norm.bias"}
+    assert {name for name, _ in module.named_parameters()} == expected
+    assert (module.norm.running_mean == 3).all() and torch.equal(
+        module.offset, model.network.offset
+    )
+    assert module.gain.item() == pytest.approx(2) and module.share.item() == pytest.approx(0.25)
+    assert torch.equal(module.spread, guide.median()["network.spread"])
+    assert module.scaling.item() == pytest.approx(0.5) and module.hidden == 4
+
+
+def test_stock_guides_export_their_medians():
+    model, _ = make(Nested())
+    guide, x = AutoNormal(model), torch.randn(7, 3)
+    guide(x, torch.zeros(7, 2))
+    torch.testing.assert_close(bbb.to_module(model, guide)(x), outputs(model, guide, x))
+
+
+def test_gradients_reach_every_weight_and_the_inputs():
+    model, guide = make(NETWORKS["decorated"]())
+    module, x = bbb.to_module(model, guide), torch.randn(7, 3, requires_grad=True)
+    module(x).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    assert x.grad.abs().sum() > 0
+    model, guide = make(bbb.BayesianMLP([3, 9, 2]), 0.75)
+    sparse, leaf = bbb.to_module(model, guide), torch.randn(7, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(sparse(leaf).sum(), leaf)
+    weight = [guide.loc(f"network.fc{i}.weight") for i in (1, 2)]
+    bias = [guide.loc(f"network.fc{i}.bias") for i in (1, 2)]
+    by_hand = F.linear(F.linear(leaf, weight[0], bias[0]).relu(), weight[1], bias[1])
+    torch.testing.assert_close(gradient, torch.autograd.grad(by_hand.sum(), leaf)[0])
+
+
+# Saving, compiling, exporting
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.75, 1.0])
+@every_network
+def test_state_survives_a_file_that_holds_tensors_only(name, fraction):
+    model, guide = make(NETWORKS[name](), fraction)
+    module, x = bbb.to_module(model, guide), torch.randn(7, 3)
+    fresh = copy.deepcopy(module)
+    with torch.no_grad():
+        for tensor in fresh.state_dict().values():
+            tensor.zero_()
+    state = torch.load(io.BytesIO(saved_bytes(module)), weights_only=True)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh(x), module(x))
+
+
+@pytest.mark.parametrize("name", ["layer", "mlp", "mlp-tanh", "deeper", "pyro-first"])
+@pytest.mark.parametrize("fraction", [0.0, 0.75])
+def test_networks_without_code_of_their_own_pickle_whole(name, fraction):
+    module, x = bbb.to_module(*make(NETWORKS[name](), fraction)), torch.randn(7, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
+
+
+def test_a_pruned_network_runs_without_warnings_in_another_process(tmp_path):
+    module, x = bbb.to_module(*make(bbb.BayesianMLP([3, 9, 2]), 0.75)), torch.randn(7, 3)
+    torch.save((module, x, module(x)), tmp_path / "module.pt")
+    code = (
+        "import sys, torch; module, x, y = torch.load(sys.argv[1], weights_only=False);"
+        "import warnings; warnings.simplefilter('error');"
+        "torch.testing.assert_close(module(x), y); print(type(module[0]).__name__)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "module.pt")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "SparseLinear", result.stderr
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.75])
+@every_network
+def test_torch_exports_it_with_the_same_outputs(name, fraction):
+    module = bbb.to_module(*make(NETWORKS[name](), fraction))
+    x, dynamic = torch.randn(7, 3), {0: torch.export.Dim("batch", min=2)}
+    program = torch.export.export(module, (x,), dynamic_shapes=(dynamic,))
+    for inputs in (x, torch.randn(4, 3)):
+        torch.testing.assert_close(program.module()(inputs), module(inputs))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.75])
+@pytest.mark.parametrize("name", ["mlp", "decorated", "inherited"])
+def test_torch_compiles_it_whole_with_the_same_outputs(name, fraction):
+    module, x = bbb.to_module(*make(NETWORKS[name](), fraction)), torch.randn(7, 3)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+# Sparse storage
+
+
+def test_pruned_networks_take_less_room():
+    dense, half, three_quarters, most = (
+        bbb.to_module(*make(bbb.BayesianMLP([100, 200, 200, 10]), fraction))
+        for fraction in (0.0, 0.3, 0.75, 0.95)
+    )
+    assert not any(isinstance(part, SparseLinear) for part in half.modules())
+    assert all(isinstance(getattr(most, f"fc{i}"), SparseLinear) for i in (1, 2, 3))
+    sizes = [len(saved_bytes(module)) for module in (dense, three_quarters, most)]
+    assert sizes[1] < 0.6 * sizes[0] and sizes[2] < 0.2 * sizes[0]
+    assert "weights=" in repr(most)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (5, 3), (2, 4, 3), (0, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_sparse_layers_equal_dense_ones(bias, shape):
+    dense = nn.Linear(3, 6, bias)
+    with torch.no_grad():
+        dense.weight[torch.rand(6, 3) < 0.7] = 0.0
+        dense.weight[2] = 0.0  # an empty row
+    sparse, x = SparseLinear(dense), torch.randn(shape)
+    torch.testing.assert_close(sparse(x), dense(x))
+    assert len(sparse.values) == dense.weight.count_nonzero()
+
+
+# Bad input
+
+
+def test_arguments_of_another_kind_are_named():
+    model, guide = make(bbb.BayesianMLP([3, 2]))
+    with pytest.raises(TypeError, match="model must be a BayesianModel, got Sequential"):
+        bbb.to_module(nn.Sequential(), guide)
+    for bad, kind in ((None, "NoneType"), (guide.sample_posterior(3), "dict")):
+        with pytest.raises(TypeError, match=f"guide must have a method median, got {kind}"):
+            bbb.to_module(model, bad)
+    other = make(bbb.BayesianMLP([3, 4, 2]))[0]
+    with pytest.raises(ValueError, match="lacks? the latents? .*network.fc2.weight"):
+        bbb.to_module(other, guide)

@@ -1,0 +1,255 @@
+"""Every experiment runs in ``--smoke`` through its ``main`` and leaves what it promises."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import re
+import threading
+from pathlib import Path
+
+import joblib
+import pytest
+import torch
+import tyro
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = [
+    "active_learning",
+    "choose_defaults",
+    "fashion_mnist",
+    "lenet5_mnist",
+    "mnist_mlp",
+    "mushroom_bandit",
+    "paper_mnist",
+    "paper_pruning",
+    "paper_regression",
+    "posterior_fidelity",
+    "quickstart",
+    "sine_regression",
+    "sklearn_comparison",
+    "uci_regression",
+]  # a new experiment is added here
+
+
+@pytest.fixture
+def experiment(request, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)  # as when the file is run
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def common(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("_common")
+
+
+def test_every_experiment_is_listed():
+    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert files == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, indirect=True)
+def test_smoke_run_leaves_config_metrics_pictures_and_report(experiment, tmp_path):
+    results = experiment.main(experiment.Config(smoke=True, output=tmp_path, seed=7))
+
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == json.loads(json.dumps(results))
+    assert written["seed"] == 7 and written["seconds"] > 0 and "torch" in written["versions"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert set(config) == {field.name for field in dataclasses.fields(experiment.Config)}
+
+    html = (tmp_path / "report.html").read_text()
+    assert html.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) > 0
+    assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import", html), "needs other files"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, indirect=True)
+def test_every_option_has_help(experiment, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(experiment.Config, args=["--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for field in dataclasses.fields(experiment.Config):
+        assert re.search(rf"--{field.name.replace('_', '-')}\b[^(]*[a-z]", text), field.name
+    source = Path(experiment.__file__).read_text()
+    config = next(n for n in ast.parse(source).body if getattr(n, "name", "") == "Config")
+    for value, line in zip(config.body[1::2], config.body[2::2], strict=True):
+        assert isinstance(value, ast.AnnAssign) and isinstance(line.value, ast.Constant)
+
+
+def test_digits_are_split_once_for_all_and_by_class(common):
+    (x, y), (x_test, y_test) = common.digits()
+    assert x.shape == (1347, 64) and x_test.shape == (450, 64)
+    assert 0 <= x.min() and x.max() == 1
+    share = len(y_test) / (len(y) + len(y_test))
+    for label in range(10):
+        here, there = int((y == label).sum()), int((y_test == label).sum())
+        assert abs(there - share * (here + there)) < 1
+    again = common.digits()
+    assert again[1][0].equal(x_test) and again[1][1].equal(y_test)
+    rows = torch.cat([x, x_test]).unique(dim=0)
+    assert len(rows) == 1797, "an image stands in both parts, or twice"
+
+
+@pytest.mark.parametrize("experiment", ["quickstart"], indirect=True)
+def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
+    x = torch.rand(450, 64)
+    foreign = experiment.foreign_inputs(x, seed=0)
+    for each in foreign.values():
+        assert each.shape[1] == 64 and each.isfinite().all() and each.min() >= 0 and each.max() <= 1
+    shuffled = foreign["shuffled digits"]
+    assert shuffled.sort(-1).values.equal(x.sort(-1).values) and not shuffled.equal(x)
+    assert len(foreign["photograph patches"]) == (427 // 32) * (640 // 32)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatch, steps):
+    monkeypatch.syspath_prepend(FOLDER)
+    passes = importlib.import_module("_lenet5").Passes(10, 4, steps, seed=0)
+    assert len(passes) == steps
+    batches = [rows for _ in range(20) for rows in passes][:15]
+    assert {len(rows) for rows in batches} == {4}
+    rows = torch.cat(batches).split(10)  # six passes
+    assert all(sorted(each.tolist()) == list(range(10)) for each in rows)
+    assert not rows[0].equal(rows[1])
+
+
+def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    whitening = importlib.import_module("_whitening").Whitening
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
+
+    white = whitening.of(x, 1e-12)
+    z = (x - white.mean) @ white.matrix
+    torch.testing.assert_close(z.T.cov(correction=0), torch.eye(5, dtype=z.dtype))
+    assert z.mean(0).abs().max() < 1e-12
+    torch.testing.assert_close(white.matrix, white.matrix.T)  # no rotation: pixels stay pixels
+
+    damped = whitening.of(x, 0.5)
+    covariance = x.T.cov(correction=0)
+    precision = torch.linalg.inv(covariance + 0.5 * torch.eye(5, dtype=x.dtype))
+    torch.testing.assert_close(damped.matrix @ damped.matrix, precision)
+    z = (x - x.mean(0)) @ damped.matrix
+    seen = damped(x[:7])
+    torch.testing.assert_close(seen.norm(dim=1), z.norm(dim=1).mean().expand(7))
+    torch.testing.assert_close(torch.cosine_similarity(seen, z[:7]), torch.ones(7, dtype=x.dtype))
+
+
+def test_halfway_is_found_in_a_noisy_series(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fashion = importlib.import_module("fashion_mnist")
+    generator = torch.Generator().manual_seed(0)
+    falling = torch.linspace(10.0, 0.0, 1001) + 0.1 * torch.randn(1001, generator=generator)
+    assert abs(fashion.halfway(falling.tolist()) - 525) < 15  # half a window after the middle
+    assert abs(fashion.halfway((-falling).tolist()) - 525) < 15
+    assert fashion.halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
+
+
+def test_short_batches_are_left_out_of_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fashion = importlib.import_module("fashion_mnist")
+    x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
+    recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
+    trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
+    steps, whole = trained.history.steps, fashion.whole_batches(trained.history.steps)
+    kept = [0, 1, 3, 4]  # of batches of 4, 4, 2
+    for name, series in vars(whole).items():
+        assert series == [getattr(steps, name)[i] for i in kept], name
+
+
+def test_table_is_aligned_markdown(common):
+    table = common.Table(("name", "%"), [("a", "10.0"), ("long one", "7")])
+    assert str(table).splitlines() == [
+        "| name     |    % |",
+        "| -------- | ---: |",
+        "| a        | 10.0 |",
+        "| long one |    7 |",
+    ]
+
+
+def test_repeated_figures_become_mean_and_sd(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+    summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
+    assert set(summary["seeds"]) == {"3", "4", "5"}
+    assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
+    assert summary["sd"] == {"a": {"b": pytest.approx(0.01)}}
+    assert repeats.shown(summary, "a", "b") == "4.00 ± 1.00"
+    once = repeats.repeat(lambda seed: {"a": {"b": 0.5}}, 0, 1)
+    assert repeats.shown(once, "a", "b", factor=1, digits=1) == "0.5"
+
+
+def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tmp_path):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+    ran = []
+
+    def one(seed, fails=()):
+        ran.append(seed)
+        if seed in fails:
+            raise KeyboardInterrupt
+        return {"a": seed / 3}
+
+    with pytest.raises(KeyboardInterrupt):
+        repeats.repeat(lambda seed: one(seed, {6}), 4, 4, tmp_path)
+    summary = repeats.repeat(one, 4, 4, tmp_path)
+    assert ran == [4, 5, 6, 4, 6, 7]
+    assert summary == repeats.repeat(one, 4, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5.json", "6.json", "7.json"]
+
+    ran.clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")  # the other process has no such folder
+    repeats.repeat(one, 4, 4, tmp_path)
+    assert ran == [4, 5, 6, 7]
+
+
+def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    repeats = importlib.import_module("_repeats")
+
+    def one(seed):
+        return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}
+
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        seeds = repeats.repeat(one, 2, 3)["seeds"]
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match="not both"):
+            repeats.repeat(one, 2, 3)
+    assert [figures["seed"] for figures in seeds.values()] == [2, 3, 4]
+    assert [figures["here"] for figures in seeds.values()] == [True, False, False]
+
+
+def test_seeds_are_kept_by_what_decides_their_figures(common, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        epochs: int = 1
+        seed: int = 0
+        repeats: int = 1
+
+    folders = [
+        common.Run(Config(**more), tmp_path).seeds()
+        for more in ({}, {"seed": 3, "repeats": 9}, {"epochs": 2})
+    ]
+    assert folders[0] == folders[1] != folders[2] and tmp_path in folders[0].parents
+
+
+@pytest.mark.parametrize("experiment", ["mnist_mlp"], indirect=True)
+def test_mnist_mlp_skips_the_layer_that_the_tutorial_skips(experiment):
+    recipe = experiment.RECIPES["published"]
+    skipped = [name for name, v in recipe.variants.items() if v.network == "skipping"]
+    assert skipped == ["Normal prior, layer skipped"]
+    network = experiment.SkippingMLP([784, 6, 6, 10])
+    model = experiment.bbb.BayesianModel(network, experiment.bbb.likelihoods.Categorical(), 2)
+    guide = experiment.bbb.AutoSoftplusNormal(model)
+    x = torch.rand(2, 784)
+    before = experiment.bbb.predict_mean(model, guide, x).probs
+    guide.loc("network.fc2.weight").add_(1.0)
+    assert experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
+    guide.loc("network.fc1.weight").add_(1.0)
+    assert not experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
+    exported = experiment.bbb.to_module(model, guide)
+    probs = experiment.bbb.predict_mean(model, guide, x).probs
+    torch.testing.assert_close(exported(x).softmax(-1), probs)

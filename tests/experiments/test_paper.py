@@ -1,0 +1,340 @@
+"""The pieces of the experiments on the paper's Tables 1 and 2 that could be wrong unseen."""
+
+import dataclasses
+import importlib
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_bbb as bbb
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("_paper")
+
+
+@pytest.fixture
+def mnist(paper):
+    return importlib.import_module("paper_mnist")
+
+
+@pytest.fixture
+def pruning(paper):
+    return importlib.import_module("paper_pruning")
+
+
+@pytest.fixture
+def sets(paper):
+    return paper.Sets.load(None, "cpu", smoke=True)
+
+
+def figures(error, **more):
+    """What a finished training leaves, with some test error."""
+    scores = {name: error for name in ("error", "mean_network_error", "draws_error")}
+    others = {"nll": 2 * error, "ece": 0.01, "auroc": 0.9, "validation_error": error}
+    curve, weights = {"1": 0.5, "2": error}, {"counts": [1] * 100}
+    return scores | others | {"validation_curve": curve, "weights": weights, "seconds": 1.0} | more
+
+
+@pytest.fixture
+def trainings(paper, mnist, monkeypatch):
+    """The jobs that are trained, by a stand-in whose error is 1 % and the seed in per mille."""
+    done = []
+
+    def train(recipe, width, seed, sets, *, progress):
+        done.append((width, seed, recipe.epochs))
+        return paper.Trained(model=nn.Linear(1, 1), guide=nn.Linear(1, 1))
+
+    monkeypatch.setattr(mnist, "train", train)
+    monkeypatch.setattr(
+        mnist, "evaluate", lambda trained, sets, draws, seed: figures(0.01 + seed / 1000)
+    )
+    monkeypatch.setattr(mnist.bbb, "save", lambda *args: None)
+    monkeypatch.setattr(mnist.Sets, "load", lambda *args: None)
+    return done
+
+
+def shape(network):
+    return [
+        layer.p
+        if isinstance(layer, nn.Dropout)
+        else (layer.in_features, layer.out_features)
+        if isinstance(layer, nn.Linear)
+        else type(layer)
+        for layer in network
+    ]
+
+
+def test_dropout_stands_before_each_layer_of_an_ordinary_network(paper):
+    first, second, third = (784, 5), (5, 6), (6, 10)
+    sizes = [784, 5, 6, 10]
+    assert shape(paper.ordinary(sizes)) == [first, nn.ReLU, second, nn.ReLU, third]
+    assert shape(paper.ordinary(sizes, (0.2, 0.5))) == [
+        *(0.2, first, nn.ReLU),
+        *(0.5, second, nn.ReLU),
+        *(0.5, third),
+    ]
+    assert shape(paper.ordinary(sizes, (0.0, 0.5)))[:3] == [first, nn.ReLU, 0.5]
+
+
+def test_an_ordinary_network_starts_with_the_weights_for_relu(paper):
+    torch.manual_seed(0)
+    layer = paper.ordinary([300, 400, 10])[0]
+    assert float(layer.weight.detach().std()) == pytest.approx(math.sqrt(2 / 300), rel=0.02)
+    assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_ordinary_training_is_gradient_descent_at_the_scheduled_rate(paper, sets, schedule):
+    recipe = paper.Recipe(optimizer="sgd", lr=0.1, lr_schedule=schedule, epochs=3, batch_size=100)
+    trained = paper.train(recipe, 6, 5, sets)
+
+    (x, y), total = sets.train, 3 * 2  # of 250 images; the last 50 of each pass are left out
+    torch.manual_seed(5)
+    network = paper.ordinary([784, 6, 6, 10])
+    batches = (rows for _ in range(3) for rows in torch.randperm(len(x)).split(100)[:2])
+    for step, rows in enumerate(batches):
+        network.zero_grad()
+        nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+        cosine = 0.5 * (1 + math.cos(math.pi * step / total))
+        rate = 0.1 * (cosine if schedule == "cosine" else 1.0)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter -= rate * parameter.grad
+    for here, there in zip(trained.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(here, there)
+    assert trained.seconds > 0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize(("dropout", "bound"), [((0.0, 0.0), 0.2), ((0.2, 0.5), 0.5)])
+def test_ordinary_training_learns_the_digits(paper, sets, schedule, dropout, bound):
+    recipe = paper.Recipe(dropout=dropout, lr_schedule=schedule, epochs=20, batch_size=25)
+    trained = paper.train(recipe, 60, 0, sets)
+    assert list(map(int, trained.curve)) == list(range(1, 21))
+    assert trained.curve["20"] < bound < trained.curve["1"]
+    point = trained.point(sets.test[0])
+    assert paper.error(point, sets.test[1]) < bound
+    assert trained.ask(sets.test[0], 3, 0).probs.equal(point.probs), "dropout is in use"
+    assert len(trained.weights(0)) == 784 * 60 + 60 * 60 + 60 * 10 + 130
+
+
+def test_the_averaged_posterior_is_the_mean_of_the_second_halfs_epochs(paper, sets, monkeypatch):
+    recipe = paper.Recipe(prior=(1.0,), lr=0.01, epochs=5, batch_size=50)
+    seen = []
+
+    def point(trained, x):
+        seen.append({k: v.clone() for k, v in trained.guide.state_dict().items()})
+        return bbb.ClassificationPrediction(torch.zeros(1, len(x), 10))
+
+    monkeypatch.setattr(paper.Trained, "point", point)
+    last = paper.train(recipe, 4, 0, sets, progress=False).guide.state_dict()
+    averaged = dataclasses.replace(recipe, averaged=True)
+    mean = paper.train(averaged, 4, 0, sets, progress=False).guide.state_dict()
+    for name, value in mean.items():
+        expected = torch.stack([each[name] for each in seen[2:5]]).mean(0)
+        torch.testing.assert_close(value, expected)
+        assert last[name].equal(seen[4][name]) and not value.equal(last[name])
+    assert len(seen) == 10 and all(value.equal(seen[9][name]) for name, value in mean.items())
+
+
+def test_rates_end_at_their_floor_and_temperatures_where_they_should(paper):
+    recipe = paper.Recipe(lr_floor=0.25, temperature=0.1, initial_temperature=0.4, epochs=2)
+    rate, schedule = paper._rate(recipe), paper._schedule(recipe)
+    assert [rate(share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.625, 0.25])
+    counts = {"num_batches": 1, "batch_size": 1, "num_data": 1}
+    found = [schedule.weight(batch=1, epoch=epoch, **counts) for epoch in (0, 1, 2)]
+    assert found == pytest.approx([0.2, 0.1, 0.1])
+    assert paper._rate(dataclasses.replace(recipe, lr_schedule="constant"))(1.0) == 1.0
+    assert paper._schedule(paper.Recipe(temperature=0.3)) == bbb.KLSchedule(temperature=0.3)
+
+
+def test_the_published_recipes_are_those_of_the_width(paper):
+    def recipe(method, width):
+        return paper.recipe_of("published", method, width)
+
+    found = {width: recipe(paper.MIXTURE, width) for width in (400, 800, 1200)}
+    priors = {400: (0.25, 1, 6), 800: (0.25, 0, 8), 1200: (0.25, 1, 8)}
+    for width, (pi, first, second) in priors.items():
+        assert found[width].prior == (pi, math.exp(-first), math.exp(-second))
+        assert (found[width].lr, found[width].lr_schedule) == (1e-4, "constant")
+        assert (found[width].epochs, found[width].temperature) == (600, 1.0)
+        assert found[width].estimator == "reparam"
+    assert [each.init_rho for each in found.values()] == [-8.0, -7.0, -7.0]
+    assert recipe(paper.MIXTURE, 24) == found[1200]
+    for method in (paper.SGD, paper.DROPOUT, paper.GAUSSIAN):
+        assert recipe(method, 400) == recipe(method, 1200)
+    assert recipe(paper.DROPOUT, 400).dropout == (0.2, 0.5) and not recipe(paper.SGD, 400).prior
+    for method in paper.METHODS:
+        assert paper.recipe_of("ours", method, 400) == paper.recipe_of("ours", method, 1200)
+
+
+def test_evaluation_tells_the_ensemble_from_its_draws(paper, sets):
+    right, wrong = (torch.full((2, 10), 0.01) for _ in range(2))
+    right[[0, 1], [0, 1]] = 0.91
+    wrong[[0, 1], [1, 0]], wrong[[0, 1], [0, 1]] = 0.51, 0.41
+    test = torch.zeros(2, 784), torch.tensor([0, 1])
+
+    class Known(paper.Trained):
+        def ask(self, x, draws, seed):
+            if x is sets.garments:
+                return bbb.ClassificationPrediction(torch.full((2, 5, 10), 0.1).log())
+            return bbb.ClassificationPrediction(torch.stack([right, wrong]).log())
+
+        def point(self, x):
+            return bbb.ClassificationPrediction(wrong.log()[None])
+
+        def weights(self, seed):
+            return torch.tensor([0.0, 0.001, -0.1999, 5.0])
+
+    known = dataclasses.replace(sets, test=test, validation=test)
+    found = paper.evaluate(Known(seconds=3.0), known, 2, 0)
+    assert (found["error"], found["mean_network_error"], found["draws_error"]) == (0.0, 1.0, 0.5)
+    assert found["nll"] == pytest.approx(-math.log((0.91 + 0.41) / 2))
+    assert found["auroc"] == 1.0 and found["seconds"] == 3.0 and "median_scale" not in found
+    counts = found["weights"]["counts"]
+    assert (counts[0], sum(counts[49:52]), sum(counts)) == (1, 2, 3)
+
+
+def test_jobs_are_all_of_a_seed_before_the_next_and_the_widest_first(mnist):
+    jobs = mnist.jobs_of(mnist.Config(seed=3, repeats=2))
+    order = [(job.seed, job.width) for job in jobs[:: len(mnist.METHODS)]]
+    assert order == [(seed, width) for seed in (3, 4) for width in (1200, 800, 400)]
+    assert [job.method for job in jobs] == list(mnist.METHODS) * 6
+    assert len({job.path(Path()) for job in jobs}) == len(jobs) == 24
+    few = mnist.jobs_of(mnist.Config(methods=("dropout", "SGD"), widths=(7,), epochs=2))
+    assert [(job.method, job.recipe.epochs) for job in few] == [("SGD", 2), ("dropout", 2)]
+
+
+def test_a_training_is_reused_on_the_same_terms_only(mnist, trainings, tmp_path):
+    config = mnist.Config(output=tmp_path, epochs=2, methods=("SGD",), widths=(6,))
+
+    def run(**changed):
+        now = dataclasses.replace(config, **changed)
+        return mnist.work(*mnist.jobs_of(now), now)
+
+    first = run()
+    assert run() == first and trainings == [(6, 0, 2)]
+    run(seed=1)
+    assert trainings[1:] == [(6, 1, 2)] and run() == first
+    run(epochs=3)
+    assert trainings[2:] == [(6, 0, 3)]
+    run(epochs=3, draws=7)
+    run(epochs=3, draws=7)
+    assert trainings[3:] == [(6, 0, 3)], "other draws are other figures"
+    run(preset="published", epochs=3, draws=7)
+    assert len(trainings) == 5
+    assert {path.suffix for path in (tmp_path / "runs").iterdir()} == {".json"}
+
+
+def test_collect_reports_on_what_is_there_and_trains_nothing(mnist, trainings, tmp_path):
+    config = mnist.Config(output=tmp_path, epochs=2, widths=(400, 800))
+    with pytest.raises(ValueError, match="collect"):
+        mnist.main(dataclasses.replace(config, collect=True))
+    one = dataclasses.replace(config, methods=("SGD",), repeats=2)
+    other = dataclasses.replace(config, methods=(mnist.MIXTURE,), widths=(800,), seed=1)
+    for part in (one, other):
+        mnist.run_all(mnist.jobs_of(part), part)
+    done = len(trainings)
+    assert done == 5
+
+    wide = dataclasses.replace(config, widths=(400, 800, 1200), repeats=3, collect=True)
+    found = mnist.main(wide)["methods"]
+    assert len(trainings) == done
+    seeds = {m: {w: list(e["seeds"]) for w, e in of.items()} for m, of in found.items()}
+    assert seeds == {"SGD": {"400": ["0", "1"], "800": ["0", "1"]}, mnist.MIXTURE: {"800": ["1"]}}
+    assert found["SGD"]["400"]["mean"]["error"] == pytest.approx(0.0105)
+    html = (tmp_path / "report.html").read_text()
+    assert "1.05 ± 0.07" in html and "1200: paper" not in html
+
+
+@pytest.mark.parametrize("methods", [(), ("SGDs",)])
+def test_no_training_at_all_is_an_error(mnist, tmp_path, methods):
+    with pytest.raises(ValueError, match="methods must be of"):
+        mnist.main(mnist.Config(output=tmp_path, methods=methods))
+
+
+def test_summary_has_means_and_sds_of_the_seeds_of_one_kind(mnist):
+    recipe = mnist.recipe_of("ours", "SGD", 400)
+    kinds = [(mnist.MIXTURE, 800, 0, 0.5)]
+    kinds += [("SGD", 800, seed, error) for seed, error in enumerate((0.01, 0.02, 0.06))]
+    kinds += [("SGD", 400, 0, 0.2)]
+    jobs = [mnist.Job(method, width, seed, recipe) for method, width, seed, _ in kinds]
+    found = [figures(error, recipe={"lr": 0.1}) for *_, error in kinds]
+
+    summary = mnist.summarise(jobs, found)
+    assert [(m, list(widths)) for m, widths in summary.items()] == [
+        ("SGD", ["400", "800"]),
+        (mnist.MIXTURE, ["800"]),
+    ]
+    wide = summary["SGD"]["800"]
+    assert wide["seeds"] == {"0": found[1], "1": found[2], "2": found[3]}
+    for name, factor in (("error", 1), ("nll", 2)):
+        values = [factor * error for error in (0.01, 0.02, 0.06)]
+        assert wide["mean"][name] == pytest.approx(statistics.fmean(values))
+        assert wide["sd"][name] == pytest.approx(statistics.stdev(values))
+    assert "sd" not in summary["SGD"]["400"] and "recipe" not in wide["mean"]
+
+    table = mnist.error_table(summary, mnist.Config(widths=(400, 800)))
+    assert table.columns == ("test error (%)", "400: paper", "400: ours", "800: paper", "800: ours")
+    assert table.rows == [
+        ("SGD", "1.83", "20.00", "1.84", "3.00 ± 2.65"),
+        (mnist.MIXTURE, "1.36", "–", "1.34", "50.00"),
+    ]
+
+
+def test_initial_scale_is_softplus_of_rho(mnist):
+    entry = {"seeds": {"3": {"recipe": {"prior": [1.0], "init_rho": -3.0}}}}
+    assert mnist.initial_scale(entry) == f"{math.log1p(math.exp(-3)):.4f}"
+    entry["seeds"]["3"]["recipe"]["prior"] = []
+    assert mnist.initial_scale(entry) == "–"
+
+
+def gone(guide):
+    """Where weights are removed, and whether these and no others have a scale of zero."""
+    loc, scale = (
+        torch.cat([of(name).flatten() for name in guide.weight_names])
+        for of in (guide.loc, guide.scale)
+    )
+    assert (loc == 0).equal(scale == 0)
+    return loc == 0
+
+
+def test_weights_removed_in_steps_stay_removed_and_the_others_learn(paper, pruning, sets):
+    recipe = paper.shortened(paper.recipe_of("ours", paper.MIXTURE, 1200), 2)
+    trained = paper.train(recipe, 10, 0, sets, progress=False)
+    before = trained.guide.loc("network.fc1.weight").clone()
+    found = pruning.in_steps(trained, pruning.Config(between=2), sets)
+
+    assert list(found) == [0.0, *pruning.STEPS] and set(pruning.FRACTIONS) <= set(found)
+    assert found[0.0].guide.loc("network.fc1.weight").equal(before)
+    for last, fraction in zip(list(found)[:-1], pruning.STEPS, strict=True):
+        guides = found[last].guide, found[fraction].guide
+        earlier, now = map(gone, guides)
+        assert int(now.sum()) == round(fraction * len(now))
+        assert now[earlier].all(), "one has come back"
+        assert now.equal(gone(bbb.prune(guides[0], fraction))), "not by what was learnt since"
+        loc = [guide.loc("network.fc1.weight") for guide in guides]
+        assert (loc[0] != loc[1])[loc[1] != 0].all(), "one has not learnt"
+
+
+def test_pruning_table_has_changes_from_the_whole_network(pruning):
+    ours = dict(zip(map(str, pruning.FRACTIONS), (0.02, 0.021, 0.02, 0.019, 0.3), strict=True))
+    ways = {"once": {f: {"error": error} for f, error in ours.items()}}
+    table = pruning.errors_table(ways)
+    assert tuple(table.columns) == ("weights removed (%)", "paper: error (%)", "once: error (%)")
+    assert table.rows == [
+        ("0", "1.24 (+0.00)", "2.00 (+0.00)"),
+        ("50", "1.24 (+0.00)", "2.10 (+0.10)"),
+        ("75", "1.24 (+0.00)", "2.00 (+0.00)"),
+        ("95", "1.29 (+0.05)", "1.90 (-0.10)"),
+        ("98", "1.39 (+0.15)", "30.00 (+28.00)"),
+    ]

@@ -1,0 +1,74 @@
+"""The pieces of the regression of the paper's Figure 5 that could be wrong unseen."""
+
+import importlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+import pyro_bbb as bbb
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("paper_regression")
+
+
+def test_the_curve_is_the_papers(experiment):
+    for x, noise in ((0.0, 0.0), (0.125, 0.0), (0.25, 0.01), (0.7, -0.03)):
+        first, second = (math.sin(k * math.pi * (x + noise)) for k in (2, 4))
+        y = x + 0.3 * first + 0.3 * second + noise
+        at = experiment.curve(torch.tensor(x), torch.tensor(noise))
+        assert float(at) == pytest.approx(y, abs=1e-6)
+    assert float(experiment.curve(torch.tensor(0.125), torch.zeros(()))) == pytest.approx(
+        0.125 + 0.3 * (math.sqrt(0.5) + 1), abs=1e-6
+    )
+
+
+def test_data_are_of_the_seed_and_inside_their_range(experiment):
+    problem, again = (experiment.Problem.of(3, 50) for _ in range(2))
+    (x, y), (fresh, _) = problem.train, problem.fresh
+    assert x.shape == y.shape == (50, 1) and again.train[1].equal(y)
+    assert not experiment.Problem.of(4, 50).train[0].equal(x)
+    assert len(torch.cat([x, fresh]).unique()) > 2000  # fresh ones are others
+    assert 0 <= min(x.min(), fresh.min()) and max(x.max(), fresh.max()) <= 0.5
+    assert problem.x[0] == pytest.approx(-0.2) and problem.x[-1] == pytest.approx(1.2)
+
+
+def test_the_networks_see_the_stretched_inputs(experiment):
+    recipe = experiment.RECIPES["ours"]
+    assert recipe.inputs(torch.tensor([0.0, 0.25, 0.5])).tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_one_network_has_no_epistemic_uncertainty_and_two_have_what_they_differ_by(experiment):
+    torch.manual_seed(0)
+    networks = [experiment.Plain((5,)) for _ in range(2)]
+    x = torch.linspace(-1, 1, 7)[:, None]
+    one, both = (experiment.predict_plain(networks[:count], x) for count in (1, 2))
+    assert one.epistemic_std.abs().max() == 0
+    torch.testing.assert_close(one.aleatoric_std, torch.ones(7, 1))
+    apart = (networks[0](x).loc - networks[1](x).loc).abs() / 2
+    torch.testing.assert_close(both.epistemic_std, apart.detach())
+
+
+def test_coverage_counts_the_values_inside_the_central_intervals(experiment):
+    problem = experiment.Problem.of(0, 5)
+    x, y = problem.fresh
+
+    def says(loc, scale):
+        return bbb.RegressionPrediction(Normal(loc[None], torch.full_like(loc, scale)[None]))
+
+    inside = (problem.x >= 0) & (problem.x <= 0.5)
+    at = says(experiment.curve(problem.x, torch.zeros(1)) + 1e3 * inside, 10.0)
+    wide, right = (says(loc, 10.0) for loc in (y, y + 6.8))  # quartiles are 6.74 from the mean
+    found = experiment.score(at, wide, problem, 0)
+    assert found["coverage"] == {"50": {"on": 1.0, "off": 1.0}, "90": {"on": 1.0, "off": 1.0}}
+    assert found["interquartile"]["on"] == pytest.approx(2 * 6.745, rel=1e-3)
+    assert found["epistemic_sd"] == {"on": 0.0, "off": 0.0}
+    found = experiment.score(says(at.mean + 1e3 * ~inside, 10.0), right, problem, 0)["coverage"]
+    assert found["50"]["on"] == 0.0 and found["90"] == {"on": 1.0, "off": 0.0}

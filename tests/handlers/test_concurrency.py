@@ -1,0 +1,460 @@
+"""Trainings in threads and in turns give what each gives alone, and leave the world as it was."""
+
+import contextlib
+import random
+import threading
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch._dynamo  # an optimiser imports it at its first step, which adds filters of warnings
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam
+from pyro.poutine.runtime import _PYRO_STACK
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb import likelihoods
+from pyro_bbb._handlers.param_store import _HELD
+from pyro_bbb._ops.multi_sample import _SHARED
+from pyro_bbb._utils.locking import TURN, exclusive
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.training.objectives import NonFiniteError
+
+QUIET = {"epochs": 3, "batch_size": 8, "progress": False}
+PAIR = torch.linspace(-1, 1, 20)[:, None], torch.linspace(-1, 1, 20)[:, None].cos()
+
+
+def make(seed=0, likelihood=None, width=6, guide=bbb.AutoSoftplusNormal, dropout=False):
+    """A small regression, the same for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        activation = (lambda: nn.Dropout(0.5)) if dropout else nn.ReLU
+        network = bbb.BayesianMLP([1, width, 1], activation=activation)
+        model = bbb.BayesianModel(network, likelihood or likelihoods.Gaussian(0.3), num_data=20)
+        return model, guide(model)
+
+
+def state(*modules):
+    return [x.clone() for module in modules for x in module.state_dict().values()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def in_threads(*functions):
+    """Results of functions that all start at once, each in a thread of its own."""
+    results, barrier = [None] * len(functions), threading.Barrier(len(functions))
+
+    def run(i):
+        barrier.wait()
+        results[i] = functions[i]()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+# --- threads ---
+
+
+def training(seed, **options):
+    """A training to be run, of a model made here: what is made in threads draws as they come."""
+    model, guide = make(seed, width=4 + seed)
+
+    def run():
+        history = bbb.fit(model, guide, PAIR, seed=seed, **QUIET | options)
+        return history.loss, state(guide, model)
+
+    return run
+
+
+def fitted(seed, **options):
+    return training(seed, **options)()
+
+
+def trained(seed):
+    model, guide = make(seed)
+    bbb.fit(model, guide, PAIR, seed=seed, **QUIET)
+    return model, guide
+
+
+def test_trainings_in_threads_give_what_each_gives_alone():
+    options = [{"estimator": "flipout"}, {"loss": "mean_field"}, {"num_particles": 2}, {}]
+    alone = [fitted(seed, **each) for seed, each in enumerate(options)]
+    for _ in range(3):
+        jobs = [training(seed, **each) for seed, each in enumerate(options)]
+        together = in_threads(*jobs)
+        for (loss, parameters), (expected, reference) in zip(together, alone, strict=True):
+            assert loss == expected and same(parameters, reference)
+
+
+def test_every_verb_in_threads_gives_what_it_gives_alone(tmp_path):
+    (model, guide), (other, its_guide) = trained(1), trained(2)
+    bbb.save(tmp_path / "saved", other, its_guide)
+
+    def loaded():
+        return state(bbb.load(tmp_path / "saved").guide)
+
+    def sampled():
+        chains = bbb.run_nuts(
+            other, PAIR, num_samples=5, warmup_steps=5, max_tree_depth=3, seed=3, progress=False
+        )
+        return [values for _, values in sorted(chains.items())]
+
+    places = iter(range(100))
+
+    def saved():
+        place = tmp_path / str(next(places))
+        bbb.save(place, model, guide)
+        return [torch.tensor(list(path.read_bytes())) for path in sorted(place.iterdir())]
+
+    jobs = [
+        lambda: [bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc],
+        lambda: [bbb.predict(model, guide, PAIR[0][:1], num_samples=9, seed=4).components.loc],
+        lambda: [bbb.predict_mean(model, guide, PAIR[0]).mean],
+        lambda: state(bbb.AutoSoftplusNormal(model, init_loc=0.5)),  # it traces the model
+        lambda: state(bbb.to_module(model, guide)),
+        lambda: [torch.tensor(model.check(*PAIR) is None)],
+        sampled,
+        loaded,
+        saved,
+    ]
+    alone, (loss, parameters) = [job() for job in jobs], fitted(5, estimator="local_reparam")
+    before = world(model, other)
+    for _ in range(2):
+        run = training(5, estimator="local_reparam")
+        (found_loss, found), *others = in_threads(run, *jobs)
+        assert found_loss == loss and same(found, parameters)
+        for found, expected in zip(others, alone, strict=True):
+            assert same(found, expected)
+    # whoever makes a guide draws from torch's common state
+    assert world(model, other) | {"torch": None} == before | {"torch": None}
+
+
+def test_a_failure_in_one_thread_leaves_the_other_alone():
+    expected, run, doomed = fitted(1), training(1), make(2)
+
+    def fail(event):
+        raise KeyboardInterrupt
+
+    def failing():
+        for _ in range(5):
+            with contextlib.suppress(KeyboardInterrupt):
+                bbb.fit(*doomed, PAIR, seed=2, callbacks=[fail], **QUIET)
+
+    before = world()
+    (loss, parameters), _ = in_threads(run, failing)
+    assert loss == expected[0] and same(parameters, expected[1])
+    assert world() == before
+
+
+def test_a_turn_is_for_one_thread_which_may_go_on():
+    inside, most = [], []
+
+    @exclusive
+    def outer(depth):
+        """Says how deep it is."""
+        inside.append(depth)
+        most.append(len({threading.get_ident(), *waiting()}))
+        found = outer(depth - 1) if depth else 0
+        inside.pop()
+        return found + 1
+
+    def waiting():
+        return [] if len(inside) <= 4 else ["another thread is inside"]
+
+    assert outer.__doc__ == "Says how deep it is."
+    assert in_threads(*[lambda: outer(3)] * 8) == [4] * 8
+    assert set(most) == {1}
+
+    @exclusive
+    def fail():
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        fail()
+    assert in_threads(lambda: TURN.acquire(timeout=5) and TURN.release() is None) == [True]
+
+
+# --- one after the other, step by step ---
+
+
+class Raw:
+    """Pyro's own SVI, with a random state of its own."""
+
+    def __init__(self, seed, **options):
+        self.model, self.guide = make(seed, **options)
+        self.svi = SVI(self.model, self.guide, Adam({"lr": 0.02}), Trace_ELBO())
+        self.losses = []
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.random_state = torch.get_rng_state()
+
+    def step(self, *_):
+        with torch.random.fork_rng():
+            torch.set_rng_state(self.random_state)
+            self.losses.append(self.svi.step(*PAIR))
+            self.random_state = torch.get_rng_state()
+
+    def result(self):
+        return self.losses, state(self.guide)
+
+
+def agree(found, expected):
+    return found[0] == expected[0] and same(found[1], expected[1])
+
+
+def raw_alone(seed, steps, **options):
+    raw = Raw(seed, **options)
+    for _ in range(steps):
+        raw.step()
+    return raw.result()
+
+
+def test_two_models_step_by_step_give_what_each_gives_alone():
+    expected = [raw_alone(seed, 6) for seed in (1, 2)]
+    pair = [Raw(seed) for seed in (1, 2)]
+    for _ in range(6):
+        for raw in pair:
+            raw.step()
+    assert all(agree(raw.result(), alone) for raw, alone in zip(pair, expected, strict=True))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_callback_may_take_steps_of_another_model(estimator):
+    expected, other = fitted(3, estimator=estimator), raw_alone(1, 3)
+    raw = Raw(1)
+    assert agree(fitted(3, estimator=estimator, callbacks=[raw.step]), expected)
+    assert agree(raw.result(), other)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_callback_may_train_and_predict(estimator):
+    expected, inner = fitted(3, estimator=estimator), fitted(1)
+    model, guide = trained(2)
+    prediction = bbb.predict(model, guide, PAIR[0], num_samples=5, seed=1).components.loc
+    seen = []
+
+    def callback(event):
+        seen.append(agree(fitted(1), inner))
+        found = bbb.predict(model, guide, PAIR[0], num_samples=5, seed=1).components.loc
+        seen.append(torch.equal(found, prediction))
+
+    assert agree(fitted(3, estimator=estimator, callbacks=[callback]), expected)
+    assert seen == [True] * 6
+
+
+def test_a_callback_may_take_steps_of_a_guide_with_parameters_in_pyros_store():
+    def svi():
+        def model():
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+        def guide():
+            loc = pyro.param("loc", torch.tensor(3.0))
+            pyro.sample("z", dist.Normal(loc, 0.5))
+
+        return SVI(model, guide, Adam({"lr": 0.1}), Trace_ELBO())
+
+    def value():
+        return pyro.param("loc").item()
+
+    def step(*_):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            inference.step()
+
+    inference = svi()
+    for _ in range(4):
+        step()
+    expected = value()
+    pyro.clear_param_store()
+    inference = svi()
+    step()
+    bbb.fit(*make(1), PAIR, callbacks=[step], **QUIET)
+    assert value() == expected
+
+
+# --- what belongs to everybody ---
+
+
+def world(*modules):
+    """All that calls could change for others."""
+    store = pyro.get_param_store()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "random": random.getstate(),
+        "dtype": torch.get_default_dtype(),
+        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "torch validates": torch.distributions.Distribution._validate_args,
+        "settings": pyro.settings.get(),
+        "parameters": {name: (id(x), x.tolist()) for name, x in store._params.items()},
+        "constraints": dict(store._constraints),
+        "handlers": list(_PYRO_STACK),
+        "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "held": (_HELD.get(), _SHARED.get()),
+        "warnings": [str(each) for each in warnings.filters],
+        "training": [part.training for module in modules for part in module.modules()],
+        "turn": in_threads(lambda: TURN.acquire(timeout=5) and TURN.release() is None),
+    }
+
+
+class Failing(likelihoods.Gaussian):
+    """Raises an error, or gives NaN, in its use of this number."""
+
+    def __init__(self, use, error=None):
+        super().__init__(0.3)
+        self.use, self.error, self.uses = use, error, 0
+
+    def arguments(self, outputs):
+        self.uses += 1
+        found = super().arguments(outputs)
+        if self.uses == self.use:
+            if self.error is not None:
+                raise self.error("broken")
+            return found | {"loc": found["loc"] * float("nan")}
+        return found
+
+
+def raising(error):
+    def function(*args, **kwargs):
+        raise error("broken")
+
+    return function
+
+
+def failing_data():
+    x, y = (part.clone() for part in PAIR)
+    x[3] = float("nan")
+    return x, y
+
+
+INTERRUPT, BROKEN = KeyboardInterrupt, RuntimeError
+STAGES = {
+    "data": ({"data": failing_data()}, ValueError),
+    "optimiser": ({"optimizer": raising(BROKEN)}, RuntimeError),
+    "schedule": ({"kl_schedule": raising(BROKEN)}, RuntimeError),
+    "rate": ({"lr_schedule": raising(BROKEN)}, RuntimeError),
+    "callback": ({"callbacks": [raising(BROKEN)]}, RuntimeError),
+    "interrupted callback": ({"callbacks": [raising(INTERRUPT)]}, KeyboardInterrupt),
+    "not a number at once": ({"likelihood": Failing(1)}, None),
+    "not a number later": ({"likelihood": Failing(7)}, NonFiniteError),
+    "first use of the model": ({"likelihood": Failing(1, BROKEN)}, RuntimeError),
+    "a step": ({"likelihood": Failing(6, BROKEN)}, RuntimeError),
+    "interrupted step": ({"likelihood": Failing(6, INTERRUPT)}, KeyboardInterrupt),
+    "unknown estimator": ({"estimator": "none"}, ValueError),
+    "no failure": ({}, None),
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_training_that_ends_anywhere_leaves_the_world_as_it_was(stage, estimator):
+    options, error = STAGES[stage]
+    options = dict(options)
+    likelihood, pair = options.pop("likelihood", None), options.pop("data", PAIR)
+    if likelihood is not None:
+        likelihood.uses = 0
+    model, guide = make(1, likelihood, dropout=True)
+    model.network.eval()
+    pyro.param("theirs", torch.ones(2), constraint=dist.constraints.positive)
+    before = world(model, guide)
+    with pytest.raises(error) if error else contextlib.suppress(NonFiniteError):
+        bbb.fit(model, guide, pair, seed=0, **QUIET | {"estimator": estimator} | options)
+    assert world(model, guide) == before
+
+
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("make_guide", [bbb.AutoSoftplusNormal, AutoNormal])
+def test_a_failure_restores_whatever_was_set(make_guide, validation):
+    likelihood = Failing(6, INTERRUPT)
+    model, guide = make(1, likelihood, guide=make_guide)
+    pyro.param("theirs", torch.ones(2))
+    with pyro.validation_enabled(validation), torch.no_grad():
+        before = world(model)
+        with torch.enable_grad(), pytest.raises(KeyboardInterrupt):
+            bbb.fit(model, guide, PAIR, seed=0, autocast=torch.bfloat16, **QUIET)
+        assert world(model) == before
+
+
+PREDICTIONS = {
+    "draws": (lambda model, guide: bbb.predict(model, guide, PAIR[0], seed=0), 1),
+    "later draws": (lambda model, guide: bbb.predict(model, guide, PAIR[0], seed=0), 2),
+    "batches": (lambda model, guide: bbb.predict(model, guide, PAIR[0], batch_size=3, seed=0), 3),
+    "one input": (lambda model, guide: bbb.predict(model, guide, PAIR[0][:1], seed=0), 1),
+    "outputs": (
+        lambda model, guide: bbb.predict(model, guide, PAIR[0], seed=0, estimator="local_reparam"),
+        1,
+    ),
+    "mean": (lambda model, guide: bbb.predict_mean(model, guide, PAIR[0]), 1),
+    "check": (lambda model, guide: model.check(*PAIR), 1),
+    "nuts": (
+        lambda model, guide: bbb.run_nuts(
+            model, PAIR, num_samples=3, warmup_steps=3, max_tree_depth=2, seed=0, progress=False
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("error", [None, BROKEN, INTERRUPT], ids=["whole", "broken", "interrupted"])
+@pytest.mark.parametrize("verb", PREDICTIONS)
+def test_predictions_and_chains_that_end_anywhere_leave_the_world_as_it_was(verb, error):
+    call, use = PREDICTIONS[verb]
+    model, guide = make(1)
+    model.network.fc1.eval()
+    model.likelihood = Failing(0, error)
+    pyro.param("theirs", torch.ones(2))
+    call(model, guide)
+    count, model.likelihood.uses = model.likelihood.uses, 0
+    model.likelihood.use = min(use, count)
+    torch.set_num_threads(2)
+    before = world(model, guide)
+    if error is None:
+        model.likelihood.use = 0
+        call(model, guide)
+    else:
+        with contextlib.suppress(RuntimeError):  # what broke as a batch may be run one by one
+            with pytest.raises(error) if error is INTERRUPT else contextlib.nullcontext():
+                call(model, guide)
+    assert model.likelihood.uses >= 1
+    assert world(model, guide) == before
+    torch.set_num_threads(1)
+
+
+def test_saving_and_loading_leave_the_world_as_it_was(tmp_path):
+    model, guide = make(1)
+    model.network.fc1.eval()
+    pyro.param("theirs", torch.ones(2))
+    before = world(model, guide)
+    place = tmp_path / "saved"
+    bbb.save(place, model, guide)
+    assert world(model, guide) == before
+    bbb.load(place)
+    assert world(model, guide) == before
+    for path in place.iterdir():
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(bbb.LoadError):
+            bbb.load(place)
+        path.write_bytes(whole)
+        assert world(model, guide) == before
+    with pytest.raises(FileNotFoundError):
+        bbb.load(tmp_path / "nowhere")
+    with pytest.raises((OSError, ValueError)):
+        bbb.save(place / next(place.iterdir()).name / "below", model, guide)
+    assert world(model, guide) == before

@@ -1,0 +1,437 @@
+"""What makes a training step fast changes nothing: the same noise gives what plain Pyro gives."""
+
+import gc
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import pyro_bbb as bbb
+from pyro_bbb._handlers.param_store import held_by_optimiser
+from pyro_bbb._ops.multi_sample import several_draws
+from pyro_bbb._ops.reductions import sum_log, total, total_log
+from pyro_bbb._ops.reparameterize import draw
+from pyro_bbb._ops.scale_mixture import LogMixture
+from pyro_bbb.training._setup import can_vectorise
+from pyro_bbb.training.objectives import recorded_elbo
+from pyro_bbb.training.optim import JointOptim
+
+SIZES = [5, 7, 3]
+MIXTURE = {"pi": 0.3, "sigma1": 1.2, "sigma2": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def posterior(*shape):
+    loc = torch.randn(shape, requires_grad=True)
+    rho = (torch.randn(shape) - 2).requires_grad_()
+    return loc, rho, torch.randn(shape)
+
+
+# --- one draw and its log-density ---
+
+
+def plainly(loc, rho, noise):
+    scale = F.softplus(rho)
+    value = loc + scale * noise
+    return value, scale, torch.distributions.Normal(loc, scale).log_prob(value).sum()
+
+
+def test_a_draw_is_its_value_scale_and_log_density():
+    loc, rho, noise = posterior(4, 6)
+    for found, expected in zip(draw(loc, rho, noise), plainly(loc, rho, noise), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
+    loc, rho, noise = posterior(4, 6)
+    weights = torch.randn(4, 6), torch.randn(4, 6), torch.tensor(0.7)
+
+    def objective(outputs):
+        return sum((outputs[i] * weights[i]).sum() for i in used)
+
+    def gradient(function):
+        total = objective(function(loc, rho, noise))
+        return torch.autograd.grad(total, (loc, rho), allow_unused=True)
+
+    for found, expected in zip(gradient(draw), gradient(plainly), strict=True):
+        expected = torch.zeros(4, 6) if expected is None else expected
+        found = torch.zeros(4, 6) if found is None else found
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_derivatives_of_a_draw_of_both_orders():
+    inputs = (*posterior(3)[:2], torch.randn(3, requires_grad=True))
+
+    def at_the_value(loc, rho, noise):  # ln q depends on the noise through its square
+        value, scale, _ = draw(loc, rho, noise)
+        return value, scale
+
+    assert gradcheck(at_the_value, inputs) and gradgradcheck(at_the_value, inputs)
+    loc, rho, noise = posterior(3)
+    assert gradgradcheck(lambda loc, rho: draw(loc, rho, noise), (loc, rho))
+
+
+def test_draws_in_vmap_are_a_loop():
+    locs, rhos, noises = (torch.randn(5, 2, 3) for _ in range(3))
+    batched = torch.vmap(draw, in_dims=(0, 0, 0))(locs, rhos, noises)
+    shared = torch.vmap(draw, in_dims=(None, None, 0))(locs[0], rhos[0], noises)
+    for i in range(5):
+        for found, expected in zip(batched, draw(locs[i], rhos[i], noises[i]), strict=True):
+            torch.testing.assert_close(found[i], expected)
+        for found, expected in zip(shared, draw(locs[0], rhos[0], noises[i]), strict=True):
+            torch.testing.assert_close(found[i], expected)
+
+
+def test_draws_that_share_a_scale_are_what_they_are_alone():
+    loc, rho, first = posterior(4, 6)
+    second = torch.randn(4, 6)
+
+    def twice():
+        total = sum(a.sum() * a.sum() + 2 * b.sum() + c for a, b, c in map(one, (first, second)))
+        return total.item(), *torch.autograd.grad(total, (loc, rho))
+
+    def one(noise):
+        return draw(loc, rho, noise)
+
+    alone = twice()
+    with several_draws():
+        together = twice()
+    for found, expected in zip(together, alone, strict=True):
+        assert found == expected if isinstance(found, float) else torch.equal(found, expected)
+
+
+def test_a_shared_scale_is_forgotten_afterwards():
+    loc, rho, noise = posterior(4)
+    with several_draws():
+        draw(loc, rho, noise)
+    with torch.no_grad():
+        rho += 1
+    with several_draws():
+        torch.testing.assert_close(draw(loc, rho, noise)[1], F.softplus(rho))
+
+
+# --- the mixture's log-density, summed ---
+
+
+def naive_mixture(w, pi, sigma1, sigma2):
+    parts = [
+        torch.log(torch.as_tensor(share)) + torch.distributions.Normal(0.0, scale).log_prob(w)
+        for share, scale in ((pi, sigma1), (1 - pi, sigma2))
+    ]
+    return torch.logaddexp(*parts)
+
+
+@pytest.mark.parametrize("dims", [0, 1, 2])
+def test_the_summed_mixture_is_the_sum(dims):
+    w = torch.randn(4, 3, 5)
+    mixture = bbb.ScaleMixtureNormal(**MIXTURE)
+    found = mixture.expand([4, 3, 5]).to_event(dims).log_prob(w)
+    expected = naive_mixture(w, **MIXTURE).sum(tuple(range(3 - dims, 3)) or None if dims else ())
+    if dims == 0:
+        expected = naive_mixture(w, **MIXTURE)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2])
+def test_the_first_derivative_in_place_is_the_one_by_the_graph(sigma2):
+    # widths from far inside the narrow component to where its share underflows
+    w = (torch.randn(2000).sign() * torch.logspace(-6, 2, 2000)).requires_grad_()
+    mixture = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2).expand(w.shape).to_event(1)
+    (in_place,) = torch.autograd.grad(3 * mixture.log_prob(w), w)
+    (graph,) = torch.autograd.grad(3 * mixture.log_prob(w), w, create_graph=True)
+    (naive,) = torch.autograd.grad(3 * naive_mixture(w, 0.3, 1.2, sigma2).sum(), w)
+    torch.testing.assert_close(in_place, graph.detach(), rtol=1e-13, atol=0)
+    torch.testing.assert_close(in_place, naive, rtol=1e-9, atol=0)
+
+
+def test_derivatives_of_the_summed_mixture_of_both_orders():
+    def log_prob(w, pi, sigma1, sigma2):
+        return bbb.ScaleMixtureNormal(pi, sigma1, sigma2).expand(w.shape).to_event(1).log_prob(w)
+
+    inputs = [torch.randn(2, 4) * 0.2] + [torch.tensor(v) for v in MIXTURE.values()]
+    inputs = [x.requires_grad_() for x in inputs]
+    assert gradcheck(log_prob, inputs) and gradgradcheck(log_prob, inputs)
+
+
+def test_the_summed_mixture_in_vmap_is_a_loop():
+    w, sigma2 = torch.randn(6, 4), torch.rand(6) + 0.1
+    mixture = bbb.ScaleMixtureNormal(**MIXTURE).expand([4]).to_event(1)
+    torch.testing.assert_close(torch.vmap(mixture.log_prob)(w), mixture.log_prob(w))
+    gradients = torch.vmap(torch.func.grad(mixture.log_prob))(w)
+    for row, found in zip(w, gradients, strict=True):
+        torch.testing.assert_close(found, torch.func.grad(mixture.log_prob)(row))
+
+    def of_scale(sigma2):
+        kind = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2, validate_args=False)
+        return LogMixture.apply(w[0], *kind._coefficients, 1)
+
+    expected = torch.stack([of_scale(s) for s in sigma2])
+    torch.testing.assert_close(torch.vmap(of_scale)(sigma2), expected)
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1e-12, 1e-17])
+def test_single_precision_keeps_the_share_of_a_very_narrow_component(ratio):
+    # with a ratio below 1e-16 even a subnormal share would count: there is no floor
+    w = torch.linspace(0.5, 14, 400) * ratio
+    single = w.float().requires_grad_()
+    mixture = bbb.ScaleMixtureNormal(*torch.tensor([0.5, 1.0, ratio]).float())
+    (found,) = torch.autograd.grad(mixture.expand(w.shape).to_event(1).log_prob(single), single)
+    exact = single.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(naive_mixture(exact, 0.5, 1.0, ratio).sum(), exact)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [-0.1, -6.0, -79.0])
+@pytest.mark.parametrize("shape", [(100_003,), (3, 2, 25_001), (5,), (2, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_logarithm_of_products_is_the_sum_of_logarithms(dtype, shape, least):
+    logs = (torch.rand(shape, dtype=torch.float64) * least).to(dtype)
+    logs[..., : shape[-1] // 2] = least  # half of them as low as can be: products would underflow
+    for dims in range(len(shape) + 1):
+        found = total_log(logs.exp(), (least, 0.0), dims, torch.empty_like(logs))
+        exact = total(logs.exp().double().log(), dims)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=20 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-3, 2e-3), (1e-37, 1e37), (1e-30, 1e-9), (1e9, 1e30), (0.5, 2.0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [32_767, 32_768, 100_003])
+def test_the_sum_of_logarithms_is_exact_whatever_the_numbers(size, dtype, low, high):
+    x = torch.logspace(math.log10(low), math.log10(high), size, dtype=torch.float64).to(dtype)
+    x = x[torch.randperm(size)]
+    kept = x.clone()
+    logs = x.double().log()
+    found = sum_log(x, torch.empty_like(x))
+    error = 20 * torch.finfo(dtype).eps * logs.abs().sum().item()
+    torch.testing.assert_close(found.double(), logs.sum(), rtol=0, atol=error)
+    assert found.dtype == dtype and x.equal(kept)
+
+
+@pytest.mark.parametrize("odd", [0.0, math.inf, math.nan, 1e-45])
+def test_the_sum_of_logarithms_hides_no_odd_number(odd):
+    x = torch.full((100_003,), 0.1)
+    x[77_777] = odd
+    found, expected = sum_log(x, torch.empty_like(x)), x.double().log().sum()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
+def test_the_mixture_of_very_many_weights_is_the_sum_in_single_precision(sigma2):
+    w = torch.randn(70_001) * torch.logspace(-9, 0.5, 70_001)
+    w[:30_000] = 0.0  # the narrow component is as likely as can be
+    mixture = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2)
+    expected = naive_mixture(w.float().double(), 0.3, 1.2, sigma2).sum()
+    learned = bbb.ScaleMixtureNormal(*torch.tensor([0.3, 1.2, sigma2]).float())
+    for kind in (bbb.distributions.map_tensors(mixture, lambda x: x.float()), learned):
+        found = kind.expand(w.shape).to_event(1).log_prob(w.float())
+        torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
+
+
+def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
+    w = torch.tensor([1e20, 1e18], dtype=torch.float32)  # the first one's square is no number
+    mixture = bbb.distributions.map_tensors(
+        bbb.ScaleMixtureNormal(0.5, 900.0, 1.0), lambda x: x.float()
+    )
+    expected = -0.5 * (w.double() / 900).square()
+    torch.testing.assert_close(mixture.log_prob(w).double(), expected, rtol=1e-6, atol=0)
+    whole = mixture.expand(w.shape).to_event(1).log_prob(w)
+    torch.testing.assert_close(whole.double(), expected.sum(), rtol=1e-6, atol=0)
+
+
+# --- a step ---
+
+
+def data():
+    return torch.randn(20, SIZES[0]), torch.randint(0, SIZES[-1], (20,))
+
+
+def ours():
+    network = bbb.BayesianMLP(SIZES, prior=bbb.ScaleMixtureNormal(**MIXTURE))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+    return model, bbb.AutoSoftplusNormal(model, init_rho=-2.0)
+
+
+def plain_pyro(guide):
+    """The same posterior and model from Pyro's own distributions, parameters in its store."""
+    names = guide.site_names
+    weights = dist.Categorical(torch.tensor([MIXTURE["pi"], 1 - MIXTURE["pi"]]))
+    scales = torch.tensor([MIXTURE["sigma1"], MIXTURE["sigma2"]])
+
+    def q(x, y, kl_weight):
+        with poutine.scale(scale=kl_weight):
+            for name in names:
+                loc = pyro.param(f"loc.{name}", guide.loc(name).clone())
+                rho = pyro.param(f"rho.{name}", guide._parameter("rhos", name).detach().clone())
+                pyro.sample(name, dist.Normal(loc, F.softplus(rho)).to_event(loc.dim()))
+
+    def p(x, y, kl_weight):
+        w = {}
+        with poutine.scale(scale=kl_weight):
+            for name in names:
+                shape = guide.loc(name).shape
+                parts = dist.Normal(torch.zeros(*shape, 2), scales)
+                mixture = dist.MixtureSameFamily(weights.expand(shape), parts)
+                w[name] = pyro.sample(name, mixture.to_event(len(shape)))
+        for layer in (1, 2):
+            x = F.linear(x, w[f"network.fc{layer}.weight"], w[f"network.fc{layer}.bias"])
+            x = x.relu() if layer == 1 else x
+        with pyro.plate("data", len(x)):
+            pyro.sample("obs", dist.Categorical(logits=x), obs=y)
+
+    return p, q
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, validated):
+    """Without validation the weights are drawn and scored side by side."""
+    (x, y), (model, guide) = data(), ours()
+    p, q = plain_pyro(guide)
+    pyro.clear_param_store()
+    torch.manual_seed(1)
+    expected = Trace_ELBO(num_particles=num_particles).loss_and_grads(p, q, x, y, 0.2)
+    torch.manual_seed(1)
+    with held_by_optimiser(guide.parameters()), pyro.validation_enabled(validated):
+        found = recorded_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
+    assert found == pytest.approx(expected, rel=1e-12)
+    for name in guide.site_names:
+        for kind in ("loc", "rho"):
+            theirs = pyro.param(f"{kind}.{name}").grad
+            torch.testing.assert_close(
+                guide._parameter(f"{kind}s", name).grad, theirs, rtol=1e-10, atol=1e-10
+            )
+    pyro.clear_param_store()
+
+
+def steps(model, guide, x, y, held):
+    parameters = {name: p for name, p in guide.named_parameters()}
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.01}, parameters=parameters)
+    svi = SVI(model, guide, optim, recorded_elbo(None, 2))
+    torch.manual_seed(2)
+    with held_by_optimiser(optim.parameters if held else ()):
+        return [svi.step(x, y, 0.2) for _ in range(5)]
+
+
+def test_parameters_that_are_not_announced_train_all_the_same():
+    (x, y), (model, guide) = data(), ours()
+    import copy
+
+    other = copy.deepcopy(guide)
+    assert steps(model, guide, x, y, held=True) == steps(model, other, x, y, held=False)
+    for a, b in zip(guide.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_parameters_are_announced_unless_an_optimiser_holds_them():
+    (x, y), (_, guide) = data(), ours()
+
+    def heard():
+        with poutine.trace(param_only=True) as trace:
+            guide(x, y, 0.2)
+        return len(trace.trace.nodes)
+
+    with held_by_optimiser(guide.parameters()):
+        assert heard() == 1  # for without any, SVI computes no gradients
+    assert heard() == 2 * len(guide.site_names)
+
+
+def test_parameters_of_the_model_train_with_a_guide_of_none():
+    x, y = data()
+    network = bbb.bayesianize(
+        torch.nn.Sequential(torch.nn.Linear(SIZES[0], 4), torch.nn.Linear(4, SIZES[-1])), where="1"
+    )
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+
+    def prior(x, y, kl_weight):
+        with poutine.scale(scale=kl_weight):
+            model.draw_latents()
+
+    before = network[0].weight.clone()
+    bbb.fit(model, prior, (x, y), epochs=1, progress=False)
+    assert not torch.equal(network[0].weight, before)
+
+
+def test_draws_one_after_another_and_all_at_once_estimate_the_same(monkeypatch):
+    # 8 losses each: |t| of 14 degrees of freedom is above 10 once in 10 million runs
+    (x, y), (model, guide) = data(), ours()
+    found = {}
+    for vectorize in (False, True):
+        elbo = recorded_elbo(None, 100, vectorize=vectorize)
+        losses = []
+        for seed in range(8):
+            torch.manual_seed(seed)
+            losses.append(elbo.loss_and_grads(model, guide, x, y, 0.2))
+            elbo.take_parts()
+        found[vectorize] = torch.tensor(losses)
+    difference = found[True].mean() - found[False].mean()
+    error = math.sqrt(sum(losses.var() / len(losses) for losses in found.values()))
+    assert abs(difference) < 10 * error
+
+
+@pytest.mark.parametrize(
+    ("options", "draws"),
+    [({"num_particles": 2}, 2), ({"loss": Trace_ELBO(num_particles=3)}, 3)],
+)
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, draws, monkeypatch):
+    sizes = [5, 8, 3]
+    count = sum(a * b + b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+    monkeypatch.setattr("pyro_bbb.training._setup.MOST", draws * count - (not vectorised))
+    seen = []
+
+    def spy(loss, num_particles, vectorize=False):
+        seen.append(vectorize)
+        return recorded_elbo(loss, num_particles, vectorize=vectorize)
+
+    monkeypatch.setattr("pyro_bbb.training._fit.recorded_elbo", spy)
+    network = bbb.BayesianMLP(sizes)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+    guide = bbb.AutoSoftplusNormal(model)
+    bbb.fit(model, guide, data(), epochs=1, progress=False, **options)
+    assert seen[-1] == vectorised
+
+
+@pytest.mark.parametrize(("most", "vectorised"), [(33, True), (32, False)])
+def test_many_weights_of_convolutions_are_drawn_one_particle_after_another(
+    most, vectorised, monkeypatch
+):
+    monkeypatch.setattr("pyro_bbb.training._setup.OF_CONVOLUTIONS", most)
+    network = bbb.bayesianize(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 4)))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+    guide = bbb.AutoSoftplusNormal(model)
+    latents = {name: guide.loc(name).numel() for name in guide.site_names}
+    assert sum(latents.values()) == 32
+    assert can_vectorise(model, guide, latents, 2) == vectorised
+
+
+def test_a_step_leaves_nothing_for_the_garbage_collector():
+    # what it did leave would hold a step's memory until the collector's next turn
+    (x, y), (model, guide) = data(), ours()
+    steps(model, guide, x, y, held=True)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+        bbb.fit(model, guide, (x, y), epochs=1, batch_size=2, progress=False)
+        left = sum(issubclass(type(each), Tensor) for each in gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert left <= 3 * len(list(guide.parameters()))  # gradients' places and the optimiser's state

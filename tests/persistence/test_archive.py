@@ -1,0 +1,307 @@
+"""The files of a saved model: replaced as one, and never trusted."""
+
+import json
+import os
+import pickle
+import random
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb.persistence import LoadError
+from pyro_bbb.persistence.archive import VERSION, read, seal, write
+from tests._support.crash_injection import Crash, crash_at
+
+
+def pair(number=0.0):
+    network = bbb.BayesianMLP([2, 3, 2], prior="learned_scale_mixture", activation=nn.Tanh)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
+    return model, bbb.AutoSoftplusNormal(model, init_loc=number)
+
+
+def number_of(path):
+    """Which pair a folder holds; fails if its parts are of two."""
+    loaded = bbb.load(path)
+    number = loaded.guide.loc("network.fc1.weight")[0, 0].item()
+    assert loaded.metadata["number"] == number
+    return number
+
+
+def save(path, number):
+    bbb.save(path, *pair(number), metadata={"number": number})
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save(tmp_path / "saved", 1.0)
+    return tmp_path / "saved"
+
+
+def spec_of(path):
+    return json.loads((path / "spec.json").read_text())
+
+
+def tensors_of(path):
+    (file,) = path.glob("*.safetensors")
+    return file
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("name", ["spec.json", "tensors"])
+def test_any_altered_byte_is_noticed(saved, name):
+    file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
+    whole = file.read_bytes()
+    for _ in range(300):
+        at, value = rng.randrange(len(whole)), rng.randrange(1, 256)
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ value]) + whole[at + 1 :])
+        with pytest.raises(LoadError, match=r"spec\.json|safetensors"):
+            bbb.load(saved)
+    file.write_bytes(whole)
+    assert number_of(saved) == 1.0
+
+
+@pytest.mark.parametrize("name", ["spec.json", "tensors"])
+def test_any_truncation_or_growth_is_noticed(saved, name):
+    file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
+    whole = file.read_bytes()
+    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(100))]
+    for damaged in [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]:
+        file.write_bytes(damaged)
+        with pytest.raises(LoadError, match="truncated|altered"):
+            bbb.load(saved)
+
+
+def test_every_error_says_what_is_wrong(saved):
+    text = (saved / "spec.json").read_text()
+    for damaged, message in [
+        ("", "no longer JSON"),
+        ("[" * 100_000, "no longer JSON"),
+        ("[]", "is not of a saved model"),
+        ("{}", "is not of a saved model: its 'format' must be 'pyro_bbb'"),
+        (text.replace('"pyro_bbb"', '"other"', 1), "is not of a saved model"),
+        (
+            text.replace('"version": 1', '"version": 2', 1),
+            r"version 2, this pyro_bbb reads up to 1",
+        ),
+        (text.replace('"version": 1', '"version": true', 1), "'version' must be a positive"),
+        (text.replace('"version": 1', '"version": 0', 1), "'version' must be a positive"),
+        (text.replace('"num_data": 20', '"num_data": 21'), "does not have the sha256"),
+        (text.replace('"num_data": 20', '"num_data": NaN'), "NaN is no number"),
+        (text.replace('"num_data": 20', '"num_data": 20, "num_data": 20'), "a key stands twice"),
+    ]:
+        (saved / "spec.json").write_text(damaged)
+        with pytest.raises(LoadError, match=message):
+            bbb.load(saved)
+    (saved / "spec.json").write_text(text)
+    tensors_of(saved).unlink()
+    with pytest.raises(LoadError, match=r"tensors-.*\.safetensors is missing"):
+        bbb.load(saved)
+
+
+def test_tensors_of_another_save_are_noticed(saved, tmp_path):
+    save(tmp_path / "other", 2.0)
+    tensors_of(saved).write_bytes(tensors_of(tmp_path / "other").read_bytes())
+    with pytest.raises(LoadError, match="is altered: it does not have the sha256"):
+        bbb.load(saved)
+
+
+def test_nothing_there(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"spec\.json"):
+            bbb.load(path)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(OSError, match="file"):
+        bbb.load(tmp_path / "file")
+    with pytest.raises(FileExistsError):
+        save(tmp_path / "file", 1.0)
+
+
+# --- what someone else has written, with right hashes ---
+
+
+def forge(path, spec):
+    content = {k: v for k, v in spec.items() if k not in ("format", "version", "sha256")}
+    (path / "spec.json").write_bytes(seal(content))
+
+
+def test_a_forged_description_of_right_hash_loads_as_what_it_says(saved):
+    spec = spec_of(saved)
+    spec["num_data"] = 21
+    forge(saved, spec)
+    assert bbb.load(saved).model.num_data == 21
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch exploded",)
+
+
+def test_nothing_in_the_files_is_executed(saved, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    original = json.dumps(spec_of(saved))
+    for name in ("os.system", "torch.nn.Tanh", "_Context", "__import__('os').system", "Module"):
+        for place in (
+            '"kind": "Tanh"',
+            '"kind": "LearnedScaleMixture"',
+            '"name": "softplus_normal"',
+        ):
+            key = place.split(":")[0]
+            forge(saved, json.loads(original.replace(place, f'{key}: "{name}"', 1)))
+            with pytest.raises(LoadError, match="does not build: KeyError"):
+                bbb.load(saved)
+    forge(saved, json.loads(original))
+    tensors = pickle.dumps(Bomb())
+    spec = spec_of(saved)
+    spec["tensors"] = {"sha256": bbb._archive.sha256(tensors).hexdigest(), "bytes": len(tensors)}
+    forge(saved, spec)
+    (saved / f"tensors-{spec['tensors']['sha256'][:16]}.safetensors").write_bytes(tensors)
+    with pytest.raises(LoadError, match="holds no tensors"):
+        bbb.load(saved)
+    (saved / "spec.json").write_bytes(tensors)
+    with pytest.raises(LoadError, match="no longer JSON"):
+        bbb.load(saved)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_layer_gets_its_own_arguments_only(tmp_path):
+    model = bbb.BayesianModel(bbb.bayesianize(nn.Linear(2, 3)), bbb.likelihoods.Gaussian(), 20)
+    bbb.save(tmp_path, model, bbb.AutoSoftplusNormal(model))
+    spec = spec_of(tmp_path)
+    spec["network"]["parts"]["network"]["arguments"]["device"] = "cpu"
+    forge(tmp_path, spec)
+    with pytest.raises(LoadError, match="Linear has the arguments in_features out_features bias"):
+        bbb.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "x" * 64, ""])
+def test_no_file_outside_the_folder_is_named(saved, name):
+    spec = spec_of(saved)
+    spec["tensors"]["sha256"] = name
+    forge(saved, spec)
+    with pytest.raises(LoadError, match="must give the file of tensors a sha256"):
+        bbb.load(saved)
+
+
+def places(x, path=()):
+    """Paths of everything in nested JSON."""
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def changed(spec, path, rng):
+    """A description with one value exchanged, left out or added."""
+    spec = json.loads(json.dumps(spec))
+    *outer, last = path
+    parent = spec
+    for key in outer:
+        parent = parent[key]
+    match rng.randrange(4):
+        case 0:
+            del parent[last]
+        case 1 if isinstance(parent, dict):
+            parent["unknown"] = 1
+        case _:
+            others = [None, True, -1, 7, 2.5, "fc1", [], [3, 2], {}, {"a": 1}, {"tensor": "x"}]
+            parent[last] = rng.choice(others)
+    return spec
+
+
+def test_a_description_that_no_save_wrote_gives_the_clear_error_or_a_model(saved):
+    spec, rng, refused = spec_of(saved), random.Random(0), 0
+    paths = [p for p in places(spec) if p[0] not in ("format", "version", "sha256")]
+    for _ in range(250):
+        forge(saved, changed(spec, rng.choice(paths), rng))
+        try:
+            loaded = bbb.load(saved)
+        except LoadError:
+            refused += 1
+        else:
+            assert isinstance(loaded.model, bbb.BayesianModel)
+    assert refused > 150
+
+
+# --- written as one ---
+
+
+def test_a_crash_at_any_moment_leaves_the_old_pair_or_the_new(tmp_path):
+    found = []
+    for number in range(100):
+        path = tmp_path / str(number)
+        save(path, 1.0)
+        with pytest.MonkeyPatch.context() as patch:
+            left = crash_at(patch, number)
+            try:
+                save(path, 2.0)
+            except Crash:
+                pass
+        found.append(number_of(path))
+        save(path, 3.0)  # what the crash left behind is in nobody's way
+        assert number_of(path) == 3.0
+        if left[0] >= 0:
+            break
+    assert found == sorted(found) and found[0] == 1.0 and found[-1] == 2.0
+    assert 8 < len(found) < 100 and found.count(1.0) > 5 and found.count(2.0) > 1
+
+
+def test_an_error_while_writing_leaves_nothing_behind(saved, monkeypatch):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(saved, 2.0)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_replacing_removes_the_old_tensors_and_nothing_else(saved):
+    (saved / "notes.txt").write_text("mine")
+    first = tensors_of(saved).name
+    save(saved, 2.0)
+    assert number_of(saved) == 2.0
+    assert tensors_of(saved).name != first
+    assert (saved / "notes.txt").read_text() == "mine"
+    assert len(list(saved.iterdir())) == 3
+
+
+def test_a_damaged_save_is_replaced(saved):
+    (saved / "spec.json").write_text("{")
+    save(saved, 2.0)
+    assert number_of(saved) == 2.0
+
+
+def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
+    stop, pairs = threading.Event(), [torch.full((1000,), float(i)) for i in range(4)]
+    write(tmp_path, {"number": 0}, {"x": pairs[0]})
+
+    def keep_writing():
+        while not stop.is_set():
+            for number, x in enumerate(pairs):
+                write(tmp_path, {"number": number}, {"x": x})
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    found, end = [], time.monotonic() + 30
+    try:
+        while len(found) < 200 or len(set(found)) < len(pairs):
+            assert time.monotonic() < end, "the writer does nothing"
+            spec, tensors = read(tmp_path)
+            assert torch.equal(tensors["x"], pairs[spec["number"]])
+            found.append(spec["number"])
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_the_format_is_the_first(saved):
+    assert VERSION == 1 == spec_of(saved)["version"]
+    assert torch.__version__ == spec_of(saved)["versions"]["torch"]

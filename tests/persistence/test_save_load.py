@@ -1,0 +1,690 @@
+"""What was saved and loaded is the same model: whatever network, prior, likelihood and guide."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.util import prune_subsample_sites
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import pyro_bbb as bbb
+from pyro_bbb import guides, likelihoods, priors
+from pyro_bbb._handlers.flat_site import side_by_side, traced
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb.likelihoods import Gaussian
+from pyro_bbb.persistence import LoadError
+from pyro_bbb.persistence.json_codec import decode, encode
+
+GOLDEN = Path(__file__).parents[1] / "saved" / "format_1"
+
+
+def inputs(*shape, n=6):
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(1))
+
+
+X = inputs(3)
+
+
+def mlp(prior=None, outputs=2):
+    return bbb.BayesianMLP([3, 4, outputs], prior=prior, activation=nn.Tanh)
+
+
+def converted(prior=None, outputs=2):
+    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, outputs)
+    return bbb.bayesianize(nn.Sequential(*layers), prior)
+
+
+def disturb(model, guide):
+    """As if trained: no parameter or buffer is what a constructor makes."""
+    with torch.no_grad():
+        for part in (model, guide):
+            for tensor in (*part.parameters(), *part.buffers()):
+                if tensor.is_floating_point():
+                    tensor.mul_(1 + 0.1 * torch.rand_like(tensor)).add_(0.01)
+    for part in guide.modules():
+        if isinstance(part, guides.Laplace):
+            part.scale_tril = 0.1 * torch.eye(part.latent_dim)
+
+
+def trained(network, likelihood=None, guide="softplus_normal", **options):
+    model = bbb.BayesianModel(network, likelihood or likelihoods.Categorical(), num_data=len(X))
+    guide = guides.make(guide, model, **options)
+    disturb(model, guide)
+    return model, guide
+
+
+def round_trip(tmp_path, model, guide, **options):
+    bbb.save(tmp_path / "saved", model, guide)
+    return bbb.load(tmp_path / "saved", **options)
+
+
+def scores(model, guide, x, y):
+    return bbb.predict(model, guide, x, num_samples=5, seed=3).log_prob(y)
+
+
+def target(model, x):
+    with torch.random.fork_rng(), torch.no_grad(), evaluating(model):
+        y = model(x)
+    return y.long() if isinstance(model.likelihood, likelihoods.Bernoulli) else y
+
+
+def assert_same(pair, loaded, x=X):
+    (model, guide), (new_model, new_guide) = pair, loaded
+    y = target(model, x)
+    assert torch.equal(scores(model, guide, x, y), scores(new_model, new_guide, x, y))
+    assert type(new_guide) is type(guide)
+    assert_same_state(model, new_model)
+    assert_same_state(guide, new_guide)
+    assert repr(model) == repr(new_model), "a prior or a layer differs"
+
+
+def assert_same_state(original, new):
+    before, after = original.state_dict(keep_vars=True), new.state_dict(keep_vars=True)
+    assert list(before) == list(after)
+    for name, value in before.items():
+        assert torch.equal(value, after[name]) and value.dtype == after[name].dtype
+        assert value.requires_grad == after[name].requires_grad
+
+
+# --- every guide, network, prior and likelihood ---
+
+NETWORKS = {"mlp": mlp, "converted": converted}
+PRIORS = {
+    "default": lambda: None,
+    "Normal": lambda: dist.Normal(0.1, 1 / 3),
+    "tensors": lambda: dist.Normal(torch.zeros(1), torch.full((1,), 0.3)),
+    "Laplace": lambda: dist.Laplace(0.0, 0.1),
+    "Cauchy": lambda: dist.Cauchy(0.0, 0.1),
+    "StudentT": lambda: dist.StudentT(3.0, 0.0, 0.7),
+    "mixture": lambda: bbb.ScaleMixtureNormal(0.3, 1.0, math.exp(-6)),
+    "fan in": lambda: priors.FanInNormal(1.3),
+    "learned mixture": lambda: priors.LearnedScaleMixture(0.4, 1.0, 0.2),
+    "learned": lambda: priors.LearnedNormal(0.7),
+    "hierarchical": lambda: priors.HierarchicalNormal(variance=dist.Gamma(2.0, 1.0)),
+    "horseshoe": lambda: "horseshoe",
+    "inverse gamma": lambda: "inverse_gamma",
+    "by name": lambda: {"*bias": "laplace", "*": {"*.weight": priors.LearnedScaleMixture()}},
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("guide", sorted(guides.GUIDES))
+def test_every_guide_predicts_as_before(tmp_path, guide, network):
+    prior = {"*bias": "horseshoe", "*": "learned_normal"}
+    pair = trained(NETWORKS[network](prior), guide=guide)
+    random_state = torch.get_rng_state()
+    loaded = round_trip(tmp_path, *pair)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert_same(pair, loaded)
+    assert loaded.guide.model is loaded.model
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_every_prior_is_the_same_again(tmp_path, prior, network):
+    pair = trained(NETWORKS[network](PRIORS[prior]()))
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded)
+    y, log_probs = target(pair[0], X), []
+    for model, guide in (pair, loaded):
+        pyro.set_rng_seed(0)
+        guide_trace = pyro.poutine.trace(guide).get_trace(X, y)
+        replayed = pyro.poutine.replay(model.eval(), trace=guide_trace)
+        log_probs.append(pyro.poutine.trace(replayed).get_trace(X, y).log_prob_sum())
+    assert torch.equal(*log_probs)
+
+
+def test_the_numbers_of_a_mixture_are_those_of_its_parameters():
+    mixture = bbb.ScaleMixtureNormal(0.3, 1.0, math.exp(-6))
+    record = encode(mixture, "prior", {})
+    assert decode(record, {}).same_for_each == (0.3, 1.0, math.exp(-6))
+    record["given"][0] = 0.9
+    with pytest.raises(ValueError, match="must be given by its parameters"):
+        decode(record, {})
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
+    pair = trained(NETWORKS["mlp"](PRIORS[prior]()))
+    found = []
+    for model, guide in (pair, round_trip(tmp_path, *pair)):
+        with pyro.validation_enabled(False), side_by_side():
+            trace, _ = traced(model, guide, (X, target(model, X)), {})
+        sites = prune_subsample_sites(trace).nodes.items()
+        sites = {name: site for name, site in sites if site["type"] == "sample"}
+        found.append({name: len(site.get("members", ())) for name, site in sites.items()})
+    assert found[0] == found[1]
+    if prior == "mixture":
+        assert found[1] == {"network.fc1.weight": 4, "obs": 0}
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        likelihoods.Bernoulli(),
+        likelihoods.Poisson(),
+        likelihoods.HeteroscedasticGaussian(),
+        Gaussian(1 / 3),
+        Gaussian(torch.tensor([0.1, 0.2])),
+        Gaussian.learned(torch.tensor([0.1, 0.2])),
+        Gaussian(dist.HalfCauchy(0.7)),
+        likelihoods.StudentT(dist.Gamma(2.0, 0.1), 0.5),
+        likelihoods.StudentT(4.0, dist.LogNormal(torch.zeros(2), torch.ones(2))),
+    ],
+    ids=lambda likelihood: type(likelihood).__name__,
+)
+def test_every_likelihood_is_the_same_again(tmp_path, likelihood):
+    pair = trained(mlp(), likelihood)
+    assert_same(pair, round_trip(tmp_path, *pair))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: bbb.BayesianLeNet5(3), (1, 28, 28)),
+        (
+            lambda: PyroModule[nn.Sequential](
+                bbb.BayesianConv2d(2, 3, 3, stride=2, padding=1, bias=False),
+                nn.GELU("tanh"),
+                PyroModule[nn.Sequential](nn.Flatten(), bbb.BayesianLinear(12, 4, bias=False)),
+                PyroModule[nn.Linear](4, 2),
+            ),
+            (2, 4, 4),
+        ),
+        (
+            lambda: bbb.bayesianize(
+                nn.Sequential(
+                    nn.Conv1d(2, 4, 3, padding="same", padding_mode="circular", bias=False),
+                    nn.GroupNorm(2, 4),
+                    nn.LeakyReLU(0.2),
+                    nn.ConvTranspose1d(4, 3, 2, stride=2, output_padding=1),
+                    nn.AdaptiveAvgPool1d(2),
+                    nn.Flatten(),
+                    nn.LayerNorm(6),
+                    nn.Linear(6, 2),
+                )
+            ),
+            (2, 5),
+        ),
+        (
+            lambda: bbb.bayesianize(
+                nn.Sequential(
+                    nn.Conv3d(1, 2, 2, groups=1, dilation=2),
+                    nn.BatchNorm3d(2, affine=False),
+                    nn.MaxPool3d(2, stride=1, ceil_mode=True),
+                    nn.PReLU(2, 0.1),
+                    nn.Flatten(),
+                    nn.Softplus(2.0),
+                    nn.Linear(2, 2),
+                ),
+                where=nn.Linear,
+            ),
+            (1, 4, 4, 4),
+        ),
+    ],
+    ids=["lenet", "nested", "1d", "3d, in part"],
+)
+def test_networks_of_known_layers_come_back_by_themselves(tmp_path, make, shape):
+    pair = trained(make())
+    assert_same(pair, round_trip(tmp_path, *pair), inputs(*shape))
+
+
+def test_a_converted_single_layer_and_an_embedding_with_its_padding(tmp_path):
+    pair = trained(bbb.bayesianize(nn.Linear(3, 2)))
+    assert_same(pair, round_trip(tmp_path, *pair))
+    words = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 2))
+    with torch.no_grad():
+        words[0].weight[0] = 2.0  # the row that is kept
+    pair = trained(bbb.bayesianize(words))
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded, torch.tensor([[0, 1], [2, 0], [4, 3]]))
+    fresh = [bbb.AutoSoftplusNormal(model) for model in (pair[0], loaded.model)]
+    assert_same_state(*fresh)  # both start at the weights before conversion
+
+
+def test_shared_parameters_are_stored_once_and_come_back_shared(tmp_path):
+    prior = priors.LearnedScaleMixture()
+    layers = [nn.Linear(3, 3) for _ in range(4)]
+    layers[1].weight = layers[0].weight  # random
+    layers[3].bias = layers[2].bias  # not
+    plain = nn.Sequential(*layers, layers[0])
+    pair = trained(bbb.bayesianize(plain, prior, where=["0", "2.weight"]))
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded)
+    network = loaded.model.network
+    assert network[4] is network[0] and network[3].bias is network[2].bias
+    assert network[0].prior is network[2].prior
+    assert pair[1].site_names == loaded.guide.site_names
+    assert len(pair[1].site_names) == 3  # the weight of layer 1 is that of layer 0
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert names == [name for name, _ in pair[0].named_parameters()]
+    (file,) = (tmp_path / "saved").glob("*.safetensors")
+    header = json.loads(file.read_bytes()[8:].split(b"}}")[0] + b"}}")
+    assert sum("log_sigma1" in name for name in header) == 1
+    assert sum(name.startswith("model.network.3") for name in header) == 1  # its weight
+
+
+def test_frozen_parameters_and_parts_in_evaluation_mode_stay_so(tmp_path):
+    backbone = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    backbone[0].requires_grad_(False)
+    model, guide = trained(bbb.bayesianize(backbone, where="2"))
+    model.network[1].eval()
+    new, _ = round_trip(tmp_path, model, guide)
+    trainable = {name for name, x in new.named_parameters() if x.requires_grad}
+    assert trainable == {"network.1.weight", "network.1.bias"}
+    modes = [part.training for part in new.modules()]
+    assert modes == [part.training for part in model.modules()] and not all(modes)
+
+
+def test_the_posterior_of_one_task_as_the_prior_of_the_next(tmp_path):
+    _, first = trained(mlp())
+    prior = priors.from_guide(first, default="laplace")
+    pair = trained(
+        bbb.BayesianMLP([3, 4, 2, 5], activation=nn.Tanh, prior={"fc3*": "normal", "*": prior})
+    )
+    assert_same(pair, round_trip(tmp_path, *pair))
+
+
+def test_a_pruned_guide_stays_pruned(tmp_path):
+    model, guide = trained(mlp())
+    pruned = bbb.prune(guide, 0.6)
+    new_model, new = round_trip(tmp_path, model, pruned)
+    assert_same((model, pruned), (new_model, new))
+    options = {"epochs": 2, "progress": False, "batch_size": 2}
+    bbb.fit(new_model, new, (X, torch.arange(6) % 2), **options)
+    for name, kept in pruned.kept.items():
+        assert torch.equal(new.kept[name], kept) and not kept.all()
+        assert (new.loc(name)[~kept] == 0).all() and (new.scale(name)[~kept] == 0).all()
+
+
+def test_latents_that_the_forward_pass_samples_by_itself(tmp_path):
+    class Scaled(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.fc = bbb.BayesianLinear(3, 2)
+
+        def forward(self, x):
+            scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+            return scale * self.fc(x) + pyro.sample("shift", dist.Normal(0.0, 1.0))
+
+    for name in sorted(guides.GUIDES):
+        model = bbb.BayesianModel(Scaled(), likelihoods.Categorical(), 20)
+        guide = guides.make(name, model)
+        guide(X)
+        disturb(model, guide)
+        loaded = round_trip(tmp_path / name, model, guide, network=Scaled())
+        assert_same((model, guide), loaded)
+        assert loaded.guide.site_names[-2:] == ["scale", "shift"]
+
+
+def test_latents_in_plates(tmp_path):
+    class Shifted(PyroModule):
+        def forward(self, x):
+            with pyro.plate("outputs", 3):
+                return x + pyro.sample("shift", dist.Normal(0.0, 1.0))
+
+    model = bbb.BayesianModel(Shifted(), Gaussian(), num_data=len(X))
+    for name in sorted(guides.GUIDES):
+        guide = guides.make(name, model)
+        guide(X)
+        disturb(model, guide)
+        loaded = round_trip(tmp_path, model, guide, network=Shifted())
+        for _ in range(2):
+            drawn = []
+            for each in (guide, loaded.guide):
+                pyro.set_rng_seed(0)
+                drawn.append(each(X)["shift"])
+            assert torch.equal(*drawn) and drawn[0].shape == (3,)
+
+
+def test_latents_of_other_spaces_are_refused_before_anything_is_written(tmp_path):
+    class Mixed(PyroModule):
+        def forward(self, x):
+            return x * pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+
+    model = bbb.BayesianModel(Mixed(), Gaussian(), num_data=len(X))
+    guide = bbb.AutoSoftplusNormal(model)
+    guide(X)
+    with pytest.raises(ValueError, match="latent 'shares', .* real or positive values"):
+        bbb.save(tmp_path / "saved", model, guide)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("name", ["softplus_normal", "low_rank", "flow", "laplace_ggn", "ensemble"])
+def test_training_goes_on_as_it_would_have(tmp_path, name):
+    model, guide = trained(converted(priors.LearnedScaleMixture()), guide=name)
+    options = {"size": 3} if name == "ensemble" else {}
+    guide = guides.make(name, model, **options)
+    data = X, torch.arange(6) % 2
+    run = {"epochs": 2, "batch_size": 3, "seed": 1, "progress": False}
+    try:
+        bbb.fit(model, guide, data, **run)
+    except guides.NoModeError:
+        guide.reset()
+    pairs = [(model, guide), tuple(round_trip(tmp_path, model, guide))]
+    for pair in pairs:
+        try:
+            bbb.fit(*pair, data, **run)
+        except guides.NoModeError:
+            pass
+    for original, new in zip(*pairs, strict=True):
+        assert_same_state(original, new)
+
+
+def test_a_loaded_model_is_exported(tmp_path):
+    pair = trained(converted())
+    loaded = round_trip(tmp_path, *pair)
+    assert torch.equal(bbb.to_module(*loaded)(X), bbb.to_module(*pair)(X))
+
+
+# --- networks of a class of one's own ---
+
+
+class Own(PyroModule):
+    def __init__(self, hidden=4, prior=None):
+        super().__init__()
+        self.first = bbb.BayesianLinear(3, hidden, prior=prior)
+        self.second = nn.Linear(hidden, 2)
+        self.both = [self.second.weight]  # what else refers to a parameter
+
+    def forward(self, x):
+        return self.first(x).tanh() @ self.both[0].T + self.second.bias
+
+
+def test_a_network_of_ones_own_class_is_given(tmp_path):
+    pair = trained(Own())
+    with pytest.raises(LoadError, match=r"is a tests?.*\.Own.*load\(path, network=...\)"):
+        round_trip(tmp_path, *pair)
+    given = Own().double()
+    before = {name: value.clone() for name, value in given.state_dict().items()}
+    loaded = bbb.load(tmp_path / "saved", network=given)
+    assert_same(pair, loaded)
+    assert loaded.model.network is not given
+    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+
+
+def test_a_converted_network_of_ones_own_class_is_given(tmp_path):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.fc = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.fc(self.rnn(x)[0][:, -1])
+
+    for where in (None, "fc"):
+        pair = trained(bbb.bayesianize(Recurrent(), where=where))
+        given = bbb.bayesianize(Recurrent(), where=where)
+        loaded = round_trip(tmp_path, *pair, network=given)
+        assert_same(pair, loaded, inputs(5, 3))
+        fresh = [bbb.AutoSoftplusNormal(model) for model in (pair[0], loaded.model)]
+        assert_same_state(*fresh)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            Own(hidden=5),
+            r"random weight network.first.weight has shape \[4, 3\], .* expects \[5, 3\]",
+        ),
+        (mlp(), "random weight network.first.weight is saved, and the network has none"),
+        (PyroModule[nn.Sequential](Own()), "network.first.weight is saved, and the network has"),
+        (Own(prior=priors.LearnedScaleMixture()), "tensor model.network.first.prior.logit is not"),
+    ],
+)
+def test_a_network_of_another_architecture_is_refused(tmp_path, given, message):
+    bbb.save(tmp_path, *trained(Own()))
+    with pytest.raises(LoadError, match=message):
+        bbb.load(tmp_path, network=given)
+
+
+def test_a_network_that_lacks_or_ties_a_tensor_is_refused(tmp_path):
+    class Square(PyroModule):
+        def __init__(self, bias=True, tied=False):
+            super().__init__()
+            self.first = bbb.BayesianLinear(3, 3)
+            self.second, self.third = nn.Linear(3, 3, bias), nn.Linear(3, 3)
+            if tied:
+                self.third.weight = self.second.weight
+
+        def forward(self, x):
+            return self.third(self.second(self.first(x)))
+
+    bbb.save(tmp_path, *trained(Square()))
+    with pytest.raises(LoadError, match="expects no tensors .*'model.network.second.bias'"):
+        bbb.load(tmp_path, network=Square(bias=False))
+    with pytest.raises(LoadError, match="tensor model.network.third.weight is not shared"):
+        bbb.load(tmp_path, network=Square(tied=True))
+    pair = trained(Square(tied=True))
+    bbb.save(tmp_path, *pair)
+    with pytest.raises(LoadError, match="tensor model.network.third.weight is not shared"):
+        bbb.load(tmp_path, network=Square())
+    assert_same(pair, bbb.load(tmp_path, network=Square(tied=True)))
+
+
+def altered(change):
+    network = converted()
+    change(network)
+    return network
+
+
+class Steep(nn.Tanh):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: mlp(lambda *_: dist.Normal(0.0, 1.0)), "network.fc1.prior is a .*Function"),
+        (lambda: mlp(dist.TransformedDistribution(dist.Normal(0.0, 1.0), [])), "Transformed"),
+        (lambda: bbb.BayesianMLP([3, 4, 2], activation=Steep), "network.activation1 is a .*Steep"),
+        (lambda: altered(lambda net: net[0].register_forward_hook(print)), "network.0 has hooks"),
+        (
+            lambda: altered(lambda net: setattr(net[0], "forward", torch.tanh)),
+            "network.0 .*forward",
+        ),
+        (lambda: altered(lambda net: delattr(net[2], "p")), "network.2, a Dropout.* lacks"),
+        (
+            lambda: altered(
+                lambda net: setattr(net[4], "bias", PyroSample(dist.Normal(0.0, 1.0).expand([2])))
+            ),
+            "network.4",
+        ),
+        (
+            lambda: bbb.bayesianize(
+                nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
+                where="1",
+            ),
+            "network.0",
+        ),
+    ],
+    ids=["callable", "transformed", "subclass", "hook", "method", "attribute", "site", "norm"],
+)
+def test_what_the_format_has_no_words_for_is_said(tmp_path, make, reason):
+    network = make()
+    model = bbb.BayesianModel(network, likelihoods.Categorical(), 20)
+    bbb.save(tmp_path, model, bbb.AutoSoftplusNormal(model, init_loc=0.0))
+    with pytest.raises(LoadError, match=rf"without its architecture \(.*{reason}.*network=..."):
+        bbb.load(tmp_path)
+
+
+def test_a_likelihood_of_ones_own_class_is_given(tmp_path):
+    class Wide(Gaussian):
+        def arguments(self, outputs):
+            return {"loc": outputs, "scale": self.scale * torch.ones_like(outputs) + 1}
+
+    pair = trained(mlp(), Wide.learned(0.5))
+    with pytest.raises(LoadError, match=r"load\(path, likelihood=...\)"):
+        round_trip(tmp_path, *pair)
+    assert_same(pair, bbb.load(tmp_path / "saved", likelihood=Wide.learned(1.0)))
+
+
+# --- devices, dtypes, records ---
+
+
+@pytest.mark.parametrize("guide", ["softplus_normal", "normal", "low_rank", "flow", "ensemble"])
+@pytest.mark.parametrize("prior", ["fan in", "learned", "mixture", "horseshoe", "by name"])
+def test_another_dtype(tmp_path, guide, prior):
+    pair = trained(converted(PRIORS[prior]()), guide=guide)
+    loaded = round_trip(tmp_path, *pair, dtype=torch.float64)
+    floats = [x for part in loaded for x in (*part.parameters(), *part.buffers())]
+    assert {x.dtype for x in floats if x.is_floating_point()} == {torch.float64}
+    mean = bbb.to_module if guide not in ("flow", "ensemble") else None
+    if mean:
+        double, single = mean(*loaded)(X.double()), mean(*pair)(X)
+        assert double.dtype == torch.float64
+        torch.testing.assert_close(double.float(), single)
+    y = target(pair[0], X)
+    assert scores(*loaded, X.double(), y).dtype == torch.float64
+    bbb.fit(*loaded, (X.double(), y), epochs=1, batch_size=3, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("make", [mlp, converted])
+def test_dtypes_are_kept(tmp_path, make, dtype):
+    pair = trained(make("fan_in_normal"))
+    for part in pair:
+        part.to(dtype)
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded, X.to(dtype))
+    again = bbb.load(tmp_path / "saved", network=make("fan_in_normal"))
+    assert_same_state(pair[0], again.model)
+    for model in (pair[0], loaded.model, again.model):
+        prior = model.network[0].prior.by_fan_in["3"].distribution
+        assert prior.loc.dtype == prior.scale.dtype == dtype
+
+
+def test_the_default_dtype_of_the_time_does_not_matter(tmp_path):
+    pair = trained(mlp("fan_in_normal"), Gaussian(dist.HalfCauchy(0.7)))
+    bbb.save(tmp_path, *pair)
+    torch.set_default_dtype(torch.float64)
+    loaded = bbb.load(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    assert_same(pair, loaded)
+
+
+def test_another_device(tmp_path):
+    pair = trained(converted("learned_scale_mixture"))
+    loaded = round_trip(tmp_path, *pair, device="meta")
+    tensors = [x for part in loaded for x in part.state_dict().values()]
+    assert all(x.is_meta for x in tensors)
+    assert all(x.is_meta for x in loaded.model.initial_locs().values())
+    assert not any(x.is_meta for part in pair for x in part.state_dict().values())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_to_a_gpu_and_back(tmp_path):
+    pair = trained(converted("fan_in_normal"))
+    on_gpu = round_trip(tmp_path, *pair, device="cuda")
+    y = target(pair[0], X)
+    assert scores(*on_gpu, X.cuda(), y.cuda()).is_cuda
+    assert_same(pair, round_trip(tmp_path, *on_gpu))
+
+
+def test_metadata_and_versions_come_back(tmp_path):
+    metadata = {"accuracy": 0.98, "runs": [1, None, True], "note": "Grüße", "empty": {}}
+    pair = trained(mlp())
+    bbb.save(str(tmp_path), *pair, metadata=metadata)
+    loaded = bbb.load(str(tmp_path))
+    assert loaded.metadata == metadata
+    assert loaded.versions["torch"] == torch.__version__
+    model, guide = loaded
+    assert model is loaded.model and guide is loaded.guide
+    assert model.num_data == 6
+
+
+def test_saving_changes_nothing(tmp_path):
+    model, guide = trained(converted("learned_normal"))
+    before = [{k: v.clone() for k, v in part.state_dict().items()} for part in (model, guide)]
+    random_state, modes = torch.get_rng_state(), [part.training for part in model.modules()]
+    bbb.save(tmp_path, model, guide)
+    for part, state in zip((model, guide), before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in part.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert modes == [part.training for part in model.modules()]
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    bbb.save(tmp_path, model, guide)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+# --- wrong arguments ---
+
+
+def test_wrong_arguments_of_save(tmp_path):
+    model, guide = trained(mlp())
+
+    class Subclass(bbb.BayesianModel):
+        pass
+
+    class Stateful(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.fc = bbb.BayesianLinear(3, 2)
+
+        def get_extra_state(self):
+            return {"x": 1}
+
+    derived = Subclass(mlp(), likelihoods.Categorical(), 20)
+    stateful = bbb.BayesianModel(Stateful(), likelihoods.Categorical(), 20)
+    for error, message, args, metadata in [
+        (TypeError, "model must be a BayesianModel, got BayesianMLP", (mlp(), guide), None),
+        (TypeError, "model must be a BayesianModel, got Subclass", (derived, guide), None),
+        (TypeError, "guide must be one of .*AutoNormal", (model, stock(model)), None),
+        (TypeError, "guide must be one of .*NoneType", (model, None), None),
+        (ValueError, "the model's latents.*network.0", (trained(converted())[0], guide), None),
+        (ValueError, "the model's latents.*network.fc2", (trained(mlp(outputs=3))[0], guide), None),
+        (ValueError, r"metadata\['x'\]\[1\] must be finite, got nan", None, {"x": [1, math.nan]}),
+        (TypeError, r"metadata\['x'\] must be of JSON's types, got Tensor", None, {"x": X}),
+        (TypeError, "metadata must have strings as keys, got 1", None, {1: 2}),
+        (
+            TypeError,
+            "extra_state must be a tensor",
+            (stateful, bbb.AutoSoftplusNormal(stateful)),
+            None,
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            bbb.save(tmp_path / "saved", *(args or (model, guide)), metadata=metadata)
+    assert not (tmp_path / "saved").exists()
+
+
+def stock(model):
+    return pyro.infer.autoguide.AutoNormal(model)
+
+
+def test_wrong_arguments_of_load(tmp_path):
+    bbb.save(tmp_path, *trained(mlp()))
+    for error, message, options in [
+        (
+            TypeError,
+            "dtype must be a floating torch.dtype, got torch.int64",
+            {"dtype": torch.int64},
+        ),
+        (TypeError, "dtype must be .*'float32'", {"dtype": "float32"}),
+        (TypeError, "network must be a PyroModule, got Linear", {"network": nn.Linear(3, 2)}),
+        (TypeError, "likelihood must be a Likelihood, got str", {"likelihood": "categorical"}),
+        (ValueError, "device 'nonsense' is not available", {"device": "nonsense"}),
+    ]:
+        with pytest.raises(error, match=message):
+            bbb.load(tmp_path, **options)
+
+
+# --- saved by earlier versions ---
+
+
+def test_what_the_first_format_saved_still_loads(tmp_path):
+    loaded = bbb.load(GOLDEN)
+    expected = torch.tensor(loaded.metadata["mean outputs"])
+    x = torch.tensor(loaded.metadata["x"])
+    torch.testing.assert_close(bbb.to_module(*loaded)(x), expected)
+    assert isinstance(loaded.model.network[0].prior.priors[0], priors.LearnedScaleMixture)
+    shutil.copytree(GOLDEN, tmp_path / "copy")
+    assert_same(loaded, bbb.load(tmp_path / "copy"), inputs(2))

@@ -1,0 +1,617 @@
+"""Outputs drawn for each input by itself: closed forms, drawn weights as the oracle, refusals."""
+
+import gc
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule, PyroSample
+from scipy import stats
+from torch import nn
+from torch.nn.utils import parametrize
+
+import pyro_bbb as bbb
+from pyro_bbb.prediction import _moment_tensor as _unvalued
+
+SIGMAS = 5  # two-sided false-alarm rate of each comparison of moments: 6e-7
+P_VALUE = 1e-6  # and of each Kolmogorov-Smirnov test
+DRAWS = 20_000
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+
+
+def posterior(network, likelihood=None, rho=-0.5):
+    """A model, and a guide with widely and unequally scattered weights."""
+    model = bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(0.3), num_data=5)
+    guide = bbb.AutoSoftplusNormal(model)
+    with torch.no_grad():
+        for parameter in guide.rhos.parameters():
+            parameter.copy_(rho + torch.randn_like(parameter))
+        for parameter in guide.locs.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model, guide
+
+
+def mlp(*sizes, **options):
+    return bbb.BayesianMLP(list(sizes), **options)
+
+
+def per_input(model, guide, x, num_samples=DRAWS, **options):
+    return bbb.predict(
+        model, guide, x, num_samples=num_samples, estimator="local_reparam", **options
+    )
+
+
+def per_draw(model, guide, x, num_samples=DRAWS, **options):
+    return bbb.predict(model, guide, x, num_samples=num_samples, estimator="reparam", **options)
+
+
+def outputs(prediction):
+    """What to compare of every draw and input, as columns ``[S, n * k]``."""
+    if isinstance(prediction, bbb.ClassificationPrediction):
+        return prediction.sample_probs.flatten(1).numpy()
+    return prediction.sample_means.flatten(1).numpy()
+
+
+def assert_same_law(actual, expected):
+    """Mean, variance and distribution of every column of two independent samples."""
+    assert actual.shape[1] == expected.shape[1]
+    for a, b in zip(actual.T, expected.T, strict=True):
+        for power in (1, 2):
+            f, g = (np.power(z - b.mean(), power) for z in (a, b))
+            error = math.sqrt(f.var() / len(f) + g.var() / len(g))
+            assert abs(f.mean() - g.mean()) <= SIGMAS * error
+        assert stats.ks_2samp(a, b).pvalue > P_VALUE
+
+
+def assert_same_predictive(model, guide, x, num_samples=DRAWS):
+    """Each input's outputs have the law that drawn weights give them, jointly."""
+    for each in x.split(1):
+        pair = (
+            outputs(per_input(model, guide, each, num_samples)),
+            outputs(per_draw(model, guide, each, num_samples)),
+        )
+        assert_same_law(*pair)
+        sums, products = zip(*[(z.sum(1), z[:, 0] * z[:, -1]) for z in pair], strict=True)
+        assert_same_law(*(np.stack(z, 1) for z in zip(sums, products, strict=True)))
+
+
+def assert_draws_weights(model, guide, x):
+    """Where no estimator is given."""
+    chosen = bbb.predict(model, guide, x, num_samples=4, seed=1).sample_means
+    assert torch.equal(chosen, per_draw(model, guide, x, 4, seed=1).sample_means)
+
+
+# The closed form, and the law of drawn weights
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, -2.0])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_layers_moments_are_those_of_the_closed_form(double, monkeypatch, noise, n):
+    model, guide = posterior(bbb.BayesianLinear(4, 2))
+    x = torch.randn(n, 4)
+    monkeypatch.setattr(_unvalued.torch, "randn", lambda *shape, **_: torch.full(shape, noise))
+    prediction = per_input(model, guide, x, 5)
+    weight, bias = "network.weight", "network.bias"
+    mean = x.numpy() @ guide.loc(weight).numpy().T + guide.loc(bias).numpy()
+    scale, of_bias = guide.scale(weight).numpy(), guide.scale(bias).numpy()
+    for i in range(n):
+        for k in range(2):
+            variance = of_bias[k] ** 2
+            for j in range(4):
+                variance += x[i, j].item() ** 2 * scale[k, j] ** 2
+            expected = mean[i, k] + noise * math.sqrt(variance)
+            np.testing.assert_allclose(prediction.sample_means[:, i, k], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian", "HeteroscedasticGaussian"])
+def test_deep_networks_predict_as_by_drawn_weights(double, likelihood):
+    model, guide = posterior(mlp(3, 6, 5, 2), getattr(bbb.likelihoods, likelihood)())
+    assert_same_predictive(model, guide, torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("likelihood", ["Bernoulli", "Poisson"])
+def test_other_likelihoods_predict_as_by_drawn_weights(double, likelihood):
+    model, guide = posterior(mlp(3, 4, 1), getattr(bbb.likelihoods, likelihood)(), rho=-2.0)
+    assert_same_predictive(model, guide, torch.randn(1, 3))
+
+
+def test_inputs_together_predict_as_each_alone(double):
+    model, guide = posterior(mlp(3, 6, 2))
+    x = torch.randn(3, 3)
+    together = outputs(per_input(model, guide, x))
+    alone = [outputs(per_draw(model, guide, each)) for each in x.split(1)]
+    assert_same_law(together, np.concatenate(alone, axis=1))
+
+
+def test_inputs_are_independent_where_drawn_weights_join_them(double):
+    model, guide = posterior(mlp(3, 6, 1))
+    x = torch.randn(1, 3).expand(2, 3)
+    one, other = outputs(per_draw(model, guide, x)).T
+    np.testing.assert_allclose(one, other, rtol=1e-12)
+    correlation = np.corrcoef(outputs(per_input(model, guide, x)).T)[0, 1]
+    assert abs(correlation) < SIGMAS / math.sqrt(DRAWS)
+
+
+def test_without_scale_it_is_the_mean_network(double):
+    model, guide = posterior(mlp(3, 6, 5, 2))
+    with torch.no_grad():
+        for rho in guide.rhos.parameters():
+            rho.fill_(-math.inf)
+    x = torch.randn(4, 3)
+    expected = bbb.predict_mean(model, guide, x).sample_means.expand(7, -1, -1)
+    actual = per_input(model, guide, x, 7).sample_means
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_pruned_weights_are_exactly_zero(double):
+    model, guide = posterior(mlp(3, 6, 5, 2))
+    x = torch.randn(2, 3)
+    assert (per_input(model, bbb.prune(guide, 1.0), x, 7).sample_means == 0).all()
+    assert_same_predictive(model, bbb.prune(guide, 0.6), x[:1])
+
+
+def test_latent_noise_and_scales_of_priors_are_drawn_from_the_guide(double):
+    prior = bbb.priors.HierarchicalNormal()
+    noise = bbb.likelihoods.Gaussian(dist.LogNormal(-1.0, 1.0))
+    model, guide = posterior(mlp(3, 5, 2, prior=prior), noise)
+    x = torch.randn(1, 3)
+    assert_same_predictive(model, guide, x)
+    scales = [
+        predict(model, guide, x).components.stddev[:, :, 0] for predict in (per_input, per_draw)
+    ]
+    assert_same_law(*(scale.numpy() for scale in scales))
+    both = per_input(model, guide, x.expand(3, 3), 9).components.stddev
+    assert len(both.unique()) == 9  # one noise for each draw
+
+
+def test_student_t_and_learned_noise(double):
+    for likelihood in (
+        bbb.likelihoods.Gaussian.learned(0.4),
+        bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0), dist.LogNormal(0.0, 0.1)),
+    ):
+        model, guide = posterior(mlp(3, 4, 2), likelihood)
+        prediction = per_input(model, guide, torch.randn(4, 3), 6)
+        assert prediction.sample_means.shape == (6, 4, 2)
+        assert prediction.std.isfinite().all()
+
+
+class Products(PyroModule):
+    """A dense network in matrix products, with a weight stored either way."""
+
+    def __init__(self):
+        super().__init__()
+        self.w1 = PyroSample(dist.Normal(0.0, 1.0).expand([3, 4]).to_event(2))
+        self.b1 = PyroSample(dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        self.w2 = PyroSample(dist.Normal(0.0, 1.0).expand([2, 4]).to_event(2))
+        self.b2 = PyroSample(dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+    def forward(self, x):
+        h = torch.tanh(torch.matmul(x, self.w1) + self.b1)
+        return self.b2 + h @ self.w2.T
+
+
+class Past(PyroModule):
+    """Connections that carry the inputs past random layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = bbb.BayesianLinear(3, 4)
+        self.outer = bbb.BayesianLinear(7, 2)
+        self.side = bbb.BayesianLinear(3, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x))
+        return self.outer(torch.cat([h, x], dim=1)) + self.side(x)
+
+
+def partly_random():
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    return bbb.bayesianize(plain, where=["3", "0.bias"])
+
+
+@pytest.mark.parametrize("network", [Products, Past, partly_random])
+@pytest.mark.parametrize("n", [1, 2])
+def test_networks_of_other_forms_predict_as_by_drawn_weights(double, network, n):
+    model, guide = posterior(network())
+    x = torch.randn(n, 3)
+    together = outputs(per_input(model, guide, x))
+    alone = [outputs(per_draw(model, guide, each)) for each in x.split(1)]
+    assert_same_law(together, np.concatenate(alone, axis=1))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_outputs_that_meet_no_weight_are_the_same_in_every_draw(double, n):
+    model, guide = posterior(Uses(lambda layer, x: 2 * x))
+    x = torch.randn(n, 3)
+    assert torch.equal(per_input(model, guide, x, 4).sample_means, (2 * x).expand(4, -1, -1))
+
+
+# Numbers, seeds, passes
+
+
+def test_seeds_fix_the_draws_whatever_the_batches(double):
+    model, guide = posterior(mlp(3, 5, 2))
+    x, state = torch.randn(7, 3), torch.get_rng_state()
+    first = per_input(model, guide, x, 300, seed=3).sample_means  # 3 inputs in a pass
+    assert torch.equal(torch.get_rng_state(), state)
+    for batch_size in (1, 2, 7):
+        again = per_input(model, guide, x, 300, seed=3, batch_size=batch_size)
+        assert torch.equal(again.sample_means, first)
+    assert not torch.equal(per_input(model, guide, x, 300, seed=4).sample_means, first)
+    drawn = [per_draw(model, guide, x, 30, seed=3, batch_size=b).sample_means for b in (1, 2, 7)]
+    for each in drawn[1:]:
+        torch.testing.assert_close(each, drawn[0])
+
+
+@pytest.mark.parametrize("num_samples", [300, 1024, 2500])
+def test_parts_of_draws_and_inputs_come_where_they_belong(double, monkeypatch, num_samples):
+    model, guide = posterior(mlp(3, 5, 2))
+    x = torch.randn(5, 3)
+    monkeypatch.setattr(_unvalued.torch, "randn", lambda *shape, **_: torch.zeros(shape))
+    means = per_input(model, guide, x, num_samples).sample_means
+    expected = bbb.predict_mean(model, guide, x).sample_means
+    torch.testing.assert_close(means, expected.expand(num_samples, -1, -1))
+
+
+def test_no_weight_is_drawn(monkeypatch):
+    model, guide = posterior(mlp(50, 40, 30, 2))
+    drawn, randn = [], torch.randn
+
+    def counting(*shape, **options):
+        noise = randn(*shape, **options)
+        drawn.append(noise.numel())
+        return noise
+
+    monkeypatch.setattr(torch, "randn", counting)
+    bbb.predict(model, guide, randn(1, 50), num_samples=100)
+    assert sum(drawn) == 100 * (40 + 30 + 2)
+
+
+def test_nothing_is_left_for_the_garbage_collector():
+    model, guide = posterior(mlp(3, 4, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        per_input(model, guide, torch.randn(2, 3), 5)
+        left = [each for each in gc.get_objects() if type(each) is _unvalued.Moments]
+    finally:
+        gc.enable()
+    assert not left  # variances as large as the network, until it runs
+
+
+# Where it is not exact
+
+
+class Uses(PyroModule):
+    """A layer that does something with its weight."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.linear, self.use = bbb.BayesianLinear(3, 3), use
+
+    def forward(self, x):
+        return self.use(self.linear, x)
+
+
+def tied():
+    layer = nn.Linear(3, 3)
+    return bbb.bayesianize(nn.Sequential(layer, nn.ReLU(), layer))
+
+
+def same_parameter():
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return bbb.bayesianize(nn.Sequential(first, nn.ReLU(), second))
+
+
+class SharedBias(PyroModule):
+    """One number for all outputs."""
+
+    def __init__(self, linear=None):
+        super().__init__()
+        self.weight = PyroSample(dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        self.bias = PyroSample(dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        self.linear = linear
+
+    def forward(self, x):
+        if self.linear is None:
+            return x @ self.weight.t() + self.bias
+        return self.linear(x, self.weight, self.bias)
+
+
+class Gained(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = bbb.BayesianLinear(3, 3)
+        self.gain = PyroSample(dist.LogNormal(0.0, 1.0))
+
+    def forward(self, x):
+        return self.linear(x) * self.gain
+
+
+INEXACT = {
+    "sum": (lambda: Uses(lambda layer, x: x * layer.weight.sum()), (2, 3), "weight' is used by"),
+    "mean": (lambda: Uses(lambda layer, x: x + torch.mean(layer.bias)), (2, 3), "bias' is used by"),
+    "left": (lambda: Uses(lambda layer, x: (layer.weight @ x.T).T), (2, 3), "weight' is used by"),
+    "of itself": (
+        lambda: Uses(lambda layer, x: x @ (layer.weight @ layer.weight)),
+        (2, 3),
+        "weight' is used by",
+    ),
+    "sliced": (
+        lambda: Uses(lambda layer, x: F.linear(x, layer.weight[:2])),
+        (2, 3),
+        "weight' is used by",
+    ),
+    "input": (
+        lambda: Uses(lambda layer, x: F.linear(layer.weight, x).T),
+        (2, 3),
+        "weight' is used by",
+    ),
+    "biases": (
+        lambda: Uses(lambda layer, x: x + (layer.bias + layer.bias)),
+        (2, 3),
+        "bias' is used by",
+    ),
+    "matrix added": (lambda: Uses(lambda layer, x: x + layer.weight), (3, 3), "weight'"),
+    "scaled sum": (
+        lambda: Uses(lambda layer, x: torch.add(x, layer.bias, alpha=2)),
+        (2, 3),
+        "bias' is used by",
+    ),
+    "number plus bias": (
+        lambda: Uses(lambda layer, x: x * (1.0 + layer.bias)),
+        (2, 3),
+        "bias' is used by",
+    ),
+    "shared bias": (SharedBias, (2, 3), "share 'network.bias'"),
+    "added shared bias": (lambda: SharedBias(F.linear), (2, 3), "share 'network.bias'"),
+    "as many positions as draws": (
+        lambda: Uses(lambda layer, x: layer(x.reshape(-1, 3))),
+        (2, 60),
+        r"shape \[40, 3\]",
+    ),
+    "gain": (Gained, (2, 3), "gain' is used by"),
+    "twice": (tied, (2, 3), "weight' is used twice"),
+    "tied": (same_parameter, (2, 3), "weight' is used twice"),
+    "sequence": (lambda: mlp(3, 4, 2), (2, 5, 3), r"shape \[2, 5, 3\]"),
+    "vector": (
+        lambda: Uses(lambda layer, x: layer(x.flatten())[None]),
+        (1, 3),
+        r"shape \[3\]",
+    ),
+    "positions as rows": (
+        lambda: Uses(lambda layer, x: layer(x.reshape(-1, 3)).reshape(-1, 6)),
+        (2, 6),
+        r"shape \[4, 3\]|shape \[40, 3\]",
+    ),
+    "convolution": (bbb.BayesianLeNet5, (2, 1, 28, 28), "weight' is used by"),
+    "normalisation": (
+        lambda: bbb.bayesianize(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), where="*"),
+        (2, 3),
+        "weight' is used by",
+    ),
+    "recurrent": (
+        lambda: PyroModule[nn.Sequential](bbb.bayesianize(nn.RNN(3, 2)), First()),
+        (2, 3),
+        "is used by",
+    ),
+    "rows lost": (
+        lambda: Uses(lambda layer, x: layer(x).sum(0, keepdim=True)),
+        (2, 3),
+        "outputs of shape",
+    ),
+    "not normal": (
+        lambda: bbb.BayesianLinear(3, 2, prior=dist.LogNormal(0.0, 1.0)),
+        (2, 3),
+        "'network.weight' is not a weight of independent Normals",
+    ),
+}
+
+
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_what_is_not_exact_is_refused(name):
+    network, shape, match = INEXACT[name]
+    model = bbb.BayesianModel(network(), bbb.likelihoods.Gaussian(), num_data=5)
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(shape)
+    with pytest.raises(ValueError, match=f"not exact here, use 'reparam': .*{match}"):
+        per_input(model, guide, x, 20)
+    # and never chosen: one input's draws are those of drawn weights
+    if name != "matrix added":  # has three inputs only
+        assert_draws_weights(model, guide, x[:1])
+
+
+@pytest.mark.parametrize("kind", ["full_rank", "low_rank", "ensemble", "own", "draws", "function"])
+def test_other_posteriors_are_refused(kind):
+    model = bbb.BayesianModel(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    if kind == "draws":
+        guide = bbb.AutoSoftplusNormal(model).sample_posterior(3)
+    elif kind == "own":
+        guide = OwnGuide(model)
+    elif kind == "function":
+        guide = lambda *_: None  # noqa: E731
+    else:
+        guide = bbb.guides.make(kind, model)
+    with pytest.raises(ValueError, match="not exact here.*guide must be an AutoSoftplusNormal"):
+        per_input(model, guide, torch.randn(2, 3), 4)
+
+
+def test_errors_of_drawn_weights_are_errors_here():
+    model, guide = posterior(mlp(3, 2))
+    for x, match in ((torch.randn(2, 4), r"\[batch, 3\]"), (torch.randn(1, 3).double(), "float64")):
+        for estimator in (None, "local_reparam", "reparam"):
+            with pytest.raises(ValueError, match=match):
+                bbb.predict(model, guide, x, num_samples=3, estimator=estimator)
+    other = bbb.BayesianModel(mlp(3, 4, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    for estimator in (None, "local_reparam", "reparam"):
+        with pytest.raises(ValueError, match="lack the latent 'network.fc2.weight'"):
+            bbb.predict(other, guide, torch.randn(1, 3), num_samples=3, estimator=estimator)
+    for estimator in ("flipout", "", 3):
+        with pytest.raises(ValueError, match=r"estimator must be one of \['reparam', 'local"):
+            bbb.predict(model, guide, torch.randn(1, 3), estimator=estimator)
+
+
+def test_a_guide_that_draws_in_its_own_way_is_asked_for_its_draws():
+    model = bbb.BayesianModel(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    guide = OwnGuide(model)
+    for n in (1, 2):
+        x = torch.randn(n, 3)
+        expected = bbb.predict_mean(model, guide, x).sample_means.expand(4, -1, -1)
+        torch.testing.assert_close(
+            bbb.predict(model, guide, x, num_samples=4).sample_means, expected
+        )
+
+
+def test_it_leaves_the_model_as_it_was():
+    model, guide = posterior(partly_random())
+    model.network[1].eval()
+    modes = [part.training for part in model.modules()]
+    with pytest.raises(ValueError):
+        per_input(model, guide, torch.randn(2, 4), 3)
+    prediction = per_input(model, guide, torch.randn(2, 3, requires_grad=True), 3)
+    assert not prediction.sample_means.requires_grad
+    assert [part.training for part in model.modules()] == modes
+    assert not model._pyro_context.cache and not model._pyro_context.active
+    assert not list(pyro.get_param_store().keys())
+
+
+# What is chosen where no estimator is given
+
+
+def converted():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.Tanh(), nn.Dropout(), nn.Linear(4, 2))
+    return bbb.bayesianize(plain)
+
+
+def nested():
+    return PyroModule[nn.Sequential](
+        PyroModule[nn.Sequential](bbb.BayesianLinear(3, 4), nn.GELU(), nn.LayerNorm(4)), mlp(4, 2)
+    )
+
+
+DENSE = {
+    "mlp": (lambda: mlp(3, 5, 2), (3,)),
+    "layer": (lambda: bbb.BayesianLinear(3, 2, bias=False), (3,)),
+    "hierarchical": (lambda: mlp(3, 5, 2, prior=bbb.priors.horseshoe()), (3,)),
+    "learned": (lambda: mlp(3, 5, 2, prior=bbb.priors.LearnedScaleMixture()), (3,)),
+    "converted": (converted, (3,)),
+    "converted image": (converted, (1, 3)),
+    "partly": (partly_random, (3,)),
+    "nested": (nested, (3,)),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_one_input_of_a_dense_network_needs_no_weights(double, name):
+    network, shape = DENSE[name]
+    model, guide = posterior(network())
+    x = torch.randn(2, *shape)
+    for posterior_ in (guide, bbb.prune(guide, 0.3)):
+        one = bbb.predict(model, posterior_, x[:1], num_samples=9, seed=1).sample_means
+        assert torch.equal(one, per_input(model, posterior_, x[:1], 9, seed=1).sample_means)
+        assert not torch.equal(one, per_draw(model, posterior_, x[:1], 9, seed=1).sample_means)
+        two = bbb.predict(model, posterior_, x, num_samples=9, seed=1).sample_means
+        assert torch.equal(two, per_draw(model, posterior_, x, 9, seed=1).sample_means)
+
+
+class Doubled(bbb.BayesianLinear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Inherited(bbb.BayesianMLP):
+    """Adds nothing, but could."""
+
+
+class OwnLikelihood(bbb.likelihoods.Gaussian):
+    """As well."""
+
+
+class OwnGuide(bbb.AutoSoftplusNormal):
+    """Draws the mean network, though its scales are others."""
+
+    def sample_posterior(self, num_samples):
+        return {
+            name: value.expand(num_samples, *value.shape) for name, value in self.median().items()
+        }
+
+
+class OwnModel(bbb.BayesianModel):
+    """As well."""
+
+
+class OwnPredictive(bbb.BayesianModel):
+    """Predicts what no network says."""
+
+    def predictive(self, x):
+        return {name: value + 1 for name, value in super().predictive(x).items()}
+
+
+def test_a_model_that_predicts_in_its_own_way_is_not_predicted_without_it():
+    model = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    guide = bbb.AutoSoftplusNormal(model)
+    with pytest.raises(ValueError, match="OwnPredictive predicts in a way of its own"):
+        per_input(model, guide, torch.randn(4, 3))
+
+
+def hooked(register="register_forward_hook"):
+    network = mlp(3, 4, 2)
+    getattr(network.fc1, register)(lambda *_: None)
+    return network
+
+
+def patched():
+    network = mlp(3, 4, 2)
+    network.fc1.forward = lambda x: torch.zeros(len(x), 4)
+    return network
+
+
+def parametrized():
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    parametrize.register_parametrization(plain[0], "weight", nn.Tanh())
+    return bbb.bayesianize(plain, where="1")
+
+
+UNKNOWN = {
+    "own forward": lambda: Doubled(3, 2),
+    "subclass": lambda: Inherited([3, 2]),
+    "hand-written": Products,
+    "hook": hooked,
+    "hook before": lambda: hooked("register_forward_pre_hook"),
+    "patched": patched,
+    "parametrized": parametrized,
+    "softmax": lambda: mlp(3, 2, 2, activation=lambda: nn.Softmax(dim=0)),
+    "flattened rows": lambda: PyroModule[nn.Sequential](mlp(3, 1), nn.Flatten(0)),
+    "normalised rows": lambda: PyroModule[nn.Sequential](mlp(3, 2), nn.LayerNorm([1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_weights_are_drawn_for_what_is_not_known(double, name):
+    assert_draws_weights(*posterior(UNKNOWN[name]()), torch.randn(1, 3))
+
+
+def test_weights_are_drawn_for_other_models_likelihoods_and_guides():
+    likelihood = bbb.likelihoods.Gaussian()
+    for model in (
+        OwnModel(mlp(3, 2), likelihood, num_data=5),
+        bbb.BayesianModel(mlp(3, 2), OwnLikelihood(), num_data=5),
+    ):
+        assert_draws_weights(model, bbb.AutoSoftplusNormal(model), torch.randn(1, 3))
+    model = bbb.BayesianModel(mlp(3, 2), likelihood, num_data=5)
+    full_rank = bbb.guides.make("full_rank", model)
+    for guide in (OwnGuide(model), full_rank, full_rank.sample_posterior(4)):
+        assert_draws_weights(model, guide, torch.randn(1, 3))

@@ -1,0 +1,707 @@
+"""Predictions against loops over draws, scipy's mixtures, and the laws of total uncertainty."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.nn import PyroModule
+from scipy import optimize, special, stats
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import pyro_bbb as bbb
+from pyro_bbb import prediction as prediction_module
+from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
+
+SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+
+
+LIKELIHOODS = {  # and the number of outputs
+    "categorical": (bbb.likelihoods.Categorical, 3),
+    "bernoulli": (bbb.likelihoods.Bernoulli, 2),
+    "gaussian": (lambda: bbb.likelihoods.Gaussian(0.3), 2),
+    "gaussian-learned": (lambda: bbb.likelihoods.Gaussian.learned(0.3), 2),
+    "gaussian-latent": (lambda: bbb.likelihoods.Gaussian(dist.LogNormal(-1.0, 1.0)), 2),
+    "heteroscedastic": (bbb.likelihoods.HeteroscedasticGaussian, 4),
+    "poisson": (bbb.likelihoods.Poisson, 2),
+    "student": (lambda: bbb.likelihoods.StudentT(5.0, 0.2), 2),
+    "student-latent": (lambda: bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0)), 2),
+}
+
+
+def draw(model, num_samples):
+    """Widely scattered draws of all latents."""
+    return bbb.AutoSoftplusNormal(model, init_rho=-0.5).sample_posterior(num_samples)
+
+
+def loop(model, draws, x):
+    """The observations' distribution for each draw, by Pyro's own `condition`."""
+    model.eval()
+    for s in range(len(next(iter(draws.values())))):
+        weights = {name: values[s] for name, values in draws.items()}
+        trace = poutine.trace(poutine.condition(model, weights)).get_trace(x)
+        fn = trace.nodes["obs"]["fn"]
+        yield getattr(fn, "base_dist", fn)
+
+
+def assert_equals_loop(prediction, model, draws, x):
+    expected = list(loop(model, draws, x))
+    if isinstance(prediction, ClassificationPrediction):
+        probs = torch.stack([each.probs for each in expected])
+        if probs.shape != prediction.sample_probs.shape:
+            probs = torch.stack([1 - probs, probs], -1)  # Bernoulli
+        torch.testing.assert_close(prediction.sample_probs, probs)
+    else:
+        y = torch.randn(prediction.mean.shape).exp().round()
+        log_prob = torch.stack([each.log_prob(y) for each in expected])
+        means = torch.stack([each.mean for each in expected])
+        torch.testing.assert_close(prediction.components.log_prob(y), log_prob)
+        torch.testing.assert_close(prediction.sample_means, means)
+
+
+def count_passes(model):
+    passes = []
+    model.network.register_forward_hook(lambda *_: passes.append(1))
+    return passes
+
+
+def line(likelihood=None):
+    """A model whose output at x = 1 is its single weight."""
+    network = bbb.BayesianLinear(1, 1, bias=False, prior=dist.Normal(0.0, 1.0))
+    return bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(), num_data=5)
+
+
+def classifier(sizes=(2, 6, 3)):
+    network = bbb.BayesianMLP(list(sizes))
+    return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
+
+
+# One pass for all draws, or one per draw
+
+
+@pytest.mark.parametrize("n", [1, 5, BATCHED_BELOW - 1, BATCHED_BELOW + 1])
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_equals_a_loop_over_draws(double, name, n):
+    likelihood, outputs = LIKELIHOODS[name]
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 5, outputs]), likelihood(), num_data=5)
+    draws, x = draw(model, 4), torch.randn(n, 3)
+    prediction = bbb.predict(model, draws, x)
+    assert_equals_loop(prediction, model, draws, x)
+    if "latent" in name:  # each draw has its own noise, or the loop would not tell
+        assert len(prediction.components.variance[:, 0, 0].unique()) == 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, BATCHED_BELOW + 2])
+def test_batches_of_inputs_join_in_order(double, batch_size):
+    model, x = classifier(), torch.randn(BATCHED_BELOW + 7, 2)  # leaves a short rest each time
+    draws = draw(model, 3)
+    assert_equals_loop(bbb.predict(model, draws, x, batch_size=batch_size), model, draws, x)
+
+
+@pytest.mark.parametrize("n, passes", [(BATCHED_BELOW - 1, 1), (BATCHED_BELOW, 6)])
+def test_few_inputs_take_one_pass_for_all_draws(n, passes):
+    model = classifier()
+    counted = count_passes(model)
+    bbb.predict(model, draw(model, 6), torch.randn(n, 2))
+    assert len(counted) == passes
+
+
+def test_chunks_of_draws_join_in_order(double, monkeypatch):
+    model, x = classifier(), torch.randn(5, 2)
+    draws = draw(model, 7)
+    whole = bbb.predict(model, draws, x)
+    counted = count_passes(model)
+    numbers = sum(values[0].numel() for values in draws.values())
+    monkeypatch.setattr(prediction_module, "_CHUNK", 3 * (numbers + 1))
+    parts = bbb.predict(model, draws, x)
+    assert len(counted) == 3  # of 3, 3 and 1 draws
+    torch.testing.assert_close(parts.sample_log_probs, whole.sample_log_probs)
+    monkeypatch.setattr(prediction_module, "_CHUNK", 1)  # less than one draw
+    by_ones = bbb.predict(model, bbb.AutoSoftplusNormal(model), x, num_samples=4)
+    assert by_ones.sample_probs.shape == (4, 5, 3)
+
+
+class Branching(PyroModule):
+    """Takes a path that depends on the weights, which vmap refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = bbb.BayesianLinear(2, 2)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return h if h.sum() > 0 else -2 * h
+
+
+class Recurrent(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.embed = bbb.BayesianLinear(2, 4)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+        self.head = bbb.BayesianLinear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.embed(x))[0])
+
+
+@pytest.mark.parametrize("network, shape", [(Branching, (3, 2)), (Recurrent, (3, 6, 2))])
+def test_networks_that_vmap_refuses_run_draw_by_draw(double, network, shape):
+    model = bbb.BayesianModel(network(), bbb.likelihoods.Gaussian(), num_data=5)
+    draws, x = draw(model, 8), torch.randn(shape)
+    counted = count_passes(model)
+    prediction = bbb.predict(model, draws, x)
+    assert len(counted) >= 8  # or the case shows nothing
+    assert_equals_loop(prediction, model, draws, x)
+
+
+class Normed(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = bbb.BayesianLinear(2, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.dropout = nn.Dropout(0.5)
+        self.inner = nn.Sequential(nn.Dropout(0.5))
+
+    def forward(self, x):
+        return self.inner(self.dropout(self.norm(self.linear(x))))
+
+
+@pytest.mark.parametrize("n", [5, BATCHED_BELOW])
+def test_networks_predict_in_evaluation_mode_and_get_their_modes_back(double, n):
+    model = bbb.BayesianModel(Normed(), bbb.likelihoods.Gaussian(), num_data=5)
+    draws, x = draw(model, 3), torch.randn(n, 2) + 1
+    model.network.dropout.eval()
+    modes = [part.training for part in model.modules()]
+    assert len(set(modes)) == 2
+    prediction = bbb.predict(model, draws, x)
+    bbb.predict_mean(model, draws, x)
+    assert [part.training for part in model.modules()] == modes
+    with pytest.raises(ValueError, match="does not fit"):
+        bbb.predict(model, draws, torch.randn(4, 7))
+    with pytest.raises(ValueError, match="lack"):
+        bbb.predict(model, {"network.linear.bias": draws["network.linear.bias"]}, x)
+    assert [part.training for part in model.modules()] == modes
+    assert model.network.norm.num_batches_tracked == 0
+    assert_equals_loop(prediction, model, draws, x)
+
+
+def test_no_gradient_graph_is_kept():
+    model = line(bbb.likelihoods.Gaussian.learned())
+    guide, x = bbb.AutoSoftplusNormal(model), torch.ones(2, 1, requires_grad=True)
+    given = {name: value.requires_grad_() for name, value in draw(model, 3).items()}
+    for posterior in (guide, given):
+        for prediction in (bbb.predict(model, posterior, x), bbb.predict_mean(model, posterior, x)):
+            assert (
+                not prediction.std.requires_grad and not prediction.interval(0.5)[0].requires_grad
+            )
+    assert torch.is_grad_enabled()
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("guide_type", [bbb.AutoSoftplusNormal, AutoNormal])
+def test_a_seed_fixes_the_draws_and_leaves_torch_alone(guide_type):
+    model, x = classifier(), torch.randn(BATCHED_BELOW + 3, 2)
+    guide = guide_type(model)
+    guide(x, torch.zeros(len(x), dtype=torch.long))
+
+    def logs(seed, x=x):
+        return bbb.predict(model, guide, x, num_samples=5, seed=seed).sample_log_probs
+
+    state = torch.get_rng_state()
+    first = logs(3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.randn(7)
+    assert torch.equal(logs(3), first)
+    assert not torch.allclose(logs(4), first)
+    torch.testing.assert_close(logs(3, x[20:23]), first[:, 20:23])  # other inputs, same functions
+    assert not torch.equal(logs(None), logs(None))
+
+
+@pytest.mark.parametrize("n", [2, BATCHED_BELOW])
+@pytest.mark.parametrize("units, size", [(20, 6), (360, 1)])  # small networks, and one too large
+def test_the_stream_of_draws_depends_on_the_network_alone(n, units, size):
+    model = classifier([2, units, units, 3])
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(n, 2)
+    torch.manual_seed(3)
+    parts = [guide.sample_posterior(size) for _ in range(6 // size)]
+    draws = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    expected = bbb.predict(model, draws, x).sample_log_probs
+    for batch_size in (None, 1):
+        found = bbb.predict(model, guide, x, num_samples=6, seed=3, batch_size=batch_size)
+        torch.testing.assert_close(found.sample_log_probs, expected)
+
+
+# Memory
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside held at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {k: v for k, v in self.alive.items() if not v[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def peak_beyond_result(model, guide, x, num_samples, **options):
+    with Peak() as peak:
+        prediction = bbb.predict(model, guide, x, num_samples=num_samples, **options)
+    result = prediction.sample_log_probs
+    return peak.most - result.numel() * result.element_size()
+
+
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam"])
+def test_memory_does_not_grow_with_the_number_of_draws(estimator):
+    units, n = 400, 1500
+    model = classifier([20, units, units, 3])
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(n, 20)
+    peaks = [
+        peak_beyond_result(model, guide, x, num_samples, estimator=estimator)
+        for num_samples in (2, 8, 32)
+    ]
+    weights = sum(guide.loc(name).numel() for name in guide.site_names)
+    activations = 1024 * units
+    assert weights < min(peaks) / 4  # it is seen
+    assert max(peaks) < 4 * (3 * weights + 5 * activations + 2 * 3 * n)
+    assert max(peaks) < 1.05 * min(peaks)
+
+
+# Where draws come from
+
+
+def test_given_draws_are_thinned_evenly():
+    model, x = line(), torch.ones(1, 1)
+    draws = {"network.weight": torch.arange(10.0).reshape(10, 1, 1)}
+
+    def used(num_samples):
+        return bbb.predict(model, draws, x, num_samples=num_samples).sample_means.flatten().tolist()
+
+    assert used(4) == [0, 3, 6, 9]
+    assert used(10) == used(1000) == list(range(10))
+    for num_samples in range(2, 10):
+        gaps = np.diff(used(num_samples))
+        assert len(gaps) == num_samples - 1 and gaps.min() >= 1 and np.ptp(gaps) <= 1
+
+
+def test_mcmc_predicts_as_its_samples(double):
+    model = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5)))
+    x = torch.randn(5, 1)
+    kernel = NUTS(model, step_size=0.1, adapt_step_size=False, max_tree_depth=3)
+    mcmc = MCMC(kernel, 12, 1, disable_progbar=True)
+    mcmc.run(x, 2 * x)
+    draws = mcmc.get_samples()
+    assert set(draws) == {"network.weight", "likelihood.scale"}
+    prediction = bbb.predict(model, mcmc, x)
+    assert len(prediction.sample_means.unique(dim=0)) > 1
+    assert_equals_loop(prediction, model, draws, x)
+    centre = {name: values.mean(0, keepdim=True) for name, values in draws.items()}
+    assert_equals_loop(bbb.predict_mean(model, mcmc, x), model, centre, x)
+
+
+def test_chains_of_nuts_predict_as_their_draws(double):
+    model = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5)))
+    x = torch.randn(5, 1)
+    options = {"num_samples": 6, "warmup_steps": 2, "num_chains": 2, "max_tree_depth": 3}
+    chains = bbb.run_nuts(model, (x, 2 * x), **options, seed=0, progress=False)
+    prediction = bbb.predict(model, chains, x)
+    assert len(prediction.sample_means) == 12
+    assert_equals_loop(prediction, model, dict(chains), x)
+    centre = {name: values.mean(0, keepdim=True) for name, values in chains.items()}
+    assert_equals_loop(bbb.predict_mean(model, chains, x), model, centre, x)
+
+
+@pytest.mark.parametrize("guide_type", [AutoNormal, AutoMultivariateNormal])
+def test_stock_guides_give_draws_of_their_posterior(double, guide_type):
+    model, x = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))), torch.ones(2, 1)
+    guide = guide_type(model, init_scale=0.3)
+    guide(x, x)
+    prediction = bbb.predict(model, guide, x, num_samples=400)
+    weight, scale = prediction.sample_means[:, 0, 0], prediction.components.stddev[:, 0, 0]
+    centre = guide.median(x)
+    for draws, loc in (
+        (weight, centre["network.weight"].squeeze()),
+        (scale.log(), centre["likelihood.scale"].log()),
+    ):
+        assert abs(draws.mean() - loc) < SIGMAS * 0.3 / 400**0.5
+        assert abs(draws.std() - 0.3) < SIGMAS * 0.3 / 800**0.5
+    conditioned = {name: value.unsqueeze(0) for name, value in centre.items()}
+    assert_equals_loop(bbb.predict_mean(model, guide, x), model, conditioned, x)
+
+
+def test_a_stock_guide_never_run_is_refused():
+    model, x = line(), torch.ones(1, 1)
+    guide = AutoNormal(model)
+    for verb in (bbb.predict, bbb.predict_mean):  # it would take the observations for a latent
+        with pytest.raises(ValueError, match="guide must be trained before, got AutoNormal"):
+            verb(model, guide, x)
+    guide(x, x)
+    assert set(guide.median()) == {"network.weight"}
+
+
+def test_a_guide_may_be_a_plain_function():
+    def guide(x, y=None, kl_weight=1.0):
+        loc = pyro.param("guide_loc", torch.tensor([[3.0]]))
+        pyro.sample("network.weight", dist.Normal(loc, 1e-9).to_event(2))
+
+    prediction = bbb.predict(line(), guide, torch.ones(1, 1), num_samples=4)
+    assert prediction.sample_means.flatten().tolist() == [3.0] * 4
+    with pytest.raises(TypeError, match="guide must have a method median, got function"):
+        bbb.predict_mean(line(), guide, torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_predict_mean_runs_the_network_at_the_medians(double, name):
+    likelihood, outputs = LIKELIHOODS[name]
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 5, outputs]), likelihood(), num_data=5)
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(7, 3)
+    centre = {name: value.unsqueeze(0) for name, value in guide.median().items()}
+    for batch_size in (None, 3):
+        prediction = bbb.predict_mean(model, guide, x, batch_size=batch_size)
+        assert_equals_loop(prediction, model, centre, x)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "error, match, arguments",
+    [
+        (TypeError, "model must be a BayesianModel, got Linear", {"model": nn.Linear(2, 3)}),
+        (TypeError, "guide must be", {"guide": None}),
+        (TypeError, "guide must be", {"guide": 3}),
+        (ValueError, "lack the latent 'network.fc1.weight'", {"guide": {"a": torch.ones(2)}}),
+        (ValueError, "equally many", {"guide": {"a": torch.ones(2), "b": torch.ones(3)}}),
+        (ValueError, "equally many draws", {"guide": {}}),
+        (ValueError, "equally many draws", {"guide": {"a": torch.ones(0, 2)}}),
+        (ValueError, "equally many draws", {"guide": {"a": torch.tensor(1.0)}}),
+        (TypeError, "x must be a tensor, got list", {"x": [[1.0, 2.0]]}),
+        (ValueError, "x must hold at least one", {"x": torch.ones(0, 2)}),
+        (ValueError, "x must hold at least one", {"x": torch.tensor(1.0)}),
+        (ValueError, "x must be finite", {"x": torch.tensor([[1.0, math.nan]])}),
+        (ValueError, "x must be finite", {"x": torch.tensor([[-math.inf, 1.0]])}),
+        (ValueError, r"\[batch, 2\], got \[4, 3\]", {"x": torch.ones(4, 3)}),
+        (ValueError, "float64", {"x": torch.ones(4, 2, dtype=torch.float64)}),
+        *[(ValueError, "num_samples", {"num_samples": s}) for s in (0, -1, True, 2.0, "3")],
+        *[(ValueError, "batch_size", {"batch_size": s}) for s in (0, -1, True, 2.0, "3")],
+        *[(TypeError, "seed", {"seed": s}) for s in (True, 1.5, "1")],
+    ],
+)
+def test_bad_arguments_are_named(error, match, arguments):
+    model = classifier()
+    given = {"model": model, "guide": bbb.AutoSoftplusNormal(model), "x": torch.ones(4, 2)}
+    with pytest.raises(error, match=match):
+        bbb.predict(**{**given, **arguments})
+    if not {"num_samples", "seed"} & set(arguments):
+        with pytest.raises(error, match=match):
+            bbb.predict_mean(**{**given, **arguments})
+
+
+def test_inputs_that_do_not_fit_a_bare_layer_are_named():
+    with pytest.raises(ValueError, match=r"x of shape \[n, 3\].*does not fit the network"):
+        bbb.predict(line(), bbb.AutoSoftplusNormal(line()), torch.ones(4, 3))
+
+
+# Classes
+
+
+def of_probs(probs):
+    return ClassificationPrediction(torch.tensor(probs).log())
+
+
+def test_classification_by_hand(double):
+    prediction = of_probs([[[0.9, 0.1]], [[0.5, 0.5]]])
+
+    def entropy(p):
+        return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+    aleatoric = (entropy(0.9) + entropy(0.5)) / 2
+    expected = {
+        "probs": [[0.7, 0.3]],  # the mean of the logarithms would give [0.75, 0.25]
+        "label": [0],
+        "confidence": [0.7],
+        "entropy": [entropy(0.7)],
+        "aleatoric": [aleatoric],
+        "epistemic": [entropy(0.7) - aleatoric],
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(prediction, name), torch.tensor(value), msg=name)
+    assert prediction.label.dtype == torch.int64
+    y = torch.tensor([1])
+    torch.testing.assert_close(prediction.log_prob(y), torch.tensor([0.3]).log())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 30.0, 1000.0])
+def test_laws_of_total_entropy(dtype, spread):
+    logits = spread * torch.randn(20, 50, 4, dtype=dtype)
+    prediction = ClassificationPrediction(logits.log_softmax(-1))
+    eps = 20 * torch.finfo(dtype).eps
+    one = torch.ones(50, dtype=dtype)
+    torch.testing.assert_close(prediction.probs.sum(-1), one)
+    torch.testing.assert_close(prediction.probs, prediction.sample_probs.mean(0))
+    total = prediction.aleatoric + prediction.epistemic
+    torch.testing.assert_close(total, prediction.entropy, rtol=0, atol=eps)
+    assert (prediction.epistemic >= -eps).all()
+    assert (prediction.epistemic <= prediction.entropy + eps).all()
+    assert (prediction.entropy <= math.log(4) + eps).all()
+    single = ClassificationPrediction(prediction.sample_log_probs[:1])
+    assert (single.epistemic == 0).all()
+    same = ClassificationPrediction(prediction.sample_log_probs[:1].expand(7, -1, -1))
+    assert (same.epistemic.abs() < eps).all()
+
+
+def test_certain_and_impossible_classes_give_no_nan():
+    prediction = of_probs([[[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]])
+    torch.testing.assert_close(prediction.probs, torch.tensor([[0.5, 0.5, 0.0]]))
+    assert prediction.aleatoric.item() == 0
+    for value in (prediction.entropy, prediction.epistemic):
+        assert value.item() == pytest.approx(math.log(2), rel=1e-6)
+    assert prediction.log_prob(torch.tensor([2])).item() == -math.inf
+
+
+def test_tiny_probabilities_do_not_underflow():
+    logs = torch.tensor([[[0.0, -200.0]], [[0.0, -300.0]]])
+    log_prob = ClassificationPrediction(logs).log_prob(torch.tensor([1]))
+    assert log_prob.item() == pytest.approx(-200 - math.log(2), rel=1e-6)
+    model = line(bbb.likelihoods.Bernoulli())
+    draws = {"network.weight": torch.tensor([-200.0, -300.0]).reshape(2, 1, 1)}
+    prediction = bbb.predict(model, draws, torch.tensor([[1.0], [-1.0]]))
+    log_probs = prediction.log_prob(torch.tensor([1, 0])).tolist()
+    assert log_probs == pytest.approx([-200 - math.log(2)] * 2, rel=1e-6)
+
+
+def test_refuses_where_no_class_exceeds_the_threshold():
+    prediction = of_probs([[[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]]])
+    refused = {0.0: [0, 0, 0], 0.4: [0, 0, 0], 0.5: [1, 0, 0], 0.8: [1, 1, 0], 1.0: [1, 1, 1]}
+    for threshold, expected in refused.items():
+        assert prediction.refuse(threshold).tolist() == expected
+    for threshold in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="threshold"):
+            prediction.refuse(threshold)
+
+
+@pytest.mark.parametrize(
+    "y, match",
+    [
+        (torch.zeros(2), "integer"),
+        (torch.zeros(2, 1, dtype=torch.long), r"shape \[2\]"),
+        (torch.zeros(1, dtype=torch.long), r"shape \[2\]"),  # would broadcast
+        (torch.tensor([0, 3]), r"\[0, 2\], got 0 to 3"),
+        (torch.tensor([-1, 0]), "got -1 to 0"),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(y, match):
+    prediction = ClassificationPrediction(torch.zeros(4, 2, 3).log_softmax(-1))
+    with pytest.raises(ValueError, match=match):
+        prediction.log_prob(y)
+
+
+def test_one_yes_or_no_is_two_classes(double):
+    draws = {"network.weight": torch.tensor([-1.0, 2.0]).reshape(2, 1, 1)}
+    prediction = bbb.predict(line(bbb.likelihoods.Bernoulli()), draws, torch.tensor([[1.0], [0.5]]))
+    yes = torch.sigmoid(torch.tensor([[-1.0, -0.5], [2.0, 1.0]])).mean(0)
+    torch.testing.assert_close(prediction.probs, torch.stack([1 - yes, yes], -1))
+    assert prediction.label.tolist() == [1, 1]
+
+
+def test_sequences_keep_their_dimension():
+    network = PyroModule[nn.Sequential](nn.Unflatten(1, (3, 2)), bbb.BayesianLinear(2, 4))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
+    prediction = bbb.predict(model, bbb.AutoSoftplusNormal(model), torch.randn(5, 6), num_samples=6)
+    assert prediction.sample_probs.shape == (6, 5, 3, 4)
+    for name in ("label", "confidence", "entropy", "aleatoric", "epistemic"):
+        assert getattr(prediction, name).shape == (5, 3)
+    y = torch.randint(4, (5, 3))
+    expected = prediction.probs.gather(-1, y[..., None])[..., 0].log()
+    torch.testing.assert_close(prediction.log_prob(y), expected)
+
+
+# Real targets and counts
+
+
+def mixture(n=6, d=2, draws=5):
+    return dist.Normal(3 * torch.randn(draws, n, d), torch.rand(draws, n, d) + 0.1)
+
+
+def test_regression_by_hand(double):
+    loc, scale = torch.tensor([-1.0, 3.0]), torch.tensor([1.0, 2.0])
+    prediction = RegressionPrediction(dist.Normal(loc.view(2, 1, 1), scale.view(2, 1, 1)))
+    assert prediction.mean.item() == 1
+    assert prediction.aleatoric_std.item() == pytest.approx(math.sqrt(2.5))
+    assert prediction.epistemic_std.item() == pytest.approx(2)
+    assert prediction.std.item() == pytest.approx(math.sqrt(6.5))
+
+
+def test_moments_are_those_of_the_mixture(double):
+    components, draws = mixture(n=3), 100_000
+    prediction = RegressionPrediction(components)
+    y = components.sample((draws // 5,)).flatten(0, 1)  # equally many of each component
+    deviation = (y - y.mean(0)).square()
+    assert ((prediction.mean - y.mean(0)).abs() < SIGMAS * y.std(0) / draws**0.5).all()
+    error = SIGMAS * deviation.std(0) / draws**0.5
+    assert ((prediction.std.square() - deviation.mean(0)).abs() < error).all()
+
+
+def test_log_prob_is_of_the_joint_mixture(double):
+    components, y = mixture(), 3 * torch.randn(6, 2)
+    logs = stats.norm.logpdf(y.numpy(), components.loc.numpy(), components.scale.numpy())
+    expected = special.logsumexp(logs.sum(-1), axis=0) - math.log(5)
+    actual = RegressionPrediction(components).log_prob(y).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    far = RegressionPrediction(components).log_prob(y + 1e6)
+    assert far.isfinite().all()
+
+
+def test_targets_of_one_column_may_be_flat_and_others_must_fit():
+    prediction = RegressionPrediction(mixture(d=1))
+    y = torch.randn(6)
+    assert torch.equal(prediction.log_prob(y), prediction.log_prob(y[:, None]))
+    for shape in ([5], [1], [1, 1], [6, 2], [6, 1, 1], []):
+        with pytest.raises(ValueError, match="expected y"):
+            prediction.log_prob(torch.zeros(shape))
+    with pytest.raises(ValueError, match="expected y"):
+        RegressionPrediction(mixture(d=2)).log_prob(y)
+
+
+def test_networks_may_drop_the_targets_dimension(double):
+    network = PyroModule[nn.Sequential](bbb.BayesianLinear(2, 1), nn.Flatten(0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=5)
+    draws, x, y = draw(model, 3), torch.randn(4, 2), torch.randn(4)
+    prediction = bbb.predict(model, draws, x)
+    expected = torch.stack([each.log_prob(y) for each in loop(model, draws, x)])
+    torch.testing.assert_close(prediction.log_prob(y), expected.logsumexp(0) - math.log(3))
+    assert prediction.mean.shape == prediction.interval(0.5)[0].shape == (4,)
+
+
+def components_of(kind):
+    """A torch mixture of 3 components for one target, and scipy's components."""
+    if kind == "student":
+        loc, df = [-1.0, 0.0, 30.0], [1.5, 2.0, 1.0]  # infinite variance, and no mean
+        pairs = list(zip(df, loc, strict=True))
+        return StudentT(*column(df, loc), 0.5), [stats.t(a, b, 0.5) for a, b in pairs]
+    loc, scale = {
+        "close": ([0.0, 1.0, -0.5], [1.0, 0.3, 2.0]),
+        "apart": ([-1e3, 5.0, 1e3], [1e-2, 1.0, 1e-3]),
+        "far-from-zero": ([1e6, 1e6 + 1, 1e6 + 2], [1.0, 1.0, 1.0]),
+        "equal": ([2.0, 2.0, 2.0], [1e-8, 1e-8, 1e-8]),
+    }[kind]
+    pairs = list(zip(loc, scale, strict=True))
+    return dist.Normal(*column(loc, scale)), [stats.norm(a, b) for a, b in pairs]
+
+
+def column(*values):
+    return [torch.tensor(value).view(3, 1, 1) for value in values]
+
+
+@pytest.mark.parametrize("p", [5e-7, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-3, 1 - 5e-7])
+@pytest.mark.parametrize("kind", ["close", "apart", "far-from-zero", "equal", "student"])
+def test_quantiles_are_those_of_the_mixture(double, kind, p):
+    components, oracle = components_of(kind)
+    prediction = RegressionPrediction(components)
+    ends = [each.ppf(p) for each in oracle]  # the mixture's quantile lies between
+
+    def excess(y):
+        return np.mean([each.cdf(y) for each in oracle]) - p
+
+    step = 1e-9 * max(map(abs, ends))
+    expected = optimize.brentq(excess, min(ends) - step, max(ends) + step, xtol=1e-13, rtol=1e-14)
+    quantile = prediction.quantile(p)
+    assert quantile.shape == (1, 1)
+    assert prediction.cdf(quantile).item() == pytest.approx(p, abs=1e-9, rel=1e-6)
+    # a probability of rounding error 1e-16 bounds the quantile no better than by the density
+    density = np.mean([each.pdf(expected) for each in oracle])
+    assert abs(quantile.item() - expected) <= 1e-15 / density + 1e-12 * abs(expected)
+
+
+def test_float32_quantiles_are_as_good_as_its_distribution_function():
+    lower, upper = RegressionPrediction(mixture(d=1)).interval(1 - 1e-6)
+    assert lower.dtype == torch.float32 and lower.isfinite().all() and upper.isfinite().all()
+    standard = RegressionPrediction(dist.Normal(torch.zeros(4, 1, 1), 1.0)).interval(1 - 1e-6)
+    expected = stats.norm.interval(1 - 1e-6)
+    # the function has steps of 2^-25, 6 % of the 5e-7 outside: 0.012 in the quantile
+    np.testing.assert_allclose([end.item() for end in standard], expected, atol=0.02)
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.05, 0.5, 0.9, 1 - 1e-6])
+def test_count_quantiles_are_the_smallest_that_suffice(double, p):
+    rates = np.array([[1e-4, 0.3, 4.0, 30.0, 1e4], [2e-4, 0.1, 9.0, 300.0, 2e4]])
+    prediction = RegressionPrediction(LogRatePoisson(torch.tensor(rates).log().unsqueeze(-1)))
+    counts = np.arange(30_000)
+    for i, rate in enumerate(rates.T):
+        cdf = stats.poisson.cdf(counts, rate[:, None]).mean(0)
+        assert prediction.quantile(p)[i].item() == np.searchsorted(cdf, p)
+
+
+@pytest.mark.parametrize("family", ["normal", "student"])
+def test_intervals_cover_what_they_say(double, family):
+    components, n, level = mixture(n=20_000, d=1, draws=3), 20_000, 0.9
+    if family == "student":
+        components = StudentT(torch.tensor(1.5), components.loc, components.scale)
+    y = components.sample()[torch.randint(3, (n,)), torch.arange(n)]
+    lower, upper = RegressionPrediction(components).interval(level)
+    error = math.sqrt(level * (1 - level) / n)
+    assert abs(((lower <= y) & (y <= upper)).double().mean().item() - level) < SIGMAS * error
+    assert abs((y < lower).double().mean().item() - 0.05) < SIGMAS * math.sqrt(0.05 * 0.95 / n)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.5, 1.5, math.nan])
+def test_levels_outside_their_range_are_named(bad):
+    prediction = RegressionPrediction(mixture())
+    with pytest.raises(ValueError, match="level"):
+        prediction.interval(bad)
+    with pytest.raises(ValueError, match="probability"):
+        prediction.quantile(bad)
+
+
+class Gated(PyroModule):
+    """A linear layer, and a latent of each unit in a plate of the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = bbb.networks.BayesianLinear(3, 4)
+
+    def forward(self, x):
+        with pyro.plate("units", 4):
+            gate = pyro.sample("gate", dist.LogNormal(0.0, 1.0))
+        return (self.hidden(x) * gate).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("family", ["softplus_normal", "low_rank", "delta"])
+@pytest.mark.parametrize("n", [20, BATCHED_BELOW + 1])
+def test_latents_in_a_plate_of_the_forward_pass_are_predicted_with(double, family, n):
+    model = bbb.BayesianModel(Gated(), bbb.likelihoods.Gaussian(0.1), num_data=n)
+    guide = bbb.guides.make(family, model)
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    bbb.fit(model, guide, (x, x[:, :1]), epochs=2, progress=False, seed=0)
+    draws = guide.sample_posterior(5)
+    expected = torch.stack([fn.mean for fn in loop(model, draws, x)])
+    assert draws["gate"].shape == (5, 4)
+    found = bbb.predict(model, draws, x)
+    torch.testing.assert_close(found.sample_means, expected)
+    assert bbb.predict(model, guide, x, num_samples=3).mean.shape == (n, 1)

@@ -1,0 +1,372 @@
+"""Latent scales of the weights: their sites, densities, marginals, and inference with them."""
+
+import copy
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import scipy.stats
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.poutine.messenger import Messenger
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb.priors import HierarchicalNormal
+from pyro_bbb.priors._hierarchical import horseshoe, inverse_gamma
+
+ALPHA = 1e-6  # false-alarm rate of each Kolmogorov-Smirnov test below
+KINDS = {
+    "layer": lambda: HierarchicalNormal(),
+    "unit": lambda: HierarchicalNormal(per="unit"),
+    "variance": lambda: inverse_gamma(2.0, 0.5),
+    "variance per unit": lambda: inverse_gamma(2.0, 0.5, per="unit"),
+    "log-normal": lambda: HierarchicalNormal(dist.LogNormal(-1.0, 0.5)),
+}
+every_kind = pytest.mark.parametrize("kind", sorted(KINDS))
+
+
+def small_model(prior, network=None):
+    network = network or bbb.BayesianMLP([3, 4, 1], prior=prior)
+    return bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
+
+
+def small_data():
+    return torch.randn(12, 3), torch.randn(12, 1)
+
+
+def drawn(network, x):
+    trace = poutine.trace(network).get_trace(x)
+    return {name: site for name, site in trace.iter_stochastic_nodes()}
+
+
+# --- sites ---
+
+
+@pytest.mark.parametrize(
+    ("prior", "part", "shapes"),
+    [
+        (HierarchicalNormal(), "scale", [(), (), (), ()]),
+        (HierarchicalNormal(per="unit"), "scale", [(4,), (), (1,), ()]),
+        (horseshoe(), "scale", [(4,), (), (1,), ()]),
+        (inverse_gamma(), "variance", [(), (), (), ()]),
+    ],
+)
+def test_every_weight_has_a_latent_of_its_groups_before_it(prior, part, shapes):
+    sites = drawn(bbb.BayesianMLP([3, 4, 1], prior=prior), torch.randn(5, 3))
+    weights = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    assert list(sites) == [f"{w}{end}" for w in weights for end in (f"_prior_{part}", "")]
+    found = [sites[f"{weight}_prior_{part}"]["value"].shape for weight in weights]
+    assert found == shapes
+    for name, site in sites.items():
+        assert site["fn"].batch_shape == () and site["fn"].event_shape == site["value"].shape, name
+
+
+@every_kind
+def test_the_guide_draws_them_in_the_same_order(kind):
+    model = small_model(KINDS[kind]())
+    guide = bbb.AutoSoftplusNormal(model)
+    latents = list(drawn(model.network, small_data()[0]))
+    assert guide.site_names == latents
+    weights = [name for name in guide.site_names if "_prior_" not in name]
+    assert weights == guide.weight_names and len(weights) == 4
+    # which Pyro verifies where its validation is on (else it warns)
+    pyro.enable_validation(True)
+    assert math.isfinite(TraceMeanField_ELBO().loss(model, guide, *small_data()))
+
+
+def test_declaring_them_draws_nothing():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    network = bbb.BayesianMLP([3, 4, 1], prior="horseshoe")
+    bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert list(network.parameters()) == [] and dict(network.state_dict()) == {}
+
+
+def test_the_guide_starts_at_the_latents_median():
+    model = small_model(None, bbb.BayesianMLP([3, 200, 1], prior=horseshoe(0.1)))
+    guide = bbb.AutoSoftplusNormal(model)
+    start = guide.median()["network.fc1.weight_prior_scale"] / 0.1
+    # Medians of 15 draws: ln of each has about sd .41. 6 standard errors of the mean, 2e-9.
+    assert start.log().mean().abs() < 6 * 0.41 / math.sqrt(200)
+
+
+# --- densities ---
+
+
+@every_kind
+def test_the_weights_have_the_drawn_scale(kind):
+    prior = KINDS[kind]()
+    layer = bbb.BayesianConv2d(2, 3, 2, prior=prior)
+    sites = drawn(layer, torch.randn(1, 2, 4, 4))
+    part = next(name for name in sites if name.startswith("weight_prior"))
+    scale = sites[part]["value"].sqrt() if "variance" in part else sites[part]["value"]
+    per_entry = (scale.view(-1, 1, 1, 1) * torch.ones(3, 2, 2, 2)).numpy()
+    w = sites["weight"]["value"]
+    expected = scipy.stats.norm.logpdf(w, 0, per_entry).sum()
+    assert sites["weight"]["fn"].log_prob(w).item() == pytest.approx(expected, rel=1e-5)
+
+
+@every_kind
+def test_a_plate_of_particles_is_a_loop(kind):
+    """What the model computes for three particles at once is what it computes for each."""
+    model, data = small_model(KINDS[kind]()), small_data()
+    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+    with pyro.plate("particles", 3, dim=-2):
+        q = poutine.trace(guide).get_trace(*data)
+        p = poutine.trace(poutine.replay(model, trace=q)).get_trace(*data)
+    p.compute_log_prob(), q.compute_log_prob()
+    for s in range(3):
+        values = {name: site["value"][s, 0] for name, site in q.iter_stochastic_nodes()}
+        one = poutine.trace(poutine.condition(model, values)).get_trace(*data)
+        one.compute_log_prob()
+        for name in (*values, "obs"):
+            found = p.nodes[name]["log_prob"][s].sum()
+            torch.testing.assert_close(
+                found, one.nodes[name]["log_prob"].sum(), rtol=1e-4, atol=1e-4
+            )
+
+
+def marginal(prior, w, part):
+    """Log-density of a weight tensor, summed over its latent in the library's model.
+
+    The trapezoid rule converges geometrically for an integrand that is smooth and vanishes.
+    """
+    layer = bbb.BayesianLinear(w.shape[1], w.shape[0], bias=False, prior=prior).double()
+    u = torch.linspace(-14, 14, 281, dtype=torch.float64)  # logarithm of the latent
+    log_joint = torch.empty_like(u)
+    for i, latent in enumerate(u.exp()):
+        values = {"weight": w, part: latent.expand(layer_groups(prior, w))}
+        trace = poutine.trace(poutine.condition(layer, values)).get_trace(
+            w.new_zeros(1, w.shape[1])
+        )
+        log_joint[i] = trace.log_prob_sum() + u[i]
+    return torch.logsumexp(log_joint, 0).item() + math.log(28 / 280)
+
+
+def layer_groups(prior, w):
+    return w.shape[:1] if prior.per == "unit" else ()
+
+
+@pytest.mark.parametrize("per", ["layer", "unit"])
+def test_with_an_inverse_gamma_variance_a_group_is_multivariate_student_t(per):
+    a, b = 1.5, 0.7
+    w = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64)
+    prior = inverse_gamma(a, b, per=per)
+    t = scipy.stats.multivariate_t(np.zeros(3), np.eye(3) * b / a, df=2 * a)
+    found = marginal(prior, w, "weight_prior_variance")
+    assert found == pytest.approx(t.logpdf(w[0].numpy()), abs=1e-6)
+
+
+def test_with_a_half_cauchy_scale_a_weight_has_the_horseshoe_density():
+    """Which is exp(w^2 / 2) E1(w^2 / 2) / sqrt(2 pi^3)."""
+    for w in (0.05, 0.7, 4.0):
+        half = w * w / 2
+        expected = half + math.log(scipy.special.exp1(half)) - 0.5 * math.log(2 * math.pi**3)
+        w = torch.tensor([[w]], dtype=torch.float64)
+        assert marginal(horseshoe(), w, "weight_prior_scale") == pytest.approx(expected, abs=1e-5)
+
+
+def test_draws_of_different_units_are_student_t_and_independent():
+    """Squares of two weights correlate in a row, where they share their scale, not in a column."""
+    layer = bbb.BayesianLinear(2, 10_000, bias=False, prior=inverse_gamma(4.0, 4.0, per="unit"))
+    w = drawn(layer, torch.zeros(1, 2))["weight"]["value"]
+    assert scipy.stats.kstest(w[:, 0], scipy.stats.t(8).cdf).pvalue > ALPHA
+    in_row = np.corrcoef(w.abs().log().T.numpy())[0, 1]
+    below = np.corrcoef(w[:-1, 0].abs().log(), w[1:, 0].abs().log())[0, 1]
+    # Independent: 0 +- .01. The shared ln sqrt(tau^2) has variance psi'(4)/4 = .071 of 1.3 in all.
+    assert abs(below) < 0.05 < in_row + 0.02
+    expected = 0.07095 / (0.07095 + math.pi**2 / 8)
+    assert abs(in_row - expected) < 0.05  # 5 standard errors, false alarms 6e-7
+
+
+# --- inference ---
+
+
+@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_every_objective_takes_them(loss, estimator, num_particles):
+    model = small_model("horseshoe")
+    guide = bbb.AutoSoftplusNormal(model)
+    before = {name: parameter.clone() for name, parameter in guide.named_parameters()}
+    options = {"loss": loss, "estimator": estimator, "num_particles": num_particles}
+    history = bbb.fit(model, guide, small_data(), epochs=2, batch_size=6, progress=False, **options)
+    assert all(map(math.isfinite, history.loss))
+    assert all((parameter != before[name]).all() for name, parameter in guide.named_parameters())
+
+
+@pytest.mark.parametrize("objective", [Trace_ELBO, TraceMeanField_ELBO])
+def test_vectorised_particles_have_the_mean_of_single_ones(objective):
+    """Closed form or sampled: all estimate one ELBO. 5 standard errors, false alarms 6e-7."""
+    model, data = small_model("inverse_gamma"), small_data()
+    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+    elbo = objective(num_particles=1000, vectorize_particles=True, max_plate_nesting=1)
+    single = torch.tensor([Trace_ELBO().loss(model, guide, *data) for _ in range(200)])
+    error = single.std() * math.sqrt(1 / 200 + 1 / 1000)
+    assert abs(elbo.loss(model, guide, *data) - single.mean()) < 5 * error
+
+
+class AtNoise(Messenger):
+    """Gives the guide's latent variance a chosen noise, and the weights their means."""
+
+    def __init__(self, z):
+        super().__init__()
+        self.z = z
+
+    def _pyro_sample(self, msg):
+        if not msg["done"]:
+            fn = msg["fn"]
+            positive = isinstance(fn, dist.TransformedDistribution)
+            base = fn.base_dist
+            msg["value"] = (base.loc + base.scale * self.z).exp() if positive else base.loc
+            msg["done"] = True
+
+
+def test_the_best_log_normal_of_a_variance_is_stationary():
+    """All weights known: then the variance's posterior is inverse-gamma.
+
+    Of the Normals for its logarithm u, with ln p = -A u - B e^-u, the best has variance 1 / A and
+    mean ln(B / A) + 1 / (2 A). Gauss-Hermite quadrature gives the expected gradient.
+    """
+    torch.set_default_dtype(torch.float64)
+    n, a, b = 30, 1.5, 0.7
+    w = 0.1 * torch.randn(n)
+    concentration, rate = a + n / 2, b + 0.5 * w.square().sum()
+    best = (rate / concentration).log() + 0.5 / concentration, concentration**-0.5
+    layer = bbb.BayesianLinear(n, 1, bias=False, prior=inverse_gamma(a, b))
+    model = bbb.BayesianModel(layer, bbb.likelihoods.Gaussian(1.0), num_data=1)
+    guide = bbb.AutoSoftplusNormal(model, init_loc={"weight": w[None]})
+    part = "network.weight_prior_variance"
+    loc, rho = (guide._parameter(kind, part) for kind in ("locs", "rhos"))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+
+    def slopes(shift, factor):
+        loc.data.copy_(best[0] + shift)
+        rho.data.copy_(torch.tensor(factor * best[1]).expm1().log())
+        expected = 0.0
+        for z, weight in zip(nodes, weights / math.sqrt(2 * math.pi), strict=True):
+            args = model, AtNoise(z)(guide), torch.zeros(1, n), torch.zeros(1, 1)
+            expected = expected + weight * Trace_ELBO().differentiable_loss(*args)
+        return torch.stack(torch.autograd.grad(expected, (loc, rho)))
+
+    assert slopes(0.0, 1.0).abs().max() < 1e-9
+    assert slopes(0.1, 1.0)[0] > 1 and slopes(0.0, 1.2)[1] > 0.05  # and uphill from there
+
+
+@every_kind
+@pytest.mark.parametrize("guide", [bbb.AutoSoftplusNormal, AutoNormal, AutoDelta])
+def test_guides_train_and_predict(kind, guide):
+    model, (x, y) = small_model(KINDS[kind]()), small_data()
+    guide = guide(model)
+    history = bbb.fit(model, guide, (x, y), epochs=2, progress=False)
+    assert all(map(math.isfinite, history.loss))
+    assert bbb.predict(model, guide, x, num_samples=3).mean.isfinite().all()
+    assert bbb.predict_mean(model, guide, x).mean.isfinite().all()
+
+
+@every_kind
+def test_pruning_and_export_leave_the_latents_out(kind):
+    model, (x, y) = small_model(KINDS[kind]()), small_data()
+    guide = bbb.prune(bbb.AutoSoftplusNormal(model), fraction=0.25)
+    assert not any("_prior_" in name for name in bbb.signal_to_noise(guide))
+    bbb.fit(model, guide, (x, y), epochs=2, progress=False, loss="mean_field")
+    plain = bbb.to_module(model, guide)
+    weights = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    assert [name for name, _ in plain.named_parameters()] == weights == list(plain.state_dict())
+    torch.testing.assert_close(plain(x), bbb.predict_mean(model, guide, x).mean)
+
+
+class Sequence(nn.Module):
+    """A convolution, a recurrent layer and a read-out."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.lstm = nn.Conv1d(1, 2, 2), nn.LSTM(2, 3, batch_first=True)
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.out(self.lstm(self.conv(x[:, None]).transpose(1, 2))[0][:, -1])
+
+
+@every_kind
+def test_converted_networks_have_them_too(kind):
+    plain = Sequence()
+    network = bbb.bayesianize(plain, KINDS[kind](), where=["lstm", "conv"])
+    model, (x, y) = small_model(None, network), small_data()
+    guide = bbb.AutoSoftplusNormal(model)
+    start = guide.median()["network.lstm.weight_hh_l0"]
+    torch.testing.assert_close(start, plain.lstm.weight_hh_l0.detach())
+    history = bbb.fit(model, guide, (x, y), epochs=2, num_particles=2, progress=False)
+    assert all(map(math.isfinite, history.loss))
+    exported = bbb.to_module(model, guide)
+    assert [name for name, _ in exported.named_parameters()] == [
+        n for n, _ in plain.named_parameters()
+    ]
+    torch.testing.assert_close(exported(x), bbb.predict_mean(model, guide, x).mean)
+
+
+def test_nuts_runs_on_them():
+    model, (x, y) = small_model("inverse_gamma"), small_data()
+    kernel = NUTS(model, max_tree_depth=3, init_strategy=pyro.infer.autoguide.init_to_median)
+    mcmc = MCMC(kernel, num_samples=5, warmup_steps=5, disable_progbar=True)
+    mcmc.run(x, y)
+    draws = mcmc.get_samples()
+    assert (draws["network.fc1.weight_prior_variance"] > 0).all() and len(draws) == 8
+    assert bbb.predict(model, mcmc, x).mean.isfinite().all()
+
+
+def test_copies_and_dtypes():
+    model = small_model("horseshoe")
+    twin, (x, y) = copy.deepcopy(model).double(), small_data()
+    guide = bbb.AutoSoftplusNormal(twin)
+    bbb.fit(twin, guide, (x.double(), y.double()), epochs=1, progress=False)
+    assert {parameter.dtype for parameter in guide.parameters()} == {torch.float64}
+    sites = drawn(model.network, x)
+    assert {site["value"].dtype for site in sites.values()} == {torch.float32}
+
+
+def test_raw_svi_trains_the_latents():
+    model = small_model("horseshoe")
+    guide = bbb.AutoSoftplusNormal(model)
+    before = guide.median()
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    for _ in range(2):
+        svi.step(*small_data())
+    assert all((value != before[name]).all() for name, value in guide.median().items())
+
+
+def test_by_name_only_some_layers_have_latents():
+    nested = {"fc1.*": {"*.weight": "horseshoe", "*": "normal"}, "*": "normal"}
+    for prior in ({"fc1.weight": "horseshoe", "*": "normal"}, nested):
+        network = bbb.BayesianMLP([3, 4, 1], prior=prior)
+        sites = list(drawn(network, torch.randn(5, 3)))
+        others = ["fc1.bias", "fc2.weight", "fc2.bias"]
+        assert sites == ["fc1.weight_prior_scale", "fc1.weight", *others]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: HierarchicalNormal(1.0), TypeError, "scale must be a distribution, got 1.0"),
+        (lambda: HierarchicalNormal(dist.Normal(0, 1)), ValueError, "on positive values, got Nor"),
+        (lambda: HierarchicalNormal(dist.Beta(1, 1).expand([2])), ValueError, "must be a scalar"),
+        (
+            lambda: HierarchicalNormal(dist.HalfCauchy(1.0), variance=dist.Gamma(1.0, 1.0)),
+            ValueError,
+            "of scale or of variance, not of both",
+        ),
+        (lambda: HierarchicalNormal(per="row"), ValueError, r"\['layer', 'unit'\], got 'row'"),
+        (lambda: horseshoe(0.0), ValueError, "scale must be positive and finite, got 0.0"),
+        (lambda: inverse_gamma(rate=math.nan), ValueError, "rate must be positive and finite"),
+        (lambda: inverse_gamma(-1.0), ValueError, "concentration must be positive and finite"),
+    ],
+)
+def test_what_cannot_be_a_scale_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,142 @@
+"""The limits of the house: its size, what is private, and what importing it must not do.
+
+That rooms import one way is held by the contracts of import-linter in ``pyproject.toml``.
+"""
+
+import ast
+import subprocess
+import sys
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pyro_bbb"
+EXPERIMENTS = ROOT / "experiments"
+
+MOST_ENTRIES = 24  # on top of the package
+MOST_MODULES = 14  # in a folder
+MOST_LINES = 300  # in a module
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+FOLDERS = sorted({path.parent for path in MODULES} - {PACKAGE})
+
+
+def is_old_path(path):
+    """Whether a module holds but the names that moved out of it."""
+    return path.read_text("utf-8").startswith('"""Moved to `')
+
+
+def private_of_others(path):
+    """Private modules of other rooms that a file of the library imports."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for name in imported_names(path.read_text("utf-8"), package):
+        room, *rest = name.split(".")[1:] or [""]
+        same_room = package == f"pyro_bbb.{room}" or package.startswith(f"pyro_bbb.{room}.")
+        other = name.startswith("pyro_bbb.") and not same_room and room != "_version"
+        if other and any(part.startswith("_") for part in rest):
+            yield name
+
+
+# --- the house ---
+
+
+def test_a_reader_sees_few_entries_on_top():
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    old = {path.stem for path in PACKAGE.glob("*.py") if is_old_path(path)}
+    assert len(entries - old - {"__init__", "__main__", "__pycache__"}) <= MOST_ENTRIES
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_room_is_small_and_says_what_it_is_for(folder):
+    assert len(list(folder.glob("*.py"))) - 1 <= MOST_MODULES
+    doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
+    assert doc and doc.count(".") >= 2, "what is inside, what it imports, where to add one"
+    assert "Imports" in doc
+
+
+def test_modules_are_short():
+    lines = {path: len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert not [path.name for path, count in lines.items() if count > MOST_LINES]
+
+
+def test_a_private_module_is_imported_by_its_own_room_alone():
+    found = {path.name: sorted(private_of_others(path)) for path in MODULES}
+    assert not {name: names for name, names in found.items() if names}
+
+
+def imported_names(source: str, package: str) -> set[str]:
+    """Dotted names that a file of ``package`` imports, at any depth, lazily or for types only."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+# --- experiments ---
+
+
+def sibling_imports(source: str, siblings: set[str]) -> set[str]:
+    """Experiments that a file beside them imports, as ``experiments.x``, ``.x`` or plain ``x``."""
+    found = set()
+    for name in imported_names(source, "experiments"):
+        parts = name.removeprefix("experiments.").split(".")
+        found |= {parts[0]} & siblings
+    return found
+
+
+def test_experiments_share_only_helpers():
+    paths = sorted(EXPERIMENTS.glob("*.py"))
+    experiments = {path.stem for path in paths if not path.stem.startswith("_")}
+    assert experiments
+    for path in paths:
+        source = path.read_text()
+        others = sibling_imports(source, experiments - {path.stem})
+        assert not others, f"{path.name} imports the experiment {others}; share a _helper"
+        assert not sibling_imports(source, {"tests"}), f"{path.name} imports tests"
+
+
+def test_imports_of_another_experiment_are_found():
+    for source in ("import sine", "from experiments.sine import f", "from . import sine"):
+        assert sibling_imports(source, {"sine"}) == {"sine"}
+    assert sibling_imports("from experiments._common import f", {"sine"}) == set()
+
+
+# --- importing the library ---
+
+IMPORT = """
+import random, sys
+import numpy, pyro, torch
+def state():
+    return dict(
+        torch=torch.get_rng_state().tolist(),
+        numpy=numpy.random.get_state()[1].tolist(),
+        random=random.getstate(),
+        dtype=torch.get_default_dtype(),
+        threads=torch.get_num_threads(),
+        grad=torch.is_grad_enabled(),
+        validation=torch.distributions.Distribution._validate_args,
+        params=list(pyro.get_param_store()),
+        pyro={name: value for name, value in pyro.settings.get().items() if name in known},
+    )
+known = set(pyro.settings.get())
+before = state()
+import pyro_bbb
+assert pyro_bbb.__file__, "pyro_bbb has no __init__.py"
+changed = [name for name, value in state().items() if value != before[name]]
+assert not changed, f"importing pyro_bbb changed {changed}"
+for name in ("matplotlib", "sklearn", "pandas", "polars", "tyro"):
+    assert name not in sys.modules, f"importing pyro_bbb imported {name}"
+"""
+
+
+def test_importing_the_library_has_no_side_effect():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == done.stderr == ""

@@ -1,0 +1,266 @@
+"""The documentation: the site builds strictly, its links lead somewhere, its code runs."""
+
+import importlib.util
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from html.parser import HTMLParser
+from inspect import isclass, isfunction
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from urllib.parse import unquote, urljoin, urlsplit
+
+import matplotlib.pyplot as plt
+import pytest
+
+import pyro_bbb
+from tests._support import doc_runner as blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "http://site/"
+
+# --- the site ---
+
+
+class Reader(HTMLParser):
+    """Links, anchors and foreign files of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.loaded: list[str] = []  # what a browser fetches without being asked
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.anchors |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        target = attributes.get("href") or attributes.get("src")
+        if target:
+            self.links.append(target)
+            if tag != "a":
+                self.loaded.append(target)
+
+
+def build(folder):
+    """The site's files by address: what is read of a page, None of any other file."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = {}
+    for path in filter(Path.is_file, folder.rglob("*")):
+        address = urljoin(HOST, path.relative_to(folder).as_posix()).removesuffix("index.html")
+        site[address] = Reader(path.read_text("utf-8")) if path.suffix == ".html" else None
+    return site
+
+
+def broken(site):
+    """Links inside the site that lead nowhere."""
+    for address, reader in site.items():
+        for link in reader.links if reader else []:
+            place, _, anchor = urljoin(address, link).partition("#")
+            if place.startswith(HOST):
+                target = site.get(unquote(place), "missing")
+                known = target.anchors if isinstance(target, Reader) else set()
+                if target == "missing" or (anchor and unquote(anchor) not in known):
+                    yield f"{address}: {link}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_its_links_lead_somewhere(tmp_path):
+    site = build(tmp_path)
+    pages = [reader for reader in site.values() if reader]
+    assert len(pages) > 60
+    assert not list(broken(site))
+    loaded = [target for reader in pages for target in reader.loaded]
+    foreign = [target for target in loaded if urlsplit(target).netloc]
+    assert loaded and not foreign, "a page asks another host"
+
+
+def test_broken_links_are_found():
+    page = '<h2 id="here"></h2><a href="#here"></a><a href="#gone"></a><a href="../b/"></a>'
+    site = {f"{HOST}a/": Reader(page), f"{HOST}b/": Reader('<a href="https://pyro.ai"></a>')}
+    assert list(broken(site)) == [f"{HOST}a/: #gone"]
+    del site[f"{HOST}b/"]
+    assert list(broken(site)) == [f"{HOST}a/: #gone", f"{HOST}a/: ../b/"]
+
+
+# --- the reference ---
+
+
+def public_modules():
+    """The package, its public modules and rooms, and the modules that these list."""
+    names = [info.name for info in pkgutil.iter_modules(pyro_bbb.__path__, "pyro_bbb.")]
+    modules = [pyro_bbb, *map(importlib.import_module, names)]
+    public = [module for module in modules if not module.__name__.split(".")[-1].startswith("_")]
+    for module in public:
+        yield module
+        listed = (getattr(module, name) for name in getattr(module, "__all__", ()))
+        yield from (each for each in listed if isinstance(each, ModuleType))
+
+
+def public_names():
+    """Every public object, by each of its names."""
+    names = {}
+    for module in public_modules():
+        for name in getattr(module, "__all__", None) or own(module):
+            if not isinstance(getattr(module, name), ModuleType):
+                names.setdefault(id(getattr(module, name)), set()).add(f"{module.__name__}.{name}")
+    return list(names.values())
+
+
+def own(module):
+    """Functions and classes that a module without ``__all__`` defines or passes on by ``as``."""
+    source = Path(module.__file__).read_text("utf-8")
+    passed_on = set(re.findall(r"import (\w+) as \1$", source, flags=re.MULTILINE))
+    for name, value in vars(module).items():
+        if (isclass(value) or isfunction(value)) and not name.startswith("_"):
+            if value.__module__ == module.__name__ or name in passed_on:
+                yield name
+
+
+def test_every_public_name_is_in_the_reference_once():
+    pages = [path.read_text("utf-8") for path in blocks.PAGES]
+    shown = Counter(name for page in pages for name in re.findall(r"^::: (\S+)", page, flags=re.M))
+    public = public_names()
+    assert len(public) > 100
+    assert not [names for names in public if sum(shown[name] for name in names) != 1]
+    assert not set(shown) - set().union(*public)
+
+
+# --- the code ---
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder to work in; another is the home, so that nothing is written elsewhere."""
+    for name in ("here", "home"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("PYRO_BBB_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "page", None)  # taken out again afterwards
+    yield tmp_path / "here"
+    plt.close("all")
+
+
+def name_of(page):
+    return page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+
+
+RUN = [page for page in blocks.PAGES if any(block.reason is None for block in blocks.blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_the_code_runs(page, elsewhere, capsys):
+    if page.parent.name == "migrate":  # from another library, which conda-forge may not have
+        pytest.importorskip(page.stem)
+    assert blocks.run_page(page, elsewhere, capsys)
+
+
+def test_a_block_is_left_out_for_a_good_reason_only():
+    for page in blocks.PAGES:
+        blocks.check_reasons(page)
+
+
+# --- the runner of blocks itself ---
+
+PAGE = """
+```python
+first = 1
+```
+
+=== "a tab"
+
+    ```python
+    print(first + 1, "of", "2.50")
+    ```
+
+    ```text
+    2 of {shown}
+    ```
+
+<!-- not run: {reason} -->
+```python
+assert False
+```
+
+```console
+python -c "open('made', 'w')"   # a command
+make nothing
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason", "message"),
+    [
+        ("2.50", "a GPU: a large one", None),
+        ("2.50", "no time", "no time"),
+        ("2.80", "a GPU", "page.md:9 prints"),
+        ("2.5", "a GPU", "page.md:9 prints"),
+    ],
+)
+def test_blocks_are_run_compared_and_left_out(shown, reason, message, elsewhere, capsys):
+    page = elsewhere / "page.md"
+    page.write_text(PAGE.format(shown=shown, reason=reason))
+    with nullcontext() if message is None else pytest.raises(AssertionError, match=message):
+        blocks.check_reasons(page)
+        assert blocks.run_page(page, elsewhere, capsys) == 3
+        assert (elsewhere / "made").exists()
+
+
+def test_numbers_agree_as_machines_do():
+    assert blocks.close("0.0312", "0.0330") and blocks.close("12.9", "12.0")
+    assert blocks.close("0.02", "0.00") and blocks.close("-5.50", "-5.49")
+    for number, shown in ("13.3", "12.0"), ("0.03", "0.00"), ("41", "40"), ("0.5", "0.50"):
+        assert not blocks.close(number, shown)
+
+
+# --- what the site adds to the pages ---
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """The module that MkDocs runs."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("[a](../../README.md#more)", "[a](../project/readme.md#more)"),
+        ("[a](../../experiments/quickstart.py)", "[a](../experiments/quickstart.md)"),
+        ("![a](../images/votes_unsure.png)", "![a](../images/votes_unsure.png)"),
+        ("[a](../../LICENSE), [b](../results)", "a, b"),
+        ("[a](https://pyro.ai/x), [b](gone.md), x[0](y)", None),
+    ],
+)
+def test_links_between_files_become_links_between_pages(hooks, link, shown):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guide/choose.md"))
+    changed = hooks.on_page_markdown(link, page, None, None)
+    assert changed == (link if shown is None else shown)
+
+
+def test_equations_become_mathml_or_an_error(hooks):
+    page = r'<span class="arithmatex">\(\ln q \sim x &lt; 1\)</span>'
+    written = hooks.on_page_content(page, None, None, None)
+    assert written.startswith("<math") and "<mo>∼</mo>" in written and "mspace" in written
+    for latex in r"\nothing x", r"\begin{aligned}a &amp;= b\end{aligned}":
+        with pytest.raises(ValueError, match="not understood: "):
+            hooks.on_page_content(rf'<div class="arithmatex">\[{latex}\]</div>', None, None, None)

@@ -1,0 +1,39 @@
+"""The numbers that the page on choosing repeats are those of the records they come from."""
+
+import json
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "guide" / "choose.md").read_text(encoding="utf-8")
+PROBLEMS = ("sine", "diabetes", "breast_cancer")
+
+
+def test_guides_off_the_data_and_their_seconds():
+    problems = json.loads((DOCS / "results/posterior_fidelity.json").read_text())["problems"]
+    rows = table("guides")
+    assert len(rows) == 8
+    for name, *numbers, _ in rows:
+        key = "delta (MAP)" if name == "delta" else name
+        found = [problems[problem]["guides"][key] for problem in PROBLEMS]
+        ratios = [f"{guide['off the data']['sd_ratio']:.2f}" for guide in found]
+        assert numbers == [*ratios, f"{found[0]['seconds']:.0f}"], name
+
+
+def test_the_time_of_a_step_by_each_estimator():
+    comparisons = json.loads((DOCS / "results/benchmarks.json").read_text())["comparisons"]
+    title = "gradient estimators of pyro_bbb, width 400"
+    (steps,) = (each["contenders"] for each in comparisons if each["title"] == title)
+    rows = table("estimators")
+    assert len(rows) == 4
+    for name, number, _ in rows:
+        name = name.strip('"')
+        key = "pyro_bbb (mixture)" if name == "reparam" else f"pyro_bbb, {name}"
+        assert number == f"{steps[key]['ratio']:.1f}", name
+
+
+def table(name: str) -> list[list[str]]:
+    """The cells of a marked table's rows below its head, without backticks."""
+    (marked,) = re.findall(rf"<!-- {name} -->\n(.*?)<!-- end -->", PAGE, flags=re.DOTALL)
+    rows = [line.strip("|").split("|") for line in marked.splitlines()[2:]]
+    return [[cell.strip().strip("`") for cell in row] for row in rows]

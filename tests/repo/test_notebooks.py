@@ -1,0 +1,123 @@
+"""Every notebook runs, in smoke mode, and is committed as it was when it had run in full."""
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = [
+    "active_learning",
+    "any_network",
+    "estimators",
+    "fashion_mnist",
+    "lenet5_mnist",
+    "mnist_mlp",
+    "mushroom_bandit",
+    "paper_mnist",
+    "paper_pruning",
+    "paper_regression",
+    "sine_regression",
+    "swap_guides_and_priors",
+    "uci_regression",
+]
+MACHINE_PATH = re.compile(
+    r"(?<![\w.])/(?:home|Users|root|tmp|mnt|opt|usr|var|work|workspace|content)/|[A-Z]:\\\\?Users"
+)
+
+each = pytest.mark.parametrize("name", NOTEBOOKS)
+
+
+def read(name):
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def faults(cells):
+    """Outputs that no reader should see: errors, and what was written to stderr."""
+    outputs = [output for cell in cells for output in cell.outputs]
+    return [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+
+
+def texts(notebook):
+    """All that a reader sees as text: sources and outputs without the pictures."""
+    for cell in notebook.cells:
+        yield cell.source
+        for output in cell.get("outputs", []):
+            yield output.get("text", "")
+            yield "\n".join(output.get("traceback", []))
+            data = output.get("data", {}).items()
+            yield from (value for kind, value in data if kind.startswith("text/"))
+
+
+def test_every_notebook_is_listed():
+    assert sorted(path.stem for path in FOLDER.rglob("*.ipynb")) == NOTEBOOKS
+
+
+@pytest.mark.slow
+@each
+def test_it_runs(name, tmp_path, monkeypatch):
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("PYRO_BBB_SMOKE", "1")
+    for folder in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(folder, str(tmp_path / folder))
+    (tmp_path / "here").mkdir()
+    notebook = read(name)
+    resources = {"metadata": {"path": str(tmp_path / "here")}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
+    assert not faults(code_cells(notebook))
+    assert not list((tmp_path / "here").iterdir()), "it left files behind"
+
+
+@each
+def test_it_is_committed_with_its_outputs(name):
+    notebook = read(name)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert cells[-1].outputs and not faults(cells)
+    silent = [cell.source for cell in cells if not cell.outputs and shows(cell.source)]
+    assert not silent
+
+
+def shows(source):
+    """Whether a cell prints, draws, or ends in an expression."""
+    last = source.rstrip().splitlines()[-1]
+    ends_in_a_call = re.match(r"[a-z]\w*\(|Markdown\(|display\(", last) is not None
+    return "plt.show()" in source or re.search(r"^\s*print\(", source, re.M) or ends_in_a_call
+
+
+@each
+def test_it_was_run_in_full(name):
+    """The switch stands in the first code cell, and is off unless the environment sets it."""
+    first = code_cells(read(name))[0].source
+    assert 'SMOKE = bool(os.environ.get("PYRO_BBB_SMOKE"))' in first
+
+
+@each
+def test_nothing_tells_whose_machine_it_was(name):
+    notebook = read(name)
+    assert not [text for text in texts(notebook) if MACHINE_PATH.search(text)]
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec == {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    }
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert not any(cell.metadata for cell in notebook.cells)
+
+
+def test_machine_paths_are_found():
+    for text in ("see /home/me/x.py", "at '/tmp/a'", "C:\\Users\\me", "/root/.cache/x"):
+        assert MACHINE_PATH.search(text), text
+    for text in ("https://example.org/home/x", "results/tmp/", "a/b", "and/or"):
+        assert not MACHINE_PATH.search(text), text

@@ -1,0 +1,152 @@
+"""The README's results are those of the committed runs, in docs/results."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+README = (ROOT / "README.md").read_text()
+
+FASHION = "Fashion-MNIST, 784-400-400-10, ensemble"
+SINE = "Sine, epistemic sd off the data over that on them"
+MNIST = "MNIST, 784-400-400-10, mean network"
+SKIPPED = "Normal prior, layer skipped"
+LENET = "MNIST, LeNet-5, 50 draws"
+MUSHROOMS = "Mushroom bandit (5 seeds), regret after 5,000"
+AT, END = "regret at 5,000", "regret at 50,000"
+GARMENTS = "Fashion-MNIST, LeNet-5, 50 draws"
+CURVE = "The paper's Figure 5, true values beyond the data in the central 90 % (%)"
+BEYOND = "interquartile range there"
+BBB = "Bayes by Backprop"
+LABELS = "MNIST, labels for 95 % right (5 seeds)"
+
+# what it is, the published figure, run, where in its figures, factor, decimals
+FIGURES = [
+    (f"{FASHION}: accuracy (%)", "87.65", "fashion_mnist", "400-400.ensemble.accuracy", 100, 2),
+    ("NLL (nats)", "–", "fashion_mnist", "400-400.ensemble.nll", 1, 3),
+    ("ECE (%)", "–", "fashion_mnist", "400-400.ensemble.ece", 100, 2),
+    ("AUROC against MNIST (%)", "–", "fashion_mnist", "400-400.digits.entropy", 100, 1),
+    (f"{SINE}: fixed mixture", "–", "sine_regression", "fixed mixture.ratio", 1, 1),
+    ("learned mixture", "–", "sine_regression", "learned mixture.ratio", 1, 1),
+    ("trainable location", "–", "sine_regression", "trainable location.ratio", 1, 1),
+    (
+        f"{MNIST}: accuracy (%), Normal prior",
+        "97.75",
+        "mnist_mlp",
+        "Normal prior.mean_network.accuracy",
+        100,
+        2,
+    ),
+    (
+        "accuracy (%), mixture prior",
+        "–",
+        "mnist_mlp",
+        "mixture prior.mean_network.accuracy",
+        100,
+        2,
+    ),
+    ("75 % of the weights removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0~75", 100, 2),
+    ("95 % removed (%)", "–", "mnist_mlp", "mixture prior.pruning.0~95", 100, 2),
+    (f"{SKIPPED}, 75 % removed (%)", "96.02", "mnist_mlp", f"{SKIPPED}.pruning.0~75", 100, 2),
+    (f"{SKIPPED}, 95 % removed (%)", "72.59", "mnist_mlp", f"{SKIPPED}.pruning.0~95", 100, 2),
+    (f"{LENET}: accuracy (%)", "98.5", "lenet5_mnist", "test.accuracy", 100, 2),
+    ("NLL (nats)", "0.048", "lenet5_mnist", "test.nll", 1, 4),
+    ("ECE (%)", "1.0", "lenet5_mnist", "test.ece", 100, 2),
+    ("AUROC against noise (%)", "–", "lenet5_mnist", "foreign.Gaussian noise.entropy", 100, 1),
+    (f"{GARMENTS}: accuracy (%)", "89.5", "lenet5_fashion", "test.accuracy", 100, 2),
+    ("NLL (nats)", "0.292", "lenet5_fashion", "test.nll", 1, 3),
+    ("ECE (%)", "1.1", "lenet5_fashion", "test.ece", 100, 2),
+    (f"{MUSHROOMS}: Bayes by Backprop", "–", "mushroom_bandit", f"{BBB}.{AT}", 1, 0),
+    ("greedy, plain network", "–", "mushroom_bandit", f"greedy.{AT}", 1, 0),
+    ("after 50,000: Bayes by Backprop", "–", "mushroom_bandit", f"{BBB}.{END}", 1, 0),
+    ("after 50,000: greedy, plain network", "–", "mushroom_bandit", f"greedy.{END}", 1, 0),
+    ("after 50,000: 1 % at random", "–", "mushroom_bandit", f"1 % greedy.{END}", 1, 0),
+    ("after 50,000: 5 % at random", "–", "mushroom_bandit", f"5 % greedy.{END}", 1, 0),
+    (f"{CURVE}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.coverage.90.off", 100, 1),
+    ("plain network", "–", "paper_regression", "plain network.coverage.90.off", 100, 1),
+    (f"{BEYOND}: Bayes by Backprop", "–", "paper_regression", f"{BBB}.interquartile.off", 1, 3),
+    ("plain network", "–", "paper_regression", "plain network.interquartile.off", 1, 3),
+    (f"{LABELS}: BALD", "–", "active_learning", "BALD.labels_at.95", 1, 0),
+    ("highest entropy", "–", "active_learning", "entropy.labels_at.95", 1, 0),
+    ("at random", "–", "active_learning", "random.labels_at.95", 1, 0),
+]
+COMMANDS = {"lenet5_fashion": "lenet5_mnist.py --dataset fashion_mnist"}
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("_repeats").shown
+
+
+def read(run):
+    path = RESULTS / f"{run}.json"
+    figures = json.loads(path.read_text()) if path.exists() else {"mean": {}, "seeds": [0] * 3}
+    assert len(figures["seeds"]) >= 3
+    return figures
+
+
+def keys(where):
+    return [key.replace("~", ".") for key in where.split(".")]
+
+
+def has(figures, where):
+    """Whether a run has a figure."""
+    found = figures["mean"]
+    for key in keys(where):
+        if key not in found:
+            return False
+        found = found[key]
+    return True
+
+
+def cell(shown, run, where, factor, digits):
+    """One figure of a run as the table has it, a dash where the run has none."""
+    figures = read(run)
+    if not has(figures, where):
+        return "–"
+    return shown(figures, *keys(where), factor=factor, digits=digits)
+
+
+def minutes(run, where):
+    """Of one seed of the run that has the figure."""
+    figures = read(run)
+    seconds = figures.get("seconds", 0) / len(figures["seeds"])
+    return f"{seconds / 60:.0f} min" if has(figures, where) else "–"
+
+
+def row(shown, figure):
+    what, published, run, where, factor, digits = figure
+    recipes = ("published", "ours")
+    cells = (cell(shown, f"{run}_{recipe}", where, factor, digits) for recipe in recipes)
+    command = COMMANDS.get(run, f"{run}.py")
+    return (
+        "| "
+        + " | ".join([what, published, *cells, minutes(f"{run}_ours", where), f"`{command}`"])
+        + " |"
+    )
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure[2]} {figure[3]}")
+def test_the_table_has_what_the_runs_found(figure, shown):
+    assert row(shown, figure) in README
+
+
+def test_every_committed_run_is_of_a_listed_experiment():
+    runs = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*_*.json")}
+    others = {"posterior", "sklearn", "uci_regression", "paper_mnist", "paper_pruning"}
+    assert runs - others == {figure[2] for figure in FIGURES}
+
+
+@pytest.mark.parametrize("score", ["rmse", "log_likelihood"])
+def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    uci = importlib.import_module("uci_regression")
+    run = json.loads((RESULTS / "uci_regression_ours.json").read_text())
+    for name in uci.PUBLISHED:
+        assert run[name]["splits"] == 20
+        cells = map(uci.shown, uci.rows_of(name, run[name], score).values())
+        assert f"| {name} | {' | '.join(cells)} |" in README

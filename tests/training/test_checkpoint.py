@@ -1,0 +1,826 @@
+"""Interrupted training goes on to the bit, whatever ended it, and nothing on disk is ever half."""
+
+import errno
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import autoguide
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import pyro_bbb as bbb
+from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods, training
+from pyro_bbb.persistence import archive as _archive
+from pyro_bbb.persistence.json_codec import pack, unpack
+from pyro_bbb.training._runners import rollback as _guarded
+from tests._support import resume_worker as resumable
+from tests._support.crash_injection import Crash, crash_at
+
+X = torch.sin(torch.arange(120.0).view(40, 3) ** 2)
+Y = X.sum(1)
+
+
+class Stop(Exception):
+    """As if the process ended in a callback."""
+
+
+def stop_after(epoch):
+    def callback(event):
+        if event.epoch == epoch:
+            raise Stop
+
+    return callback
+
+
+def plain():
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def make(guide="softplus_normal", *, layers=plain, prior=None, likelihood=None):
+    """A model and a guide, the same at each call."""
+    pyro.set_rng_seed(0)
+    network = bbb.bayesianize(layers(), prior() if prior else dist.Normal(0.0, 1.0))
+    likelihood = likelihood or likelihoods.Gaussian.learned
+    model = bbb.BayesianModel(network, likelihood(), num_data=40)
+    return model, bbb.guides.make(guide, model) if isinstance(guide, str) else guide(model)
+
+
+def fit(parts, folder=None, *, data=(X, Y), **options):
+    """Four epochs of three steps, the last of them of fewer examples."""
+    options = {"epochs": 4, "batch_size": 16, "lr": 0.01, "progress": False, **options}
+    return bbb.fit(*parts, data, checkpoint=folder, **options)
+
+
+def state(parts):
+    """Parameters and buffers."""
+    return [value.detach().clone() for part in parts for value in part.state_dict().values()]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def record(history):
+    return history.as_dict() | {"seconds": None, "interrupted": None}
+
+
+def content(folder):
+    """All that a checkpoint holds, but for how long things took."""
+    spec, tensors = _archive.read(Path(folder))
+    tensors.pop("history.seconds")
+    spec["progress"].pop("seconds")
+    return spec, {name: value.tolist() for name, value in tensors.items()}
+
+
+# --- killed ---
+
+
+class Killer:
+    """A process that runs and kills children; see `resumable`."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, resumable.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            text=True,
+        )
+
+    def run(self, case, folder, out, **when):
+        command = {"case": case, "folder": folder and str(folder), "out": str(out), **when}
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def killer():
+    killer = Killer()
+    yield killer
+    killer.process.communicate(timeout=60)
+    assert killer.process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", resumable.CASES)
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_path, case):
+    """Five times in each of five cases, two of them inside a write for certain."""
+    numbers = random.Random(case)
+    folder, out, whole = (tmp_path / name for name in ("folder", "out", "whole"))
+    assert killer.run(case, None, whole) == 0
+    assert killer.run(case, tmp_path / "calm", out) == 0
+    expected = content(tmp_path / "calm")
+    assert expected[0]["progress"]["finished"]
+
+    def assert_done():
+        assert out.read_text() == whole.read_text()
+        assert content(folder) == expected
+
+    kills = 0
+    while kills < 5:
+        out.unlink(missing_ok=True)
+        if kills % 2 == 1:
+            when = {"write": numbers.randrange(1, 40)}  # a write makes six such calls
+        else:
+            when = {"seconds": numbers.uniform(0.02, 0.5)}
+        status = killer.run(case, folder, out, **when)
+        if status == 0:  # it was done before that moment
+            assert_done()
+            shutil.rmtree(folder)
+            continue
+        assert status == -signal.SIGKILL
+        kills += 1
+    assert killer.run(case, folder, out) == 0
+    assert_done()
+    assert len(list(folder.iterdir())) == 2  # nothing that was left behind
+
+
+# --- resumed in this process ---
+
+
+def shuffled(**options):
+    return lambda: DataLoader(TensorDataset(X, Y), 16, shuffle=True, **options)
+
+
+def own_generator():
+    return shuffled(generator=torch.Generator().manual_seed(3))()
+
+
+def augmented():
+    """Noise of its own in every batch, between the draws of the steps."""
+
+    def collate(pairs):
+        x, y = (torch.stack(values) for values in zip(*pairs, strict=True))
+        return x + 0.1 * torch.randn_like(x), y
+
+    return shuffled(collate_fn=collate)()
+
+
+def batch_norm():
+    return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 1))
+
+
+def pruned(model):
+    return bbb.prune(bbb.AutoSoftplusNormal(model), 0.5)
+
+
+def cold(batch, num_batches):
+    return 0.25
+
+
+WARM_UP = bbb.KLSchedule("blundell", temperature=0.5, warmup_epochs=2)
+MAKES = {
+    **{guide: {"guide": guide} for guide in bbb.guides.GUIDES if guide != "laplace"},
+    "stock": {"guide": autoguide.AutoNormal},
+    "pruned": {"guide": pruned},
+    "buffers": {"layers": batch_norm},
+    "learned prior": {"prior": bbb.priors.LearnedScaleMixture},
+    "latent noise": {"likelihood": partial(likelihoods.Gaussian, dist.LogNormal(0.0, 1.0))},
+}
+OPTIONS = {
+    **{estimator: {"estimator": estimator} for estimator in estimators.ESTIMATORS},
+    "particles": {"num_particles": 2},
+    "schedules": {"kl_schedule": WARM_UP, "lr_schedule": "constant"},
+    "functions": {"kl_schedule": cold, "lr_schedule": math.cos},
+    "mean field": {"loss": "mean_field"},
+    "momentum": {"optimizer": partial(torch.optim.SGD, momentum=0.9), "lr": 1e-4},
+    "amsgrad": {"optimizer": partial(torch.optim.AdamW, amsgrad=True)},
+    "one batch": {"batch_size": 64},
+    "bfloat16": {"autocast": torch.bfloat16},
+    "seed": {"seed": 7},
+}
+LOADERS = {"loader": shuffled(), "generator": own_generator, "noise": augmented}
+LOADERS["workers"] = shuffled(num_workers=1, multiprocessing_context="fork")
+
+
+def assert_resumes(folder, build, options, every, data=lambda: (X, Y)):
+    parts = build()
+    expected = fit(parts, data=data(), **options)
+    following = torch.rand(())
+    for _ in range(2):  # the second time, it is finished
+        again = build()
+        options |= {"checkpoint_every": every}
+        if not Path(folder).exists():
+            with pytest.raises(Stop):
+                fit(again, folder, data=data(), callbacks=[stop_after(2)], **options)
+            again = build()
+        torch.manual_seed(99)
+        history = fit(again, folder, data=data(), **options)
+        assert same(state(again), state(parts))
+        assert record(history) == record(expected)
+        assert options.get("seed") is not None or torch.equal(torch.rand(()), following)
+
+
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("name", MAKES)
+def test_every_kind_of_model_and_guide_resumes_to_the_bit(tmp_path, name, every):
+    """Two steps after a checkpoint that is in the middle of an epoch, or three after an end."""
+    assert_resumes(tmp_path / "run", partial(make, **MAKES[name]), {}, every)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_so_it_is_with_every_option(tmp_path, name):
+    assert_resumes(tmp_path / "run", make, OPTIONS[name], 2)
+
+
+@pytest.mark.parametrize("every", [None, 2, 4])
+@pytest.mark.parametrize("name", LOADERS)
+def test_so_it_is_with_loaders(tmp_path, name, every):
+    assert_resumes(tmp_path / "run", make, {}, every, LOADERS[name])
+
+
+def test_so_it_is_in_double_precision(tmp_path):
+    torch.set_default_dtype(torch.float64)
+    assert_resumes(tmp_path / "run", make, {}, 2, lambda: (X.double(), Y.double()))
+
+
+class OnTheCPU:
+    def run(self, step):
+        step()
+
+    def capture(self, step):
+        return step
+
+
+def test_so_it_is_with_captured_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "capturing_device", lambda *_: OnTheCPU())
+    for every in (None, 2):
+        assert_resumes(tmp_path / str(every), make, {"cuda_graph": True}, every)
+
+
+def test_checkpoints_do_not_change_the_run(tmp_path):
+    runs = []
+    for folder in (None, tmp_path):
+        parts = make()
+        every = None if folder is None else 1
+        runs.append((record(fit(parts, folder, checkpoint_every=every)), state(parts)))
+    assert runs[0][0] == runs[1][0] and same(runs[0][1], runs[1][1])
+
+
+def test_a_finished_run_comes_back_without_a_step_or_a_callback(tmp_path):
+    first = fit(make(), tmp_path)
+    before = content(tmp_path)
+    again = fit(make(), tmp_path, callbacks=[stop_after(0)])
+    assert record(again) == record(first) and again.seconds == first.seconds
+    assert content(tmp_path) == before
+
+
+def test_a_run_that_a_callback_ended_is_finished(tmp_path):
+    callbacks = [lambda event: event.epoch == 1]
+    parts = make()
+    history = fit(parts, tmp_path, callbacks=callbacks)
+    again = make()
+    assert record(fit(again, tmp_path)) == record(history) and len(history) == 2
+    assert same(state(parts), state(again))
+
+
+def test_nothing_that_a_guide_of_its_own_lacks_goes_wrong_after_the_last_step(
+    tmp_path, monkeypatch
+):
+    """Ended between the last step and the approximation of a Laplace guide, it approximates."""
+    parts, build = make("laplace_ggn"), partial(make, "laplace_ggn")
+    fit(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_approximate", stop)
+        with pytest.raises(Stop):
+            fit(build(), tmp_path)
+    again = build()
+    assert len(fit(again, tmp_path)) == 4
+    assert same(state(parts), state(again))
+
+
+def stop(*_):
+    raise Stop
+
+
+# --- written as one ---
+
+
+def test_a_crash_at_any_call_that_writes_is_resumed_from(tmp_path):
+    parts = make()
+    expected = fit(parts, epochs=1)
+    for number in range(100):
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            left = crash_at(patch, number, of_paths=("unlink", "open", "mkdir"))
+            try:
+                fit(make(), folder, epochs=1, checkpoint_every=2)
+            except Crash:
+                pass
+        again = make()
+        assert record(fit(again, folder, epochs=1, checkpoint_every=2)) == record(expected)
+        assert same(state(again), state(parts))
+        if left[0] >= 0:
+            break
+        assert len(list(folder.iterdir())) == 2
+    assert 25 < number < 100
+
+
+def full_from(number):
+    left, real = [number], os.fsync
+
+    def fsync(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    return fsync
+
+
+@pytest.mark.parametrize("number", [4, 6, 8, 10])  # a write makes four such calls
+def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_path, number):
+    folder, states = tmp_path / "run", {}
+
+    def note(event):
+        states[event.epoch] = state((event.model, event.guide))
+
+    parts = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full_from(number))
+        with pytest.raises(
+            CheckpointError, match=f"{folder} cannot be written.*No space"
+        ) as caught:
+            fit(parts, folder, callbacks=[note])
+    epochs = number // 4
+    assert len(caught.value.history) == epochs and len(caught.value.history.steps) == 3 * epochs
+    assert same(state(parts), states[epochs - 1])
+    spec, tensors = _archive.read(folder)
+    assert spec["progress"]["epoch"] == epochs - 1
+    assert len(tensors["history.loss"]) == epochs - 1
+    assert not any(path.name.startswith(".") for path in folder.iterdir())
+
+    caught.value.retry()  # there is room again
+    assert _archive.read(folder)[0]["progress"]["epoch"] == epochs
+    again = make()
+    history = fit(again, folder)
+    whole = make()
+    assert record(history) == record(fit(whole))
+    assert same(state(again), state(whole))
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    parts = make()
+    before = state(parts)
+    for path, what in ((tmp_path / "file", "read"), (tmp_path / "file" / "run", "read")):
+        with pytest.raises(CheckpointError, match=f"{path} cannot be {what}"):
+            fit(parts, path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(CheckpointError, match="cannot be written.*Permission denied") as caught:
+            fit(parts, tmp_path / "run")
+    assert len(caught.value.history.steps) == 0
+    assert same(state(parts), before)
+
+
+def refuse(*_, **__):
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+# --- of another run ---
+
+
+def frozen(model):
+    guide = bbb.AutoSoftplusNormal(model)
+    next(guide.parameters()).requires_grad_(False)
+    return guide
+
+
+def wide():
+    return nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+OTHER_OPTIONS = [
+    ({"epochs": 5}, "epochs: 4 there, 5 here"),
+    ({"batch_size": 8}, "batch_size: 16 there, 8 here"),
+    ({"lr": 0.02}, "lr: 0.01 there, 0.02 here"),
+    ({"lr_schedule": "constant"}, "lr_schedule: cosine there, constant here"),
+    ({"lr_schedule": math.sqrt}, "lr_schedule: cosine there, math.sqrt here"),
+    ({"kl_schedule": cold}, r"kl_schedule: .*'base': 'uniform'.*'base': '.*\.cold'"),
+    ({"kl_schedule": WARM_UP}, "kl_schedule: .*there, .*'warmup_epochs': 2"),
+    ({"estimator": "flipout"}, "estimator: reparam there, flipout here"),
+    ({"num_particles": 2}, "num_particles: 1 there, 2 here"),
+    ({"loss": "mean_field"}, "loss: RecordedTraceELBO there, RecordedTraceMeanFieldELBO here"),
+    ({"seed": 3}, "seed: None there, 3 here"),
+    ({"nonfinite": "skip"}, "nonfinite: raise there, skip here"),
+    ({"autocast": torch.bfloat16}, "autocast: None there, torch.bfloat16 here"),
+    ({"optimizer": torch.optim.SGD}, r"optimizer: Adam\(.*there, SGD\("),
+    (
+        {"optimizer": partial(torch.optim.Adam, weight_decay=0.1, fused=True)},
+        "optimizer: .*weight_decay=0,.* there, .*weight_decay=0.1",
+    ),
+    ({"data": (X + 1e-3, Y)}, "content of data: "),
+    ({"data": (X, Y.unsqueeze(1))}, r"y: float32 \[40\] there, float32 \[40, 1\] here"),
+    ({"data": shuffled()()}, "data: None there, DataLoader of 3 batches .*RandomSampler here"),
+]
+OTHER_PARTS = [
+    ({"layers": wide}, r"guide.locs.network.0.weight: float32 \[6, 3\] there, float32 \[7, 3\]"),
+    ({"guide": "normal"}, "guide: AutoSoftplusNormal there, Normal here"),
+    ({"guide": pruned}, "pruned weights: "),
+    ({"guide": frozen}, r"float32 \[6, 3\] there, float32 \[6, 3\], frozen here"),
+    ({"likelihood": likelihoods.Gaussian}, "model.likelihood.*: float32.* there, None here"),
+]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.raises(Stop):
+        fit(make(), folder, callbacks=[stop_after(2)])
+    return folder
+
+
+@pytest.mark.parametrize(("options", "message"), OTHER_OPTIONS)
+def test_other_options_or_data_are_refused_and_named(begun, options, message):
+    assert_refused(begun, make(), options, message)
+
+
+@pytest.mark.parametrize(("options", "message"), OTHER_PARTS)
+def test_another_model_or_guide_is_refused_and_named(begun, options, message):
+    assert_refused(begun, make(**options), {}, message)
+
+
+def assert_refused(folder, parts, options, message):
+    before, held = state(parts), {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=f"is of another run.*{message}"):
+        fit(parts, folder, **options)
+    assert same(state(parts), before)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == held
+
+
+def test_what_does_not_define_the_run_may_differ(begun, tmp_path):
+    shutil.copytree(begun, tmp_path / "run")
+    history = fit(make(), str(tmp_path / "run"), checkpoint_every=1, callbacks=[lambda event: None])
+    assert len(history) == 4
+
+
+@pytest.mark.parametrize("name", ["spec.json", "tensors-*.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "removed"])
+def test_a_damaged_checkpoint_is_refused(begun, tmp_path, name, damage):
+    shutil.copytree(begun, tmp_path / "run")
+    (path,) = (tmp_path / "run").glob(name)
+    data = path.read_bytes()
+    middle = len(data) // 2
+    changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    path.unlink()
+    if damage != "removed":
+        path.write_bytes(data[:middle] if damage == "cut" else changed)
+    parts = make()
+    before = state(parts)
+    if (name, damage) == ("spec.json", "removed"):
+        assert len(fit(parts, tmp_path / "run", epochs=1)) == 1  # nothing is there: a new run
+        return
+    with pytest.raises(LoadError, match="truncated|altered|missing|JSON"):
+        fit(parts, tmp_path / "run")
+    assert same(state(parts), before)
+
+
+def test_a_saved_model_is_no_checkpoint_and_a_checkpoint_no_saved_model(begun, tmp_path):
+    bbb.save(tmp_path, *make())
+    with pytest.raises(LoadError, match="holds something else than a checkpoint of fit"):
+        fit(make(), tmp_path)
+    bbb.load(tmp_path)
+    with pytest.raises(LoadError):
+        bbb.load(begun)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return zip(X, Y, strict=True)
+
+
+BAD_ARGUMENTS = [
+    (
+        {"checkpoint_every": 0},
+        ValueError,
+        "checkpoint_every must be an integer of at least 1, got 0",
+    ),
+    ({"checkpoint_every": True}, ValueError, "checkpoint_every must be.*got True"),
+    ({"checkpoint_every": 1.5}, ValueError, "checkpoint_every must be.*got 1.5"),
+    ({"checkpoint": None, "checkpoint_every": 1}, ValueError, "checkpoint_every needs checkpoint"),
+    ({"checkpoint": 3}, TypeError, "checkpoint must be a path, got 3"),
+    ({"data": DataLoader(Stream(), 16)}, ValueError, "checkpoint needs data.*got a stream"),
+    ({"optimizer": pyro.optim.Adam({})}, ValueError, "checkpoint needs a torch.*got a PyroOptim"),
+    ({"guide": lambda *_: None}, ValueError, "checkpoint needs a guide that is a module"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_ARGUMENTS)
+def test_arguments_with_which_no_run_can_be_resumed_are_refused(tmp_path, options, error, message):
+    options = {"checkpoint": tmp_path / "run", "data": (X, Y), **options}
+    model, guide = make()
+    guide, data = options.pop("guide", guide), options.pop("data")
+    with pytest.raises(error, match=message):
+        bbb.fit(model, guide, data, epochs=1, progress=False, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_optimiser_whose_state_cannot_be_kept_is_named(tmp_path):
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            self.state[self.param_groups[0]["params"][0]]["memory"] = object()
+            return super().step(closure)
+
+    with pytest.raises(TypeError, match=r"optimizer.state.0.memory must be of numbers and tensors"):
+        fit(make(), tmp_path, optimizer=Odd, lr=1e-4)
+
+
+def test_nested_states_go_through_json():
+    value = {"a": [1, 2.5, None, True, "x"], 3: {"b": (torch.ones(2), -math.inf)}, "c": {}}
+    tensors = {}
+    packed = json.loads(json.dumps(pack(value, "s", tensors)))
+    assert list(tensors) == ["s.3.b.0"]
+    found = unpack(packed, tensors)
+    assert repr(found) == repr(value)
+    with pytest.raises(TypeError, match="s must have strings or integers as keys, got 1.5"):
+        pack({1.5: 0}, "s", {})
+
+
+# --- Ctrl-C ---
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Python's own handler: a shell starts jobs in the background with none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Interrupting(torch.optim.SGD):
+    """Ctrl-C comes between two parameters, in the fifth step and perhaps again."""
+
+    def __init__(self, parameters, lr, times):
+        super().__init__(parameters, lr=lr)
+        self.times, self.taken = times, 0
+
+    def step(self, closure=None):
+        self.taken += 1
+        for parameter in self.param_groups[0]["params"]:
+            with torch.no_grad():
+                parameter.sub_(self.param_groups[0]["lr"] * parameter.grad)
+            if self.taken == 5 and self.times:
+                self.times -= 1
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupting(times):
+    return partial(Interrupting, times=times)
+
+
+SLOWLY = {"lr": 1e-4, "lr_schedule": "constant"}
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_ctrl_c_ends_the_training_after_the_step_under_way_and_it_resumes(tmp_path, every):
+    calm = make()
+    whole = fit(calm, optimizer=interrupting(0), **SLOWLY)
+    calls = []
+    cut = make()
+    history = fit(
+        cut,
+        tmp_path,
+        optimizer=interrupting(1),
+        checkpoint_every=every,
+        callbacks=[lambda event: calls.append(event.epoch)],
+        **SLOWLY,
+    )
+    assert history.interrupted and not whole.interrupted
+    assert len(history) == 1 and calls == [0]
+    assert history.steps.loss == whole.steps.loss[:5]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    again = make()
+    resumed = fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
+    assert record(resumed) == record(whole) and not resumed.interrupted
+    assert same(state(again), state(calm))
+
+
+def test_ctrl_c_leaves_the_state_of_whole_steps():
+    cut, states = make(), []
+    assert fit(cut, optimizer=interrupting(1), **SLOWLY).interrupted
+    calm = make()
+
+    class Watched(Interrupting):
+        def step(self, closure=None):
+            super().step()
+            states.append(state(calm))
+
+    fit(calm, optimizer=partial(Watched, times=0), **SLOWLY)
+    assert same(state(cut), states[4])
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_checkpoint_stays(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(make(), tmp_path, optimizer=interrupting(2), checkpoint_every=1, **SLOWLY)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert content(tmp_path)[0]["progress"]["batch"] == 1  # of the second epoch: four steps
+    again = make()
+    resumed = fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
+    calm = make()
+    assert record(resumed) == record(fit(calm, optimizer=interrupting(0), **SLOWLY))
+    assert same(state(again), state(calm))
+
+
+def test_ctrl_c_from_outside_at_any_time():
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    start = [lambda event: timer.start() if event.epoch == 0 else None]
+    history = fit(make(), epochs=10**6, callbacks=start)
+    assert history.interrupted and len(history.steps) >= 3
+    assert all(map(math.isfinite, history.steps.loss))
+
+
+def test_ctrl_c_in_a_callback_lets_it_finish():
+    calls = []
+
+    def callback(event):
+        os.kill(os.getpid(), signal.SIGINT)
+        calls.append(event.epoch)
+
+    assert fit(make(), callbacks=[callback]).interrupted
+    assert calls == [0]
+
+
+def test_a_handler_of_ones_own_is_left_alone():
+    noted = []
+    before = signal.signal(signal.SIGINT, lambda *_: noted.append(1))
+    try:
+        history = fit(make(), optimizer=interrupting(1), **SLOWLY)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert noted == [1] and len(history) == 4 and not history.interrupted
+
+
+def test_training_in_a_thread_needs_no_handler():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fit(make())))
+    thread.start()
+    thread.join()
+    assert len(found[0]) == 4
+
+
+def test_a_laplace_guide_is_not_approximated_when_interrupted(tmp_path):
+    parts = make("laplace_ggn")
+    optimizer = interrupting(1)
+    assert fit(parts, tmp_path, optimizer=optimizer, **SLOWLY).interrupted
+    with pytest.raises(RuntimeError):
+        parts[1].sample_posterior(1)
+    again = make("laplace_ggn")
+    fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
+    assert again[1].sample_posterior(1)
+
+
+class Ended(TensorDataset):
+    """Its loader's workers are ended by Ctrl-C, as those in a terminal are."""
+
+    def __getitem__(self, row):
+        if row == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError("DataLoader worker is killed")
+        return super().__getitem__(row)
+
+
+def test_ctrl_c_that_ends_a_loaders_workers_is_no_error():
+    history = fit(make(), data=DataLoader(Ended(X, Y), 16))
+    assert history.interrupted and len(history.steps) == 1
+
+
+# --- steps that are not finite ---
+
+
+class Poisoned(likelihoods.Gaussian):
+    """Loss or gradient is not finite the n-th time that it is used in training."""
+
+    def __init__(self, what="loss", times=(2,)):
+        super().__init__(0.5)
+        self.what, self.times, self.count = what, times, 0
+
+    def arguments(self, outputs):
+        arguments = super().arguments(outputs)
+        if outputs.requires_grad:
+            self.count += 1
+            if self.count in self.times:
+                if self.what == "loss":
+                    return arguments | {"loc": arguments["loc"] * math.nan}
+                arguments["loc"].register_hook(lambda grad: grad * math.inf)
+        return arguments
+
+
+def poisoned(what="loss", times=(5,), **options):
+    return make(likelihood=partial(Poisoned, what, times), **options)
+
+
+def watch(monkeypatch, parts):
+    """State before and after each step that is taken or tried: parameters, buffers, moments."""
+    seen, real = [], _guarded.Guarded.__call__
+
+    def whole(optim):
+        moments = [x for entry in optim.get_state()["state"].values() for x in entry.values()]
+        return [*state(parts), *(x.clone() for x in moments)]
+
+    def watched(self, args, lr):
+        optim = self.take.args[0].optim
+        before = whole(optim)
+        try:
+            real(self, args, lr)
+        finally:
+            seen.append((before, whole(optim)))
+
+    monkeypatch.setattr(_guarded.Guarded, "__call__", watched)
+    return seen
+
+
+@pytest.mark.parametrize("num_particles", [1, 2])
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(monkeypatch, what, num_particles):
+    """With two draws, one by one, it is the second of them; the first has left a gradient."""
+    parts = poisoned(what, (6,), layers=batch_norm)
+    seen = watch(monkeypatch, parts)
+    history = fit(parts, nonfinite="skip", num_particles=num_particles, estimator="flipout")
+    skipped = 6 // num_particles
+    assert history.skipped == [skipped]
+    assert len(history) == 4 and len(history.steps) == 11
+    assert all(map(math.isfinite, [*history.steps.loss, *history.loss]))
+    for number, (before, after) in enumerate(seen, start=1):
+        assert same(before, after) == (number == skipped)
+
+
+def test_what_a_skipped_step_computed_is_in_no_later_one():
+    """With steps too small to see and one batch, losses and gradients are those of a calm run."""
+    options = {"batch_size": 40, "num_particles": 2, "estimator": "flipout", "lr": 1e-30}
+    gradients = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            gradients[-1].append(self.param_groups[0]["params"][0].grad.clone())
+
+    losses = []
+    for times in ((), (4,)):  # in the second of four steps
+        gradients.append([])
+        parts = poisoned("loss", times)
+        history = fit(parts, nonfinite="skip", optimizer=Watched, **options)
+        losses.append(history.steps.loss)
+    assert losses[0][:1] + losses[0][2:] == losses[1]
+    assert same(gradients[0][:1] + gradients[0][2:], gradients[1])
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_parameters_and_buffers_are_those_before_a_step_that_is_not_finite(monkeypatch, what):
+    parts = poisoned(what, (5,), layers=batch_norm)
+    seen = watch(monkeypatch, parts)
+    with pytest.raises(bbb.NonFiniteError, match="at step 5") as caught:
+        fit(parts)
+    before, after = seen[-1]
+    assert len(seen) == 5 and same(before, after)
+    assert len(caught.value.history.steps) == 4
+    assert all(parameter.grad is None for part in parts for parameter in part.parameters())
+
+
+def test_skipped_steps_go_through_a_checkpoint(tmp_path):
+    whole = fit(poisoned(), nonfinite="skip")
+    with pytest.raises(Stop):
+        fit(poisoned(), tmp_path, nonfinite="skip", callbacks=[stop_after(2)])
+    again = fit(poisoned(times=()), tmp_path, nonfinite="skip")
+    assert record(again) == record(whole) and again.skipped == [5]
+
+
+def test_steps_are_not_skipped_for_ever():
+    parts = poisoned(times=range(5, 1000))
+    with pytest.raises(bbb.NonFiniteError, match="at step 105") as caught:
+        fit(parts, nonfinite="skip", epochs=1000)
+    assert caught.value.__notes__ == ["100 steps before it were skipped in a row."]
+    assert caught.value.history.skipped == list(range(5, 105))
+    assert all(value.isfinite().all() for value in state(parts))
+
+
+def test_an_epoch_without_a_step_has_no_numbers():
+    history = fit(poisoned(times=(4, 5, 6)), nonfinite="skip")
+    assert [math.isnan(value) for value in history.loss] == [False, True, False, False]
+    assert history.skipped == [4, 5, 6] and len(history.seconds) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite": "ignore"}, r"nonfinite must be one of \['raise', 'skip'\], got 'ignore'"),
+        ({"nonfinite": "skip", "cuda_graph": True}, "nonfinite='skip' reads every step's loss"),
+    ],
+)
+def test_other_ways_to_treat_such_steps_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(make(), **options)

@@ -1,0 +1,116 @@
+"""The record of training: identities between its series, step by step and epoch by epoch."""
+
+import json
+import math
+from dataclasses import FrozenInstanceError, fields
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_bbb as bbb
+from pyro_bbb.training.history import History, Record
+from pyro_bbb.training.objectives import LossParts
+
+SERIES = [field.name for field in fields(Record)]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def run(**options):
+    network = bbb.BayesianMLP([3, 4, 1], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    data = torch.randn(10, 3), torch.randn(10)
+    options = {"epochs": 3, "batch_size": 4, "seed": 0, "progress": False, **options}
+    return bbb.fit(model, bbb.AutoSoftplusNormal(model, init_rho=-1.0), data, **options)
+
+
+SCHEDULES = ["uniform", "blundell", lambda i, m: i / 10, lambda i, m: 0.0]
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["uniform", "blundell", "function", "zero"])
+def test_the_loss_is_the_weighted_kl_plus_the_nll(schedule, loss, num_particles):
+    history = run(kl_schedule=schedule, loss=loss, num_particles=num_particles)
+    for record in (history, history.steps):
+        rows = zip(record.loss, record.kl_weight, record.kl, record.nll, strict=True)
+        for value, kl_weight, kl, nll in rows:
+            assert value == pytest.approx(kl_weight * kl + nll, rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [10, 1])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["uniform", "blundell", "function", "zero"])
+def test_the_kl_is_the_difference_of_the_log_densities(schedule, batch_size):
+    history = run(kl_schedule=schedule, batch_size=batch_size)
+    for record in (history, history.steps):
+        for kl, log_guide, log_prior in zip(
+            record.kl, record.log_guide, record.log_prior, strict=True
+        ):
+            assert kl == pytest.approx(log_guide - log_prior, rel=1e-12)
+            assert kl > 1  # near He's start with scale 0.3, for every weight of the KL
+
+
+def test_the_closed_form_kl_is_recorded_and_differs_from_the_estimate():
+    history = run(loss="mean_field", lr=1e-12)  # parameters as good as fixed
+    kls = history.steps.kl
+    assert kls == pytest.approx([kls[0]] * 9, rel=1e-6)
+    estimates = [q - p for q, p in zip(history.log_guide, history.log_prior, strict=True)]
+    assert all(abs(a - b) > 1e-3 for a, b in zip(history.kl, estimates, strict=True))
+
+
+def test_the_record_is_as_long_as_the_training():
+    history = run(epochs=5)
+    assert len(history) == 5
+    assert len(history.steps) == 5 * 3
+    assert [len(getattr(history, name)) for name in SERIES] == [5] * 7
+    assert [len(getattr(history.steps, name)) for name in SERIES] == [15] * 7
+    assert len(history.seconds) == 5 and all(second > 0 for second in history.seconds)
+    assert history.steps.kl_weight == pytest.approx([0.4, 0.4, 0.2] * 5)
+    assert history.kl_weight == pytest.approx([1.0] * 5)
+
+
+def test_an_epoch_is_made_of_its_steps():
+    history = run(epochs=3)
+    for epoch in range(3):
+        steps = slice(3 * epoch, 3 * epoch + 3)
+        for name in ("loss", "nll", "kl_weight"):
+            total = math.fsum(getattr(history.steps, name)[steps])
+            assert getattr(history, name)[epoch] == pytest.approx(total, rel=1e-14)
+        for name in ("kl", "log_prior", "log_guide"):
+            values, weights = getattr(history.steps, name)[steps], (0.4, 0.4, 0.2)
+            mean = sum(w * v for w, v in zip(weights, values, strict=True))
+            assert getattr(history, name)[epoch] == pytest.approx(mean, rel=1e-12)
+
+
+def test_with_all_weights_0_an_epochs_kl_is_the_plain_mean():
+    history = run(kl_schedule=lambda i, m: 0.0, epochs=1)
+    assert history.kl == pytest.approx([sum(history.steps.kl) / 3], rel=1e-14)
+    assert history.kl_weight == [0.0]
+    assert history.loss == pytest.approx(history.nll, rel=1e-14)
+
+
+def test_the_learning_rates_are_those_of_the_cosine():
+    history = run(epochs=3, lr=0.5)
+    expected = [0.25 * (1 + math.cos(math.pi * step / 9)) for step in range(9)]
+    assert history.steps.lr == pytest.approx(expected, rel=1e-14)
+    assert history.lr == pytest.approx(expected[2::3], rel=1e-14)
+
+
+def test_a_record_cannot_be_replaced_and_starts_empty():
+    history = History()
+    with pytest.raises(FrozenInstanceError):
+        history.loss = []
+    history.steps.append(LossParts(1.0, 2.0, 3.0, 5.0, 0.0, 0.5), 0.1)
+    assert (len(history), len(history.steps), len(History().steps)) == (0, 1, 0)
+
+
+def test_it_goes_through_json():
+    history = run()
+    found = json.loads(json.dumps(history.as_dict()))
+    assert found["loss"] == history.loss
+    assert found["steps"]["kl"] == history.steps.kl
+    assert set(found) == {*SERIES, "seconds", "steps", "skipped", "interrupted"}

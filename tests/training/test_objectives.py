@@ -1,0 +1,451 @@
+"""The minibatch free energy: weights of the KL, identities of the loss, and gradients by hand."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTransform
+
+import pyro_bbb as bbb
+from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule
+from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
+
+ELBOS = [Trace_ELBO, TraceMeanField_ELBO]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def guide_as_prior(make_prior):
+    """A model whose prior is ``make_prior(name, shape)``, a Normal, and the guide equal to it."""
+    priors = {}
+
+    def prior(module, name, shape):
+        return priors.setdefault((name, tuple(shape)), make_prior(shape))
+
+    network = bbb.BayesianMLP([3, 4, 2], prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model)
+    for name in guide.site_names:
+        normal = priors[name.split(".")[-1], tuple(guide.loc(name).shape)]
+        guide.loc(name).copy_(normal.loc)
+        # rho = ln(e^s - 1), the inverse of the softplus
+        guide._parameter("rhos", name).data.copy_(torch.expm1(normal.scale).log())
+    return model, guide
+
+
+def random_normal(shape):
+    return dist.Normal(torch.randn(shape), torch.rand(shape) + 0.1)
+
+
+# --- identities: q = prior ---
+
+
+@pytest.mark.parametrize("elbo", ELBOS)
+@pytest.mark.parametrize("kl_weight", [1.0, 0.25])
+def test_without_data_and_with_q_equal_to_the_prior_the_loss_is_0_for_every_draw(elbo, kl_weight):
+    model, guide = guide_as_prior(random_normal)
+    blind = poutine.block(model, hide=["obs"])
+    losses = [elbo().loss(blind, guide, torch.randn(5, 3), None, kl_weight) for _ in range(20)]
+    # 26 weights of log-density below 10 each: rounding is below 26 * 10 * 2^-52 = 6e-14
+    assert max(map(abs, losses)) < 1e-13
+
+
+@pytest.mark.parametrize("elbo", ELBOS)
+def test_with_q_equal_to_the_prior_the_loss_is_the_data_cost_for_every_draw(elbo):
+    model, guide = guide_as_prior(random_normal)
+    args = torch.randn(5, 3), torch.randn(5, 2), 0.7
+    for seed in range(5):
+        pyro.set_rng_seed(seed)
+        loss = elbo().loss(model, guide, *args)
+        pyro.set_rng_seed(seed)
+        draws = poutine.trace(guide).get_trace(*args)
+        obs = poutine.trace(poutine.replay(model, trace=draws)).get_trace(*args).nodes["obs"]
+        nll = -obs["fn"].log_prob(obs["value"]).sum().item()
+        assert loss == pytest.approx(nll, rel=1e-12)
+
+
+PUSHED = {
+    "positive": lambda normal: dist.TransformedDistribution(normal, [ExpTransform()]).to_event(1),
+    "log-normal": lambda normal: dist.LogNormal(normal.loc, normal.scale).to_event(1),
+    "unit interval": lambda normal: dist.TransformedDistribution(
+        normal, [SigmoidTransform()]
+    ).to_event(1),
+    "simplex": lambda normal: dist.TransformedDistribution(
+        normal.to_event(1), [StickBreakingTransform()]
+    ),
+}
+
+
+@pytest.mark.parametrize("elbo", ELBOS)
+@pytest.mark.parametrize("support", PUSHED)
+def test_constrained_latents_have_the_right_jacobian(elbo, support):
+    """A prior that is a Normal pushed forward equals the guide: 0 for every draw."""
+    loc, scale = torch.tensor([0.3, -0.5]), torch.tensor([0.4, 1.1])
+
+    def model():
+        pyro.sample("z", PUSHED[support](dist.Normal(loc, scale)))
+
+    guide = bbb.AutoSoftplusNormal(model)
+    guide()
+    guide.loc("z").copy_(loc)
+    guide._parameter("rhos", "z").data.copy_(torch.expm1(scale).log())
+    losses = [elbo().loss(model, guide) for _ in range(20)]
+    assert max(map(abs, losses)) < 1e-12  # inverting the transform costs some digits
+
+
+def test_the_closed_form_kl_is_the_same_on_two_calls_and_torchs():
+    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.5, 2.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model)
+    blind = poutine.block(model, hide=["obs"])
+    first, second = (TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3)) for _ in range(2))
+    prior = torch.distributions.Normal(0.5, 2.0)
+    exact = sum(
+        torch.distributions.kl_divergence(
+            torch.distributions.Normal(guide.loc(name), guide.scale(name)), prior
+        ).sum()
+        for name in guide.site_names
+    )
+    assert first == second
+    assert first == pytest.approx(exact.item(), rel=1e-12)
+
+
+def test_the_sampled_kl_has_the_closed_form_as_its_mean():
+    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.5, 2.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=0.5)
+    blind = poutine.block(model, hide=["obs"])
+    closed = TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3))
+    draws = torch.tensor([Trace_ELBO().loss(blind, guide, torch.randn(5, 3)) for _ in range(1000)])
+    # 4.5 standard errors: false alarm once in 150,000 runs
+    assert abs(draws.mean().item() - closed) < 4.5 * draws.std().item() / math.sqrt(1000)
+
+
+# --- identities: minibatches recombine ---
+
+
+def fixed_noise(model, guide, *args):
+    """One loss with always the same weights."""
+    pyro.set_rng_seed(1)
+    return Trace_ELBO().loss(model, guide, *args)
+
+
+SCHEDULES = ["uniform", "blundell", lambda i, m: 2 * i / (m * (m + 1))]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["uniform", "blundell", "function"])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 10, 30])
+def test_minibatch_losses_add_up_to_the_loss_of_all_data(schedule, batch_size):
+    network = bbb.BayesianMLP([3, 4, 2], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=0.0)
+    x, y = torch.randn(10, 3), torch.randn(10, 2)
+    whole = fixed_noise(model, guide, x, y, 1.0)
+    batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    parts = [
+        fixed_noise(model, guide, a, b, weight)
+        for (a, b), weight in zip(batches, weights(schedule, 10, batch_size), strict=True)
+    ]
+    assert math.fsum(parts) == pytest.approx(whole, rel=1e-12)
+
+
+# --- schedules ---
+
+
+def weights(schedule, num_data, batch_size, epoch=0):
+    """The weights of one epoch, with a short last batch where it does not divide."""
+    num_batches = math.ceil(num_data / batch_size)
+    return [
+        as_kl_schedule(schedule).weight(
+            batch=i,
+            num_batches=num_batches,
+            batch_size=min(batch_size, num_data - (i - 1) * batch_size),
+            num_data=num_data,
+            epoch=epoch,
+        )
+        for i in range(1, num_batches + 1)
+    ]
+
+
+def test_uniform_weights_are_the_shares_of_the_examples():
+    assert weights("uniform", 10, 4) == [0.4, 0.4, 0.2]
+
+
+def test_blundell_weights_are_those_of_equation_9():
+    assert weights("blundell", 3, 1) == pytest.approx([4 / 7, 2 / 7, 1 / 7], rel=1e-15)
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 53, 469, 1023, 1024, 1075, 5000])
+def test_blundell_weights_sum_to_1_without_overflow(num_batches):
+    found = weights("blundell", num_batches, 1)
+    assert math.fsum(found) == pytest.approx(1.0, rel=1e-15)
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_function_gets_the_batchs_number_from_1_and_the_number_of_batches():
+    seen = []
+    weights(lambda i, m: seen.append((i, m)) or 1 / m, 10, 4)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("base", ["uniform", "blundell"])
+def test_temperature_multiplies_every_weight(base):
+    cold = weights(KLSchedule(base, temperature=0.1), 10, 3)
+    assert cold == pytest.approx([0.1 * weight for weight in weights(base, 10, 3)], rel=1e-15)
+
+
+def test_the_warm_up_grows_linearly_from_the_first_step_to_its_last_epoch():
+    schedule = KLSchedule("uniform", warmup_epochs=2, temperature=0.5)
+    found = [weight for epoch in range(3) for weight in weights(schedule, 4, 1, epoch)]
+    expected = [min(1, step / 8) * 0.25 * 0.5 for step in range(1, 13)]
+    assert found == pytest.approx(expected, rel=1e-15)
+
+
+def test_cooling_goes_by_equal_factors_from_one_temperature_to_the_other():
+    schedule = KLSchedule(temperature=0.02, initial_temperature=0.5, cooling_epochs=2)
+    found = [4 * weight for epoch in range(3) for weight in weights(schedule, 4, 1, epoch)]
+    expected = np.r_[np.geomspace(0.5, 0.02, 9)[1:], [0.02] * 4]
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_cooling_and_warm_up_multiply():
+    cooling = {"temperature": 0.02, "initial_temperature": 0.5, "cooling_epochs": 2}
+    found, cold, warm = (
+        [weight for epoch in range(4) for weight in weights(KLSchedule(**options), 4, 1, epoch)]
+        for options in (cooling | {"warmup_epochs": 3}, cooling, {"warmup_epochs": 3})
+    )
+    assert found == pytest.approx([4 * a * b for a, b in zip(cold, warm, strict=True)], rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: KLSchedule("linear"), ValueError, "kl_schedule.*blundell.*uniform.*'linear'"),
+        (lambda: KLSchedule(0.1), TypeError, "kl_schedule must be a name or a function, got 0.1"),
+        (lambda: KLSchedule(temperature=0), ValueError, "temperature must be positive.* got 0"),
+        (lambda: KLSchedule(temperature=math.nan), ValueError, "temperature.* got nan"),
+        (lambda: KLSchedule(warmup_epochs=-1), ValueError, "warmup_epochs.* got -1"),
+        (lambda: KLSchedule(initial_temperature=2), ValueError, "together, got 2 and 0"),
+        (lambda: KLSchedule(cooling_epochs=2), ValueError, "together, got None and 2"),
+        (lambda: weights(lambda i, m: -0.5, 2, 1), ValueError, "kl_schedule.* got -0.5"),
+        (lambda: weights(lambda i, m: math.nan, 2, 1), ValueError, "kl_schedule.* got nan"),
+    ],
+)
+def test_bad_schedules_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_negative_weight_is_refused_by_the_model():
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 2]), bbb.likelihoods.Gaussian(), num_data=10)
+    with pytest.raises(ValueError, match="kl_weight must be a non-negative number, got -1"):
+        model(torch.randn(5, 3), None, -1.0)
+
+
+# --- the record of one step ---
+
+
+def recorded(loss, kl_weight, num_particles=1):
+    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model)
+    elbo = recorded_elbo(loss, num_particles)
+    value = elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
+    return value, elbo.take_parts()
+
+
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5, 1e-9, 2.0**-500, 0.0])
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
+    value, parts = recorded("trace", kl_weight, num_particles)
+    assert parts.kl_weight == pytest.approx(kl_weight, rel=1e-15)
+    assert parts.loss == pytest.approx(value, rel=1e-14)
+    assert parts.loss == pytest.approx(parts.kl_weight * parts.kl + parts.nll, rel=1e-13)
+    assert parts.kl == pytest.approx(parts.log_guide - parts.log_prior, rel=1e-13)
+
+
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5])
+def test_the_recorded_kl_of_the_mean_field_objective_is_the_closed_form(kl_weight):
+    kls = []
+    for noise in (3, 4):
+        pyro.set_rng_seed(0)  # of the kernels' initial values
+        network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.0, 1.0))
+        model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+        guide = bbb.AutoSoftplusNormal(model)
+        pyro.set_rng_seed(noise)
+        elbo = recorded_elbo("mean_field", 1)
+        elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
+        kls.append(elbo.take_parts().kl)
+    assert kls[0] == pytest.approx(kls[1], rel=1e-9)
+
+
+def test_a_loss_that_is_not_finite_names_the_site():
+    network = bbb.BayesianMLP([3, 2], prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model)
+    x = torch.full((5, 3), math.inf)
+    with (
+        pyro.validation_enabled(False),
+        pytest.raises(NonFiniteError, match="loss is not finite in obs;"),
+    ):
+        recorded_elbo("trace", 1).loss_and_grads(model, guide, x, torch.randn(5, 2), 1.0)
+
+
+@pytest.mark.parametrize("loss", [None, "trace", Trace_ELBO, Trace_ELBO(num_particles=3)])
+def test_objectives_by_name_class_and_instance(loss):
+    elbo = recorded_elbo(loss, 2)
+    assert isinstance(elbo, Trace_ELBO)
+    assert elbo.num_particles == (3 if isinstance(loss, Trace_ELBO) else 2)
+
+
+@pytest.mark.parametrize("loss", ["mean_field", TraceMeanField_ELBO, TraceMeanField_ELBO()])
+def test_mean_field_objectives_by_name_class_and_instance(loss):
+    assert isinstance(recorded_elbo(loss, 1), TraceMeanField_ELBO)
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_particles", "error", "message"),
+    [
+        ("elbo", 1, ValueError, r"loss must be one of \['mean_field', 'trace'\], got 'elbo'"),
+        (print, 1, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO, got <built-in"),
+        (None, 0, ValueError, "num_particles must be an integer of at least 1, got 0"),
+        (None, 1.5, ValueError, "num_particles must be an integer of at least 1, got 1.5"),
+        (None, True, ValueError, "num_particles must be an integer of at least 1, got True"),
+    ],
+)
+def test_bad_objectives_are_refused(loss, num_particles, error, message):
+    with pytest.raises(error, match=message):
+        recorded_elbo(loss, num_particles)
+
+
+# --- oracle: the step written by hand ---
+
+
+def normal_log_density(x, loc, scale):
+    return -((x - loc) ** 2) / (2 * scale**2) - torch.log(scale) - math.log(math.sqrt(2 * math.pi))
+
+
+def noise_of(locs, num_particles):
+    """What the guide draws: several draws of all weights at once, each other latent by itself."""
+    if num_particles == 1:
+        return {name: torch.randn(1, *loc.shape) for name, loc in locs.items()}
+    weights = [name for name in locs if name.startswith("network.")]
+    sizes = [locs[name].numel() for name in weights]
+    columns = torch.randn(num_particles, sum(sizes)).split(sizes, 1)
+    noise = {
+        name: y.unflatten(1, locs[name].shape) for name, y in zip(weights, columns, strict=True)
+    }
+    others = (name for name in locs if name not in noise)
+    return noise | {name: torch.randn(num_particles, *locs[name].shape) for name in others}
+
+
+def by_hand(guide, num_particles):
+    """Leaf copies of the guide's parameters; draws, and their log q, from the guide's noise."""
+    thetas = {
+        name: (
+            guide.loc(name).clone().requires_grad_(),
+            guide._parameter("rhos", name).detach().clone().requires_grad_(),
+        )
+        for name in guide.site_names
+    }
+    sigmas = {name: torch.log(1 + torch.exp(rho)) for name, (_, rho) in thetas.items()}
+    noise = noise_of({name: mu for name, (mu, _) in thetas.items()}, num_particles)
+    particles = []
+    for p in range(num_particles):
+        w = {n: mu + sigmas[n] * noise[n][p] for n, (mu, _) in thetas.items()}
+        log_q = {n: normal_log_density(w[n], mu, sigmas[n]).sum() for n, (mu, _) in thetas.items()}
+        particles.append((w, log_q))
+    return thetas, particles
+
+
+def assert_same_gradients(model, guide, args, num_particles, free_energy):
+    """Of one SVI step and of ``free_energy(w, log_q)``, averaged over the same draws."""
+    pyro.set_rng_seed(7)
+    elbo = recorded_elbo("trace", num_particles, vectorize=True)
+    svi = SVI(model, guide, pyro.optim.Adam({}), elbo)
+    loss = svi.loss_and_grads(model, guide, *args)
+    pyro.set_rng_seed(7)
+    thetas, particles = by_hand(guide, num_particles)
+    expected = sum(free_energy(w, log_q) for w, log_q in particles) / num_particles
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    assert elbo.take_parts().loss == pytest.approx(expected.item(), rel=1e-12)
+    for name, pair in thetas.items():
+        for kind, theta in zip(("locs", "rhos"), pair, strict=True):
+            found = guide._parameter(kind, name).grad
+            torch.testing.assert_close(found, theta.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_gradients_of_a_classifier_under_the_scale_mixture_are_those_by_hand(num_particles):
+    pi, sigma1, sigma2 = 0.25, 1.5, 0.02
+    network = bbb.BayesianMLP([5, 7, 3], prior=bbb.ScaleMixtureNormal(pi, sigma1, sigma2))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=60)
+    guide = bbb.AutoSoftplusNormal(model)
+    for name in guide.site_names:
+        guide._parameter("rhos", name).data.normal_(-2, 1)
+    x, y, kl_weight = torch.randn(6, 5), torch.randint(0, 3, (6,)), 0.1
+
+    def mixture(w):
+        one = math.log(pi) + normal_log_density(w, 0.0, torch.tensor(sigma1))
+        two = math.log(1 - pi) + normal_log_density(w, 0.0, torch.tensor(sigma2))
+        return torch.logsumexp(torch.stack([one, two]), dim=0)
+
+    def free_energy(w, log_q):
+        fc1, fc2 = "network.fc1.", "network.fc2."
+        hidden = torch.clamp(x @ w[fc1 + "weight"].T + w[fc1 + "bias"], min=0)
+        logits = hidden @ w[fc2 + "weight"].T + w[fc2 + "bias"]
+        nll = -torch.log(torch.softmax(logits, dim=1))[torch.arange(6), y].sum()
+        kl = sum(log_q[name] - mixture(w[name]).sum() for name in w)
+        return kl_weight * kl + nll
+
+    assert_same_gradients(model, guide, (x, y, kl_weight), num_particles, free_energy)
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_gradients_of_a_regression_with_latent_noise_are_those_by_hand(num_particles):
+    """The guide's density of the noise scale holds the Jacobian of the exponential."""
+    noise = dist.LogNormal(torch.tensor(-1.0), torch.tensor(0.7))
+    network = bbb.BayesianMLP([5, 1], prior=dist.Normal(0.0, 2.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), num_data=60)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+    x, y, kl_weight = torch.randn(6, 5), torch.randn(6, 1), 0.1
+
+    def free_energy(w, log_q):
+        log_scale = w.pop("likelihood.scale")
+        loc = x @ w["network.fc1.weight"].T + w["network.fc1.bias"]
+        nll = -normal_log_density(y, loc, torch.exp(log_scale)).sum()
+        prior = sum(normal_log_density(v, 0.0, torch.tensor(2.0)).sum() for v in w.values())
+        # both densities of the scale are those of its logarithm, divided by the scale
+        prior = prior + normal_log_density(log_scale, -1.0, torch.tensor(0.7)) - log_scale
+        return kl_weight * (sum(log_q.values()) - log_scale - prior) + nll
+
+    assert_same_gradients(model, guide, (x, y, kl_weight), num_particles, free_energy)
+
+
+def test_the_mean_field_loss_counts_the_density_that_stock_guides_keep_in_deltas():
+    """AutoNormal of a LogNormal latent: the Jacobian is in its Delta; 6 standard errors."""
+    likelihood = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))
+    model = bbb.BayesianModel(bbb.BayesianMLP([2, 1]), likelihood, 5)
+    x, y = torch.randn(5, 2), torch.randn(5, 1)
+    guide = AutoNormal(model, init_scale=0.5)
+    guide(x, y)
+    losses = {}
+    for name in ("trace", "mean_field"):
+        elbo = recorded_elbo(name, 1)
+        with torch.no_grad():
+            losses[name] = torch.tensor(
+                [elbo.loss_and_grads(model, guide, x, y) for _ in range(2000)]
+            )
+    a, b = losses.values()
+    error = ((a.var() + b.var()) / 2000).sqrt()
+    assert (a.mean() - b.mean()).abs() < 6 * error
