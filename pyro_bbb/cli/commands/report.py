@@ -128,7 +128,9 @@ def _table(scores: dict[str, float]) -> tuple[Sequence[str], Sequence[Sequence[s
 
 def _page(about: About, sections: list[Section], name: str) -> str:
     jinja = Environment(
-        loader=PackageLoader("pyro_bbb.cli.commands", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("pyro_bbb.cli.commands", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
     )
     summary = (
         f"A Bayesian neural network for the {about.task} of {about.target!r}. Each answer says "
