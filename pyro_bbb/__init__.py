@@ -33,6 +33,15 @@ from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import NonFiniteError
 from pyro_bbb.training.optim import JointOptim
 
+# Old public paths, until the first release: each passes on what moved out of it
+from pyro_bbb import chains as chains  # isort: skip
+from pyro_bbb import conversion as conversion  # isort: skip
+from pyro_bbb import export as export  # isort: skip
+from pyro_bbb import history as history  # isort: skip
+from pyro_bbb import objectives as objectives  # isort: skip
+from pyro_bbb import optim as optim  # isort: skip
+from pyro_bbb import summaries as summaries  # isort: skip
+
 __all__ = [
     "AutoSoftplusNormal",
     "BayesianConv2d",
