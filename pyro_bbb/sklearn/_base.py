@@ -18,7 +18,7 @@ from pyro_bbb._utils.validation import count
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save
 from pyro_bbb.persistence.archive import Json
-from pyro_bbb.sklearn._fitting import Posterior, learn, learn_on
+from pyro_bbb.sklearn._fitting import FittedPosterior, learn, learn_on
 from pyro_bbb.sklearn._params import Recipe
 from pyro_bbb.sklearn._scaling import Scaling
 from pyro_bbb.training.history import History
@@ -55,7 +55,7 @@ def as_random_seed(random_state: Any) -> int:
 class BayesianEstimator(BaseEstimator):
     """Base of the estimators: their parameters, training, and keeping what was learned."""
 
-    posterior_: Posterior
+    posterior_: FittedPosterior
     x_scaling_: Scaling
 
     def __init__(
@@ -186,7 +186,7 @@ class BayesianEstimator(BaseEstimator):
         new = cls(**record["parameters"])
         new._seed = record["seed"]
         new._restore(record)
-        new.posterior_ = Posterior(loaded.model, loaded.guide, History(), record["seen"])
+        new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
         return new
 
     def _record(self) -> dict[str, Json]:
