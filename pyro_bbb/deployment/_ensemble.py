@@ -79,7 +79,7 @@ def to_ensemble(
 
 
 class DrawnEnsemble(nn.Module):
-    """What `to_ensemble` returns: networks of one architecture, and what they say together."""
+    """Ensemble of posterior draws as one plain torch module, the result of `to_ensemble`."""
 
     levels: Tensor
     scores: Tensor

@@ -18,7 +18,7 @@ from pyro_bbb.mcmc._potential import Potential
 
 @dataclass(frozen=True)
 class Settings:
-    """What every chain has in common."""
+    """Settings of all chains."""
 
     num_samples: int
     warmup_steps: int

@@ -90,7 +90,7 @@ def run_nuts(
         num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
     )
     begun = time.perf_counter()
-    x, y = _whole(model, data)
+    x, y = _require_count(model, data)
     seeds = _chain_seeds(seed, num_chains)
     total = num_chains * (warmup_steps + num_samples)
     bar = tqdm(total=total, unit="draw", disable=not progress, dynamic_ncols=True)
@@ -207,7 +207,7 @@ def _one_thread() -> Iterator[None]:
 # --- what comes in ---
 
 
-def _whole(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
+def _require_count(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
     """All of the data, checked."""
     x, y = as_tensors(data)
     if len(x) != model.num_data:

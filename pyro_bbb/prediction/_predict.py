@@ -187,7 +187,7 @@ def _check(model: Any, guide: Any, x: Any) -> None:
 
 
 def _device(guide: Any) -> torch.device | None:
-    """Where the guide's parameters are, or the given draws, if it has any."""
+    """Device of the guide's parameters or of the given draws, if there are any."""
     if isinstance(guide, nn.Module):
         found: Iterable[Any] = guide.parameters()
     else:

@@ -1,4 +1,4 @@
-"""What the regressor and the classifier for scikit-learn have in common."""
+"""Base of the regressor and the classifier for scikit-learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEY = "estimator"  # in the metadata of a save
 
 
 class Uncertainty(NamedTuple):
-    """How uncertain each prediction is, and why.
+    """Uncertainty of each prediction, by its source.
 
     Attributes:
         aleatoric: what noise, or classes that overlap, leave open even for known weights.
@@ -190,7 +190,7 @@ class BayesianEstimator(BaseEstimator):
         return new
 
     def _record(self) -> dict[str, Json]:
-        """What was learned besides the posterior, for JSON."""
+        """Fitted attributes other than the posterior, for JSON."""
         names = getattr(self, "feature_names_in_", None)
         return {
             "features": self.n_features_in_,

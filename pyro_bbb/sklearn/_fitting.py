@@ -77,7 +77,9 @@ def learn(
     return FittedPosterior(model, guide, _train(recipe, model, guide, x, y, seed), len(x))
 
 
-def learn_on(recipe: Recipe, before: FittedPosterior, x: Tensor, y: Tensor, seed: int) -> FittedPosterior:
+def learn_on(
+    recipe: Recipe, before: FittedPosterior, x: Tensor, y: Tensor, seed: int
+) -> FittedPosterior:
     r"""Learns from further rows: the posterior is their prior (Nguyen et al. 2018).
 
     The estimate of a Gaussian noise is a running one over all rows. It is held while the weights

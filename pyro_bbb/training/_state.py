@@ -19,7 +19,7 @@ from pyro_bbb.training.optim import JointOptim
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
         epoch: whole epochs done.
