@@ -7,6 +7,7 @@ belong to one observation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_bbb._ops.softplus import softplus
+from pyro_bbb._utils.saving import Arguments, Modules, saveable
 from pyro_bbb._utils.validation import positive, tensor
 from pyro_bbb.distributions import observation as _families
 from pyro_bbb.priors import ByName, declare
@@ -82,6 +84,7 @@ def align(y: Tensor, event_shape: torch.Size) -> Tensor:
     return y
 
 
+@saveable()
 class Categorical(Likelihood):
     """Classes, one of C: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
 
@@ -114,6 +117,7 @@ class Categorical(Likelihood):
             raise ValueError(f"y must hold labels in [0, {classes - 1}], got {found}")
 
 
+@saveable()
 class Bernoulli(Likelihood):
     """Yes or no: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
 
@@ -128,6 +132,30 @@ class Bernoulli(Likelihood):
             raise ValueError(f"y must hold 0 and 1 only, got {_offender(y, (y == 0) | (y == 1))}")
 
 
+def _quantities(*names: str) -> Callable[[Any], Arguments]:
+    """Return a reader of known and latent quantities, and of the shapes of learned ones."""
+
+    def read(likelihood: Any) -> Arguments:
+        return dict(_quantity(likelihood, name) for name in names)
+
+    return read
+
+
+def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
+    if name in likelihood._pyro_params:
+        return f"learned_{name}", tuple(likelihood._parameters[f"{name}_unconstrained"].shape)
+    if name in likelihood._pyro_samples:
+        return name, likelihood._modules["prior"].for_weight(name).distribution
+    return name, getattr(likelihood, name)
+
+
+def _gaussian(cls: Any, arguments: Arguments, modules: Modules) -> Any:
+    if "learned_scale" in arguments:
+        return cls.learned(torch.ones(arguments["learned_scale"]))
+    return cls(**arguments)
+
+
+@saveable(_quantities("scale"), build=_gaussian)
 class Gaussian(Likelihood):
     r"""Real targets with Normal noise, $y \sim N(f(x), \sigma^2)$, in the targets' unit.
 
@@ -166,6 +194,7 @@ class Gaussian(Likelihood):
         return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
 
 
+@saveable()
 class HeteroscedasticGaussian(Likelihood):
     """Normal noise that depends on the input: outputs ``[batch, 2 d]`` are d means, d raw scales.
 
@@ -186,6 +215,7 @@ class HeteroscedasticGaussian(Likelihood):
         return {"loc": loc, "scale": softplus(raw)}
 
 
+@saveable()
 class Poisson(Likelihood):
     """Counts: outputs are logarithms of the rates, targets whole numbers from 0."""
 
@@ -202,6 +232,7 @@ class Poisson(Likelihood):
             raise ValueError(f"y must hold counts 0, 1, 2, ..., got {_offender(y, valid)}")
 
 
+@saveable(_quantities("df", "scale"))
 class StudentT(Likelihood):
     """Real targets with heavy-tailed noise; outputs are the locations.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb.networks._layers import (
     BayesianConv2d,
     BayesianLinear,
@@ -18,6 +20,15 @@ from pyro_bbb.networks._layers import (
 from pyro_bbb.priors import PriorLike, as_prior
 
 
+def _with_layers(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    """Build a network whose layers may have been exchanged."""
+    network: nn.Module = cls(**arguments)
+    network._modules.clear()
+    network._modules.update(modules)
+    return network
+
+
+@saveable(attributes("sizes"), modules=children, build=_with_layers)
 class BayesianMLP(nn.Sequential, PyroModule):
     """A fully connected network: layers ``fc1``, ``fc2``, ... with activations between them.
 
@@ -70,6 +81,9 @@ class BayesianMLP(nn.Sequential, PyroModule):
         return outputs
 
 
+@saveable(
+    lambda network: {"num_classes": network.fc2.out_features}, modules=children, build=_with_layers
+)
 class BayesianLeNet5(nn.Sequential, PyroModule):
     """LeNet-5 for grey images of 28 x 28: ``conv1`` to ``conv3`` of 5 x 5, then ``fc1``, ``fc2``.
 

@@ -10,11 +10,17 @@ from typing import Any, Literal, TypeAlias, get_args
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_bbb._utils.saving import Modules, attributes, saveable
 from pyro_bbb.priors import PriorLike, as_prior, declare
 
 PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]
 
 
+def _prior(layer: nn.Module) -> Modules:
+    return {"prior": layer.get_submodule("prior")}
+
+
+@saveable(attributes("in_features", "out_features", "bias"), modules=_prior)
 class BayesianLinear(nn.Linear, PyroModule):
     r"""A linear layer $y = xW^\top + b$ with random $W$ and $b$.
 
@@ -44,6 +50,20 @@ class BayesianLinear(nn.Linear, PyroModule):
         declare(self, as_prior(prior), **shapes, **({"bias": (out_features,)} if bias else {}))
 
 
+_CONV2D = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "bias",
+    "padding_mode",
+)
+
+
+@saveable(attributes(*_CONV2D), modules=_prior)
 class BayesianConv2d(nn.Conv2d, PyroModule):
     """A convolution over images with a random kernel and bias.
 

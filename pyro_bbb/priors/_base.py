@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
 
 PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
@@ -56,6 +56,7 @@ class Prior(nn.Module):
         return self
 
 
+@saveable(attributes("distribution"))
 class Independent(Prior):
     """One scalar distribution for every weight, independently.
 
@@ -118,6 +119,17 @@ class Function(Prior):
         return _expand(distribution, name, shape)
 
 
+def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    patterns = dict(zip(arguments["patterns"], modules.values(), strict=True))
+    prior: ByName = cls(patterns, _prefix=arguments["prefix"])
+    return prior
+
+
+@saveable(
+    lambda prior: {"patterns": prior._patterns, "prefix": prior._prefix},
+    modules=lambda prior: children(prior.priors),
+    build=_by_name,
+)
 class ByName(Prior):
     """Different priors for different weights; the first matching pattern counts.
 
@@ -217,66 +229,6 @@ def as_prior(prior: PriorLike | None) -> Prior:
         "prior must be a distribution, a pyro_bbb.priors.Prior, the name of one, a callable "
         f"(module, name, shape) -> distribution, or a dict of name patterns to these, got {prior!r}"
     )
-
-
-class SitePrior:
-    """What a `PyroSample` calls: asks the module's own prior, also in a copy of the module."""
-
-    def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self.name, self.shape = name, Size(shape)
-
-    def __call__(self, module: nn.Module) -> Distribution:
-        distribution: Distribution = prior_of(module, self.name)(module, self.name, self.shape)
-        return distribution
-
-
-def prior_of(module: nn.Module, name: str) -> Any:
-    """The prior of a declared weight."""
-    return module._modules["prior"].for_weight(name)  # type: ignore[union-attr,operator]
-
-
-def announced(module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
-    """A prior's parameter, announced to SVI as ``name`` of the module where that runs in a model.
-
-    `BayesianModel` announces all parameters itself; a network that is a Pyro model by itself needs
-    this.
-    """
-    context = getattr(module, "_pyro_context", None)
-    if context is None or not context.active or not parameter.requires_grad:
-        return parameter
-    return own_param(module._pyro_get_fullname(name), parameter)  # type: ignore[operator]
-
-
-def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
-    """Makes weights of a module random: one `PyroSample` each, all under one prior.
-
-    Args:
-        module: the module; gets the prior as its child ``prior``.
-        prior: gives the distributions.
-        **shapes: the weights' names and shapes.
-
-    Raises:
-        ValueError: the prior does not fit a shape, or has no pattern for a name.
-        TypeError: an argument is of another kind.
-    """
-    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
-    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
-    module.add_module("prior", prior)
-    for name, size in sizes.items():
-        prior.attach(module, name, size)
-        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
-
-
-def _size(name: str, shape: Sequence[int]) -> Size:
-    try:
-        size = Size(shape)
-    except TypeError as error:
-        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
-    if any(length < 0 for length in size):
-        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
-    return size
 
 
 def _require_pyro(distribution: Distribution) -> None:

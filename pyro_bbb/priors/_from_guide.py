@@ -15,6 +15,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
 from pyro_bbb.priors._base import Independent, Prior, PriorLike, as_prior
 
 _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
@@ -51,6 +52,23 @@ def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
     return FromGuide(marginals, None if default is None else as_prior(default))
 
 
+def _modules(prior: FromGuide) -> Modules:
+    default: Modules = {} if prior.default is None else {"default": prior.default}
+    return children(prior.marginals) | default
+
+
+def _from_guide(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    default = modules.pop("default", None)
+    marginals = dict(zip(arguments["names"], modules.values(), strict=True))
+    prior: FromGuide = cls(marginals, default, _prefix=arguments["prefix"])
+    return prior
+
+
+@saveable(
+    lambda prior: {"names": prior._names, "prefix": prior._prefix},
+    modules=_modules,
+    build=_from_guide,
+)
 class FromGuide(Prior):
     """The marginals of a guide by name; see `from_guide`."""
 
@@ -95,6 +113,7 @@ class FromGuide(Prior):
         return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
 
 
+@saveable(lambda prior: {"loc": prior.distribution.loc, "scale": prior.distribution.scale})
 class Marginal(Independent):
     """Independent Normals of a shape that the weight must have."""
 

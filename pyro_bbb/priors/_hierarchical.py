@@ -9,7 +9,7 @@ inverse-gamma variance a group of weights is jointly Student t.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
 import torch
@@ -17,13 +17,26 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._utils.saving import Arguments, attributes, saveable
 from pyro_bbb._utils.validation import positive
 from pyro_bbb.distributions import without_validation
-from pyro_bbb.priors._base import Independent, Prior, prior_of
+from pyro_bbb.priors._base import Independent, Prior
+from pyro_bbb.priors.declaration import prior_of
 
 Per = Literal["layer", "unit"]
 
 
+def _build(cls: Any, arguments: Arguments, modules: Any) -> nn.Module:
+    latent = {arguments["kind"]: modules["hyperprior"].distribution}
+    prior: HierarchicalNormal = cls(per=arguments["per"], **latent)
+    return prior
+
+
+@saveable(
+    attributes("kind", "per"),
+    modules=lambda prior: {"hyperprior": prior.hyperprior},
+    build=_build,
+)
 class HierarchicalNormal(Prior):
     r"""$w \sim N(0, \tau^2)$ with a latent $\tau$, or $\tau^2$, of every group of weights.
 

@@ -7,6 +7,7 @@ for the weights that the posterior has, and has no cost for its own freedom.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -14,11 +15,14 @@ from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, saveable
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import ScaleMixtureNormal, without_validation
-from pyro_bbb.priors._base import Prior, announced
+from pyro_bbb.priors._base import Prior
+from pyro_bbb.priors.declaration import announced
 
 
+@saveable()
 class LearnedScaleMixture(Prior):
     r"""$\pi N(0, \sigma_1^2) + (1 - \pi) N(0, \sigma_2^2)$ with one learned triple for all weights.
 
@@ -77,6 +81,13 @@ class LearnedScaleMixture(Prior):
         return ", ".join(f"{key}={value:.4g}" for key, value in values)
 
 
+def _learned_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    prior: LearnedNormal = cls()
+    prior.scale = arguments["scale"]  # in its dtype
+    return prior
+
+
+@saveable(attributes("scale"), build=_learned_normal)
 class LearnedNormal(Prior):
     """$N(t, s^2)$ with a learned location t for each weight, at first 0.
 
