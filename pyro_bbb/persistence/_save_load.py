@@ -24,7 +24,7 @@ from pyro_bbb._version import __version__
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe
-from pyro_bbb.persistence._guides import latent_shapes, make, record
+from pyro_bbb.persistence._guides import make, record
 from pyro_bbb.persistence._schema import about, require_json, require_same, require_types
 from pyro_bbb.persistence.archive import Json, LoadError, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
@@ -87,7 +87,7 @@ def save(
     require_json("metadata", metadata)
     sites = _lists(model.latent_shapes())
     guide_record = record(guide, set(sites))
-    latents = {name: list(shape) for name, shape in latent_shapes(guide).items()}
+    latents = _lists(guide.latent_shapes())
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
 
@@ -195,7 +195,7 @@ def _load(
     for name, part in model.named_modules():
         part.training = name not in evaluating
     new_guide = make(guide, model, state.fill, "guide.")
-    require_same("latent", latents, _lists(latent_shapes(new_guide)))
+    require_same("latent", latents, _lists(new_guide.latent_shapes()))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
     return Loaded(model, new_guide, metadata, versions)

@@ -96,7 +96,7 @@ def _build(names: list[str], cls: Any, arguments: Arguments, modules: Modules) -
         ValueError: the arguments are not the constructor's.
     """
     if arguments.keys() != set(names):
-        raise ValueError(f"{cls.__name__} has the arguments {names}, got {list(arguments)}")
+        raise ValueError(f"{cls.__name__} must have the arguments {names}, got {list(arguments)}")
     with torch.device("meta"):
         layer: nn.Module = cls([]) if issubclass(cls, nn.ModuleList) else cls(**arguments)
     layer._modules.update(modules)
