@@ -1,4 +1,4 @@
-"""What a prior is, its forms, and how a module's weights come under it."""
+"""The `Prior` base class, and priors made of distributions, functions and name patterns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str
 
 
 class Prior(nn.Module):
-    """Gives each weight its prior distribution; subclasses implement `forward`.
+    """Prior distribution of each weight, by name and shape; subclasses implement `forward`.
 
     A prior is a module, so that its tensors follow the network's device and dtype, and parameters
     of its own are trained with the network's.
@@ -34,21 +34,21 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepares a weight, once, before it is declared; by default checks that the prior fits.
+        """Prepare a weight before it is declared; by default check that the prior fits.
 
         A prior may register parameters or `PyroSample` latents of its own on the module. Their
-        names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``: so they are
-        known as the prior's, and stay behind where the network becomes an ordinary one.
+        names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``. These mark them
+        as the prior's, so that `to_module` leaves them out.
 
         Args:
-            module: the module that is to have the weight.
+            module: the module of the weight.
             name: the weight's name in it.
             shape: the weight's shape.
         """
         self(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
-        """The prior that weight ``name`` has: this one, if it does not choose among others."""
+        """The prior of weight ``name``: this one, unless it chooses among others."""
         return self
 
     def scoped(self, prefix: str) -> Prior:
@@ -97,7 +97,7 @@ class Independent(Prior):
 
 
 class Function(Prior):
-    """A prior computed by a callable, at every draw.
+    """Prior computed by a callable, at every sample.
 
     Args:
         function: ``(module, name, shape)`` to a distribution of single weights, or to one whose
@@ -157,7 +157,7 @@ class ByName(Prior):
         return distribution
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """As the prior by the first pattern that matches."""
+        """Prepare the weight by the first prior whose pattern matches."""
         self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
@@ -180,11 +180,11 @@ class ByName(Prior):
         return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
 
 
-PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by `pyro_bbb.priors`
+PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by ``_registry.py``
 
 
 def make(name: str, **options: Any) -> Prior:
-    """A prior by its name.
+    """Make a prior by its name.
 
     Args:
         name: a name in `pyro_bbb.priors.PRIORS`.
@@ -207,10 +207,10 @@ def default_prior() -> Prior:
 
 
 def as_prior(prior: PriorLike | None) -> Prior:
-    """Whatever stands for a prior, as a `Prior`; ``None`` is `default_prior`.
+    """Convert any accepted form of a prior to a `Prior`; ``None`` is `default_prior`.
 
     Raises:
-        TypeError: ``prior`` is none of the accepted kinds.
+        TypeError: ``prior`` has no accepted form.
         ValueError: an unknown name.
     """
     if prior is None:

@@ -1,4 +1,4 @@
-"""Priors without parameters of their own."""
+"""Priors without trained parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _fan_in_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Modul
 
 @saveable(attributes("gain"), modules=lambda prior: children(prior.by_fan_in), build=_fan_in_normal)
 class FanInNormal(Prior):
-    r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases: layers keep their scale.
+    r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases.
 
     With the ReLU gain $g = \sqrt 2$ a random network of any width and depth passes on the second
     moment of its input (He et al. 2015, "Delving Deep into Rectifiers").

@@ -1,4 +1,4 @@
-r"""Priors whose scale is a latent variable itself: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
+r"""Priors with a latent scale: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
 
 The guide infers the scale of each group of weights along with them. A half-Cauchy scale (Carvalho
 et al. 2010, "The horseshoe estimator for sparse signals"), here one for each unit's weights, has a
@@ -75,13 +75,13 @@ class HierarchicalNormal(Prior):
         self.hyperprior = Independent(given)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Registers the latent scales on the module."""
+        """Register the latent scales on the module."""
         part = self._part(name)
         latent = _Hyperprior(name, part, shape[: self._group_dims(shape)])
         setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normal for the drawn scales, with their plates (if any) as batch shape."""
+        """The Normal for the sampled scales, with their plates (if any) as batch shape."""
         drawn: Tensor = getattr(module, self._part(name))  # [*plates, *groups]
         scale = drawn if self.kind == "scale" else drawn.sqrt()
         groups = self._group_dims(shape)
@@ -98,7 +98,7 @@ class HierarchicalNormal(Prior):
         return f"{name}_prior_{self.kind}"
 
     def _group_dims(self, shape: Size) -> int:
-        """How many of a weight's first dimensions count its groups."""
+        """Number of a weight's leading dimensions that index its groups."""
         return 1 if self.per == "unit" and len(shape) > 1 else 0
 
 
@@ -116,7 +116,7 @@ def inverse_gamma(
 
 
 class _Hyperprior:
-    """What the latent's `PyroSample` calls: asks the prior of the weight."""
+    """Distribution of the latent's `PyroSample`, from the prior that the weight has."""
 
     def __init__(self, weight: str, part: str, shape: Size) -> None:
         self.weight, self.part, self.shape = weight, part, shape

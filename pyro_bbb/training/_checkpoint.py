@@ -24,7 +24,7 @@ from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence import LoadError
 from pyro_bbb.persistence.archive import Json, first_does, of_all, of_one, read_for_all, tidy, write
 from pyro_bbb.persistence.json_codec import pack, unpack
-from pyro_bbb.persistence.state_dict import State
+from pyro_bbb.persistence.state_dict import State, cpu_copy
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._fingerprint import differences
 from pyro_bbb.training._loop import Progress
@@ -93,7 +93,7 @@ class Parts:
             "processes": self.batches.processes.size,
         }
         tensors = {**own, **numbers, **self._of_processes()}
-        return spec, {name: _copy(x) for name, x in tensors.items()}
+        return spec, {name: cpu_copy(x) for name, x in tensors.items()}
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         """Goes back to such a state."""
@@ -244,7 +244,3 @@ def folder_of(checkpoint: Any, every: Any, guide: Any, data: Any, optimizer: Any
         if lacking:
             raise ValueError(f"checkpoint needs {needed}")
     return Path(checkpoint)
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.detach().cpu().clone(memory_format=torch.contiguous_format)
