@@ -12,11 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import nn
 
 Arguments: TypeAlias = dict[str, Any]
-
-
 Modules: TypeAlias = dict[str, nn.Module]
-
-
 C = TypeVar("C", bound=type[nn.Module])
 
 

@@ -22,11 +22,7 @@ from torch import Tensor
 from pyro_bbb.data.cache import cache_folder, given_root, is_intact, read_verified
 
 _CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
-
-
 _SCRATCH = "download-"  # prefix of the folders of unfinished downloads
-
-
 _ABANDONED = 24 * 3600  # age in seconds of an abandoned scratch folder
 
 

@@ -25,11 +25,7 @@ _UCI_SHA256 = {
 
 
 _MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
-
-
 _DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
-
-
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 

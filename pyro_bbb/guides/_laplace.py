@@ -31,11 +31,7 @@ from pyro_bbb.guides._joint_autoguides import JointAutoguide
 from pyro_bbb.guides.latents import InitLoc
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-
-
 _MAX_LATENTS = 4096
-
-
 _ROWS = 256  # of a matrix of derivatives at once
 
 

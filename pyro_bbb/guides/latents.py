@@ -16,8 +16,6 @@ from torch.distributions import ExpTransform, Transform, biject_to, constraints
 from pyro_bbb._utils.validation import finite, tensor
 
 Site: TypeAlias = dict[str, Any]
-
-
 InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[[Site], Tensor]"
 
 

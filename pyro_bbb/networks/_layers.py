@@ -51,20 +51,10 @@ class BayesianLinear(nn.Linear, PyroModule):
         declare(self, as_prior(prior), **shapes, **({"bias": (out_features,)} if bias else {}))
 
 
-_CONV2D = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "bias",
-    "padding_mode",
-)
+_CONV2D = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode"
 
 
-@saveable(attributes(*_CONV2D), modules=_prior)
+@saveable(attributes(*_CONV2D.split()), modules=_prior)
 class BayesianConv2d(nn.Conv2d, PyroModule):
     """Convolution over images with a random kernel and bias.
 

@@ -13,14 +13,8 @@ from pyro_bbb._handlers.sites import parts_of_prior
 from pyro_bbb.priors import Prior
 
 Criterion: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-
-
 Where: TypeAlias = "Criterion | list[Criterion] | tuple[Criterion, ...]"
-
-
 ParameterPath: TypeAlias = tuple[str, str]  # a module's path, and a name of its parameters
-
-
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # batch and instance normalisation
     *(getattr(nn, f"{kind}Norm") for kind in ("Layer", "Group", "RMS")),

@@ -21,8 +21,6 @@ from pyro_bbb.priors import Prior
 from pyro_bbb.priors.declaration import declare, declared_shapes
 
 Node: TypeAlias = dict[str, Any]
-
-
 Blueprint: TypeAlias = dict[str, Node]
 
 

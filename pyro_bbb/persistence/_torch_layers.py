@@ -11,23 +11,11 @@ from torch import nn
 from pyro_bbb._utils.saving import Arguments, Modules, SavedClass, attributes, children
 
 _CONV = "in_channels out_channels kernel_size stride padding {}dilation groups bias padding_mode"
-
-
 _BATCH = "num_features eps momentum affine track_running_stats"
-
-
 _RNN = "input_size hidden_size num_layers bias batch_first dropout bidirectional"
-
-
 _EMBEDDING = "num_embeddings embedding_dim {}max_norm norm_type scale_grad_by_freq {}sparse{}"
-
-
 _MAX_POOL = "kernel_size stride padding dilation return_indices ceil_mode"
-
-
 _AVG_POOL = "kernel_size stride padding ceil_mode count_include_pad"
-
-
 _DIMS = (1, 2, 3)
 
 

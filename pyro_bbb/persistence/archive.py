@@ -23,23 +23,11 @@ from torch import Tensor
 from pyro_bbb._utils.distributed import Processes
 
 Json: TypeAlias = Any
-
-
 FORMAT, VERSION = "pyro_bbb", 1
-
-
 _SPEC = "spec.json"
-
-
 _ZEROS = "0" * 64
-
-
 _HASH = re.compile("[0-9a-f]{64}")
-
-
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
-
-
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
 
 
@@ -201,11 +189,7 @@ def _refuse(constant: str) -> Json:
 
 
 Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]
-
-
 _OF_RANK = "rank{}."
-
-
 _ERRORS = {"FileNotFoundError": FileNotFoundError, "LoadError": LoadError, "OSError": OSError}
 
 

@@ -39,8 +39,6 @@ _FAMILIES: dict[str, tuple[Any, list[str]]] = {
 
 
 _NAMES = {family: name for name, (family, _) in _FAMILIES.items()}
-
-
 DTYPES = {
     str(x).removeprefix("torch."): x
     for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)

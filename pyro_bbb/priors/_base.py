@@ -17,8 +17,6 @@ from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, sav
 from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
 
 PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
-
-
 PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
 
 

@@ -19,8 +19,6 @@ from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
 from pyro_bbb.priors._base import Independent, Prior, PriorLike, as_prior
 
 _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
-
-
 _SKEWNESS = 1e-3  # largest relative difference of a Normal's distances to both quantiles
 
 
