@@ -79,7 +79,7 @@ def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
     assert "'price' makes this a regression: it holds 120 different numbers" in out
     assert "left out, as they have one value only: 'country'" in out
     assert "120 rows; 4 columns become 6 numbers" in out
-    assert "scores on 12 rows held out" in out and "root mean squared error" in out
+    assert "scores on 12 rows held out" in out and "RMSE" in out
     again = as_json(capsys, *words, "--out", tmp_path / "again")
     assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
     assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= SCORE_NAMES.keys()

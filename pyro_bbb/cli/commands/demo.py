@@ -88,7 +88,7 @@ class Demo(Command):
             results.append(step.run(console))
         shares = [each["refused"] / each["rows"] for each in results[1:3]]
         console.print(
-            f"refused: {shares[0]:.0%} of the usual rows, {shares[1]:.0%} of the out_of_distribution ones"
+            f"refused: {shares[0]:.0%} in distribution, {shares[1]:.0%} out of distribution"
         )
         return {
             "scores": results[3]["scores"],
