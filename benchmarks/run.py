@@ -26,11 +26,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _effort import DEFAULT, QUICK, SMOKE
-from _memory import memory
-from _picture import draw
-from _predict import predict
-from _report import (
+from _parts.budget import DEFAULT, QUICK, SMOKE
+from _parts.figure import draw
+from _parts.memory import memory
+from _parts.predict import predict
+from _parts.report import (
     of_aims,
     of_prediction_memory,
     of_times,
@@ -38,8 +38,8 @@ from _report import (
     record,
     write,
 )
-from _results import Results
-from _suites import epoch, steps
+from _parts.results import Results
+from _parts.suites import epoch, steps
 from tqdm import tqdm
 
 Suite: TypeAlias = Literal["steps", "epoch", "predict", "memory"]

@@ -73,12 +73,12 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def launch(config: Config, size: int, threads: int, batch_sizes: list[int]) -> dict[str, Any]:
-    """What `_worker.py` finds in so many processes."""
+    """What `ddp_worker.py` finds in so many processes."""
     task = {"batch_sizes": batch_sizes, "width": config.width, "threads": threads}
     task |= {"steps": config.steps, "epochs": config.epochs}
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
     done = subprocess.run(
-        [sys.executable, *torchrun, str(HERE / "_worker.py"), json.dumps(task)],
+        [sys.executable, *torchrun, str(HERE / "_parts" / "ddp_worker.py"), json.dumps(task)],
         env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         text=True,

@@ -35,10 +35,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _images import images, train_and_validation
-from _pool import RANDOM, SCORES, Pool, acquire, labels_at
-from _repeats import repeat, scores, shown
+from _helpers.images import images, train_and_validation
+from _helpers.label_pool import RANDOM, SCORES, Pool, acquire, labels_at
+from _helpers.repeats import repeat, scores, shown
+from _helpers.run import Data, Picture, Run, Section, Table
 from matplotlib.ticker import FuncFormatter
 from pyro.distributions import Normal
 from torch import nn

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, digits, stratified
+from _helpers.run import Picture, Run, Section, Table, digits, stratified
 from pyro.distributions import Normal
 from torch import Tensor
 

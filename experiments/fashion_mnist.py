@@ -37,12 +37,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _images import images
-from _repeats import repeat, scores, shown
-from _tensorboard import TensorBoard
-from _weights import draw_weights
-from _whitening import Whitening
+from _helpers.images import images
+from _helpers.repeats import repeat, scores, shown
+from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.tensorboard import TensorBoard
+from _helpers.weight_plots import draw_weights
+from _helpers.whitening import Whitening
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from pyro.distributions import Normal, TorchDistribution

@@ -32,11 +32,11 @@ from typing import Any, Literal, TypeAlias
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _images import images, train_and_validation
-from _lenet5 import Recipe, train, train_plain
-from _repeats import repeat, scores, shown
-from _tensorboard import TensorBoard
+from _helpers.images import images, train_and_validation
+from _helpers.lenet5 import Recipe, train, train_plain
+from _helpers.repeats import repeat, scores, shown
+from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.tensorboard import TensorBoard
 from matplotlib.figure import Figure
 from torch import Tensor
 

@@ -37,11 +37,11 @@ from typing import Any, Literal, TypeAlias
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _exported import compare
-from _images import images
-from _repeats import repeat, scores, shown
-from _tensorboard import TensorBoard
+from _helpers.images import images
+from _helpers.pruned_speed import compare
+from _helpers.repeats import repeat, scores, shown
+from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.tensorboard import TensorBoard
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor

@@ -36,10 +36,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _bandit import Mushrooms, RecordedAgent, Rounds, SideBySide, encode
-from _common import Picture, Run, Section, Table
-from _outcome import Found, Outcome, joined, save
-from _repeats import over
+from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, SideBySide, encode
+from _helpers.bandit_results import Found, Outcome, joined, save
+from _helpers.repeats import over
+from _helpers.run import Picture, Run, Section, Table
 from torch import Tensor
 from tqdm.auto import tqdm
 

@@ -42,8 +42,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, keep
-from _paper import (
+from _helpers.paper import (
     BINS,
     GAUSSIAN,
     METHODS,
@@ -57,7 +56,8 @@ from _paper import (
     shortened,
     train,
 )
-from _repeats import over
+from _helpers.repeats import over
+from _helpers.run import Picture, Run, Section, Table, keep
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
 

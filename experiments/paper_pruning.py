@@ -20,9 +20,19 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _exported import compare
-from _paper import MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, shortened, train
+from _helpers.paper import (
+    MIXTURE,
+    Preset,
+    Scores,
+    Sets,
+    Trained,
+    error,
+    recipe_of,
+    shortened,
+    train,
+)
+from _helpers.pruned_speed import compare
+from _helpers.run import Picture, Run, Section, Table
 from matplotlib.ticker import PercentFormatter
 
 import pyro_bbb as bbb

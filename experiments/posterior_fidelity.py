@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _fidelity import LEVEL, PROBLEMS, Problem, compare, functions, score
+from _helpers.fidelity import LEVEL, PROBLEMS, Problem, compare, functions, score
+from _helpers.run import Picture, Run, Section, Table
 from torch import Tensor
 from tqdm import tqdm
 

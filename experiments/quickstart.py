@@ -31,8 +31,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, digits, stratified
-from _weights import draw_weights
+from _helpers.run import Picture, Run, Section, Table, digits, stratified
+from _helpers.weight_plots import draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 from tqdm import tqdm

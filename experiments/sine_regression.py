@@ -30,8 +30,8 @@ from typing import Any, Literal, TypeAlias
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _repeats import repeat, shown
+from _helpers.repeats import repeat, shown
+from _helpers.run import Data, Picture, Run, Section, Table
 from torch import Tensor
 
 import pyro_bbb as bbb

@@ -59,8 +59,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _uci import Recipe, Task, digest, finished, run_and_keep
+from _helpers.run import Picture, Run, Section, Table
+from _helpers.uci import Recipe, Task, digest, finished, run_and_keep
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from tqdm import tqdm

@@ -23,7 +23,7 @@ SIGMAS = 6  # of a share, about 2e-9 for each
 def bandit(monkeypatch):
     """What the experiment's agents and mushrooms are made of."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module("_bandit")
+    return importlib.import_module("_helpers.bandit")
 
 
 @pytest.fixture

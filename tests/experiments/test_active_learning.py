@@ -17,7 +17,7 @@ CLASSES = 4
 @pytest.fixture
 def pool(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_pool")
+    return importlib.import_module("_helpers.label_pool")
 
 
 @pytest.fixture

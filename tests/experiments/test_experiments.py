@@ -41,11 +41,11 @@ def experiment(request, monkeypatch):
 @pytest.fixture
 def common(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_common")
+    return importlib.import_module("_helpers.run")
 
 
 def test_every_experiment_is_listed():
-    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    files = {path.stem for path in FOLDER.glob("*.py")}
     assert files == set(EXPERIMENTS)
 
 
@@ -105,7 +105,7 @@ def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatch, steps):
     monkeypatch.syspath_prepend(FOLDER)
-    passes = importlib.import_module("_lenet5").Passes(10, 4, steps, seed=0)
+    passes = importlib.import_module("_helpers.lenet5").Passes(10, 4, steps, seed=0)
     assert len(passes) == steps
     batches = [rows for _ in range(20) for rows in passes][:15]
     assert {len(rows) for rows in batches} == {4}
@@ -116,7 +116,7 @@ def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatc
 
 def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    whitening = importlib.import_module("_whitening").Whitening
+    whitening = importlib.import_module("_helpers.whitening").Whitening
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
@@ -171,7 +171,7 @@ def test_table_is_aligned_markdown(common):
 
 def test_repeated_figures_become_mean_and_sd(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
     summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
     assert set(summary["seeds"]) == {"3", "4", "5"}
     assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
@@ -184,7 +184,7 @@ def test_repeated_figures_become_mean_and_sd(monkeypatch):
 def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tmp_path):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
     ran = []
 
     def one(seed, fails=()):
@@ -208,7 +208,7 @@ def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tm
 
 def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
 
     def one(seed):
         return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 @pytest.fixture
 def paper(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_paper")
+    return importlib.import_module("_helpers.paper")
 
 
 @pytest.fixture

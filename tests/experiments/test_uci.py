@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def parts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_uci")
+    return importlib.import_module("_helpers.uci")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def quick(experiment, monkeypatch):
         done.append((task.name, task.split))
         return {"rmse": float(task.split), "log_likelihood": -1.0, "quantiles": [0.5]}
 
-    monkeypatch.setattr(importlib.import_module("_uci"), "run_task", scored)
+    monkeypatch.setattr(importlib.import_module("_helpers.uci"), "run_task", scored)
     return done
 
 
@@ -231,7 +231,7 @@ def test_what_is_done_is_not_done_again(experiment, quick, tmp_path, monkeypatch
     write(tmp_path)
     write(tmp_path, "other", X=np.random.default_rng(2).normal(size=(10, 3)))
     options = {"datasets": ("table", "other"), "output": tmp_path / "out"}
-    parts = importlib.import_module("_uci")
+    parts = importlib.import_module("_helpers.uci")
     scored, left = parts.run_task, iter(range(4))
 
     def interrupted(task):

@@ -79,7 +79,7 @@ COMMANDS = {"lenet5_fashion": "lenet5_mnist.py --dataset fashion_mnist"}
 @pytest.fixture
 def shown(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_repeats").shown
+    return importlib.import_module("_helpers.repeats").shown
 
 
 def read(run):

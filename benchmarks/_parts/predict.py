@@ -7,16 +7,16 @@ from typing import Any, TypeAlias
 
 import pyro
 import torch
-from _effort import Effort
-from _peers import bayesian_torch_network, torch_blue_network
-from _pyro import guided
-from _seats import Entry, compare, seats
-from _timing import Comparison, Take, repeated
-from _work import Work, images, prepare
 from pyro.infer import Predictive
 from torch import Tensor
 
 import pyro_bbb as bbb
+from _parts.budget import Effort
+from _parts.isolated_workers import Entry, compare, seats
+from _parts.other_libraries import bayesian_torch_network, torch_blue_network
+from _parts.pyro_methods import guided
+from _parts.tasks import Work, images, prepare
+from _parts.timing import Comparison, Take, repeated
 
 FLOOR = "{samples} deterministic passes"  # of one network and nothing else
 OURS = "pyro_bbb.predict"

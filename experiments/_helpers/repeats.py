@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import joblib
-from _common import keep
 
 import pyro_bbb as bbb
+from _helpers.run import keep
 from pyro_bbb import metrics
 
 

@@ -1,9 +1,9 @@
 """Pictures of a posterior's weights."""
 
 import matplotlib.pyplot as plt
-from _common import Picture, Run
 
 import pyro_bbb as bbb
+from _helpers.run import Picture, Run
 from pyro_bbb import plots
 
 

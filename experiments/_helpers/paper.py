@@ -13,13 +13,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from _common import Data
-from _images import images, train_and_validation
 from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import pyro_bbb as bbb
+from _helpers.images import images, train_and_validation
+from _helpers.run import Data
 from pyro_bbb import metrics
 
 Scores: TypeAlias = dict[str, Any]

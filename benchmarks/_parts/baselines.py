@@ -9,9 +9,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from _work import NUM_DATA, Trainer, Work, trainer
 from torch import Tensor, nn
 from torch.distributions import Normal
+
+from _parts.tasks import NUM_DATA, Trainer, Work, trainer
 
 PI, SIGMA1, SIGMA2 = 0.5, 1.0, math.exp(-6)
 

@@ -7,9 +7,6 @@ from typing import Any
 from unittest import mock
 
 import pyro
-from _plain import PI, SIGMA1, SIGMA2
-from _timing import Meter, repeated
-from _work import NUM_DATA, Trainer, Work
 from pyro import poutine
 from pyro.distributions import Normal
 from pyro.infer import SVI, Trace_ELBO
@@ -17,6 +14,9 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 import pyro_bbb as bbb
+from _parts.baselines import PI, SIGMA1, SIGMA2
+from _parts.tasks import NUM_DATA, Trainer, Work
+from _parts.timing import Meter, repeated
 from pyro_bbb.training._runners import engine as _engine
 
 PRIORS: dict[str, Callable[[], Any]] = {

@@ -8,7 +8,12 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from _contenders import (
+from torch import Tensor
+
+import pyro_bbb as bbb
+from _parts.budget import Effort
+from _parts.isolated_workers import Entry, Make, compare, seats
+from _parts.methods import (
     ESTIMATORS,
     FLOOR,
     IMAGES,
@@ -18,14 +23,9 @@ from _contenders import (
     SEVERAL_DRAWS,
     training,
 )
-from _effort import Effort
-from _pyro import guided, metered_steps
-from _seats import Entry, Make, compare, seats
-from _timing import Comparison, Meter, Take, repeated
-from _work import Work, fused_adam, images
-from torch import Tensor
-
-import pyro_bbb as bbb
+from _parts.pyro_methods import guided, metered_steps
+from _parts.tasks import Work, fused_adam, images
+from _parts.timing import Comparison, Meter, Take, repeated
 
 MANY = 10  # draws of the slower epoch
 BATCH = 128

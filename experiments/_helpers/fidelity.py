@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from _common import Data
 from pyro.distributions import LogNormal, Normal
 from scipy.stats import wasserstein_distance
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
+from _helpers.run import Data
 from pyro_bbb import metrics
 
 Array: TypeAlias = npt.NDArray[np.float64]

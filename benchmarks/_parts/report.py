@@ -12,8 +12,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from _results import Results, aims
-from _timing import Comparison, interquartile
+
+from _parts.results import Results, aims
+from _parts.timing import Comparison, interquartile
 
 PACKAGES = (
     "pyro-bbb", "pyro-ppl", "torch", "numpy", "torchbnn", "bayesian-torch",

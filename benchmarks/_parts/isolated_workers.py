@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from _timing import Action, Rounds, Take, Turn, interleave, no_collection, timed
+
+from _parts.timing import Action, Rounds, Take, Turn, interleave, no_collection, timed
 
 SETTLE = 0.02  # seconds, in which the threads of the turn before stop to wait for work
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from _common import Data, keep
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
+from _helpers.run import Data, keep
 from pyro_bbb import metrics, priors
 
 ROUNDING = 1e-12  # a column whose deviations are below this share of its size is constant

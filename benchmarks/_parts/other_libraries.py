@@ -5,10 +5,11 @@ from typing import Any
 
 import pyro
 import torch.nn.functional as F
-from _plain import PI, SIGMA1, SIGMA2
-from _timing import repeated
-from _work import NUM_DATA, Trainer, Work, trainer
 from torch import Tensor, nn
+
+from _parts.baselines import PI, SIGMA1, SIGMA2
+from _parts.tasks import NUM_DATA, Trainer, Work, trainer
+from _parts.timing import repeated
 
 
 def _replaced(work: Work, linear: Callable[[nn.Linear], nn.Module]) -> list[nn.Module]:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from _contenders import CONTENDERS
-from _effort import Effort
-from _pyro import guided
-from _work import Contender, Work, images
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import pyro_bbb as bbb
+from _parts.budget import Effort
+from _parts.methods import CONTENDERS
+from _parts.pyro_methods import guided
+from _parts.tasks import Contender, Work, images
 from pyro_bbb._ops.buffers import Memory
 
 STEADY = "steady"
@@ -73,7 +73,7 @@ def memory(
 
 def _elsewhere(tasks: list[Task], threads: int) -> list[Peak]:
     """The tasks' peaks, measured by this file in a fresh process."""
-    command = [sys.executable, str(Path(__file__)), str(threads), json.dumps(tasks)]
+    command = [sys.executable, "-m", __name__, str(threads), json.dumps(tasks)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

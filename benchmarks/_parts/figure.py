@@ -6,15 +6,15 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from _contenders import FLOOR, OURS
-from _predict import OURS as PREDICT
-from _results import Results
-from _suites import FIT, STEPS
-from _timing import Comparison
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
+from _parts.methods import FLOOR, OURS
+from _parts.predict import OURS as PREDICT
+from _parts.results import Results
+from _parts.suites import FIT, STEPS
+from _parts.timing import Comparison
 from pyro_bbb import plots
 from pyro_bbb._utils.colors import BLUE
 

@@ -144,7 +144,7 @@ class Run:
             undefined=StrictUndefined,
             trim_blocks=True,
         )
-        html = jinja.get_template("_report.html").render(
+        html = jinja.get_template("report.html").render(
             title=title,
             summary=summary,
             sections=sections,

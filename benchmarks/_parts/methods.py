@@ -1,10 +1,10 @@
 """Who competes at training, by the name shown."""
 
-import _peers as peers
-import _plain as plain
-from _pyro import ours, stock
-from _timing import Take
-from _work import Contender, Trainer, Work
+import _parts.baselines as plain
+import _parts.other_libraries as peers
+from _parts.pyro_methods import ours, stock
+from _parts.tasks import Contender, Trainer, Work
+from _parts.timing import Take
 
 FLOOR = "deterministic"
 OURS = "pyro_bbb (mixture)"

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _common import Data
 from pyro.distributions import Normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 from tqdm import tqdm
 
 import pyro_bbb as bbb
+from _helpers.run import Data
 
 
 @dataclass(frozen=True)

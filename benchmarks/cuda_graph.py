@@ -1,6 +1,6 @@
 """A training step captured in a CUDA graph, beside an ordinary network's captured the same way.
 
-    python benchmarks/captured.py [--device cuda]
+    python benchmarks/cuda_graph.py [--device cuda]
 
 784-H-H-10 ReLU classifiers, minibatches of 128 out of 50,000 inputs that lie on the GPU, one draw
 of the weights. Bayes by Backprop is `fit(cuda_graph=True)`, data, schedules and record included; a
@@ -43,8 +43,8 @@ class Config:
     """Epochs of each training; the first, which captures, does not count."""
     device: str = "cuda"
     """Where to compute."""
-    output: Path = Path("results/captured")
-    """Folder for ``captured.json``."""
+    output: Path = Path("results/cuda_graph")
+    """Folder for ``cuda_graph.json``."""
 
 
 def synchronised(device: str) -> float:
@@ -116,7 +116,7 @@ def captured(step: Callable[[], None], reset: Callable[[], None]) -> Callable[[]
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measures, prints and writes; returns what ``captured.json`` holds."""
+    """Measures, prints and writes; returns what ``cuda_graph.json`` holds."""
     torch.manual_seed(0)
     data = torch.rand(config.examples, 784), torch.randint(10, (config.examples,))
     rows: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def main(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     config.output.mkdir(parents=True, exist_ok=True)
-    (config.output / "captured.json").write_text(json.dumps(content, indent=2) + "\n")
+    (config.output / "cuda_graph.json").write_text(json.dumps(content, indent=2) + "\n")
     return content
 
 

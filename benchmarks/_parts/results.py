@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from _contenders import FLOOR, OURS, OURS_GAUSSIAN, PLAIN, TORCHBNN
-from _effort import Effort
-from _memory import Peak
-from _predict import LOCAL
-from _predict import OURS as PREDICT
-from _suites import BATCH, FIT, FIT_MANY, MANY, STEPS, several
-from _timing import Comparison
+from _parts.budget import Effort
+from _parts.memory import Peak
+from _parts.methods import FLOOR, OURS, OURS_GAUSSIAN, PLAIN, TORCHBNN
+from _parts.predict import LOCAL
+from _parts.predict import OURS as PREDICT
+from _parts.suites import BATCH, FIT, FIT_MANY, MANY, STEPS, several
+from _parts.timing import Comparison
 
 
 @dataclass

@@ -7,8 +7,9 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 import torch
-from _timing import Take, repeated
 from torch import Tensor, nn
+
+from _parts.timing import Take, repeated
 
 NUM_DATA = 60_000  # examples of the training set that the minibatches pretend to come from
 CLASSES = 10

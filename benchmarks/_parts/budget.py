@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from _contenders import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
+from _parts.methods import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch.nn.functional as F
-from _common import Data, digits
 
 import pyro_bbb as bbb
+from _helpers.run import Data, digits
 
 
 def images(name: str, root: Path | None, *, train: bool, smoke: bool) -> Data:

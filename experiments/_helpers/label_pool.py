@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from _common import Data
 from torch import Tensor
 
 import pyro_bbb as bbb
+from _helpers.run import Data
 
 Score = Callable[[bbb.ClassificationPrediction], Tensor]
 

@@ -1,0 +1,1 @@
+"""Methods, tasks, timing and reports that the benchmarks are made of."""

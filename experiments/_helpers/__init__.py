@@ -1,0 +1,1 @@
+"""Code that several experiments share, or that keeps one of them short."""
