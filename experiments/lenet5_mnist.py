@@ -29,41 +29,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
 from _helpers.lenet5 import Recipe, train, train_plain
+from _helpers.lenet5_report import (
+    ALL,
+    LOOKED,
+    NOISE,
+    PUBLISHED,
+    PUBLISHED_CUT_OFF,
+    Answers,
+    Look,
+    Scores,
+    Sets,
+    draw_noise,
+    draw_progress,
+    draw_refusal,
+    draw_steps,
+    foreign_table,
+    noise,
+    refusal_table,
+)
 from _helpers.repeats import repeat, scores, shown
-from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.run import Run, Section, Table
 from _helpers.tensorboard import TensorBoard
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import metrics
 
 Ask: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
-Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
-Scores: TypeAlias = dict[str, Any]
 
 NAMES = {"mnist": "digits", "fashion_mnist": "garments"}
-NOISE = "Gaussian noise"
-PUBLISHED_CUT_OFF = 0.2
-PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty-baselines
-    "mnist": {
-        "variational": {"accuracy": 0.985, "nll": 0.048, "ece": 0.010},
-        "deterministic": {"accuracy": 0.991, "nll": 0.037},
-    },
-    "fashion_mnist": {
-        "variational": {"accuracy": 0.895, "nll": 0.292, "ece": 0.011},
-        "deterministic": {"accuracy": 0.910, "nll": 0.321},
-    },
-}
-MEASURES = ("entropy", "epistemic", "confidence")
 VARIANTS = {"all layers": "*", "dense layers": "fc*", "last layer": "fc2", "none": None}
-ALL = "all layers"
-LOOKED = 500  # validation images, and a fifth as many of noise, asked at every look
 
 
 @dataclass(frozen=True)
@@ -126,26 +125,6 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
-class Sets:
-    """The images of a run, ``[n, 1, 28, 28]``, and labels ``[n]``."""
-
-    train: Data
-    valid: Data
-    test: Data
-    foreign: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Look:
-    """What was seen at one step of the training."""
-
-    step: int
-    guide: bbb.AutoSoftplusNormal
-    inside: bbb.ClassificationPrediction
-    noise: bbb.ClassificationPrediction
-
-
 def load(config: Config) -> Sets:
     """The images: training part split, test part, foreign ones."""
     other = next(name for name in NAMES if name != config.dataset)
@@ -156,11 +135,6 @@ def load(config: Config) -> Sets:
         NAMES[other]: get(other, train=False)[0][: config.images],
     }
     return Sets(train, valid, get(config.dataset, train=False), foreign)
-
-
-def noise(count: int, seed: int) -> Tensor:
-    """Images of which every pixel is an independent draw from N(0, 1)."""
-    return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(seed))
 
 
 def ask(config: Config, model: Any, guide: Any, x: Tensor, seed: int = 0) -> Any:
@@ -299,138 +273,6 @@ def scores_table(config: Config, summary: Scores, variants: dict[str, Scores]) -
             (f"published, {name}", f"{100 * known['accuracy']:.1f}", f"{known['nll']:.3f}", ece)
         )
     return Table(("on the test images", "accuracy (%)", "NLL (nats)", "ECE (%)"), cells)
-
-
-def foreign_table(summaries: dict[str, Scores]) -> Table:
-    """AUROC of three measures, by random layers and kind of image."""
-    cells = [
-        (f"{kind}; random: {name}", *(shown(s, "foreign", kind, m, digits=1) for m in MEASURES))
-        for kind in next(iter(summaries.values()))["mean"]["foreign"]
-        for name, s in summaries.items()
-    ]
-    return Table(("AUROC (%) against test images", *MEASURES), cells)
-
-
-def refusal_table(summary: Scores) -> Table:
-    """Shares refused at both cut-offs."""
-    cells = [
-        (
-            kind,
-            *(shown(summary, "refused", kind, at, digits=1) for at in ("published", "validation")),
-        )
-        for kind in summary["mean"]["refused"]
-    ]
-    cut_off = shown(summary, "cut_off", factor=1)
-    return Table(("refused (%)", f"cut-off {PUBLISHED_CUT_OFF}", f"cut-off {cut_off}"), cells)
-
-
-def draw_weights(looks: list[Look]) -> Figure:
-    """Means and standard deviations of the weights by layer, a row for each look."""
-    figure, axes = plt.subplots(len(looks), 2, figsize=(9, 3 * len(looks)), squeeze=False)
-    for (left, right), each in zip(axes, looks, strict=True):
-        plots.weight_locs(left, each.guide).set_title(f"Step {each.step:,}: means")
-        plots.weight_scales(right, each.guide).set_title("standard deviations")
-        left.set_xlim(-1.0, 1.0)
-        right.set(xlim=(1e-3, 2.0), xticks=(1e-3, 1e-2, 1e-1, 1.0))
-    return figure
-
-
-def draw_answers(x: Tensor, titles: list[str], rows: Answers, chosen: list[int]) -> Figure:
-    """Images, and under each what every draw says of it, a row for each prediction."""
-    size = (1.55 * len(chosen), 1.3 + 1.5 * len(rows))
-    figure, axes = plt.subplots(
-        1 + len(rows), len(chosen), figsize=size, height_ratios=[1.0] + [1.2] * len(rows)
-    )
-    for column, index in enumerate(chosen):
-        plots.image(axes[0, column], x[index]).set_title(titles[column])
-        for row, prediction in zip(axes[1:], rows.values(), strict=True):
-            plots.class_probabilities(row[column], prediction, index).label_outer()
-    for row, name in zip(axes[1:], rows, strict=True):
-        row[0].set_ylabel(name)
-    for ax in axes[1:].flat:
-        ax.tick_params(labelsize="x-small")
-    handles = axes[1, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower right", ncols=2)
-    return figure
-
-
-def draw_steps(run: Run, sets: Sets, looks: list[Look]) -> list[Picture]:
-    """Both pictures of every look in ``steps/``; here the first and the last one compared."""
-    x, y = sets.valid
-    first, last = looks[0], looks[-1]
-    unsure = last.inside.entropy.argsort(descending=True)[:2].tolist()
-    chosen = [i for i in range(10) if i not in unsure][:8] + unsure
-    truths = [f"a {int(label)}" for label in y[:LOOKED]]
-    (run.folder / "steps").mkdir(exist_ok=True)
-    with plots.style():
-        for each in looks:
-            nats = float(each.inside.log_prob(y[:LOOKED]).mean())
-            figure = draw_answers(x, truths, {"probability": each.inside}, chosen)
-            figure.suptitle(f"Step {each.step:,}: held-out log-probability {nats:.3f} nats")
-            run.picture(figure, f"steps/{each.step:05}_answers", "")
-            run.picture(draw_weights([each]), f"steps/{each.step:05}_weights", "")
-        rows = {f"step {each.step:,}": each.inside for each in (first, last)}
-        answers = draw_answers(x, truths, rows, chosen)
-        answers.suptitle("Draws agree on plain images, and disagree on ambiguous ones")
-        weights = draw_weights([first, last])
-    return [
-        run.picture(
-            answers,
-            "first_and_last",
-            "Eight validation images as they come, and the two on which the trained network is "
-            "least sure (right). Points: the class probabilities of every draw; bars: average.",
-        ),
-        run.picture(weights, "weights", "Random kernels by layer, early and at the end."),
-    ]
-
-
-def draw_progress(run: Run, steps: list[Scores], history: bbb.History) -> list[Picture]:
-    """The loss, and what was seen at every look."""
-    at = [each["step"] for each in steps]
-    with plots.style():
-        loss, ax = plt.subplots()
-        plots.loss_parts(ax, history.steps, unit="step").set_title("Loss of one minibatch")
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
-        left.plot(at, [each["held_out_nats"] for each in steps], "o-", ms=4)
-        left.set(xlabel="step", ylabel="held-out nats per image", title="Held-out log-probability")
-        for key, label, line in (("entropy", "validation", "o-"), ("noise_entropy", NOISE, "s--")):
-            right.plot(at, [each[key] for each in steps], line, ms=4, label=label)
-        right.set(xlabel="step", ylabel="mean entropy (nats)", title="How unsure it is")
-        right.legend()
-    return [
-        run.picture(figure, "steps", f"Seen every {at[0]} steps on {LOOKED} validation images."),
-        run.picture(loss, "loss_parts", "KL, weighted, and negative log-likelihood, per step."),
-    ]
-
-
-def draw_noise(run: Run, looks: list[Look]) -> Picture:
-    """What the draws say of noise, early and at the end."""
-    count = 5
-    rows = {f"step {each.step:,}": each.noise for each in (looks[0], looks[-1])}
-    with plots.style():
-        figure = draw_answers(noise(LOOKED // 5, seed=2), [""] * count, rows, list(range(count)))
-        figure.suptitle("Pure noise: what every draw says")
-    return run.picture(figure, "noise", "Five noise images; points are draws, bars their average.")
-
-
-def draw_refusal(run: Run, sets: Sets, everything: Answers, variants: Answers) -> list[Picture]:
-    """Entropies of every kind of image, and risk against coverage."""
-    (inside, answer), *others = everything.items()
-    with plots.style():
-        entropies, ax = plt.subplots()
-        plots.entropy_histogram(ax, answer.entropy, {k: p.entropy for k, p in others})
-        ax.set_title(f"Entropy: {inside} and what is none")
-        risks, ax = plt.subplots()
-        plots.risk_coverage(ax, {ALL: answer, **variants}, sets.test[1], minimum=0.8)
-        ax.set_title("Errors that refusing avoids")
-    return [
-        run.picture(entropies, "entropy", "ln 10 = 2.3 nats is a uniform guess."),
-        run.picture(
-            risks,
-            "risk_coverage",
-            "Refusing the least confident test images; by layers of random weights.",
-        ),
-    ]
 
 
 def main(config: Config) -> dict[str, Any]:

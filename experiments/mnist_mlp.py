@@ -32,39 +32,37 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.images import images
 from _helpers.pruned_speed import compare
-from _helpers.repeats import repeat, scores, shown
-from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.pruning_report import (
+    EXPORTED,
+    FRACTIONS,
+    SOURCE,
+    Scores,
+    Trained,
+    accuracy,
+    accuracy_table,
+    draw_curves,
+    draw_kept,
+    draw_pruning,
+    draw_ratios,
+    draw_weights,
+    export_table,
+    networks_table,
+    pruning_table,
+    slug,
+)
+from _helpers.repeats import repeat, scores
+from _helpers.run import Data, Run, Section
 from _helpers.tensorboard import TensorBoard
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
-
-Scores: TypeAlias = dict[str, Any]
-
-SOURCE = "MXNet tutorial"
-PUBLISHED_EPOCHS = (0.9455, 0.9593, 0.9641, 0.9684, 0.9723, 0.9733, 0.9756, 0.9749, 0.9765, 0.9775)
-PUBLISHED_PRUNING = {
-    0.1: 0.9777,
-    0.25: 0.9779,
-    0.5: 0.9756,
-    0.75: 0.9602,
-    0.95: 0.7259,
-    0.99: 0.3753,
-    1.0: 0.098,
-}
-FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
-EXPORTED = (0.0, 0.75, 0.95, 0.98)
-FIRST, CORNER = "network.fc1.weight", (0, 0)  # from a pixel that no digit reaches
 
 
 class SkippingMLP(bbb.BayesianMLP):
@@ -183,29 +181,6 @@ class Config:
     """Two epochs on a few small digits that need no download, to see that it works."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A network after its training, with the test accuracy after every epoch."""
-
-    model: bbb.BayesianModel
-    guide: bbb.AutoSoftplusNormal
-    history: bbb.History
-    curve: list[float]
-
-    def accuracy(self, data: Data) -> float:
-        """Of the network of mean weights."""
-        return accuracy(self.model, self.guide, data)
-
-    def pruned(self, fraction: float) -> "Trained":
-        """The same without the weights of lowest signal-to-noise ratio."""
-        return replace(self, guide=bbb.prune(self.guide, fraction))
-
-
-def accuracy(model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, data: Data) -> float:
-    """Accuracy of the network of mean weights."""
-    return metrics.accuracy(bbb.predict_mean(model, guide, data[0]).probs, data[1])
-
-
 def prior(parameters: tuple[float, ...]) -> TorchDistribution:
     """A zero-mean Normal of that scale, or a scale mixture."""
     return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
@@ -269,150 +244,6 @@ def export(trained: Trained, x: Tensor, repetitions: int) -> Scores:
     """Size and speed of the pruned networks as ordinary modules, as ratios to the unpruned one."""
     modules = {str(f): bbb.to_module(trained.model, trained.pruned(f).guide) for f in EXPORTED}
     return compare(modules, x, repetitions)
-
-
-def accuracy_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network after each epoch."""
-    epochs = [int(epoch) for epoch in record["mean"][names[0]]["accuracy_by_epoch"]]
-    rows = [
-        (
-            str(epoch),
-            f"{100 * PUBLISHED_EPOCHS[epoch - 1]:.2f}" if epoch <= len(PUBLISHED_EPOCHS) else "",
-            *(shown(record, name, "accuracy_by_epoch", str(epoch)) for name in names),
-        )
-        for epoch in epochs
-        if epoch <= len(PUBLISHED_EPOCHS) or epoch % 10 == 0
-    ]
-    return Table(("test accuracy (%) after epoch", SOURCE, *names), rows)
-
-
-def networks_table(record: Scores, names: list[str], samples: int) -> Table:
-    """The mean network and the ensemble, in figures that know of probabilities."""
-    rows = [
-        (
-            f"{name}: {label}",
-            shown(record, name, kind, "accuracy"),
-            shown(record, name, kind, "nll", factor=1, digits=4),
-            shown(record, name, kind, "ece"),
-        )
-        for name in names
-        for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
-    ]
-    return Table(("on the test images", "accuracy (%)", "NLL (nats)", "ECE (%)"), rows)
-
-
-def pruning_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network against what was removed."""
-    rows = [
-        (
-            f"{100 * fraction:.0f}",
-            f"{100 * PUBLISHED_PRUNING[fraction]:.2f}" if fraction in PUBLISHED_PRUNING else "",
-            *(shown(record, name, "pruning", str(fraction)) for name in names),
-        )
-        for fraction in FRACTIONS
-    ]
-    return Table(("weights removed (%)", f"{SOURCE}: accuracy (%)", *names), rows)
-
-
-def export_table(record: Scores, name: str) -> Table:
-    """Size and speed against the dense network."""
-    rows = [
-        (
-            f"{100 * fraction:.0f}",
-            shown(record, name, "pruning", str(fraction)),
-            shown(record, name, "exported", str(fraction), "bytes", factor=1e-3, digits=0),
-            shown(record, name, "exported", str(fraction), "size", digits=1),
-            shown(record, name, "exported", str(fraction), "latency_one", factor=1),
-            shown(record, name, "exported", str(fraction), "latency_thousand", factor=1),
-        )
-        for fraction in EXPORTED
-    ]
-    columns = (
-        f"{name}: removed (%)",
-        "accuracy (%)",
-        "file (kB)",
-        "of the dense file (%)",
-        "time for 1 image, dense = 1",
-        "for 1,000 images, dense = 1",
-    )
-    return Table(columns, rows)
-
-
-def draw_curves(run: Run, networks: Mapping[str, Trained]) -> Picture:
-    """Test accuracy over the epochs beside the published one."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        for (name, trained), marker in zip(networks.items(), "osD", strict=False):
-            epochs = range(1, len(trained.curve) + 1)
-            ax.plot(epochs, trained.curve, f"{marker}-", markersize=4, label=name)
-        published = range(1, len(PUBLISHED_EPOCHS) + 1)
-        ax.plot(published, PUBLISHED_EPOCHS, "k^--", markersize=4, linewidth=1.0, label=SOURCE)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-        ax.set(xlabel="epoch", ylabel="test accuracy, mean network")
-        best = max(trained.curve[-1] for trained in networks.values())
-        ax.set_title(f"{best:.2%} at the end")
-        ax.legend(loc="lower right")
-    caption = "Test accuracy of the network of mean weights after every epoch."
-    return run.picture(figure, "accuracy", caption)
-
-
-def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
-    """The posterior of one weight that data cannot reach and of one that they determine."""
-    ratio = bbb.signal_to_noise(trained.guide)[FIRST]
-    surest = divmod(int(ratio.argmax()), ratio.shape[1])
-    with plots.style():
-        figure, axes = plt.subplots(2, figsize=(4.8, 4.4))
-        for ax, index, what in zip(axes, (CORNER, surest), ("No data", "The surest"), strict=True):
-            plots.weight_density(ax, trained.guide, FIRST, index)
-            ax.locator_params(axis="x", nbins=6)
-            ax.set_title(f"{what}: {ax.get_title(loc='left')}", fontsize="small")
-    caption = (
-        f"{name}: posterior of a weight from the corner pixel, which no digit reaches, and of the "
-        "first layer's weight with the highest signal-to-noise ratio. The dotted line is zero."
-    )
-    return run.picture(figure, f"weights_{slug(name)}", caption)
-
-
-def draw_ratios(run: Run, name: str, trained: Trained, below: float) -> Picture:
-    """Density and cumulative share of the signal-to-noise ratio."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.snr_density_and_cdf(ax, bbb.signal_to_noise(trained.guide))
-        ax.set_title(f"{below:.0%} of the weights are more noise than signal")
-    caption = f"{name}: all weights and biases; below 0 dB the mean is smaller than the sd."
-    return run.picture(figure, f"snr_{slug(name)}", caption)
-
-
-def draw_pruning(run: Run, name: str, pruning: Mapping[str, float]) -> Picture:
-    """The pruning curve beside the published one."""
-    accuracies = list(pruning.values())
-    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
-    published = list(PUBLISHED_PRUNING), list(PUBLISHED_PRUNING.values())
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.pruning_curve(ax, FRACTIONS, accuracies, reference=published)
-        ax.set_title(f"Removing {spared:.0%} costs at most one point")
-    caption = f"{name}: test accuracy of the mean network, without training after the removal."
-    return run.picture(figure, f"pruning_{slug(name)}", caption)
-
-
-def draw_kept(run: Run, name: str, trained: Trained, fraction: float = 0.95) -> Picture:
-    """Where in the image the weights begin that are left."""
-    kept = trained.pruned(fraction).guide.loc(FIRST) != 0
-    share = kept.double().mean(0)  # [pixels]
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(3.6, 3.4))
-        plots.image(ax, share)
-        figure.colorbar(ax.images[0], ax=ax, format=PercentFormatter(1.0, decimals=0))
-        ax.set_title(f"{int((share > 0).sum())} of {len(share)} pixels are still read")
-    caption = f"{name}: share of a pixel's weights that are left when {fraction:.0%} are removed."
-    return run.picture(figure, f"kept_{slug(name)}", caption)
-
-
-def slug(name: str) -> str:
-    """A name for files."""
-    return name.lower().replace(",", "").replace(" ", "_")
 
 
 def sections(

@@ -32,9 +32,10 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
+from _helpers.plain_regression import Plain, predict_plain
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, Picture, Run, Section, Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Normal
 
 import pyro_bbb as bbb
@@ -160,28 +161,6 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
     return model, guide, history
 
 
-class Plain(nn.Module):
-    """The same network without random weights.
-
-    Args:
-        units: of the hidden layers.
-    """
-
-    def __init__(self, units: tuple[int, ...]) -> None:
-        super().__init__()
-        sizes, layers = [1, *units, 1], list[nn.Module]()
-        for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
-            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-            nn.init.kaiming_normal_(layers[-2].weight)
-        self.mean = nn.Sequential(*layers[:-1])
-        self.log_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Normal:
-        """The predicted Normal."""
-        loc = self.mean(x)
-        return Normal(loc, self.log_scale.exp().expand_as(loc))
-
-
 def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
     """By the same loss without the KL."""
     torch.manual_seed(seed)
@@ -194,14 +173,6 @@ def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
         optimiser.step()
         cosine.step()
     return network
-
-
-def predict_plain(networks: list[Plain], x: Tensor) -> bbb.RegressionPrediction:
-    """Networks without random weights as an ensemble, which may be of one."""
-    with torch.no_grad():
-        each = [network(x) for network in networks]
-    loc, scale = (torch.stack([getattr(n, name) for n in each]) for name in ("loc", "scale"))
-    return bbb.RegressionPrediction(Normal(loc, scale))
 
 
 def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:

@@ -19,22 +19,30 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
-from _helpers.fidelity import LEVEL, PROBLEMS, Problem, compare, functions, score
-from _helpers.run import Picture, Run, Section, Table
-from torch import Tensor
+from _helpers.fidelity import (
+    LEVEL,
+    NUTS,
+    OFF,
+    ON,
+    PATH,
+    PROBLEMS,
+    Predictions,
+    Problem,
+    compare,
+    draw_bands,
+    functions,
+    score,
+    verdict,
+)
+from _helpers.run import Run, Section, Table
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
 
-Predictions: TypeAlias = dict[str, bbb.Prediction]
-ON, OFF, PATH = "on the data", "off the data", "path"
-NUTS = "NUTS"
 FLOOR = "floor"
 SUMMARY = (
     "Distances are between what a guide predicts and what NUTS predicts. Function: 1-Wasserstein "
@@ -231,22 +239,6 @@ def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, P
     return {"title": problem.title, NUTS: record, "guides": figures}, predictions
 
 
-def verdict(nuts: dict[str, Any]) -> str:
-    """Whether the reference is one, in words."""
-    worst = max(nuts["r_hat"].values())
-    rest = (
-        f"effective sample size at least {min(nuts['ess_bulk'].values()):.0f} (bulk) and "
-        f"{min(nuts['ess_tail'].values()):.0f} (tail), {nuts['divergences']} divergences, "
-        f"{nuts['gradients_per_draw']:.0f} gradients per draw, {nuts['seconds']:.0f} s."
-    )
-    if worst < 1.01:
-        return f"The four chains agree: R-hat at most {worst:.3f}, {rest}"
-    return (
-        f"The four chains do NOT agree (R-hat up to {worst:.3f}, 1.01 or more): "
-        f"NUTS is no reference here, and distances to it mean little; {rest}"
-    )
-
-
 def fidelity_table(record: dict[str, Any]) -> Table:
     """One problem: distances, spread and scores of NUTS and of every guide."""
     nuts = record[NUTS]
@@ -298,51 +290,6 @@ def _off(figures: dict[str, Any]) -> list[str]:
     if "failed" in figures:
         return ["–", "–"]
     return [f"{figures[OFF][measure]:.2f}" for measure in ("function", "sd_ratio")]
-
-
-def draw_bands(
-    run: Run,
-    name: str,
-    problem: Problem,
-    figures: dict[str, Any],
-    predictions: dict[str, Predictions],
-) -> Picture:
-    """Every guide's functions along the path in a panel of its own, NUTS outlined in all."""
-    gold = functions(predictions[NUTS][PATH])
-    guides = {name: found for name, found in predictions.items() if name != NUTS}
-    classes = isinstance(predictions[NUTS][PATH], bbb.ClassificationPrediction)
-    rows = math.ceil(len(guides) / 4)
-    with plots.style():
-        figure, axes = plt.subplots(
-            rows, 4, figsize=(9.6, 1.9 * rows + 0.5), sharex=True, sharey=True, squeeze=False
-        )
-        for ax, (guide, found) in zip(axes.flat, guides.items(), strict=False):
-            data = problem.train if len(problem.train[0][0]) == 1 else None
-            plots.function_band(
-                ax, problem.at, functions(found[PATH]), reference=gold, data=data, level=LEVEL
-            )
-            share = figures[guide][OFF]["sd_ratio"]
-            ax.set_title(f"{guide}\noff the data {share:.0%} of NUTS's sd", fontsize="x-small")
-        for ax in axes.flat[len(guides) :]:
-            ax.set_axis_off()
-        axes.flat[0].set_ylim(*((-0.03, 1.03) if classes else _limits(gold)))
-        figure.supxlabel(problem.labels[0], fontsize="medium")
-        figure.supylabel(problem.labels[1], fontsize="medium")
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        labels = [label.replace("reference", NUTS) for label in labels]
-        figure.legend(handles, labels, loc="outside upper center", ncols=5)
-    caption = (
-        f"Blue: the central {LEVEL:.0%} of each guide's functions; black lines: that of NUTS, the "
-        "same in all panels."
-    )
-    return run.picture(figure, f"bands_{name}", caption)
-
-
-def _limits(gold: Tensor) -> tuple[float, float]:
-    """What NUTS fills, and a quarter of it above and below."""
-    low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
-    margin = (high - low) / 4
-    return low - margin, high + margin
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -31,6 +31,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
+from _helpers.digit_figures import (
+    DIGITS,
+    PHOTOGRAPHS,
+    Predictions,
+    draw_entropies,
+    draw_loss,
+    draw_votes,
+)
 from _helpers.run import Picture, Run, Section, Table, digits, stratified
 from _helpers.weight_plots import draw_weights
 from sklearn.datasets import load_sample_image
@@ -41,10 +49,7 @@ import pyro_bbb as bbb
 from pyro_bbb import metrics, plots
 
 Scores: TypeAlias = dict[str, dict[str, float]]
-Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
 
-DIGITS = "test digits"
-PHOTOGRAPHS = "photograph patches"
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
@@ -308,64 +313,6 @@ def sine_table(results: dict[str, float]) -> Table:
         ("error of the mean on the data's range (RMSE)", results["rmse_to_truth_on_data_range"]),
     ]
     return Table(("sine regression", "value"), [(name, f"{value:.2f}") for name, value in rows])
-
-
-def draw_loss(run: Run, history: bbb.History) -> Picture:
-    """Both costs over the epochs."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.loss_parts(ax, history).set_title("The loss and its two parts")
-    caption = (
-        "Complexity cost: divergence of the posterior from the prior. Data cost: negative "
-        "log-likelihood of all training digits."
-    )
-    return run.picture(figure, "loss_parts", caption)
-
-
-def draw_entropies(run: Run, ensembles: Predictions) -> Picture:
-    """Predictive entropy of each kind of input."""
-    outside = {kind: p.entropy for kind, p in ensembles.items() if kind != DIGITS}
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.entropy_histogram(ax, ensembles[DIGITS].entropy, outside)
-        ax.set_title("How uncertain the ensemble is")
-    caption = "Predictive entropy; ln 10 = 2.3 nats is a uniform guess among ten classes."
-    return run.picture(figure, "entropy", caption)
-
-
-def draw_votes(
-    run: Run, inputs: dict[str, Tensor], ensembles: Predictions, y: Tensor
-) -> list[Picture]:
-    """Votes on the three surest and unsurest test digits, and on three middling photographs."""
-    order = ensembles[DIGITS].entropy.argsort()
-    middling = ensembles[PHOTOGRAPHS].entropy.argsort()
-    half = len(middling) // 2
-    groups = [
-        ("sure", DIGITS, order[:3], "The three test digits of lowest entropy."),
-        ("unsure", DIGITS, order[-3:], "The three test digits of highest entropy."),
-        (
-            "foreign",
-            PHOTOGRAPHS,
-            middling[half - 1 : half + 2],
-            "Three photograph patches, those of middling entropy.",
-        ),
-    ]
-    pictures = []
-    for name, kind, indices, caption in groups:
-        prediction = ensembles[kind]
-        with plots.style():
-            figure, axes = plt.subplots(3, 2, figsize=(4.8, 5.4), width_ratios=(1, 2))
-            for (left, right), index in zip(axes, indices.tolist(), strict=True):
-                plots.image(left, inputs[kind][index])
-                plots.votes(right, prediction, index)
-                truth = f"a {int(y[index])}; " if kind == DIGITS else ""
-                right.set_title(f"{truth}entropy {float(prediction.entropy[index]):.2f} nats")
-            for ax in axes[:-1, 1]:
-                ax.set_xlabel("")
-            handles = axes[0, 1].get_legend_handles_labels()
-            figure.legend(*handles, loc="outside lower center", ncols=2)
-        pictures.append(run.picture(figure, f"votes_{name}", caption))
-    return pictures
 
 
 def draw_pruning(run: Run, accuracies: list[float]) -> Picture:
