@@ -37,7 +37,7 @@ from _helpers.images import images, train_and_validation
 from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding
 from _helpers.label_pool import RANDOM, SCORES, Pool, acquire, labels_at
 from _helpers.repeats import repeat, scores, shown
-from _helpers.run import Data, Run, Section, Table
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
 from pyro.distributions import Normal
 from torch import nn
 from tqdm import tqdm
@@ -86,7 +86,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
@@ -97,18 +97,8 @@ class Config:
     """Ends every rule at this number of labels; the recipe's own by default."""
     validation: bool = False
     """Measure on validation images instead of the test part, as for choosing settings."""
-    seed: int = 0
-    """Seed of the first labels, the candidates, initial weights and draws."""
-    repeats: int = 1
-    """Runs of seeds ``seed``, ``seed`` + 1, ...; tables show their means."""
-    data_root: Path | None = None
-    """Folder that holds MNIST; torchvision downloads it otherwise."""
-    threads: int = 1
-    """Processor threads."""
     output: Path = Path("results/active_learning")
     """Folder for results."""
-    smoke: bool = False
-    """Two rounds on a few enlarged digits, to see that it works."""
 
 
 RECIPES = {
@@ -298,10 +288,8 @@ def main(config: Config) -> dict[str, Any]:
         "rounds; ± is the standard deviation over seeds."
     )
     pictures = [draw_curves(run, summary, config.rules), draw_bought(run, sets, seen)]
-    print(f"\n{table}")
     sections = [Section("Labels that teach", text, [table], pictures)]
-    path = run.report("Active learning", finding(summary, config.rules), sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Active learning", finding(summary, config.rules), sections, record)
     return record
 
 

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.run import Picture, Run, Section, Table, digits, stratified
+from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
 from pyro.distributions import Normal
 from torch import Tensor
 
@@ -30,7 +30,7 @@ Scores: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     digits_epochs: int = 100
@@ -41,14 +41,8 @@ class Config:
     """Runs per variant on the digits (one on Fashion-MNIST), of seeds 0, 1, ..."""
     samples: int = 30
     """Networks drawn from the posterior for each prediction."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and FashionMNIST; torchvision downloads them otherwise."""
-    seed: int = 0
-    """Seed of the posterior draws."""
     output: Path = Path("results/choose_defaults")
     """Folder for results."""
-    smoke: bool = False
-    """One epoch and one seed on the digits only, to see that it works."""
 
 
 def recipe_init(site: dict[str, Any]) -> Tensor:
@@ -171,6 +165,7 @@ def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Run the comparison, print the tables, write the results."""
+    torch.set_num_threads(config.threads)
     run = Run(config, config.output)
     tasks = {"Digits": digits_task(config)}
     if config.fashion_epochs and not config.smoke:
@@ -181,8 +176,6 @@ def main(config: Config) -> dict[str, Any]:
         Section(name, f"{tasks[name].epochs} epochs.", [table(name, r)], [draw(run, name, r)])
         for name, r in results.items()
     ]
-    for section in sections:
-        print(f"\n{section.tables[0]}")
     text = "One change at a time from the defaults, scored on validation data."
     run.report("How the defaults were chosen", text, sections, record)
     return record

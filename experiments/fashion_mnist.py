@@ -52,7 +52,7 @@ from _helpers.fashion_mnist import (
 )
 from _helpers.images import images
 from _helpers.repeats import repeat, shown
-from _helpers.run import Picture, Run, Section, Table
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table
 from _helpers.tensorboard import TensorBoard
 from _helpers.weight_plots import draw_weights
 from _helpers.whitening import Whitening
@@ -89,7 +89,7 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
@@ -98,20 +98,10 @@ class Config:
     """Passes over the training images, instead of the recipe's 20."""
     voters: int = 100
     """Networks drawn from the posterior for the pictures of votes."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and FashionMNIST; torchvision downloads them otherwise."""
-    threads: int = 1
-    """Processor threads."""
     tensorboard: bool = False
     """Write loss parts of every step and weight histograms of every epoch for TensorBoard, too."""
     output: Path = Path("results/fashion_mnist")
     """Folder for results."""
-    smoke: bool = False
-    """Two epochs on a few enlarged digits that need no download, to see that it works."""
 
 
 def load(config: Config, recipe: Recipe) -> Sets:
@@ -264,10 +254,7 @@ def main(config: Config) -> dict[str, Any]:
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     sections = report_sections(config, recipe, run, record, **pictures)
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("Garments, and what is none", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Garments, and what is none", SUMMARY, sections, record)
     return record
 
 

@@ -52,7 +52,7 @@ from _helpers.lenet5_report import (
     refusal_table,
 )
 from _helpers.repeats import repeat, scores, shown
-from _helpers.run import Run, Section, Table
+from _helpers.run import DataSettings, RepeatedSettings, Run, Section, Table
 from _helpers.tensorboard import TensorBoard
 from torch import Tensor
 
@@ -66,7 +66,7 @@ VARIANTS = {"all layers": "*", "dense layers": "fc*", "last layer": "fc2", "none
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
@@ -85,20 +85,10 @@ class Config:
     """Share of the validation images that our refusal cut-off lets through."""
     compared: int = 1
     """Seeds, from the first, with which partly random networks are trained too; 0 for none."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws. The split of the data is fixed."""
-    repeats: int = 1
-    """Runs of seeds ``seed``, ``seed`` + 1, ...; tables show their means."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and FashionMNIST; torchvision downloads them otherwise."""
-    threads: int = 1
-    """Processor threads."""
     tensorboard: bool = False
     """Write loss parts and weights for TensorBoard, too."""
     output: Path = Path("results/lenet5_mnist")
     """Folder for results."""
-    smoke: bool = False
-    """A few steps on a few enlarged digits, to see that it works."""
 
 
 RECIPES = {
@@ -353,10 +343,7 @@ def report(
             pictures=[draw_noise(run, looks), *draw_refusal(run, sets, everything, answers)],
         ),
     ]
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("LeNet-5 with random weights", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("LeNet-5 with random weights", SUMMARY, sections, record)
 
 
 SUMMARY = (

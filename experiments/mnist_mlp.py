@@ -57,7 +57,7 @@ from _helpers.pruning_report import (
     slug,
 )
 from _helpers.repeats import repeat, scores
-from _helpers.run import Data, Run, Section
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section
 from _helpers.tensorboard import TensorBoard
 from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor
@@ -156,29 +156,19 @@ REMARKS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """Which recipe."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
     samples: int = 50
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
     """Timed passes of each exported network."""
-    data_root: Path | None = None
-    """Folder that holds MNIST; torchvision downloads it otherwise."""
-    threads: int = 1
-    """Processor threads."""
     tensorboard: bool = False
     """Write loss parts and weight histograms for TensorBoard into the folder of results."""
     output: Path = Path("results/mnist_mlp")
     """Folder for results."""
-    smoke: bool = False
-    """Two epochs on a few small digits that need no download, to see that it works."""
 
 
 def prior(parameters: tuple[float, ...]) -> TorchDistribution:
@@ -322,10 +312,7 @@ def main(config: Config) -> dict[str, Any]:
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     parts = sections(config, run, first, record)
-    for table in (table for part in parts for table in part.tables):
-        print(f"\n{table}")
-    path = run.report("MNIST with few weights", REMARKS[config.preset], parts, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("MNIST with few weights", REMARKS[config.preset], parts, record)
     return record
 
 

@@ -47,7 +47,7 @@ from _helpers.bandit_results import (
     save,
     summarise,
 )
-from _helpers.run import Run, Section
+from _helpers.run import DataSettings, Run, Section
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -110,13 +110,11 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """Which recipe."""
-    seed: int = 0
-    """First seed of mushrooms, luck and initial values; draws depend on it too."""
     seeds: int = 5
     """How many consecutive seeds, side by side."""
     agents: tuple[Literal["bbb", "greedy", "greedy1", "greedy5"], ...] = (
@@ -136,14 +134,8 @@ class Config:
     """Stop after so many, with what there is."""
     pieces: tuple[Path, ...] = ()
     """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
-    data_root: Path | None = None
-    """Folder that holds mushroom/agaricus-lepiota.data; by default $PYRO_BBB_DATA."""
-    threads: int = 1
-    """Processor threads."""
     output: Path = Path("results/mushroom_bandit")
     """Folder for results."""
-    smoke: bool = False
-    """A few interactions with made-up mushrooms, to see that it works."""
 
 
 @dataclass
@@ -285,7 +277,6 @@ def main(config: Config) -> dict[str, Any]:
     figures = {"recipe": outcome.recipe, "device": outcome.device, "interactions": done, **summary}
     record = run.finish(figures)
     table = regret_table(summary)
-    print(f"\n{table}")
     medians = {name: figures["regret"] for name, figures in summary["median"].items()}
     finding = f"After {done:,} mushrooms {min(medians, key=medians.get)} has the least regret"
     each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())

@@ -57,7 +57,7 @@ from _helpers.paper import (
     train,
 )
 from _helpers.repeats import over
-from _helpers.run import Picture, Run, Section, Table, keep
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, keep
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
 
@@ -73,7 +73,7 @@ PUBLISHED = {  # test error in per cent, by method and width
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Preset = "ours"
@@ -82,28 +82,18 @@ class Config:
     """Units of each of the two hidden layers."""
     methods: tuple[str, ...] = METHODS
     """Rows of the table."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means."""
     epochs: int | None = None
     """Passes over the training images, if not the recipe's."""
     draws: int = 100
     """Networks drawn from the posterior for predictions."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and Fashion-MNIST; torchvision downloads them otherwise."""
     device: str = "cpu"
     """Where to compute; on a GPU the training step is captured in a CUDA graph."""
     jobs: int = 1
     """Trainings at a time, each a process; on a GPU they take turns, so that one is best."""
-    threads: int = 1
-    """Processor threads of each."""
     output: Path = Path("results/paper_mnist")
     """Folder for results."""
     collect: bool = False
     """Train nothing; report on those of the trainings that are in the folder of results."""
-    smoke: bool = False
-    """Tiny networks and a few small digits that need no download, to see that it works."""
 
 
 @dataclass(frozen=True)
@@ -343,10 +333,7 @@ def main(config: Config) -> dict[str, Any]:
             ],
         ),
     ]
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("The paper's MNIST networks", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("The paper's MNIST networks", SUMMARY, sections, record)
     return record
 
 

@@ -32,7 +32,7 @@ from _helpers.paper import (
     train,
 )
 from _helpers.pruned_speed import compare
-from _helpers.run import Picture, Run, Section, Table
+from _helpers.run import DataSettings, Picture, Run, Section, Table
 from matplotlib.ticker import PercentFormatter
 
 import pyro_bbb as bbb
@@ -45,15 +45,13 @@ WIDTH = 1200
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Preset = "ours"
     """Whether to train between removals as well."""
     posterior: Path | None = None
     """Folder of a trained network; without one it is trained first."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
     epochs: int | None = None
     """Passes over the training images for the first training, if not the recipe's."""
     between: int = 15
@@ -62,16 +60,10 @@ class Config:
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
     """Timed passes of each exported network, on the CPU."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and Fashion-MNIST; torchvision downloads them otherwise."""
     device: str = "cpu"
     """Where to compute; on a GPU the training step is captured in a CUDA graph."""
-    threads: int = 1
-    """Processor threads."""
     output: Path = Path("results/paper_pruning")
     """Folder for results."""
-    smoke: bool = False
-    """A tiny network and a few small digits that need no download, to see that it works."""
 
 
 def start(config: Config, sets: Sets) -> Trained:
@@ -232,10 +224,7 @@ def main(config: Config) -> dict[str, Any]:
             [export_table(exported)],
         ),
     ]
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("How many weights are needed", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("How many weights are needed", SUMMARY, sections, record)
     return record
 
 

@@ -34,7 +34,7 @@ import torch
 import tyro
 from _helpers.plain_regression import Plain, predict_plain
 from _helpers.repeats import repeat, shown
-from _helpers.run import Data, Picture, Run, Section, Table
+from _helpers.run import Data, Picture, RepeatedSettings, Run, Section, Table
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -88,23 +88,15 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """The paper's prior and a network of its usual size, or what the ELBO prefers."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
-    seed: int = 0
-    """Seed of the data, initial values and draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
-    threads: int = 1
-    """Processor threads. For a network this small more do not help."""
     output: Path = Path("results/paper_regression")
     """Folder for results."""
-    smoke: bool = False
-    """A few steps only, to see that it works."""
 
 
 def curve(x: Tensor, noise: Tensor) -> Tensor:
@@ -313,10 +305,8 @@ def main(config: Config) -> dict[str, Any]:
         "times as large off the data as on them. ± is the standard deviation over seeds."
     )
     pictures = [draw_bands(run, seen), draw_widths(run, seen)]
-    print(f"\n{table}")
     sections = [Section("Many curves fit the data", text, [table], pictures)]
-    path = run.report("A curve, and what lies beyond", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("A curve, and what lies beyond", SUMMARY, sections, record)
     return record
 
 

@@ -38,7 +38,7 @@ from _helpers.fidelity import (
     score,
     verdict,
 )
-from _helpers.run import Run, Section, Table
+from _helpers.run import Run, Section, Settings, Table
 from tqdm import tqdm
 
 import pyro_bbb as bbb
@@ -60,7 +60,7 @@ OVERVIEW = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Settings of one run."""
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
@@ -79,14 +79,8 @@ class Config:
     """Compile the gradient of NUTS, which needs a C++ compiler and takes less time then."""
     workers: int = 2
     """Processes for the chains."""
-    seed: int = 0
-    """Seed of data, training and draws."""
-    threads: int = 1
-    """Threads of this process."""
     output: Path = Path("results/posterior_fidelity")
     """Folder for results."""
-    smoke: bool = False
-    """Two steps and eight draws of one problem, to see that it works."""
 
 
 @dataclass(frozen=True)
@@ -314,10 +308,7 @@ def main(config: Config) -> dict[str, Any]:
     overview = Section("Overview", OVERVIEW, tables=[overview_table(problems)])
     recipes = {name: asdict(approach) for name, approach in APPROACHES.items()}
     record = run.finish({"problems": problems, "approaches": recipes})
-    for section in (*sections, overview):
-        print(f"\n{section.text}\n\n{section.tables[0]}")
-    path = run.report("Which guide to trust", SUMMARY, [overview, *sections], record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Which guide to trust", SUMMARY, [overview, *sections], record)
     return record
 
 

@@ -39,7 +39,7 @@ from _helpers.digit_figures import (
     draw_loss,
     draw_votes,
 )
-from _helpers.run import Picture, Run, Section, Table, digits, stratified
+from _helpers.run import Picture, Run, Section, Settings, Table, digits, stratified
 from _helpers.weight_plots import draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -54,7 +54,7 @@ FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Settings of one run."""
 
     epochs: int = 100
@@ -73,14 +73,8 @@ class Config:
     """Full-batch steps on the sine."""
     regression_samples: int = 500
     """Networks drawn from the posterior of the sine."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws. The split of the digits is fixed."""
-    threads: int = 1
-    """Processor threads. For networks this small more do not help, and on a busy machine harm."""
     output: Path = Path("results/quickstart")
     """Folder for results."""
-    smoke: bool = False
-    """Run everything for a few steps only, to see that it works."""
 
 
 def foreign_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
@@ -336,14 +330,11 @@ def main(config: Config) -> dict[str, Any]:
     wave, section = learn_sine(config, run)
     sections.append(section)
     record = run.finish({"digits": classifier, "sine": wave})
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
     summary = (
         "A Bayesian neural network holds a distribution over its weights. Each draw from it is a "
         "network; where the networks disagree, the data have not settled the answer."
     )
-    path = run.report("What a Bayesian network knows, and knows not", summary, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("What a Bayesian network knows, and knows not", summary, sections, record)
     return record
 
 

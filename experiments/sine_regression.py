@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 import tyro
 from _helpers.repeats import repeat, shown
-from _helpers.run import Run, Section, Table
+from _helpers.run import RepeatedSettings, Run, Section, Table
 from _helpers.sine import BANDS, UNIT_SCALE, Problem, draw_bands, draw_mixture, draw_noise, sine
 
 import pyro_bbb as bbb
@@ -96,15 +96,11 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """Which recipes."""
-    seed: int = 0
-    """Seed of the data's noise, initial values and draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
     nuts_samples: int = 250
@@ -113,12 +109,8 @@ class Config:
     """A draw of NUTS takes at most 2 to this power leapfrog steps."""
     workers: int = 2
     """Processes for the chains of NUTS."""
-    threads: int = 1
-    """Processor threads. For a network this small more do not help."""
     output: Path = Path("results/sine_regression")
     """Folder for results."""
-    smoke: bool = False
-    """A few steps only, to see that it works."""
 
 
 def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
@@ -307,9 +299,6 @@ def main(config: Config) -> dict[str, Any]:
     recipes = {name: asdict(recipe) for name, recipe in RECIPES[config.preset].items()}
     record = run.finish({"recipe": recipes, **summary, "nuts": nuts})
     sections = sections_of(run, summary, seen, nuts, exact)
-    for section in sections:
-        for table in section.tables:
-            print(f"\n{table}")
     run.report(
         "A noisy sine",
         f"Preset {config.preset}, {config.repeats} run(s); figures are means.",

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 import tyro
 from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, ask_ours
-from _helpers.run import Picture, Run, Section, Table, keep
+from _helpers.run import DataSettings, Picture, Run, Section, Table, keep
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
@@ -48,23 +48,15 @@ SETS = ("bostonHousing", "energy", "naval-propulsion-plant", "wine-quality-red",
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     datasets: tuple[str, ...] = SETS
     """Names of the sets."""
     splits: int = 5
     """Of each set the first so many splits."""
-    data_root: Path | None = None
-    """Folder with uci/NAME/data.npz; by default PYRO_BBB_DATA."""
-    seed: int = 0
-    """Seed of every method."""
-    threads: int = 1
-    """Processor threads of torch."""
     output: Path = Path("results/sklearn_comparison")
     """Folder for results."""
-    smoke: bool = False
-    """Two small sets made up here and little training, to see that it works."""
 
 
 def read_splits(name: str, config: Config) -> list[Split]:
@@ -129,7 +121,6 @@ def main(config: Config) -> dict[str, Any]:
             records.setdefault((name, label), []).append(found)
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
     tables = [table(name, sets[name]) for name in sets]
-    print("\n\n".join(map(str, tables)))
     record = run.finish({"sets": sets, "splits": number, "level": LEVEL})
     report(run, sets, tables, record)
     return record

@@ -55,7 +55,7 @@ import joblib
 import numpy as np
 import torch
 import tyro
-from _helpers.run import Run, Section
+from _helpers.run import DataSettings, Run, Section
 from _helpers.uci import Recipe, Task, digest, finished, run_and_keep
 from _helpers.uci_report import (
     SCORES,
@@ -104,13 +104,11 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """The plain recipe, or the one that was found on validation data."""
-    data_root: Path | None = None
-    """Folder of the tables' folders, or one with uci/ below it; by default $PYRO_BBB_DATA."""
     datasets: tuple[str, ...] = ()
     """Names of the tables, which are their folders'; by default all that are there."""
     part: Literal["test", "validation"] = "test"
@@ -119,14 +117,8 @@ class Config:
     """How many of a table's splits, from its first; by default all."""
     workers: int = 1
     """Processes that work on splits; -1 is one for each processor."""
-    seed: int = 0
-    """Seed of initial values, minibatches and draws; the splits are those of the files."""
-    threads: int = 1
-    """Processor threads of each process."""
     output: Path = Path("results/uci_regression")
     """Folder for results, and for the splits from which a run goes on."""
-    smoke: bool = False
-    """Two splits and a few steps, of made-up tables if none is given, to see that it works."""
 
 
 def find_tables(root: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
@@ -234,8 +226,7 @@ def main(config: Config) -> dict[str, Any]:
         ),
     ]
     for table in (*tables, coverage_table(summaries)):
-        print(f"\n{table}")
-    print(f"\n{finding}")
+        print(f"\n{finding}")
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"
     run.report(
         "Regression tables", f"Preset {config.preset}, scores on the {kind}.", sections, record

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,12 +31,37 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 HERE = Path(__file__).parent
 PACKAGES = ("pyro-bbb", "pyro-ppl", "torch", "torchvision", "numpy", "scikit-learn", "matplotlib")
 Data: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of every experiment."""
+
+    seed: int = 0
+    """Seed of initial values, minibatches and posterior samples. Splits of real data are fixed."""
+    threads: int = 1
+    """Processor threads of each process. Small networks gain nothing from more."""
+    smoke: bool = False
+    """Run everything on tiny sizes and without downloads, to test that it works."""
+
+
+@dataclass(frozen=True)
+class RepeatedSettings(Settings):
+    """Settings of experiments that run with several seeds."""
+
+    repeats: int = 1
+    """Runs with consecutive seeds; tables show their means, figures the first."""
+
+
+@dataclass(frozen=True)
+class DataSettings(Settings):
+    """Settings of experiments on data sets from files."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; by default $PYRO_BBB_DATA, else images are downloaded."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +118,7 @@ class Run:
     silent.
     """
 
-    config: "DataclassInstance"
+    config: Settings
     folder: Path
     started: float = field(default_factory=time.perf_counter)
 
@@ -124,7 +149,7 @@ class Run:
     def finish(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Write ``metrics.json``: the figures, and where, when and with what they were made."""
         record = metrics | {
-            "seed": getattr(self.config, "seed", None),
+            "seed": self.config.seed,
             "seconds": round(time.perf_counter() - self.started, 1),
             "commit": commit(),
             "python": platform.python_version(),
@@ -136,8 +161,8 @@ class Run:
 
     def report(
         self, title: str, summary: str, sections: Sequence[Section], record: dict[str, Any]
-    ) -> Path:
-        """Write ``report.html``; ``record`` is what `finish` returned."""
+    ) -> None:
+        """Print the tables and write ``report.html``; ``record`` is the result of `finish`."""
         jinja = Environment(
             loader=FileSystemLoader(HERE),
             autoescape=True,
@@ -153,7 +178,9 @@ class Run:
         )
         path = self.folder / "report.html"
         path.write_text(html, encoding="utf-8")
-        return path
+        for table in (table for section in sections for table in section.tables):
+            print(f"\n{table}")
+        print(f"\n{record['seconds']} s; report: {path}")
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, default=str, allow_nan=False)
