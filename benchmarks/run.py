@@ -85,12 +85,12 @@ def main(config: Config) -> dict[str, Any]:
 
 def _measure(suite: str, results: Results, config: Config) -> list[str]:
     """Runs one suite; its tables."""
-    effort, device = results.effort, config.device
+    budget, device = results.budget, config.device
     if suite in TIMED:
-        comparisons = TIMED[suite](effort, device)
+        comparisons = TIMED[suite](budget, device)
         results.comparisons += comparisons
         return [of_times(each) for each in comparisons]
-    peaks = memory(effort, device, config.threads)
+    peaks = memory(budget, device, config.threads)
     results.training_memory, results.prediction_memory = peaks
     return [of_training_memory(results), of_prediction_memory(results)]
 

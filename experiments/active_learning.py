@@ -36,8 +36,9 @@ import tyro
 from _helpers.images import images, train_and_validation
 from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding
 from _helpers.label_pool import RANDOM, SCORES, Pool, acquire, labels_at
-from _helpers.repeats import repeat, scores, shown
+from _helpers.repeats import repeat, shown
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
+from _helpers.scores import scores
 from pyro.distributions import Normal
 from torch import nn
 from tqdm import tqdm
@@ -193,20 +194,20 @@ def learn(
     with tqdm(total=most, initial=len(pool), desc=f"{rule}, seed {seed}", unit="label") as bar:
         while True:
             trained = train(recipe, pool.data, 1000 * seed + len(pool), trained)
-            ask = partial(
+            predict = partial(
                 bbb.predict,
                 *trained,
                 num_samples=recipe.samples,
                 seed=len(pool),
                 estimator="local_reparam",
             )
-            found = scores(ask(x), y)
+            found = scores(predict(x).probs, y)
             for name, value in (("labels", len(pool)), *found.items()):
                 curve.setdefault(name, []).append(value)
             if len(pool) >= most:
                 return curve, pool
             count = min(max(recipe.least, int(recipe.growth * len(pool))), most - len(pool))
-            acquire(pool, rule, ask, count, recipe.candidates)
+            acquire(pool, rule, predict, count, recipe.candidates)
             bar.update(count)
 
 

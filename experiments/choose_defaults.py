@@ -19,7 +19,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
+from _helpers.initial_values import uniform_means
 from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
+from _helpers.scores import scores
 from pyro.distributions import Normal
 from torch import Tensor
 
@@ -45,11 +47,6 @@ class Config(DataSettings):
     """Folder for results."""
 
 
-def recipe_init(site: dict[str, Any]) -> Tensor:
-    """Initial means as in the Fashion-MNIST recipe of 2018, uniform in [-0.2, 0.2]."""
-    return torch.empty_like(site["value"]).uniform_(-0.2, 0.2)
-
-
 @dataclass(frozen=True)
 class Variant:
     """What may differ from the defaults."""
@@ -69,7 +66,7 @@ VARIANTS = {
     "initial rho -3": Variant(guide={"init_rho": -3.0}),
     "initial rho -4": Variant(guide={"init_rho": -4.0}),
     "initial rho -6": Variant(guide={"init_rho": -6.0}),
-    "initial means uniform in +-0.2": Variant(guide={"init_loc": recipe_init}),
+    "initial means uniform in +-0.2": Variant(guide={"init_loc": uniform_means(0.2)}),
     "constant learning rate": Variant(fit={"lr_schedule": "constant"}),
 }
 
@@ -80,7 +77,7 @@ class Task:
 
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
-    foreign: Tensor
+    ood: Tensor
     sizes: tuple[int, ...]
     epochs: int
     seeds: int
@@ -98,10 +95,10 @@ def digits_task(config: Config) -> Task:
 def fashion_task(config: Config) -> Task:
     """Fashion-MNIST's training part; MNIST's is out of domain."""
     x, y = data.load_images("fashion_mnist", root=config.data_root)
-    foreign, _ = data.load_images("mnist", root=config.data_root)
+    ood, _ = data.load_images("mnist", root=config.data_root)
     train, valid = data.split(x.flatten(1), y, fraction=0.2, seed=1)
     sizes = (784, 400, 400, 10)
-    return Task(train, valid, foreign[:10_000].flatten(1), sizes, config.fashion_epochs, 1)
+    return Task(train, valid, ood[:10_000].flatten(1), sizes, config.fashion_epochs, 1)
 
 
 def score(task: Task, variant: Variant, seed: int, config: Config) -> Scores:
@@ -113,11 +110,8 @@ def score(task: Task, variant: Variant, seed: int, config: Config) -> Scores:
     bbb.fit(model, guide, task.train, epochs=task.epochs, seed=seed, **variant.fit)
     x, y = task.valid
     inside = bbb.predict(model, guide, x, num_samples=config.samples, seed=config.seed)
-    outside = bbb.predict(model, guide, task.foreign, num_samples=config.samples, seed=config.seed)
-    return {
-        "accuracy": metrics.accuracy(inside.probs, y),
-        "nll": metrics.nll(inside.probs, y),
-        "ece": metrics.ece(inside.probs, y),
+    outside = bbb.predict(model, guide, task.ood, num_samples=config.samples, seed=config.seed)
+    return scores(inside.probs, y) | {
         "auroc": metrics.auroc(outside.entropy, inside.entropy),
     }
 

@@ -38,7 +38,7 @@ from _helpers.fashion_figures import (
     NARROW,
     WIDE,
     draw_components,
-    draw_foreign,
+    draw_ood,
     draw_prior,
     draw_training,
 )
@@ -46,20 +46,20 @@ from _helpers.fashion_mnist import (
     Recipe,
     Scores,
     Sets,
-    ask,
     evaluate,
+    predict,
     train,
 )
 from _helpers.images import images
 from _helpers.repeats import repeat, shown
 from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table
+from _helpers.scores import MEASURES, score_cells
 from _helpers.tensorboard import TensorBoard
 from _helpers.weight_plots import draw_weights
 from _helpers.whitening import Whitening
 
 PUBLISHED = {"lowest": 0.8472, "highest": 0.8555, "mean_network": 0.8691, "log_average": 0.8765}
-MEASURES = ("entropy", "epistemic", "confidence")
-LOOKED = 1000  # images of each kind that are voted on
+NUM_SHOWN = 1000  # images of each kind that are voted on
 
 
 RECIPES = {
@@ -133,8 +133,7 @@ def accuracy_table(record: Scores) -> Table:
                 label,
                 known_text,
                 shown(record, WIDE, kind, figure),
-                shown(record, WIDE, kind, "nll", factor=1, digits=3) if proper else "–",
-                shown(record, WIDE, kind, "ece") if proper else "–",
+                *(score_cells(record, WIDE, kind, digits=3)[1:] if proper else ("–", "–")),
             )
         )
     columns = ("on the test garments", "article: accuracy (%)", "accuracy (%)")
@@ -177,7 +176,7 @@ def report_sections(
     run: Run,
     record: Scores,
     training: list[Picture],
-    foreign: list[Picture],
+    ood: list[Picture],
 ) -> list[Section]:
     """The report: tables of all seeds, pictures of the first."""
     wide, narrow = (record["mean"][name]["nats"]["digits"]["entropy"] for name in (WIDE, NARROW))
@@ -205,7 +204,7 @@ def report_sections(
             "network, which knows nothing of the weights' uncertainty. Votes are of "
             f"{config.voters} sampled networks.",
             [digits_table(record)],
-            foreign,
+            ood,
         ),
         Section(
             "A smaller network",
@@ -242,13 +241,13 @@ def main(config: Config) -> dict[str, Any]:
             folder = run.folder / "tensorboard" / f"{name}_{seed}"
             board = [TensorBoard(folder)] if config.tensorboard else []
             trained = train(recipe, hidden, data, seed, board)
-            answers = ask(trained, sets, recipe.samples, seed)
-            ballots = ask(trained, sets, config.voters, seed, first=LOOKED)
+            answers = predict(trained, sets, recipe.samples, seed)
+            ballots = predict(trained, sets, config.voters, seed, first=NUM_SHOWN)
             figures[name] = evaluate(trained, sets, answers, ballots)
             if name == WIDE and seed == config.seed:
                 pictures["training"] = draw_training(run, trained.history)
                 pictures["training"] += draw_weights(run, trained.guide)
-                pictures["foreign"] = draw_foreign(run, sets, answers, ballots)
+                pictures["foreign"] = draw_ood(run, sets, answers, ballots)
         return figures
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())

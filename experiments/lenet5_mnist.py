@@ -35,31 +35,32 @@ from _helpers.images import images, train_and_validation
 from _helpers.lenet5 import Recipe, train, train_plain
 from _helpers.lenet5_report import (
     ALL,
-    LOOKED,
     NOISE,
-    PUBLISHED,
+    NUM_SHOWN,
     PUBLISHED_CUT_OFF,
     Answers,
-    Look,
     Scores,
     Sets,
+    Snapshot,
     draw_noise,
     draw_progress,
     draw_refusal,
     draw_steps,
-    foreign_table,
     noise,
+    ood_table,
     refusal_table,
+    scores_table,
 )
-from _helpers.repeats import repeat, scores, shown
-from _helpers.run import DataSettings, RepeatedSettings, Run, Section, Table
+from _helpers.repeats import repeat, shown
+from _helpers.run import DataSettings, RepeatedSettings, Run, Section
+from _helpers.scores import detect, scores
 from _helpers.tensorboard import TensorBoard
 from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
 
-Ask: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
+Predict: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
 
 NAMES = {"mnist": "digits", "fashion_mnist": "garments"}
 VARIANTS = {"all layers": "*", "dense layers": "fc*", "last layer": "fc2", "none": None}
@@ -120,52 +121,43 @@ def load(config: Config) -> Sets:
     other = next(name for name in NAMES if name != config.dataset)
     get = partial(images, root=config.data_root, smoke=config.smoke)
     train, valid = train_and_validation(get(config.dataset, train=True), fraction=1 / 12)
-    foreign = {
+    ood = {
         NOISE: noise(config.images, seed=1),
         NAMES[other]: get(other, train=False)[0][: config.images],
     }
-    return Sets(train, valid, get(config.dataset, train=False), foreign)
+    return Sets(train, valid, get(config.dataset, train=False), ood)
 
 
-def ask(config: Config, model: Any, guide: Any, x: Tensor, seed: int = 0) -> Any:
+def answer(config: Config, model: Any, guide: Any, x: Tensor, seed: int = 0) -> Any:
     """The posterior predictive; passes of this size stay in the processor's cache."""
     return bbb.predict(model, guide, x, num_samples=config.samples, batch_size=250, seed=seed)
 
 
-def evaluate(config: Config, sets: Sets, predict: Ask) -> tuple[Scores, Answers]:
+def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answers]:
     """Scores on the test images, and what becomes of foreign ones."""
     x, y = sets.test
     inside, valid = predict(x), predict(sets.valid[0][: config.images])
-    kinds = {kind: predict(foreign) for kind, foreign in sets.foreign.items()}
+    kinds = {kind: predict(ood) for kind, ood in sets.ood.items()}
     cut_off = float(valid.confidence.quantile(1 - config.answered))
     everything = {NAMES[config.dataset]: inside, **kinds}
     figures = {
-        "test": scores(inside, y),
+        "test": scores(inside.probs, y),
         "area_under_risk_coverage": metrics.area_under_risk_coverage(
             inside.confidence, inside.label == y
         ),
         "foreign": {kind: detect(answer, inside) for kind, answer in kinds.items()},
         "cut_off": cut_off,
-        "refused": {kind: shares(answer, cut_off) for kind, answer in everything.items()},
+        "refused": {kind: refusals(answer, cut_off) for kind, answer in everything.items()},
         "accuracy_of_answers": {
-            name: metrics.accuracy(inside.probs[kept], y[kept])
+            name: metrics.accuracy(inside.probs[answered], y[answered])
             for name, at in (("published", PUBLISHED_CUT_OFF), ("validation", cut_off))
-            if (kept := ~inside.refuse(at)).any()
+            if (answered := ~inside.refuse(at)).any()
         },
     }
     return figures, everything
 
 
-def detect(foreign: bbb.ClassificationPrediction, inside: bbb.ClassificationPrediction) -> Scores:
-    """How often a foreign image is less certain than a test image, by three measures (AUROC)."""
-    return {
-        "entropy": metrics.auroc(foreign.entropy, inside.entropy),
-        "epistemic": metrics.auroc(foreign.epistemic, inside.epistemic),
-        "confidence": metrics.auroc(-foreign.confidence, -inside.confidence),
-    }
-
-
-def shares(answer: bbb.ClassificationPrediction, cut_off: float) -> Scores:
+def refusals(answer: bbb.ClassificationPrediction, cut_off: float) -> Scores:
     """Shares of images refused, at the published cut-off and at ours."""
     return {
         "published": float(answer.refuse(PUBLISHED_CUT_OFF).double().mean()),
@@ -177,35 +169,35 @@ def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor
     """The network of mean weights, and the drawn networks one by one."""
     hits = ensemble.sample_probs.argmax(-1) == y  # [draws, n]
     return {
-        "mean_network": scores(mean, y),
+        "mean_network": scores(mean.probs, y),
         "draw": {"accuracy": float(hits.double().mean())},
     }
 
 
-def look(config: Config, sets: Sets, looks: list[Look]) -> Callable[[bbb.EpochEnd], None]:
+def recorder(config: Config, sets: Sets, found: list[Snapshot]) -> Callable[[bbb.EpochEnd], None]:
     """A callback that keeps the posterior and its answers on validation images and noise."""
-    x, pixels = sets.valid[0][:LOOKED], noise(LOOKED // 5, seed=2)
+    x, pixels = sets.valid[0][:NUM_SHOWN], noise(NUM_SHOWN // 5, seed=2)
 
     def callback(state: bbb.EpochEnd) -> None:
-        inside, outside = (ask(config, state.model, state.guide, z) for z in (x, pixels))
+        inside, outside = (answer(config, state.model, state.guide, z) for z in (x, pixels))
         step = len(state.history.steps)
-        looks.append(Look(step, copy.deepcopy(state.guide), inside, outside))
+        found.append(Snapshot(step, copy.deepcopy(state.guide), inside, outside))
 
     return callback
 
 
-def by_step(looks: list[Look], y: Tensor) -> list[Scores]:
+def by_step(snapshots: list[Snapshot], y: Tensor) -> list[Scores]:
     """Held-out nats, and how uncertain the network is on validation images and on noise."""
     return [
         {
-            "step": look.step,
-            "held_out_nats": float(look.inside.log_prob(y[:LOOKED]).mean()),
-            "accuracy": metrics.accuracy(look.inside.probs, y[:LOOKED]),
-            "entropy": float(look.inside.entropy.mean()),
-            "noise_entropy": float(look.noise.entropy.mean()),
-            "noise": detect(look.noise, look.inside),
+            "step": snapshot.step,
+            "held_out_nats": float(snapshot.inside.log_prob(y[:NUM_SHOWN]).mean()),
+            "accuracy": metrics.accuracy(snapshot.inside.probs, y[:NUM_SHOWN]),
+            "entropy": float(snapshot.inside.entropy.mean()),
+            "noise_entropy": float(snapshot.noise.entropy.mean()),
+            "noise": detect(snapshot.noise, snapshot.inside),
         }
-        for look in looks
+        for snapshot in snapshots
     ]
 
 
@@ -226,11 +218,11 @@ def compare(config: Config, recipe: Recipe, sets: Sets) -> tuple[dict[str, Score
     return summaries, answers
 
 
-def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Ask:
+def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:
     """Trains with random weights in some layers or none; what then answers."""
     if layers is not None:
         model, guide, _ = train(recipe, sets.train, layers, seed, config.every)
-        return partial(ask, config, model, guide, seed=seed)
+        return partial(answer, config, model, guide, seed=seed)
     network = train_plain(recipe, sets.train, seed)
 
     def predict(x: Tensor) -> bbb.ClassificationPrediction:
@@ -239,30 +231,6 @@ def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed:
         return bbb.ClassificationPrediction(logits.log_softmax(-1)[None])  # an ensemble of one
 
     return predict
-
-
-def scores_table(config: Config, summary: Scores, variants: dict[str, Scores]) -> Table:
-    """Scores on the test images beside published ones."""
-    rows = [
-        ("ensemble", summary, "test"),
-        ("network of mean weights", summary, "mean_network"),
-    ]
-    rows += [(f"ensemble, random: {name}", each, "test") for name, each in variants.items()]
-    cells = [
-        (
-            name,
-            shown(each, key, "accuracy"),
-            shown(each, key, "nll", factor=1, digits=4),
-            shown(each, key, "ece"),
-        )
-        for name, each, key in rows
-    ]
-    for name, known in PUBLISHED[config.dataset].items():
-        ece = f"{100 * known['ece']:.1f}" if "ece" in known else "–"
-        cells.append(
-            (f"published, {name}", f"{100 * known['accuracy']:.1f}", f"{known['nll']:.3f}", ece)
-        )
-    return Table(("on the test images", "accuracy (%)", "NLL (nats)", "ECE (%)"), cells)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -275,17 +243,19 @@ def main(config: Config) -> dict[str, Any]:
         raise SystemExit(f"--steps must be a multiple of --every, got {recipe.steps}")
     torch.set_num_threads(config.threads)
     run, sets = Run(config, config.output), load(config)
-    looks: list[Look] = []
+    snapshots: list[Snapshot] = []
     story: dict[str, Any] = {}  # of the first seed
 
     def one(seed: int) -> Scores:
         first = seed == config.seed
-        callbacks: tuple[Any, ...] = (look(config, sets, looks),) if first else ()
+        callbacks: tuple[Any, ...] = (recorder(config, sets, snapshots),) if first else ()
         if first and config.tensorboard:
             callbacks += (TensorBoard(run.folder / "tensorboard"),)
         layers = VARIANTS[ALL] or ""
         model, guide, history = train(recipe, sets.train, layers, seed, config.every, callbacks)
-        figures, everything = evaluate(config, sets, partial(ask, config, model, guide, seed=seed))
+        figures, everything = evaluate(
+            config, sets, partial(answer, config, model, guide, seed=seed)
+        )
         x, y = sets.test
         mean = bbb.predict_mean(model, guide, x, batch_size=250)
         figures |= single_networks(everything[NAMES[config.dataset]], mean, y)
@@ -296,11 +266,11 @@ def main(config: Config) -> dict[str, Any]:
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     variants, answers = compare(config, recipe, sets)
-    steps = by_step(looks, sets.valid[1])
+    steps = by_step(snapshots, sets.valid[1])
     record = run.finish(
         {"recipe": asdict(recipe), **summary, "steps": steps, "random_layers": variants}
     )
-    report(config, run, sets, story, looks, summary, variants, answers, record)
+    report(config, run, sets, story, snapshots, summary, variants, answers, record)
     return record
 
 
@@ -309,7 +279,7 @@ def report(
     run: Run,
     sets: Sets,
     story: dict[str, Any],
-    looks: list[Look],
+    snapshots: list[Snapshot],
     summary: Scores,
     variants: dict[str, Scores],
     answers: Answers,
@@ -325,22 +295,22 @@ def report(
             "from the posterior; NLL is the negative held-out log-probability per image, ECE the "
             "gap between confidence and accuracy. ± is the standard deviation over seeds. "
             "Published are LeNet-5s of uncertainty-baselines.",
-            tables=[scores_table(config, summary, variants)],
+            tables=[scores_table(config.dataset, summary, variants)],
             pictures=draw_progress(run, record["steps"], story["history"]),
         ),
         Section(
             "While it learns",
             f"The posterior on its way; the folder steps holds both pictures of every "
             f"{config.every} steps.",
-            pictures=draw_steps(run, sets, looks),
+            pictures=draw_steps(run, sets, snapshots),
         ),
         Section(
             "Noise, foreign images, and refusing to answer",
             "AUROC is the probability that a foreign image is less certain than a test image. "
             f"Our cut-off is what {config.answered:.0%} of the validation images exceed; of the "
             f"test images that it lets through, {answered} % are answered right.",
-            tables=[foreign_table({ALL: summary, **variants}), refusal_table(summary)],
-            pictures=[draw_noise(run, looks), *draw_refusal(run, sets, everything, answers)],
+            tables=[ood_table({ALL: summary, **variants}), refusal_table(summary)],
+            pictures=[draw_noise(run, snapshots), *draw_refusal(run, sets, everything, answers)],
         ),
     ]
     run.report("LeNet-5 with random weights", SUMMARY, sections, record)

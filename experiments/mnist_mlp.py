@@ -37,6 +37,7 @@ from typing import Any, Literal
 import torch
 import tyro
 from _helpers.images import images
+from _helpers.initial_values import make_prior, normal_means
 from _helpers.pruned_speed import compare
 from _helpers.pruning_report import (
     EXPORTED,
@@ -47,19 +48,19 @@ from _helpers.pruning_report import (
     accuracy,
     accuracy_table,
     draw_curves,
-    draw_kept,
     draw_pruning,
     draw_ratios,
+    draw_unpruned,
     draw_weights,
     export_table,
     networks_table,
     pruning_table,
     slug,
 )
-from _helpers.repeats import repeat, scores
+from _helpers.repeats import repeat
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section
+from _helpers.scores import scores
 from _helpers.tensorboard import TensorBoard
-from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor
 
 import pyro_bbb as bbb
@@ -171,11 +172,6 @@ class Config(RepeatedSettings, DataSettings):
     """Folder for results."""
 
 
-def prior(parameters: tuple[float, ...]) -> TorchDistribution:
-    """A zero-mean Normal of that scale, or a scale mixture."""
-    return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
-
-
 def train(
     recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data, callbacks: list[Any]
 ) -> Trained:
@@ -183,11 +179,10 @@ def train(
     torch.manual_seed(seed)  # for the initial means
     sizes = [train_data[0].shape[1], *recipe.hidden, 10]
     variant = recipe.variants[name]
-    network = NETWORKS[variant.network](sizes, prior=prior(variant.prior))
+    network = NETWORKS[variant.network](sizes, prior=make_prior(variant.prior))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train_data[0]))
-    guide = bbb.AutoSoftplusNormal(
-        model, init_loc=initial_locs(recipe.init_loc), init_rho=recipe.init_rho
-    )
+    start = None if recipe.init_loc is None else normal_means(recipe.init_loc)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     curve: list[float] = []
     history = bbb.fit(
         model,
@@ -206,11 +201,6 @@ def train(
     return Trained(model, guide, history, curve)
 
 
-def initial_locs(spread: float | None) -> Any:
-    """The guide's ``init_loc`` for means drawn from N(0, spread^2)."""
-    return None if spread is None else lambda site: spread * torch.randn(site["value"].shape)
-
-
 def evaluate(
     trained: Trained, config: Config, seed: int, train_data: Data, test_data: Data
 ) -> Scores:
@@ -221,8 +211,8 @@ def evaluate(
     return {
         "accuracy_by_epoch": {str(i): a for i, a in enumerate(trained.curve, start=1)},
         "train_accuracy": trained.accuracy(train_data),
-        "mean_network": scores(bbb.predict_mean(trained.model, trained.guide, x), y),
-        "ensemble": scores(ensemble, y),
+        "mean_network": scores(bbb.predict_mean(trained.model, trained.guide, x).probs, y),
+        "ensemble": scores(ensemble.probs, y),
         "share_below_0_db": float((ratios < 1).double().mean()),
         "pruning": {str(f): trained.pruned(f).accuracy(test_data) for f in FRACTIONS},
         "exported": export(trained, x, config.repetitions),
@@ -246,7 +236,7 @@ def sections(
             draw_weights(run, name, trained),
             draw_ratios(run, name, trained, first[name]["share_below_0_db"]),
             draw_pruning(run, name, first[name]["pruning"]),
-            draw_kept(run, name, trained),
+            draw_unpruned(run, name, trained),
         )
         for name, trained in networks.items()
     }

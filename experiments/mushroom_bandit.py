@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, SideBySide, encode
+from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, StackedMLP, encode
 from _helpers.bandit_results import (
     AGENTS,
     BBB,
@@ -189,7 +189,7 @@ def make_model(
 ) -> tuple[bbb.BayesianModel, Any]:
     """One network and posterior per seed; those of the plain networks are points."""
     prior = priors.make(recipe.prior, **recipe.options) if bayesian else priors.make("normal")
-    network = SideBySide(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
+    network = StackedMLP(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
     likelihood = bbb.likelihoods.Gaussian(recipe.noise / recipe.unit)
     model = bbb.BayesianModel(network, likelihood, num_data=recipe.memory)
     start = {"weights": network.he(seeds)}

@@ -57,7 +57,7 @@ from _helpers.paper import (
     train,
 )
 from _helpers.repeats import over
-from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, keep
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, write_json
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
 
@@ -147,7 +147,7 @@ def work(job: Job, config: Config) -> Scores:
     figures["recipe"] = terms(job, config)
     if job.method == MIXTURE and job.width == max(config.widths) and job.seed == config.seed:
         bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
-    keep(job.path(config.output), figures)
+    write_json(job.path(config.output), figures)
     return figures
 
 
@@ -204,7 +204,7 @@ def error_table(summary: Scores, config: Config) -> Table:
     return Table(("test error (%)", *columns), rows)
 
 
-def honesty_table(summary: Scores, config: Config) -> Table:
+def calibration_table(summary: Scores, config: Config) -> Table:
     """What the error does not say."""
     rows = [
         (
@@ -326,7 +326,7 @@ def main(config: Config) -> dict[str, Any]:
             "NLL, ECE and AUROC are of the ensemble. The AUROC is the probability that a test "
             "garment's predictive entropy is above a test digit's. Scales are the standard "
             "deviations of the weights' posterior.",
-            [honesty_table(summary, config)],
+            [calibration_table(summary, config)],
             [
                 draw_curves(run, summary, max(config.widths)),
                 draw_weights(run, summary, max(config.widths)),

@@ -106,7 +106,7 @@ def evaluate(trained: Trained, sets: Sets, config: Config) -> Scores:
     x, y = sets.test
     return {
         "error": error(trained.point(x), y),
-        "ensemble_error": error(trained.ask(x, config.draws, config.seed), y),
+        "ensemble_error": error(trained.ensemble(x, config.draws, config.seed), y),
     }
 
 

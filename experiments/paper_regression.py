@@ -32,6 +32,7 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
+from _helpers.initial_values import normal_means
 from _helpers.plain_regression import Plain, predict_plain
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, Picture, RepeatedSettings, Run, Section, Table
@@ -40,7 +41,6 @@ from torch.distributions import Normal
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
-from pyro_bbb._utils.colors import BLUE, SKY, VERMILLION
 
 BAYES, PLAIN, ENSEMBLE = "Bayes by Backprop", "plain network", "ensemble of 5"
 NETWORKS = (BAYES, PLAIN, ENSEMBLE)
@@ -138,7 +138,7 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
     """Bayes by Backprop."""
     torch.manual_seed(seed)
     model, sd = make_model(recipe), recipe.init_sd
-    start = "he" if sd is None else lambda site: sd * torch.randn(site["value"].shape)
+    start = "he" if sd is None else normal_means(sd)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     history = bbb.fit(
         model,
@@ -250,14 +250,14 @@ def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:
         figure, axes = plt.subplots(1, 3, sharex=True, sharey=True, figsize=(10.5, 3.8))
         for ax, (name, (problem, prediction)) in zip(axes, seen.items(), strict=True):
             x = problem.x.flatten()
-            for level, colour, label in ((0.9, SKY, "90 %"), (0.5, BLUE, "50 %")):
+            for level, colour, label in ((0.9, plots.SKY, "90 %"), (0.5, plots.BLUE, "50 %")):
                 low, high = (end.flatten() for end in prediction.interval(level))
                 text = f"central {label}"
                 ax.fill_between(x, low, high, color=colour, alpha=0.45, lw=0, label=text)
-            ax.plot(x, prediction.quantile(0.5), color=BLUE, label="median")
+            ax.plot(x, prediction.quantile(0.5), color=plots.BLUE, label="median")
             truth = curve(problem.x, torch.zeros(1))
             ax.plot(x, truth, "k--", lw=1.0, label="curve without noise")
-            ax.plot(*problem.train, "x", color=VERMILLION, ms=2.5, mew=0.6, label="data")
+            ax.plot(*problem.train, "x", color=plots.VERMILLION, ms=2.5, mew=0.6, label="data")
             ax.set(xlabel="x", xlim=(-0.2, 1.2), ylim=(-1.0, 2.0))
             off = float(width(prediction).flatten()[x > 0.55].mean())
             ax.set_title(f"{name}: quartiles {off:.2f} apart beyond", fontsize=9)

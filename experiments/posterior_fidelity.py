@@ -128,16 +128,18 @@ def constant_then_cosine(progress: float) -> float:
     return 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(2 * math.pi * (progress - 0.5)))
 
 
-def ask(problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config) -> Predictions:
+def predict_at(
+    problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config
+) -> Predictions:
     """Predictions on the data, off it, and along the picture's path."""
     inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
     options = {"num_samples": config.draws, "seed": config.seed}
-    return {place: bbb.predict(model, posterior, x, **options) for place, x in inputs.items()}
+    return {region: bbb.predict(model, posterior, x, **options) for region, x in inputs.items()}
 
 
 def differences(found: Predictions, gold: Predictions) -> dict[str, dict[str, float]]:
     """`compare` on and off the data."""
-    return {place: compare(found[place], gold[place]) for place in (ON, OFF)}
+    return {region: compare(found[region], gold[region]) for region in (ON, OFF)}
 
 
 def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions]:
@@ -155,13 +157,13 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
         compile=config.compile,
         seed=config.seed,
     )
-    whole = replace(config, draws=4 * config.chain_length)
-    gold = ask(problem, model, chains, whole)
+    long = replace(config, draws=4 * config.chain_length)
+    gold = predict_at(problem, model, chains, long)
     halves = [
         {name: values.unflatten(0, (2, -1))[half] for name, values in chains.items()}
         for half in range(2)
     ]
-    one, other = (ask(problem, model, half, whole) for half in halves)
+    one, other = (predict_at(problem, model, half, long) for half in halves)
     record = {
         **diagnose(chains, gold),
         "seconds": chains.seconds,
@@ -173,7 +175,7 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
 
 def diagnose(chains: bbb.Chains, gold: Predictions) -> dict[str, Any]:
     """R-hat and effective sample sizes of function values, and of the noise's scale if latent."""
-    values = {place: functions(gold[place]).unflatten(0, (4, -1)) for place in (ON, OFF)}
+    values = {region: functions(gold[region]).unflatten(0, (4, -1)) for region in (ON, OFF)}
     noise = {name: x for name, x in chains.by_chain.items() if name.startswith("likelihood.")}
     quantities = replace(chains, by_chain=values | noise)
     r_hat, bulk, tail = quantities.r_hat(), quantities.ess("bulk"), quantities.ess("tail")
@@ -211,7 +213,7 @@ def train(
     seconds = perf_counter() - began
     last = history.loss[-max(1, len(history.loss) // 20) :]
     record = {"seconds": seconds, "loss": sum(last) / len(last)}
-    return record, ask(problem, model, guide, config), guide
+    return record, predict_at(problem, model, guide, config), guide
 
 
 def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, Predictions]]:
@@ -249,7 +251,7 @@ def fidelity_table(record: dict[str, Any]) -> Table:
         "NLL",
         "seconds",
     )
-    itself = {place: nuts[FLOOR][place] | {"sd_ratio": 1.0} for place in (ON, OFF)}
+    itself = {region: nuts[FLOOR][region] | {"sd_ratio": 1.0} for region in (ON, OFF)}
     rows = [_row("NUTS, half against half", nuts | itself)]
     rows += [_row(name, guide) for name, guide in record["guides"].items()]
     return Table(columns, rows)
@@ -259,7 +261,7 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
     if "failed" in figures:
         return [name, "no mode found", *9 * ["–"]]
     measures = ("function", "predictive", "sd_ratio")
-    cells = [f"{figures[place][measure]:.2f}" for measure in measures for place in (ON, OFF)]
+    cells = [f"{figures[region][measure]:.2f}" for measure in measures for region in (ON, OFF)]
     scores = figures["scores"]
     if "accuracy" in scores:
         cells += [f"{100 * scores['accuracy']:.1f}", f"{100 * scores['ece']:.1f}"]

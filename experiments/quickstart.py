@@ -22,7 +22,6 @@ Pictures, ``report.html`` and every printed number (``metrics.json``) go to the 
 Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds.
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,8 +38,11 @@ from _helpers.digit_figures import (
     draw_loss,
     draw_votes,
 )
-from _helpers.run import Picture, Run, Section, Settings, Table, digits, stratified
-from _helpers.weight_plots import draw_weights
+from _helpers.initial_values import normal_means
+from _helpers.run import Run, Section, Settings, Table, digits, stratified
+from _helpers.scores import scores
+from _helpers.sine import sine
+from _helpers.weight_plots import draw_pruning, draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 from tqdm import tqdm
@@ -77,7 +79,7 @@ class Config(Settings):
     """Folder for results."""
 
 
-def foreign_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
+def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
     """Inputs that are no digits, each kind ``[n, 64]`` in [0, 1]."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(x.shape, generator=generator).argsort(-1)
@@ -97,30 +99,21 @@ def photograph_patches(name: str = "flower.jpg") -> Tensor:
     return (patches - low) / (high - low)
 
 
-def score(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Accuracy and ECE in [0, 1], NLL in nats per digit."""
-    return {
-        "accuracy": metrics.accuracy(probs, y),
-        "nll": metrics.nll(probs, y),
-        "ece": metrics.ece(probs, y),
-    }
-
-
 def compare_networks(
     ensemble: bbb.ClassificationPrediction, mean: bbb.ClassificationPrediction, y: Tensor
 ) -> Scores:
     """Sampled networks one by one (mean and sd), the network of mean weights, the ensemble."""
-    singles = [score(probs, y) for probs in ensemble.sample_probs]
+    singles = [scores(probs, y) for probs in ensemble.sample_probs]
     columns = {key: np.array([single[key] for single in singles]) for key in singles[0]}
     return {
         "sampled": {key: float(column.mean()) for key, column in columns.items()},
         "sampled_sd": {key: float(column.std(ddof=1)) for key, column in columns.items()},
-        "mean_network": score(mean.probs, y),
-        "ensemble": score(ensemble.probs, y),
+        "mean_network": scores(mean.probs, y),
+        "ensemble": scores(ensemble.probs, y),
     }
 
 
-def detect_foreign(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
+def detect_ood(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
     """For each kind of input the share refused and the AUROC against the test digits.
 
     Three measures of uncertainty compete: the entropy of the ensemble, its epistemic part, and the
@@ -129,13 +122,13 @@ def detect_foreign(ensembles: Predictions, means: Predictions, threshold: float)
     inside, plain = ensembles[DIGITS], means[DIGITS]
     return {
         kind: {
-            "inputs": len(foreign.probs),
-            "auroc_entropy": metrics.auroc(foreign.entropy, inside.entropy),
-            "auroc_epistemic": metrics.auroc(foreign.epistemic, inside.epistemic),
+            "inputs": len(ood.probs),
+            "auroc_entropy": metrics.auroc(ood.entropy, inside.entropy),
+            "auroc_epistemic": metrics.auroc(ood.epistemic, inside.epistemic),
             "auroc_mean_network": metrics.auroc(means[kind].entropy, plain.entropy),
-            "refused": float(foreign.refuse(threshold).double().mean()),
+            "refused": float(ood.refuse(threshold).double().mean()),
         }
-        for kind, foreign in ensembles.items()
+        for kind, ood in ensembles.items()
     }
 
 
@@ -160,18 +153,19 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
     epochs, lr, seed = config.epochs, config.lr, config.seed
     history = bbb.fit(model, guide, train, epochs=epochs, lr=lr, seed=seed)
 
-    def ask(x: Tensor) -> bbb.ClassificationPrediction:
+    def predict(x: Tensor) -> bbb.ClassificationPrediction:
         return bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
 
-    threshold = float(ask(valid[0]).confidence.quantile(1 - config.answered))
-    inputs = {DIGITS: x, **foreign_inputs(x, seed)}
-    ensembles = {kind: ask(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
+    threshold = float(predict(valid[0]).confidence.quantile(1 - config.answered))
+    inputs = {DIGITS: x, **ood_inputs(x, seed)}
+    ensembles = {kind: predict(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
     means = {kind: bbb.predict_mean(model, guide, each) for kind, each in inputs.items()}
 
     networks = compare_networks(ensembles[DIGITS], means[DIGITS], y)
-    detection = detect_foreign(ensembles, means, threshold)
+    detection = detect_ood(ensembles, means, threshold)
     answered = ~ensembles[DIGITS].refuse(threshold)
     pruning = prune_and_score(model, guide, x, y)
+    caption = "Test accuracy of the mean network."
     results = {
         "test_digits": networks,
         "threshold": threshold,
@@ -205,7 +199,10 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "Weights and pruning",
             "For the pruning curve all weights and biases are ranked together by |mean| / standard "
             "deviation and the lowest set to exactly zero, with no training afterwards.",
-            pictures=[*draw_weights(run, guide), draw_pruning(run, pruning)],
+            pictures=[
+                *draw_weights(run, guide),
+                draw_pruning(run, "pruning", caption, FRACTIONS, pruning),
+            ],
         ),
     ]
     return results, sections
@@ -219,10 +216,8 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
     prior = bbb.ScaleMixtureNormal(pi=0.5, sigma1=1.5, sigma2=0.1)
     network = bbb.BayesianMLP([1, 20, 20, 1], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(scale=1.0), num_data=len(x_data))
-    start = prior.stddev  # the source's: means spread like the prior
-    guide = bbb.AutoSoftplusNormal(
-        model, init_loc=lambda site: start * torch.randn(site["value"].shape)
-    )
+    start = normal_means(prior.stddev)  # as in the source
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start)
     epochs, draws, seed = config.regression_epochs, config.regression_samples, config.seed
     bbb.fit(model, guide, (x_data, y_data), epochs=epochs, batch_size=32, lr=0.08, seed=seed)
 
@@ -254,11 +249,6 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
         pictures=[run.picture(figure, "regression_band", caption)],
     )
     return results, section
-
-
-def sine(x: Tensor) -> Tensor:
-    """The truth without its noise."""
-    return 10 * torch.sin(2 * math.pi * x)
 
 
 def networks_table(networks: Scores, samples: int) -> Table:
@@ -307,16 +297,6 @@ def sine_table(results: dict[str, float]) -> Table:
         ("error of the mean on the data's range (RMSE)", results["rmse_to_truth_on_data_range"]),
     ]
     return Table(("sine regression", "value"), [(name, f"{value:.2f}") for name, value in rows])
-
-
-def draw_pruning(run: Run, accuracies: list[float]) -> Picture:
-    """The pruning curve and how much can go for one point of accuracy."""
-    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.pruning_curve(ax, FRACTIONS, accuracies)
-        ax.set_title(f"Removing {spared:.0%} costs at most one point")
-    return run.picture(figure, "pruning", "Test accuracy of the mean network.")
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
+from _helpers.initial_values import normal_means
 from _helpers.repeats import repeat, shown
 from _helpers.run import RepeatedSettings, Run, Section, Table
 from _helpers.sine import BANDS, UNIT_SCALE, Problem, draw_bands, draw_mixture, draw_noise, sine
@@ -136,7 +137,7 @@ def train(
     model = make_model(recipe, len(problem.data[0]))
     guide = bbb.AutoSoftplusNormal(
         model,
-        init_loc=lambda site: recipe.init_sd * torch.randn(site["value"].shape),
+        init_loc=normal_means(recipe.init_sd),
         init_rho=recipe.init_rho,
     )
     path: list[tuple[float, float, float]] = []

@@ -35,8 +35,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, ask_ours
-from _helpers.run import DataSettings, Picture, Run, Section, Table, keep
+from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
+from _helpers.run import DataSettings, Picture, Run, Section, Table, write_json
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
@@ -77,7 +77,7 @@ def made_up(name: str, seed: int) -> Split:
     return Split(x[:50], y[:50], x[50:], y[50:])
 
 
-def judge(
+def evaluate(
     method: Callable[[Split, int], Answer], split: Split, seed: int, threads: int
 ) -> dict[str, float]:
     """Fits and asks one method, and scores its answers."""
@@ -117,7 +117,7 @@ def main(config: Config) -> dict[str, Any]:
     with tqdm(todo, dynamic_ncols=True) as bar:
         for i, name, label in bar:
             bar.set_description(f"{name}, {label}")
-            found = judge_once(label, name, splits[name][i], i, config)
+            found = evaluate_once(label, name, splits[name][i], i, config)
             records.setdefault((name, label), []).append(found)
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
     tables = [table(name, sets[name]) for name in sets]
@@ -126,22 +126,22 @@ def main(config: Config) -> dict[str, Any]:
     return record
 
 
-def judge_once(
+def evaluate_once(
     label: str, name: str, split: Split, number: int, config: Config
 ) -> dict[str, float]:
     """The scores of one method on one split; a run that was interrupted goes on from them."""
     path = config.output / "judged" / f"{name}-{number}-{label}-{config.seed}.json"
     if not path.exists():
-        method = ask_quickly if config.smoke and label == OURS else METHODS[label]
-        found = judge(method, split, config.seed + number, config.threads)
-        keep(path, found)
+        method = fit_briefly if config.smoke and label == OURS else METHODS[label]
+        found = evaluate(method, split, config.seed + number, config.threads)
+        write_json(path, found)
     scores: dict[str, float] = json.loads(path.read_text())
     return scores
 
 
-def ask_quickly(split: Split, seed: int) -> Answer:
+def fit_briefly(split: Split, seed: int) -> Answer:
     """The estimator, hardly trained."""
-    return ask_ours(split, seed, epochs=2, num_samples=20)
+    return fit_ours(split, seed, epochs=2, num_samples=20)
 
 
 def table(name: str, methods: dict[str, Any]) -> Table:
@@ -208,12 +208,12 @@ def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
 def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
     """Share of the truth inside of 90 % intervals."""
 
-    def shares(methods: dict[str, Any], label: str) -> float:
+    def refused_fractions(methods: dict[str, Any], label: str) -> float:
         return float(methods[label].get("coverage", {"mean": math.nan})["mean"])
 
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 3.6))
-        dots(ax, sets, shares)
+        dots(ax, sets, refused_fractions)
         ax.axvline(LEVEL, color="black", linewidth=0.8, linestyle=":")
         ax.xaxis.set_major_formatter("{x:.0%}")
         ax.set(xlabel="test targets inside the 90 % intervals")

@@ -56,7 +56,7 @@ import numpy as np
 import torch
 import tyro
 from _helpers.run import DataSettings, Run, Section
-from _helpers.uci import Recipe, Task, digest, finished, run_and_keep
+from _helpers.uci import Recipe, Task, digest, finished, run_and_write
 from _helpers.uci_report import (
     SCORES,
     comparison,
@@ -184,7 +184,7 @@ def run_all(config: Config, run: Run, tasks: list[Task]) -> dict[str, list[dict[
     todo = [t for t in tasks if known[t.name, t.split] is None]
     run.started -= sum(scores["seconds"] for scores in known.values() if scores)  # as if done now
     parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
-    jobs = (joblib.delayed(run_and_keep)(t, config.output, config.threads) for t in todo)
+    jobs = (joblib.delayed(run_and_write)(t, config.output, config.threads) for t in todo)
     bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="split", dynamic_ncols=True)
     with bar:
         for task, scores in parallel(jobs):
@@ -225,8 +225,6 @@ def main(config: Config) -> dict[str, Any]:
             [draw_coverage(run, scores)],
         ),
     ]
-    for table in (*tables, coverage_table(summaries)):
-        print(f"\n{finding}")
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"
     run.report(
         "Regression tables", f"Preset {config.preset}, scores on the {kind}.", sections, record

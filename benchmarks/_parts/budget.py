@@ -6,7 +6,7 @@ from _parts.methods import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 
 
 @dataclass(frozen=True)
-class Effort:
+class Budget:
     """Sizes of the work, and the time for it."""
 
     seconds: float = 80.0
@@ -50,8 +50,8 @@ class Effort:
     """Whether all is measured in one process, which is quicker; contenders then share its heap."""
 
 
-DEFAULT = Effort()
-QUICK = Effort(
+DEFAULT = Budget()
+QUICK = Budget(
     seconds=2.0,
     min_rounds=3,
     burst=4,
@@ -66,7 +66,7 @@ QUICK = Effort(
     memory_of=(FLOOR, OURS, OURS_GAUSSIAN, PLAIN),
     memory_predictions=((100, 1000),),
 )
-SMOKE = Effort(
+SMOKE = Budget(
     seconds=0.0,
     min_rounds=2,
     burst=1,

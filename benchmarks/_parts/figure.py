@@ -56,8 +56,8 @@ def _steps(results: Results) -> Iterator[Panel]:
 
 def _epochs(results: Results) -> Iterator[Panel]:
     for each in results.of("epoch"):
-        share = each.ratio(FIT, STEPS)
-        title = f"An epoch of fit takes {share:.2f} times its steps"
+        ratio = each.ratio(FIT, STEPS)
+        title = f"An epoch of fit takes {ratio:.2f} times its steps"
         yield Panel(title, "time of an epoch / deterministic loop", {each.title: _ratios(each)})
 
 
@@ -66,7 +66,7 @@ def _predictions(results: Results) -> Iterator[Panel]:
     if by_count:
         count, largest = list(by_count.items())[-1]
         cost = largest.ratio(PREDICT)
-        samples = results.effort.samples
+        samples = results.budget.samples
         yield Panel(
             f"{samples} draws for {count:,} inputs cost {cost * samples:.0f} passes",
             f"time of {samples} draws / {samples} deterministic passes",

@@ -33,7 +33,7 @@ class Job(Protocol):
 Make: TypeAlias = Callable[[Any], Take | str]  # from a job to who does it, or why nobody can
 
 
-class Seat:
+class Worker:
     """Where one contender works."""
 
     def __init__(self, make: Make) -> None:
@@ -55,7 +55,7 @@ class Seat:
         return self._turns[job](count)
 
 
-class Elsewhere:
+class RemoteWorker:
     """A `Seat` in another process."""
 
     def __init__(self, make: Make) -> None:
@@ -68,13 +68,13 @@ class Elsewhere:
 
     def prepare(self, jobs: Iterable[Job]) -> str | None:
         """As there."""
-        absent: str | None = self._ask("prepare", list(jobs))
+        absent: str | None = self._call("prepare", list(jobs))
         return absent
 
     def take(self, job: Job, count: int) -> list[float]:
         """As there."""
         time.sleep(SETTLE)
-        times: list[float] = self._ask("take", job, count)
+        times: list[float] = self._call("take", job, count)
         return times
 
     def leave(self) -> None:
@@ -82,7 +82,7 @@ class Elsewhere:
         self._pipe.close()
         self._process.join()
 
-    def _ask(self, *order: Any) -> Any:
+    def _call(self, *order: Any) -> Any:
         self._pipe.send(order)
         try:
             return self._pipe.recv()
@@ -93,28 +93,28 @@ class Elsewhere:
 def _serve(make: Make, threads: int, pipe: Connection) -> None:
     """Does what it is told until nobody is left to tell it."""
     torch.set_num_threads(threads)
-    seat = Seat(make)
+    worker = Worker(make)
     with no_collection():
         while True:
             try:
                 what, *arguments = pipe.recv()
             except EOFError:
                 return
-            answer = getattr(seat, what)(*arguments)
+            answer = getattr(worker, what)(*arguments)
             gc.collect()
             pipe.send(answer)
 
 
-Places: TypeAlias = Mapping[str, Seat | Elsewhere]
+Workers: TypeAlias = Mapping[str, Worker | RemoteWorker]
 
 
 @contextmanager
-def seats(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Places]:
+def start_workers(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Workers]:
     """A seat for each of some contenders, by its name."""
     if one_process:
-        yield {name: Seat(make) for name, make in makes.items()}
+        yield {name: Worker(make) for name, make in makes.items()}
         return
-    others = {name: Elsewhere(make) for name, make in makes.items()}
+    others = {name: RemoteWorker(make) for name, make in makes.items()}
     try:
         yield others
     finally:
@@ -126,7 +126,7 @@ def seats(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Places]:
 class Entry:
     """One contender's part in a comparison."""
 
-    contender: str
+    method: str
     job: Job
     burst: int = 1
     """How often it is timed per turn."""
@@ -135,13 +135,13 @@ class Entry:
 
 
 def compare(
-    entries: Mapping[str, Entry], places: Places, **limits: Any
+    entries: Mapping[str, Entry], workers: Workers, **limits: Any
 ) -> tuple[dict[str, Rounds], dict[str, str]]:
     """Times contenders by turns.
 
     Args:
         entries: what is timed, by the name shown.
-        places: of all contenders.
+        workers: one for each method, by its name.
         **limits: of `interleave`.
 
     Returns:
@@ -149,13 +149,13 @@ def compare(
     """
     jobs: dict[str, list[Job]] = {}
     for entry in entries.values():
-        jobs.setdefault(entry.contender, []).append(entry.job)
-    reasons = {name: places[name].prepare(its) for name, its in jobs.items()}
+        jobs.setdefault(entry.method, []).append(entry.job)
+    reasons = {name: workers[name].prepare(its) for name, its in jobs.items()}
     absent, actions = {}, {}
     for shown, entry in entries.items():
-        if (reason := reasons[entry.contender]) is not None:
+        if (reason := reasons[entry.method]) is not None:
             absent[shown] = reason
         else:
-            turn = partial(places[entry.contender].take, entry.job)
+            turn = partial(workers[entry.method].take, entry.job)
             actions[shown] = Action(turn, burst=entry.burst, unseen=entry.unseen)
     return interleave(actions, **limits), absent

@@ -24,10 +24,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import pyro_bbb as bbb
-from _parts.budget import Effort
-from _parts.methods import CONTENDERS
+from _parts.budget import Budget
+from _parts.methods import METHODS
 from _parts.pyro_methods import guided
-from _parts.tasks import Contender, Work, images
+from _parts.tasks import Method, Work, images
 from pyro_bbb._ops.buffers import Memory
 
 STEADY = "steady"
@@ -51,27 +51,27 @@ class Peak:
 
 
 def memory(
-    effort: Effort, device: str, threads: int
+    budget: Budget, device: str, threads: int
 ) -> tuple[dict[str, Peak], dict[tuple[int, int], Peak]]:
     """Peaks of training steps by contender, and of `pyro_bbb.predict` by draws and inputs.
 
     Of predictions the model's own tensors are not counted.
     """
-    wide = asdict(Work(hidden=effort.memory_width, device=device))
-    first = asdict(Work(hidden=effort.widths[0], device=device))
-    tasks: list[Task] = [{"train": name, "work": wide} for name in effort.memory_of]
-    for samples, inputs in effort.memory_predictions:
+    wide = asdict(Work(hidden=budget.memory_width, device=device))
+    first = asdict(Work(hidden=budget.widths[0], device=device))
+    tasks: list[Task] = [{"train": name, "work": wide} for name in budget.memory_of]
+    for samples, inputs in budget.memory_predictions:
         tasks.append({"samples": samples, "inputs": inputs, "work": first})
-    groups = [tasks] if effort.one_process else [[task] for task in tasks]
-    peaks = [peak for group in groups for peak in _elsewhere(group, threads)]
-    split = len(effort.memory_of)
+    groups = [tasks] if budget.one_process else [[task] for task in tasks]
+    peaks = [peak for group in groups for peak in _in_subprocess(group, threads)]
+    split = len(budget.memory_of)
     return (
-        dict(zip(effort.memory_of, peaks[:split], strict=True)),
-        dict(zip(effort.memory_predictions, peaks[split:], strict=True)),
+        dict(zip(budget.memory_of, peaks[:split], strict=True)),
+        dict(zip(budget.memory_predictions, peaks[split:], strict=True)),
     )
 
 
-def _elsewhere(tasks: list[Task], threads: int) -> list[Peak]:
+def _in_subprocess(tasks: list[Task], threads: int) -> list[Peak]:
     """The tasks' peaks, measured by this file in a fresh process."""
     command = [sys.executable, "-m", __name__, str(threads), json.dumps(tasks)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
@@ -84,26 +84,26 @@ def _elsewhere(tasks: list[Task], threads: int) -> list[Peak]:
 def _measure(task: Task) -> Peak:
     work = Work(**task["work"])
     if "train" in task:
-        return _of_training(CONTENDERS[task["train"]], work)
+        return _of_training(METHODS[task["train"]], work)
     return _of_prediction(work, task["samples"], task["inputs"])
 
 
-def _of_training(contender: Contender, work: Work) -> Peak:
-    small = contender.prepare(Work(hidden=8, batch=2, device=work.device))  # loads what is needed
+def _of_training(method: Method, work: Work) -> Peak:
+    small = method.prepare(Work(hidden=8, batch=2, device=work.device))  # loads what is needed
     if isinstance(small, str):
         return Peak(absent=small)
     del small
     before = _resident_peak()
-    _three_steps(contender, work)
+    _three_steps(method, work)
     after = _resident_peak()
     process = None if before is None or after is None else after - before
     gc.collect()
     blocks: list[int] = []
-    tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(contender, work)), work.device)
+    tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(method, work)), work.device)
     return Peak(tensors + sum(blocks), process)
 
 
-def _three_steps(contender: Contender, work: Work) -> int:
+def _three_steps(method: Method, work: Work) -> int:
     """Takes three steps; returns how many bytes the last one found in a `Memory` of pyro_bbb."""
     taken, memories = count(1), []
 
@@ -113,17 +113,17 @@ def _three_steps(contender: Contender, work: Work) -> int:
         if last:
             memories.extend(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
-    contender.train(work).take(3, meter)
+    method.train(work).take(3, meter)
     return sum(memories)
 
 
 def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:
     (x, _), (model, guide) = images(inputs, device=work.device), guided(work)
-    held: list[Any] = []  # the result outlives the measurement
+    allocated: list[Any] = []  # the result outlives the measurement
 
     def run() -> None:
         with record_function(STEADY):
-            held.append(bbb.predict(model, guide, x, num_samples=samples))
+            allocated.append(bbb.predict(model, guide, x, num_samples=samples))
 
     peak, left = tensor_peak(run, work.device)
     return Peak(peak, returned=left)
@@ -141,13 +141,13 @@ def tensor_peak(run: Callable[[], object], device: str) -> tuple[int, int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns())
-    held, peak, steady = 0, 0, False
+    allocated, peak, steady = 0, 0, False
     for event in events:
         steady |= event.name() == STEADY
         if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held) if steady else 0
-    return peak, held
+            allocated += event.nbytes()
+            peak = max(peak, allocated) if steady else 0
+    return peak, allocated
 
 
 def _resident_peak() -> int | None:

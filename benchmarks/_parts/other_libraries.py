@@ -26,15 +26,15 @@ def torchbnn(work: Work) -> Trainer:
         return torchbnn.BayesLinear(0.0, 1.0, layer.in_features, layer.out_features)
 
     network, (x, y) = nn.Sequential(*_replaced(work, linear)).to(work.device), work.data()
-    divergence = torchbnn.BKLLoss(reduction="sum")
+    kl = torchbnn.BKLLoss(reduction="sum")
 
     def loss() -> Tensor:
-        return F.cross_entropy(network(x), y) + divergence(network).sum() / NUM_DATA
+        return F.cross_entropy(network(x), y) + kl(network).sum() / NUM_DATA
 
     return trainer(network, loss, work.lr)
 
 
-class WithDivergence(nn.Sequential):
+class WithKL(nn.Sequential):
     """Layers of bayesian-torch, which return their outputs and their closed-form KL."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -43,12 +43,12 @@ class WithDivergence(nn.Sequential):
         for layer in self:
             x = layer(x)
             if isinstance(x, tuple):
-                x, divergence = x
-                total = total + divergence
+                x, kl = x
+                total = total + kl
         return x, total
 
 
-def bayesian_torch_network(work: Work, kind: str) -> WithDivergence:
+def bayesian_torch_network(work: Work, kind: str) -> WithKL:
     """The network in bayesian-torch's layers; ``kind`` is Reparameterization or Flipout."""
     from bayesian_torch import layers
 
@@ -64,7 +64,7 @@ def bayesian_torch_network(work: Work, kind: str) -> WithDivergence:
             else:
                 yield layer
 
-    return WithDivergence(*converted()).to(work.device)
+    return WithKL(*converted()).to(work.device)
 
 
 def bayesian_torch(kind: str) -> Callable[[Work], Trainer]:
@@ -74,8 +74,8 @@ def bayesian_torch(kind: str) -> Callable[[Work], Trainer]:
         network, (x, y) = bayesian_torch_network(work, kind), work.data()
 
         def loss() -> Tensor:
-            outputs, divergence = network(x)
-            return F.cross_entropy(outputs, y) + divergence / NUM_DATA
+            outputs, kl = network(x)
+            return F.cross_entropy(outputs, y) + kl / NUM_DATA
 
         return trainer(network, loss, work.lr)
 

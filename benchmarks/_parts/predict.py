@@ -11,8 +11,8 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _parts.budget import Effort
-from _parts.isolated_workers import Entry, compare, seats
+from _parts.budget import Budget
+from _parts.isolated_workers import Entry, compare, start_workers
 from _parts.other_libraries import bayesian_torch_network, torch_blue_network
 from _parts.pyro_methods import guided
 from _parts.tasks import Work, images, prepare
@@ -41,22 +41,22 @@ class Question:
         return self.work.device
 
 
-def predict(effort: Effort, device: str) -> list[Comparison]:
+def predict(budget: Budget, device: str) -> list[Comparison]:
     """Predictions of all contenders, each in a process of its own.
 
     The network's width is the first of the steps'.
     """
-    work, samples = Work(hidden=effort.widths[0], device=device), effort.samples
+    work, samples = Work(hidden=budget.widths[0], device=device), budget.samples
     shown = {name: name.format(samples=samples) for name in PREDICTORS}
     makes = {name: partial(_answers, name) for name in PREDICTORS}
-    limits: dict[str, Any] = {"seconds": effort.seconds / 2, "min_rounds": effort.slow_rounds}
+    limits: dict[str, Any] = {"seconds": budget.seconds / 2, "min_rounds": budget.slow_rounds}
     comparisons = []
-    with seats(makes, one_process=effort.one_process) as places:
-        for count in effort.predictions:
-            again = {} if count >= LONG else {"burst": effort.burst, "unseen": effort.unseen}
+    with start_workers(makes, one_process=budget.one_process) as workers:
+        for count in budget.predictions:
+            again = {} if count >= LONG else {"burst": budget.burst, "unseen": budget.unseen}
             question = Question(work, samples, count)
             entries = {shown[name]: Entry(name, question, **again) for name in PREDICTORS}
-            found = compare(entries, places, **limits, warmup=1)
+            found = compare(entries, workers, **limits, warmup=1)
             title = f"{count} input{'s' * (count > 1)}, {samples} draws, width {work.hidden}"
             comparisons.append(Comparison("predict", title, shown[FLOOR], *found))
     return comparisons

@@ -113,7 +113,7 @@ def record(results: Results, config: dict[str, Any]) -> dict[str, Any]:
     """Everything measured, and where, when and with what."""
     return {
         "config": config,
-        "effort": asdict(results.effort),
+        "effort": asdict(results.budget),
         "machine": machine(config["device"]) | {"load_before": results.load_before},
         "versions": versions(),
         "commit": commit(),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from _parts.budget import Effort
+from _parts.budget import Budget
 from _parts.memory import Peak
 from _parts.methods import FLOOR, OURS, OURS_GAUSSIAN, PLAIN, TORCHBNN
 from _parts.predict import LOCAL
@@ -16,7 +16,7 @@ from _parts.timing import Comparison
 class Results:
     """Filled suite by suite."""
 
-    effort: Effort
+    budget: Budget
     comparisons: list[Comparison] = field(default_factory=list)
     training_memory: dict[str, Peak] = field(default_factory=dict)
     prediction_memory: dict[tuple[int, int], Peak] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class Results:
 
     def widths(self) -> dict[int, Comparison]:
         """The comparisons of steps at 128 examples, by width."""
-        titles = {f"width {width}, batch {BATCH}": width for width in self.effort.widths}
+        titles = {f"width {width}, batch {BATCH}": width for width in self.budget.widths}
         return {titles[each.title]: each for each in self.of("steps") if each.title in titles}
 
     def predictions(self) -> dict[int, Comparison]:
         """The comparisons of predictions, by number of inputs."""
-        return dict(zip(self.effort.predictions, self.of("predict"), strict=False))
+        return dict(zip(self.budget.predictions, self.of("predict"), strict=False))
 
     def memory_ratio(self, name: str, figure: str = "tensors") -> float | None:
         """Of one contender's peak to the floor's."""
@@ -91,7 +91,7 @@ def _of_epochs(results: Results) -> Found:
 
 
 def _of_predictions(results: Results) -> Found:
-    samples, by_count = results.effort.samples, results.predictions()
+    samples, by_count = results.budget.samples, results.predictions()
     for name in (PREDICT, LOCAL):
         if 1 in by_count:
             ratio = _ratio(by_count[1], name, by_count[1].floor)
@@ -105,7 +105,7 @@ def _of_predictions(results: Results) -> Found:
 
 def _of_memory(results: Results) -> Found:
     if results.training_memory:
-        width = results.effort.memory_width
+        width = results.budget.memory_width
         what = f"tensors at the peak of training, width {width}: {OURS} / {FLOOR}"
         yield what, 3.5, results.memory_ratio(OURS)
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _parts.budget import Effort
-from _parts.isolated_workers import Entry, Make, compare, seats
+from _parts.budget import Budget
+from _parts.isolated_workers import Entry, Make, compare, start_workers
 from _parts.methods import (
     ESTIMATORS,
     FLOOR,
@@ -33,46 +33,46 @@ BATCH = 128
 Entries: TypeAlias = dict[str, Entry]  # by the name shown
 
 
-def steps(effort: Effort, device: str) -> list[Comparison]:
+def steps(budget: Budget, device: str) -> list[Comparison]:
     """Single training steps of all contenders, each in a process of its own."""
-    widths = [Work(hidden=hidden, device=device) for hidden in effort.widths]
-    of = partial(_entries, effort)
+    widths = [Work(hidden=hidden, device=device) for hidden in budget.widths]
+    of = partial(_entries, budget)
     cases = [(f"width {work.hidden}, batch {BATCH}", of(work, LIBRARIES)) for work in widths]
     first = widths[0]
-    for batch in effort.batches:
+    for batch in budget.batches:
         work = replace(first, batch=batch)
         cases.append((f"width {first.hidden}, batch {batch}", of(work, LIBRARIES)))
     ours = [FLOOR, OURS, OURS_GAUSSIAN, *ESTIMATORS]
     title = f"gradient estimators of pyro_bbb, width {first.hidden}"
     cases.append((title, of(first, ours)))
-    if effort.lenet5:
+    if budget.lenet5:
         lenet5 = Work(architecture="lenet5", device=device)
         cases.append((f"LeNet-5, batch {BATCH}", of(lenet5, IMAGES)))
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
-    cases.append((title, _several_draws(effort, first)))
-    names = {entry.contender for _, entries in cases for entry in entries.values()}
-    limits: dict[str, Any] = {"seconds": effort.seconds, "min_rounds": effort.min_rounds}
+    cases.append((title, _several_draws(budget, first)))
+    names = {entry.method for _, entries in cases for entry in entries.values()}
+    limits: dict[str, Any] = {"seconds": budget.seconds, "min_rounds": budget.min_rounds}
     makes = {name: partial(training, name) for name in names}
-    with seats(makes, one_process=effort.one_process) as places:
+    with start_workers(makes, one_process=budget.one_process) as workers:
         return [
-            Comparison("steps", title, FLOOR, *compare(entries, places, **limits, warmup=3))
+            Comparison("steps", title, FLOOR, *compare(entries, workers, **limits, warmup=3))
             for title, entries in cases
         ]
 
 
-def _entries(effort: Effort, work: Work, names: Iterable[str]) -> Entries:
-    return {name: _entry(effort, name, work) for name in names}
+def _entries(budget: Budget, work: Work, names: Iterable[str]) -> Entries:
+    return {name: _entry(budget, name, work) for name in names}
 
 
-def _entry(effort: Effort, name: str, work: Work) -> Entry:
-    return Entry(name, work, burst=effort.burst, unseen=effort.unseen)
+def _entry(budget: Budget, name: str, work: Work) -> Entry:
+    return Entry(name, work, burst=budget.burst, unseen=budget.unseen)
 
 
-def _several_draws(effort: Effort, work: Work) -> Entries:
-    entries = {FLOOR: _entry(effort, FLOOR, work)}
+def _several_draws(budget: Budget, work: Work) -> Entries:
+    entries = {FLOOR: _entry(budget, FLOOR, work)}
     for name in SEVERAL_DRAWS:
-        for draws in effort.draws:
-            entries[several(name, draws)] = _entry(effort, name, replace(work, draws=draws))
+        for draws in budget.draws:
+            entries[several(name, draws)] = _entry(budget, name, replace(work, draws=draws))
     return entries
 
 
@@ -101,17 +101,17 @@ class Epoch:
         return self.work.device
 
 
-def epoch(effort: Effort, device: str) -> list[Comparison]:
+def epoch(budget: Budget, device: str) -> list[Comparison]:
     """Whole epochs, each in a process of its own, beside the steps that `fit`'s is made of."""
-    once = Epoch(Work(hidden=effort.widths[0], device=device), effort.rows)
+    once = Epoch(Work(hidden=budget.widths[0], device=device), budget.rows)
     entries = {name: Entry(name, once) for name in EPOCHS}
-    with seats(EPOCHS, one_process=effort.one_process) as places:
-        found = compare(entries, places, seconds=0.0, min_rounds=effort.epochs, warmup=0)
+    with start_workers(EPOCHS, one_process=budget.one_process) as workers:
+        found = compare(entries, workers, seconds=0.0, min_rounds=budget.epochs, warmup=0)
     rounds, absent = found
     turns = rounds[FIT]  # its steps, and it
     rounds |= {
         STEPS: [[sum(steps)] for *steps, _ in turns],
-        FIT: [[whole] for *_, whole in turns],
+        FIT: [[total] for *_, total in turns],
     }
     title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
     return [Comparison("epoch", title, LOOP, rounds, absent)]

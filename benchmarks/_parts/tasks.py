@@ -93,7 +93,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Method:
     """A way to train the work's network."""
 
     name: str

@@ -26,7 +26,7 @@ PASS, EAT = 0, 1
 EDIBLE, POISONOUS = 5.0, -35.0  # rewards of eating; a poisonous one does good half of the time
 
 
-class SideBySide(PyroModule):
+class StackedMLP(PyroModule):
     """Fully connected ReLU networks of one shape, with inputs ``[rows, agents, in]``.
 
     All weights of an agent are one row of the random variable ``weights`` ``[agents, weights]``:

@@ -187,10 +187,10 @@ def draw_mistakes(run: Run, found: Found) -> Picture:
         kinds = {"poisonous and eaten": 15, "edible and passed": 5}
         for ax, (what, cost) in zip(axes, kinds.items(), strict=True):
             for name, (regret, _) in found.items():
-                share = (regret[: count // block * block] == cost).double()
-                share = share.unflatten(0, (-1, block)).mean(1)  # [blocks, seeds]
-                at = block * (torch.arange(len(share)) + 0.5)
-                ax.plot(at, 100 * share.mean(1), LINES[name], label=name)
+                fraction = (regret[: count // block * block] == cost).double()
+                fraction = fraction.unflatten(0, (-1, block)).mean(1)  # [blocks, seeds]
+                at = block * (torch.arange(len(fraction)) + 0.5)
+                ax.plot(at, 100 * fraction.mean(1), LINES[name], label=name)
             ax.set(xlabel="interactions", title=what.capitalize())
             ax.set_yscale("symlog", linthresh=0.1)
         axes[0].set_ylabel("share of the mushrooms (%)")

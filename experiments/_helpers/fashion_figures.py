@@ -10,7 +10,8 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _helpers.fashion_mnist import DIGITS, GARMENTS, Answers, Recipe, Scores, Sets, agreement, prior
+from _helpers.fashion_mnist import DIGITS, GARMENTS, Answers, Recipe, Scores, Sets, agreement
+from _helpers.initial_values import make_prior
 from _helpers.run import Picture, Run
 from pyro_bbb import metrics, plots
 from pyro_bbb.training.history import Record
@@ -36,7 +37,7 @@ def halfway(series: list[float]) -> int:
 
 def draw_prior(run: Run, recipe: Recipe) -> Picture:
     """The prior; of a mixture the two components as well, and its spike from nearby."""
-    distribution, spike = prior(recipe.prior), recipe.prior[-1]
+    distribution, spike = make_prior(recipe.prior), recipe.prior[-1]
     mixture = len(recipe.prior) > 1
     with plots.style():
         if not mixture:
@@ -51,15 +52,15 @@ def draw_prior(run: Run, recipe: Recipe) -> Picture:
     return run.picture(figure, "prior", "Prior density of a single weight.")
 
 
-def whole_batches(steps: Record) -> Record:
+def full_batches(steps: Record) -> Record:
     """The record without the steps on an epoch's last, short batch."""
-    whole = [weight == max(steps.kl_weight) for weight in steps.kl_weight]
-    return Record(**{name: list(compress(series, whole)) for name, series in vars(steps).items()})
+    full = [weight == max(steps.kl_weight) for weight in steps.kl_weight]
+    return Record(**{name: list(compress(series, full)) for name, series in vars(steps).items()})
 
 
 def draw_training(run: Run, history: bbb.History) -> list[Picture]:
     """The loss and its parts at every step."""
-    steps = whole_batches(history.steps)
+    steps = full_batches(history.steps)
     falls = {name: halfway(getattr(steps, name)) for name in ("nll", "kl")}
     with plots.style():
         loss, ax = plt.subplots()
@@ -121,30 +122,30 @@ def draw_votes(x: Tensor, titles: list[str], prediction: Any) -> Figure:
     return figure
 
 
-def draw_foreign(run: Run, sets: Sets, answers: Answers, ballots: Answers) -> list[Picture]:
+def draw_ood(run: Run, sets: Sets, answers: Answers, ballots: Answers) -> list[Picture]:
     """Votes on garments and digits, and the entropies of all of them."""
     (x, y), digits = sets.test, sets.digits
     inside, outside = ballots.values()
-    places = [int((y == label).nonzero()[0]) for label in range(5)]
+    indices = [int((y == label).nonzero()[0]) for label in range(5)]
     with plots.style():
         known = draw_votes(
-            x[places],
+            x[indices],
             [CLASSES[label] for label in range(5)],
-            bbb.ClassificationPrediction(inside.sample_log_probs[:, places]),
+            bbb.ClassificationPrediction(inside.sample_log_probs[:, indices]),
         )
         known.suptitle(
             f"Garments: {agreement(inside):.0%} of the networks vote alike", weight="bold"
         )
         titles = [f"entropy {nats:.2f} nats" for nats in outside.entropy[:5].tolist()]
-        foreign = draw_votes(digits, titles, outside)
-        foreign.suptitle(f"Digits: {agreement(outside):.0%} vote alike", weight="bold")
+        ood = draw_votes(digits, titles, outside)
+        ood.suptitle(f"Digits: {agreement(outside):.0%} vote alike", weight="bold")
         entropies, ax = plt.subplots()
         plots.entropy_histogram(ax, answers[GARMENTS].entropy, {DIGITS: answers[DIGITS].entropy})
-        unsure = metrics.auroc(answers[DIGITS].entropy, answers[GARMENTS].entropy)
-        ax.set_title(f"In {unsure:.0%} of pairs the digit is less certain")
-    over = f"The share is the mean over the first {len(inside.probs):,}"
+        auroc = metrics.auroc(answers[DIGITS].entropy, answers[GARMENTS].entropy)
+        ax.set_title(f"AUROC of digits against garments: {auroc:.0%}")
+    over = f"Agreement is the mean over the first {len(inside.probs):,}"
     return [
         run.picture(known, "votes_garments", f"The first test image of five classes. {over}."),
-        run.picture(foreign, "votes_digits", f"The first five test digits of MNIST. {over}."),
+        run.picture(ood, "votes_digits", f"The first five test digits of MNIST. {over}."),
         run.picture(entropies, "entropy", f"In domain are the test {GARMENTS}. {UNIFORM}."),
     ]

@@ -5,12 +5,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.repeats import scores
+from _helpers.initial_values import make_prior, uniform_means
 from _helpers.run import Data
+from _helpers.scores import detect, scores
 from _helpers.whitening import Whitening
 from pyro_bbb import metrics
 
@@ -74,19 +74,15 @@ class Trained:
     history: bbb.History
 
 
-def prior(parameters: tuple[float, ...]) -> TorchDistribution:
-    """A zero-mean Normal of that scale, or a scale mixture."""
-    return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
-
-
 def train(
     recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int, callbacks: list[Any]
 ) -> Trained:
     """A network of these hidden layers on images as it sees them."""
     torch.manual_seed(seed)  # for the initial means and scales
-    network = bbb.BayesianMLP([data[0].shape[1], *hidden, 10], prior=prior(recipe.prior))
+    network = bbb.BayesianMLP([data[0].shape[1], *hidden, 10], prior=make_prior(recipe.prior))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
-    guide = bbb.AutoSoftplusNormal(model, init_loc=initial_locs(recipe.init_loc))
+    start = None if recipe.init_loc is None else uniform_means(recipe.init_loc)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start)
     for rho in guide.rhos.parameters():
         nn.init.uniform_(rho, *recipe.init_rho)
     history = bbb.fit(
@@ -105,14 +101,9 @@ def train(
     return Trained(model, guide, history)
 
 
-def initial_locs(bound: float | None) -> Any:
-    """The guide's ``init_loc`` for means drawn uniformly from [-bound, bound]."""
-    if bound is None:
-        return None
-    return lambda site: torch.empty_like(site["value"]).uniform_(-bound, bound)
-
-
-def ask(trained: Trained, sets: Sets, samples: int, seed: int, first: int | None = None) -> Answers:
+def predict(
+    trained: Trained, sets: Sets, samples: int, seed: int, first: int | None = None
+) -> Answers:
     """What networks drawn from the posterior say of test garments and of digits."""
     kinds = {GARMENTS: sets.test[0], DIGITS: sets.digits}
     return {
@@ -127,16 +118,16 @@ def evaluate(trained: Trained, sets: Sets, answers: Answers, ballots: Answers) -
     """All figures of one trained network, on test garments and on digits."""
     x, y = sets.test
     garments, digits = answers.values()
-    plain, foreign = (
+    plain, ood = (
         bbb.predict_mean(trained.model, trained.guide, sets.seen(part)) for part in (x, sets.digits)
     )
     return {
         "components": components(garments, y),
-        "mean_network": scores(plain, y),
-        "ensemble": scores(garments, y),
-        "log_average": scores(log_average(garments), y),
+        "mean_network": scores(plain.probs, y),
+        "ensemble": scores(garments.probs, y),
+        "log_average": scores(log_average(garments).probs, y),
         "digits": detect(digits, garments),
-        "digits_by_mean_network": metrics.auroc(foreign.entropy, plain.entropy),
+        "digits_by_mean_network": metrics.auroc(ood.entropy, plain.entropy),
         "nats": {
             kind: {"entropy": float(p.entropy.mean()), "epistemic": float(p.epistemic.mean())}
             for kind, p in answers.items()
@@ -161,15 +152,6 @@ def log_average(ensemble: bbb.ClassificationPrediction) -> bbb.ClassificationPre
     """The article's ensemble: the networks' log-probabilities averaged, then normalised."""
     mean = ensemble.sample_log_probs.mean(0, keepdim=True)
     return bbb.ClassificationPrediction(mean.log_softmax(-1))
-
-
-def detect(foreign: bbb.ClassificationPrediction, inside: bbb.ClassificationPrediction) -> Scores:
-    """How often a digit is less certain than a garment, by three measures (AUROC)."""
-    return {
-        "entropy": metrics.auroc(foreign.entropy, inside.entropy),
-        "epistemic": metrics.auroc(foreign.epistemic, inside.epistemic),
-        "confidence": metrics.auroc(-foreign.confidence, -inside.confidence),
-    }
 
 
 def agreement(prediction: bbb.ClassificationPrediction) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from _helpers.run import Data, Picture, Run
+from _helpers.scores import scores
 from pyro_bbb import metrics, plots
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -197,12 +198,7 @@ def _targets(prediction: bbb.RegressionPrediction, seed: int) -> Tensor:
 def score(prediction: bbb.Prediction, y: Tensor) -> dict[str, float]:
     """Scores on held-out targets ``[n, 1]``."""
     if isinstance(prediction, bbb.ClassificationPrediction):
-        label = y.flatten().long()
-        return {
-            "nll": metrics.nll(prediction.probs, label),
-            "accuracy": metrics.accuracy(prediction.probs, label),
-            "ece": metrics.ece(prediction.probs, label),
-        }
+        return scores(prediction.probs, y.flatten().long())
     return {
         "nll": -float(prediction.log_prob(y).mean()),
         "coverage": metrics.coverage(*prediction.interval(LEVEL), y),
@@ -256,8 +252,8 @@ def draw_bands(
             plots.function_band(
                 ax, problem.at, functions(found[PATH]), reference=gold, data=data, level=LEVEL
             )
-            share = figures[guide][OFF]["sd_ratio"]
-            ax.set_title(f"{guide}\noff the data {share:.0%} of NUTS's sd", fontsize="x-small")
+            ratio = figures[guide][OFF]["sd_ratio"]
+            ax.set_title(f"{guide}\noff the data {ratio:.0%} of NUTS's sd", fontsize="x-small")
         for ax in axes.flat[len(guides) :]:
             ax.set_axis_off()
         axes.flat[0].set_ylim(*((-0.03, 1.03) if classes else _limits(gold)))

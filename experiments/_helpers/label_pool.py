@@ -76,7 +76,7 @@ class Pool:
 def acquire(
     pool: Pool,
     rule: str,
-    ask: Callable[[Tensor], bbb.ClassificationPrediction],
+    predict: Callable[[Tensor], bbb.ClassificationPrediction],
     count: int,
     candidates: int,
 ) -> None:
@@ -85,12 +85,12 @@ def acquire(
     Args:
         pool: what to choose from.
         rule: `RANDOM`, or one of `SCORES`: the candidates of the highest scores.
-        ask: predicts inputs; not called by `RANDOM`.
+        predict: predicts inputs; not called by `RANDOM`.
         count: number of labels.
         candidates: number of unlabelled inputs that are looked at, drawn anew at random.
     """
     rows, x = pool.candidates(max(candidates, count))
-    best = slice(count) if rule == RANDOM else SCORES[rule](ask(x)).topk(count).indices
+    best = slice(count) if rule == RANDOM else SCORES[rule](predict(x)).topk(count).indices
     pool.label(rows[best])
 
 
@@ -100,6 +100,6 @@ def labels_at(labels: list[int], accuracy: list[float], target: float) -> float 
         if value >= target:
             if i == 0:
                 return float(n)
-            share = (target - accuracy[i - 1]) / (value - accuracy[i - 1])
-            return labels[i - 1] + share * (n - labels[i - 1])
+            fraction = (target - accuracy[i - 1]) / (value - accuracy[i - 1])
+            return labels[i - 1] + fraction * (n - labels[i - 1])
     return None

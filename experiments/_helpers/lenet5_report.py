@@ -11,6 +11,7 @@ from torch import Tensor
 import pyro_bbb as bbb
 from _helpers.repeats import shown
 from _helpers.run import Data, Picture, Run, Table
+from _helpers.scores import MEASURES, score_cells
 from pyro_bbb import plots
 
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
@@ -37,13 +38,10 @@ PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty
 }
 
 
-MEASURES = ("entropy", "epistemic", "confidence")
-
-
 ALL = "all layers"
 
 
-LOOKED = 500  # validation images, and a fifth as many of noise, asked at every look
+NUM_SHOWN = 500  # validation images, and a fifth as many of noise, asked at every look
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,11 @@ class Sets:
     train: Data
     valid: Data
     test: Data
-    foreign: dict[str, Tensor]
+    ood: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What was seen at one step of the training."""
 
     step: int
@@ -71,7 +69,23 @@ def noise(count: int, seed: int) -> Tensor:
     return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(seed))
 
 
-def foreign_table(summaries: dict[str, Scores]) -> Table:
+def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> Table:
+    """Scores on the test images beside published ones."""
+    rows = [
+        ("ensemble", summary, "test"),
+        ("network of mean weights", summary, "mean_network"),
+    ]
+    rows += [(f"ensemble, random: {name}", each, "test") for name, each in variants.items()]
+    cells = [(name, *score_cells(each, key)) for name, each, key in rows]
+    for name, known in PUBLISHED[dataset].items():
+        ece = f"{100 * known['ece']:.1f}" if "ece" in known else "–"
+        cells.append(
+            (f"published, {name}", f"{100 * known['accuracy']:.1f}", f"{known['nll']:.3f}", ece)
+        )
+    return Table(("on the test images", "accuracy (%)", "NLL (nats)", "ECE (%)"), cells)
+
+
+def ood_table(summaries: dict[str, Scores]) -> Table:
     """AUROC of three measures, by random layers and kind of image."""
     cells = [
         (f"{kind}; random: {name}", *(shown(s, "foreign", kind, m, digits=1) for m in MEASURES))
@@ -94,10 +108,10 @@ def refusal_table(summary: Scores) -> Table:
     return Table(("refused (%)", f"cut-off {PUBLISHED_CUT_OFF}", f"cut-off {cut_off}"), cells)
 
 
-def draw_weights(looks: list[Look]) -> Figure:
+def draw_weights(snapshots: list[Snapshot]) -> Figure:
     """Means and standard deviations of the weights by layer, a row for each look."""
-    figure, axes = plt.subplots(len(looks), 2, figsize=(9, 3 * len(looks)), squeeze=False)
-    for (left, right), each in zip(axes, looks, strict=True):
+    figure, axes = plt.subplots(len(snapshots), 2, figsize=(9, 3 * len(snapshots)), squeeze=False)
+    for (left, right), each in zip(axes, snapshots, strict=True):
         plots.weight_locs(left, each.guide).set_title(f"Step {each.step:,}: means")
         plots.weight_scales(right, each.guide).set_title("standard deviations")
         left.set_xlim(-1.0, 1.0)
@@ -124,17 +138,17 @@ def draw_answers(x: Tensor, titles: list[str], rows: Answers, chosen: list[int])
     return figure
 
 
-def draw_steps(run: Run, sets: Sets, looks: list[Look]) -> list[Picture]:
+def draw_steps(run: Run, sets: Sets, snapshots: list[Snapshot]) -> list[Picture]:
     """Both pictures of every look in ``steps/``; here the first and the last one compared."""
     x, y = sets.valid
-    first, last = looks[0], looks[-1]
-    unsure = last.inside.entropy.argsort(descending=True)[:2].tolist()
-    chosen = [i for i in range(10) if i not in unsure][:8] + unsure
-    truths = [f"a {int(label)}" for label in y[:LOOKED]]
+    first, last = snapshots[0], snapshots[-1]
+    uncertain = last.inside.entropy.argsort(descending=True)[:2].tolist()
+    chosen = [i for i in range(10) if i not in uncertain][:8] + uncertain
+    truths = [f"a {int(label)}" for label in y[:NUM_SHOWN]]
     (run.folder / "steps").mkdir(exist_ok=True)
     with plots.style():
-        for each in looks:
-            nats = float(each.inside.log_prob(y[:LOOKED]).mean())
+        for each in snapshots:
+            nats = float(each.inside.log_prob(y[:NUM_SHOWN]).mean())
             figure = draw_answers(x, truths, {"probability": each.inside}, chosen)
             figure.suptitle(f"Step {each.step:,}: held-out log-probability {nats:.3f} nats")
             run.picture(figure, f"steps/{each.step:05}_answers", "")
@@ -168,17 +182,17 @@ def draw_progress(run: Run, steps: list[Scores], history: bbb.History) -> list[P
         right.set(xlabel="step", ylabel="mean entropy (nats)", title="How unsure it is")
         right.legend()
     return [
-        run.picture(figure, "steps", f"Seen every {at[0]} steps on {LOOKED} validation images."),
+        run.picture(figure, "steps", f"Seen every {at[0]} steps on {NUM_SHOWN} validation images."),
         run.picture(loss, "loss_parts", "KL, weighted, and negative log-likelihood, per step."),
     ]
 
 
-def draw_noise(run: Run, looks: list[Look]) -> Picture:
+def draw_noise(run: Run, snapshots: list[Snapshot]) -> Picture:
     """What the draws say of noise, early and at the end."""
     count = 5
-    rows = {f"step {each.step:,}": each.noise for each in (looks[0], looks[-1])}
+    rows = {f"step {each.step:,}": each.noise for each in (snapshots[0], snapshots[-1])}
     with plots.style():
-        figure = draw_answers(noise(LOOKED // 5, seed=2), [""] * count, rows, list(range(count)))
+        figure = draw_answers(noise(NUM_SHOWN // 5, seed=2), [""] * count, rows, list(range(count)))
         figure.suptitle("Pure noise: what every draw says")
     return run.picture(figure, "noise", "Five noise images; points are draws, bars their average.")
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from pyro.distributions import Normal, TorchDistribution
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
+from _helpers.initial_values import make_prior
 from _helpers.run import Data
 from pyro_bbb import metrics
 
@@ -28,7 +28,7 @@ Preset: TypeAlias = Literal["published", "ours"]
 SGD, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "BBB, Gaussian", "BBB, scale mixture"
 METHODS = (SGD, DROPOUT, GAUSSIAN, MIXTURE)
 BINS = np.linspace(-0.2, 0.2, 101)
-LOOKS = 30  # times that the validation error is noted in a training
+EVALUATIONS = 30  # times that the validation error is noted in a training
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Sets:
 
         parts = (images("mnist", root, train=part, smoke=smoke) for part in (True, False))
         learning, test = map(seen, parts)
-        foreign = seen(images("fashion_mnist", root, train=False, smoke=smoke))
-        return cls(*train_and_validation(learning), test, foreign[0])
+        ood = seen(images("fashion_mnist", root, train=False, smoke=smoke))
+        return cls(*train_and_validation(learning), test, ood[0])
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Trained:
         with torch.no_grad():
             return bbb.ClassificationPrediction(self.network.eval()(x).log_softmax(-1)[None])
 
-    def ask(self, x: Tensor, draws: int, seed: int) -> bbb.ClassificationPrediction:
+    def ensemble(self, x: Tensor, draws: int, seed: int) -> bbb.ClassificationPrediction:
         """The ensemble of networks drawn from the posterior; an ordinary network by itself."""
         if self.network is not None:
             return self.point(x)
@@ -177,20 +177,16 @@ def train(recipe: Recipe, width: int, seed: int, sets: Sets, *, progress: bool =
     sizes = [sets.train[0].shape[1], width, width, 10]
     trained = Trained()
 
-    def look(epoch: int) -> None:
-        if epoch % max(1, recipe.epochs // LOOKS) == 0 or epoch == recipe.epochs:
+    def validate(epoch: int) -> None:
+        if epoch % max(1, recipe.epochs // EVALUATIONS) == 0 or epoch == recipe.epochs:
             x, y = sets.validation
             trained.curve[str(epoch)] = error(trained.point(x), y)
 
     if recipe.prior:
-        _train_bayesian(trained, recipe, sizes, seed, sets.train, look, progress)
+        _train_bayesian(trained, recipe, sizes, seed, sets.train, validate, progress)
     else:
-        _train_ordinary(trained, recipe, sizes, sets.train, look)
+        _train_ordinary(trained, recipe, sizes, sets.train, validate)
     return trained
-
-
-def _prior(parameters: tuple[float, ...]) -> TorchDistribution:
-    return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
 
 
 def _train_bayesian(
@@ -199,10 +195,10 @@ def _train_bayesian(
     sizes: list[int],
     seed: int,
     data: Data,
-    look: Callable[[int], None],
+    validate: Callable[[int], None],
     progress: bool,
 ) -> None:
-    network = bbb.BayesianMLP(sizes, prior=_prior(recipe.prior))
+    network = bbb.BayesianMLP(sizes, prior=make_prior(recipe.prior))
     trained.model = bbb.BayesianModel(
         network, bbb.likelihoods.Categorical(), num_data=len(data[0])
     ).to(data[0].device)
@@ -220,7 +216,7 @@ def _train_bayesian(
         num_particles=recipe.num_particles,
         kl_schedule=_schedule(recipe),
         estimator=recipe.estimator,
-        callbacks=[*average, lambda end: look(end.epoch + 1)],
+        callbacks=[*average, lambda end: validate(end.epoch + 1)],
         cuda_graph=data[0].is_cuda,
         progress=progress,
         seed=seed,
@@ -259,7 +255,7 @@ def _rate(recipe: Recipe) -> Callable[[float], float]:
 
 
 def _train_ordinary(
-    trained: Trained, recipe: Recipe, sizes: list[int], data: Data, look: Callable[[int], None]
+    trained: Trained, recipe: Recipe, sizes: list[int], data: Data, validate: Callable[[int], None]
 ) -> None:
     """Cross-entropy by torch's own optimisers; on a GPU the step is captured in a CUDA graph."""
     (x, y), batch = data, recipe.batch_size
@@ -271,11 +267,11 @@ def _train_ordinary(
         optimizer = torch.optim.SGD(network.parameters(), **options)
     else:
         optimizer = torch.optim.Adam(network.parameters(), capturable=x.is_cuda, **options)
-    held = x[:batch].clone(), y[:batch].clone()
+    buffers = x[:batch].clone(), y[:batch].clone()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(network(held[0]), held[1]).backward()
+        nn.functional.cross_entropy(network(buffers[0]), buffers[1]).backward()
         optimizer.step()
 
     started = time.perf_counter()
@@ -286,11 +282,11 @@ def _train_ordinary(
         for rows in torch.randperm(len(x), device=x.device).split(batch):
             if len(rows) == batch:
                 lr.fill_(recipe.lr * rate(done / total))
-                for buffer, part in zip(held, data, strict=True):
+                for buffer, part in zip(buffers, data, strict=True):
                     torch.index_select(part, 0, rows, out=buffer)
                 take()
                 done += 1
-        look(epoch)
+        validate(epoch)
     trained.seconds = time.perf_counter() - started
 
 
@@ -323,9 +319,9 @@ def ordinary(sizes: list[int], dropout: tuple[float, float] = (0.0, 0.0)) -> nn.
     for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
         if i:
             layers.append(nn.ReLU())
-        share = dropout[min(i, 1)]
-        if share:
-            layers.append(nn.Dropout(share))
+        rate = dropout[min(i, 1)]
+        if rate:
+            layers.append(nn.Dropout(rate))
         layers.append(nn.Linear(n_in, n_out))
         nn.init.kaiming_normal_(layers[-1].weight, nonlinearity="relu")
         nn.init.zeros_(layers[-1].bias)
@@ -335,15 +331,15 @@ def ordinary(sizes: list[int], dropout: tuple[float, float] = (0.0, 0.0)) -> nn.
 def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
     """All figures of a trained network; the test images are read here and nowhere before."""
     (x, y), (x_val, y_val) = sets.test, sets.validation
-    answer, foreign = (trained.ask(part, draws, seed) for part in (x, sets.garments))
+    answer, ood = (trained.ensemble(part, draws, seed) for part in (x, sets.garments))
     figures = {
         "error": error(answer, y),
         "mean_network_error": error(trained.point(x), y),
         "draws_error": float((answer.sample_probs.argmax(-1) != y).double().mean()),
-        "validation_error": error(trained.ask(x_val, draws, seed), y_val),
+        "validation_error": error(trained.ensemble(x_val, draws, seed), y_val),
         "nll": metrics.nll(answer.probs, y),
         "ece": metrics.ece(answer.probs, y),
-        "auroc": metrics.auroc(foreign.entropy, answer.entropy),
+        "auroc": metrics.auroc(ood.entropy, answer.entropy),
         "validation_curve": trained.curve,
         "seconds": trained.seconds,
     }

@@ -8,8 +8,10 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 import pyro_bbb as bbb
+from _helpers import weight_plots
 from _helpers.repeats import shown
 from _helpers.run import Data, Picture, Run, Table
+from _helpers.scores import score_cells
 from pyro_bbb import metrics, plots
 
 Scores: TypeAlias = dict[str, Any]
@@ -82,12 +84,7 @@ def accuracy_table(record: Scores, names: list[str]) -> Table:
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
     """The mean network and the ensemble, in figures that know of probabilities."""
     rows = [
-        (
-            f"{name}: {label}",
-            shown(record, name, kind, "accuracy"),
-            shown(record, name, kind, "nll", factor=1, digits=4),
-            shown(record, name, kind, "ece"),
-        )
+        (f"{name}: {label}", *score_cells(record, name, kind))
         for name in names
         for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
     ]
@@ -180,26 +177,22 @@ def draw_ratios(run: Run, name: str, trained: Trained, below: float) -> Picture:
 def draw_pruning(run: Run, name: str, pruning: Mapping[str, float]) -> Picture:
     """The pruning curve beside the published one."""
     accuracies = list(pruning.values())
-    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
     published = list(PUBLISHED_PRUNING), list(PUBLISHED_PRUNING.values())
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.pruning_curve(ax, FRACTIONS, accuracies, reference=published)
-        ax.set_title(f"Removing {spared:.0%} costs at most one point")
     caption = f"{name}: test accuracy of the mean network, without training after the removal."
-    return run.picture(figure, f"pruning_{slug(name)}", caption)
+    file = f"pruning_{slug(name)}"
+    return weight_plots.draw_pruning(run, file, caption, FRACTIONS, accuracies, published)
 
 
-def draw_kept(run: Run, name: str, trained: Trained, fraction: float = 0.95) -> Picture:
+def draw_unpruned(run: Run, name: str, trained: Trained, fraction: float = 0.95) -> Picture:
     """Where in the image the weights begin that are left."""
-    kept = trained.pruned(fraction).guide.loc(FIRST) != 0
-    share = kept.double().mean(0)  # [pixels]
+    unpruned = trained.pruned(fraction).guide.loc(FIRST) != 0
+    left = unpruned.double().mean(0)  # [pixels]
     with plots.style():
         figure, ax = plt.subplots(figsize=(3.6, 3.4))
-        plots.image(ax, share)
+        plots.image(ax, left)
         figure.colorbar(ax.images[0], ax=ax, format=PercentFormatter(1.0, decimals=0))
-        ax.set_title(f"{int((share > 0).sum())} of {len(share)} pixels are still read")
-    caption = f"{name}: share of a pixel's weights that are left when {fraction:.0%} are removed."
+        ax.set_title(f"{int((left > 0).sum())} of {len(left)} pixels have unpruned weights")
+    caption = f"{name}: fraction of each pixel's weights left when {fraction:.0%} are pruned."
     return run.picture(figure, f"kept_{slug(name)}", caption)
 
 

@@ -51,7 +51,7 @@ class Split(NamedTuple):
     y_test: Array
 
 
-def ask_ours(split: Split, seed: int, **options: Any) -> Answer:
+def fit_ours(split: Split, seed: int, **options: Any) -> Answer:
     """The estimator as it comes."""
     regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
     found = regressor.posterior_predictive(split.x_test)
@@ -61,7 +61,7 @@ def ask_ours(split: Split, seed: int, **options: Any) -> Answer:
     return Answer(*(part.numpy() for part in parts))
 
 
-def ask_normal(model: Any, split: Split) -> Answer:
+def fit_normal(model: Any, split: Split) -> Answer:
     """A method that says a mean and a standard deviation."""
     mean, std = model.fit(split.x, split.y).predict(split.x_test, return_std=True)
     z = (split.y_test - mean) / std
@@ -69,22 +69,22 @@ def ask_normal(model: Any, split: Split) -> Answer:
     return Answer(mean, log_density, mean - Z * std, mean + Z * std)
 
 
-def ask_ridge(split: Split, seed: int) -> Answer:
+def fit_ridge(split: Split, seed: int) -> Answer:
     """Linear, with learned noise and shrinkage."""
-    return ask_normal(make_pipeline(StandardScaler(), BayesianRidge()), split)
+    return fit_normal(make_pipeline(StandardScaler(), BayesianRidge()), split)
 
 
-def ask_process(split: Split, seed: int) -> Answer:
+def fit_process(split: Split, seed: int) -> Answer:
     """A Gaussian process by its evidence, on some rows of a large set."""
     rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
     part = split._replace(x=split.x[rows], y=split.y[rows])
     lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
     kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 10.0))
     process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
-    return ask_normal(make_pipeline(StandardScaler(), process), part)
+    return fit_normal(make_pipeline(StandardScaler(), process), part)
 
 
-def ask_mlp(split: Split, seed: int) -> Answer:
+def fit_mlp(split: Split, seed: int) -> Answer:
     """The plain network of the same size, trained to the end."""
     network = MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=seed)
     scaled = TransformedTargetRegressor(
@@ -94,13 +94,13 @@ def ask_mlp(split: Split, seed: int) -> Answer:
     return Answer(mean, None, None, None)
 
 
-def ask_forest(split: Split, seed: int) -> Answer:
+def fit_forest(split: Split, seed: int) -> Answer:
     """A forest as it comes."""
     forest = RandomForestRegressor(random_state=seed).fit(split.x, split.y)
     return Answer(forest.predict(split.x_test), None, None, None)
 
 
-def ask_boosting(split: Split, seed: int) -> Answer:
+def fit_boosting(split: Split, seed: int) -> Answer:
     """Boosted trees for the mean, and for both ends of the interval."""
     options: list[dict[str, Any]] = [
         {},
@@ -117,10 +117,10 @@ def ask_boosting(split: Split, seed: int) -> Answer:
 
 
 METHODS: dict[str, Callable[[Split, int], Answer]] = {
-    OURS: ask_ours,
-    "BayesianRidge": ask_ridge,
-    "Gaussian process": ask_process,
-    "MLPRegressor": ask_mlp,
-    "random forest": ask_forest,
-    "quantile boosting": ask_boosting,
+    OURS: fit_ours,
+    "BayesianRidge": fit_ridge,
+    "Gaussian process": fit_process,
+    "MLPRegressor": fit_mlp,
+    "random forest": fit_forest,
+    "quantile boosting": fit_boosting,
 }

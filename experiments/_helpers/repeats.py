@@ -14,9 +14,7 @@ from typing import Any
 
 import joblib
 
-import pyro_bbb as bbb
-from _helpers.run import keep
-from pyro_bbb import metrics
+from _helpers.run import write_json
 
 
 def repeat(
@@ -39,24 +37,24 @@ def repeat(
     if launched and parallel.n_jobs != 1:
         raise ValueError("seeds can be spread by joblib, or each over processes, but not both")
     folder = None if launched else folder  # the processes of torchrun must do the same
-    others, kept = range(seed + 1, seed + repeats), partial(_kept, one, folder)
+    others, cached = range(seed + 1, seed + repeats), partial(_cached, one, folder)
     if parallel.n_jobs == 1:
-        records = [one(seed), *map(kept, others)]
+        records = [one(seed), *map(cached, others)]
     else:  # elsewhere first: what is sent there must not hold what the first leaves here
-        found = parallel(joblib.delayed(kept)(other) for other in others)
+        found = parallel(joblib.delayed(cached)(other) for other in others)
         records = [one(seed), *found]
     runs = {str(s): record for s, record in zip(range(seed, seed + repeats), records, strict=True)}
     summary = {"seeds": runs, "mean": over(statistics.fmean, records)}
     return summary | ({"sd": over(statistics.stdev, records)} if repeats > 1 else {})
 
 
-def _kept(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) -> dict[str, Any]:
+def _cached(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) -> dict[str, Any]:
     """The figures of a seed, from its file if it has one."""
     if folder is None:
         return one(seed)
     path = folder / f"{seed}.json"
     if not path.exists():
-        keep(path, one(seed))
+        write_json(path, one(seed))
     figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return figures
 
@@ -85,12 +83,3 @@ def over(function: Callable[[list[float]], float], records: list[Any]) -> Any:
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         return function([float(record) for record in records])
     return None
-
-
-def scores(prediction: bbb.ClassificationPrediction, y: Any) -> dict[str, float]:
-    """Accuracy and ECE in [0, 1], NLL in nats per example."""
-    return {
-        "accuracy": metrics.accuracy(prediction.probs, y),
-        "nll": metrics.nll(prediction.probs, y),
-        "ece": metrics.ece(prediction.probs, y),
-    }

@@ -187,7 +187,7 @@ class Run:
         (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
 
-def keep(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a JSON file as a whole or not at all: a killed run leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
@@ -209,8 +209,8 @@ def digits() -> tuple[Data, Data]:
 
 def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Data, Data]:
     """Random split that puts ``fraction`` of every class into the second part."""
-    places = np.arange(len(y))
-    parts = train_test_split(places, test_size=fraction, stratify=y, random_state=seed)
+    rows = np.arange(len(y))
+    parts = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
     first, second = ((x[part], y[part]) for part in parts)
     return first, second
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.run import Data, keep
+from _helpers.run import Data, write_json
 from pyro_bbb import metrics, priors
 
 ROUNDING = 1e-12  # a column whose deviations are below this share of its size is constant
@@ -120,7 +120,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def side_by_side(inputs: int, units: int, members: int) -> nn.Sequential:
+def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
     """So many networks with one hidden layer each, in one: inputs ``[n, d]``, outputs ``[n, m]``.
 
     The output layer is a convolution whose groups are the members, so that none sees another's
@@ -140,7 +140,7 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
     """A trained model and guide for standardised data ``[n, d]`` and ``[n]``."""
     x, y = data
     network = bbb.bayesianize(
-        side_by_side(x.shape[1], units, recipe.members),
+        grouped_network(x.shape[1], units, recipe.members),
         prior=priors.make(recipe.prior, **recipe.options),
     )
     noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
@@ -165,7 +165,7 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
     return model, guide
 
 
-def in_units(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.RegressionPrediction:
+def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.RegressionPrediction:
     """The mixture over draws and members, in the target's own units and double precision.
 
     Args:
@@ -214,7 +214,7 @@ def run_task(task: Task) -> dict[str, Any]:
     prediction = bbb.predict(
         model, guide, of_x(x_test), num_samples=recipe.draws, seed=task.own_seed
     )
-    return score(in_units(prediction, of_y), y_test)
+    return score(unscaled(prediction, of_y), y_test)
 
 
 def split_file(folder: Path, task: Task) -> Path:
@@ -233,10 +233,10 @@ def finished(folder: Path, task: Task) -> dict[str, Any] | None:
     return scores if record["fingerprint"] == task.fingerprint else None
 
 
-def run_and_keep(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str, Any]]:
+def run_and_write(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str, Any]]:
     """What a process does: `run_task`, and a file that is there as a whole or not at all."""
     torch.set_num_threads(threads)
     began = time.perf_counter()
     scores = run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
-    keep(split_file(folder, task), {"fingerprint": task.fingerprint, "scores": scores})
+    write_json(split_file(folder, task), {"fingerprint": task.fingerprint, "scores": scores})
     return task, scores

@@ -12,7 +12,6 @@ from matplotlib.ticker import PercentFormatter
 
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import plots
-from pyro_bbb._utils.colors import VERMILLION
 
 Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
 
@@ -160,9 +159,9 @@ def draw_scores(run: Run, summaries: dict[str, Any]) -> list[Picture]:
 
 def draw_row(ax: Axes, figures: dict[str, Figure]) -> None:
     """One line per method, ours below in another colour."""
-    for place, (method, (mean, error)) in enumerate(reversed(figures.items())):
-        colour = VERMILLION if method == OURS else "0.35"
-        ax.errorbar(mean, place, xerr=error or 0.0, fmt="o", color=colour, ms=5, lw=2)
+    for row, (method, (mean, error)) in enumerate(reversed(figures.items())):
+        colour = plots.VERMILLION if method == OURS else "0.35"
+        ax.errorbar(mean, row, xerr=error or 0.0, fmt="o", color=colour, ms=5, lw=2)
     ax.set_yticks(range(len(figures)), list(reversed(figures)))
     ax.set_ylim(-0.6, len(figures) - 0.4)
     ax.margins(x=0.08)

@@ -1,5 +1,8 @@
 """Pictures of a posterior's weights."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import matplotlib.pyplot as plt
 
 import pyro_bbb as bbb
@@ -18,3 +21,20 @@ def draw_weights(run: Run, guide: bbb.AutoSoftplusNormal) -> list[Picture]:
         run.picture(means, "weight_locs", "Where the posterior puts each weight."),
         run.picture(scales, "weight_scales", "How sure it is of each weight."),
     ]
+
+
+def draw_pruning(
+    run: Run,
+    name: str,
+    caption: str,
+    fractions: Sequence[float],
+    accuracies: Sequence[float],
+    reference: Any = None,
+) -> Picture:
+    """Plot accuracy by pruned fraction; the title says how much one point of accuracy buys."""
+    spared = max(f for f, a in zip(fractions, accuracies, strict=True) if a >= accuracies[0] - 0.01)
+    with plots.style():
+        figure, ax = plt.subplots()
+        plots.pruning_curve(ax, fractions, accuracies, reference=reference)
+        ax.set_title(f"Removing {spared:.0%} costs at most one point")
+    return run.picture(figure, name, caption)

@@ -34,7 +34,7 @@ def work(load):
 
 @pytest.fixture
 def contenders(load):
-    return load("_parts.methods").CONTENDERS
+    return load("_parts.methods").METHODS
 
 
 def excused(name, reason):
@@ -108,10 +108,10 @@ def test_one_suite_alone(load, tmp_path):
 
 def test_contenders_train_equally_many_numbers(contenders, work):
     weights = 784 * 5 + 5 + 5 * 5 + 5 + 5 * 10 + 10
-    for name, contender in contenders.items():
-        trainer = contender.prepare(work)
+    for name, method in contenders.items():
+        trainer = method.prepare(work)
         if isinstance(trainer, str):
-            assert contender.package is not None and excused(name, trainer), f"{name}: {trainer}"
+            assert method.package is not None and excused(name, trainer), f"{name}: {trainer}"
             continue
         expected = weights if name == "deterministic" else 2 * weights
         assert trainer.num_parameters == expected, name
@@ -180,8 +180,8 @@ def test_measured_steps_are_those_of_fit(load, work, estimator):
 
 def test_every_contender_trains(contenders, work):
     faster = dataclasses.replace(work, lr=1e-2, draws=2)
-    for name, contender in contenders.items():
-        trainer = contender.prepare(faster)
+    for name, method in contenders.items():
+        trainer = method.prepare(faster)
         if isinstance(trainer, str):
             continue
         before = {key: value.detach().clone() for key, value in trainer.module.named_parameters()}
@@ -286,16 +286,16 @@ def test_collection_is_off_while_timing_and_back_afterwards(load):
 
 
 def test_peak_of_tensors_is_what_was_held_at_once(load):
-    memory, held = load("_parts.memory"), []
+    memory, allocated = load("_parts.memory"), []
 
     def run():
-        held.append(torch.zeros(1000))
+        allocated.append(torch.zeros(1000))
         del (before := [torch.zeros(50_000)])[:]  # a peak too early to count
         with torch.profiler.record_function(memory.STEADY):
             first = torch.zeros(2000)
             second = first + 1
             del first
-            held.append(torch.zeros(500))
+            allocated.append(torch.zeros(500))
             del second
         assert not before
 
@@ -323,23 +323,23 @@ def test_aims_say_what_was_reached(load):
 
 
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
-    seats, contenders = load("_parts.isolated_workers"), load("_parts.methods")
+    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
     makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}
-    with seats.seats(makes, one_process=False) as places:
-        seat, other = places[contenders.FLOOR], dataclasses.replace(work, batch=3)
-        assert seat.prepare([work, other]) is None
+    with start_workers.start_workers(makes, one_process=False) as workers:
+        worker, other = workers[contenders.FLOOR], dataclasses.replace(work, batch=3)
+        assert worker.prepare([work, other]) is None
         for each in (work, other):
-            times = seat.take(each, 4)
+            times = worker.take(each, 4)
             assert len(times) == 4 and all(0 < seconds < 60 for seconds in times)
-        assert seat.prepare([work]) is None
+        assert worker.prepare([work]) is None
         with pytest.raises(RuntimeError, match="process of a contender failed"):
-            seat.take(other, 1)  # is not prepared any more
+            worker.take(other, 1)  # is not prepared any more
 
 
 def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch):
-    seats, contenders = load("_parts.isolated_workers"), load("_parts.methods")
-    missing = dataclasses.replace(contenders.CONTENDERS[contenders.FLOOR], package="no-such")
-    monkeypatch.setitem(contenders.CONTENDERS, "missing", missing)
+    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
+    missing = dataclasses.replace(contenders.METHODS[contenders.FLOOR], package="no-such")
+    monkeypatch.setitem(contenders.METHODS, "missing", missing)
     makes = {"missing": partial(contenders.training, "missing")}
-    with seats.seats(makes, one_process=True) as places:
-        assert places["missing"].prepare([work]) == "not installed"
+    with start_workers.start_workers(makes, one_process=True) as workers:
+        assert workers["missing"].prepare([work]) == "not installed"

@@ -94,12 +94,12 @@ def test_digits_are_split_once_for_all_and_by_class(common):
 @pytest.mark.parametrize("experiment", ["quickstart"], indirect=True)
 def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
     x = torch.rand(450, 64)
-    foreign = experiment.foreign_inputs(x, seed=0)
-    for each in foreign.values():
+    ood = experiment.ood_inputs(x, seed=0)
+    for each in ood.values():
         assert each.shape[1] == 64 and each.isfinite().all() and each.min() >= 0 and each.max() <= 1
-    shuffled = foreign["shuffled digits"]
+    shuffled = ood["shuffled digits"]
     assert shuffled.sort(-1).values.equal(x.sort(-1).values) and not shuffled.equal(x)
-    assert len(foreign["photograph patches"]) == (427 // 32) * (640 // 32)
+    assert len(ood["photograph patches"]) == (427 // 32) * (640 // 32)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
@@ -139,12 +139,12 @@ def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monke
 
 def test_halfway_is_found_in_a_noisy_series(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    fashion = importlib.import_module("fashion_mnist")
+    halfway = importlib.import_module("_helpers.fashion_figures").halfway
     generator = torch.Generator().manual_seed(0)
     falling = torch.linspace(10.0, 0.0, 1001) + 0.1 * torch.randn(1001, generator=generator)
-    assert abs(fashion.halfway(falling.tolist()) - 525) < 15  # half a window after the middle
-    assert abs(fashion.halfway((-falling).tolist()) - 525) < 15
-    assert fashion.halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
+    assert abs(halfway(falling.tolist()) - 525) < 15  # half a window after the middle
+    assert abs(halfway((-falling).tolist()) - 525) < 15
+    assert halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
 
 
 def test_short_batches_are_left_out_of_the_record(monkeypatch):
@@ -153,7 +153,10 @@ def test_short_batches_are_left_out_of_the_record(monkeypatch):
     x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
     trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
-    steps, whole = trained.history.steps, fashion.whole_batches(trained.history.steps)
+    steps, whole = (
+        trained.history.steps,
+        importlib.import_module("_helpers.fashion_figures").full_batches(trained.history.steps),
+    )
     kept = [0, 1, 3, 4]  # of batches of 4, 4, 2
     for name, series in vars(whole).items():
         assert series == [getattr(steps, name)[i] for i in kept], name

@@ -144,7 +144,7 @@ def test_every_committed_run_is_of_a_listed_experiment():
 @pytest.mark.parametrize("score", ["rmse", "log_likelihood"])
 def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    uci = importlib.import_module("uci_regression")
+    uci = importlib.import_module("_helpers.uci_report")
     run = json.loads((RESULTS / "uci_regression_ours.json").read_text())
     for name in uci.PUBLISHED:
         assert run[name]["splits"] == 20
