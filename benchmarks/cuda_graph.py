@@ -1,4 +1,4 @@
-"""A training step captured in a CUDA graph, beside an ordinary network's captured the same way.
+"""Training steps in a CUDA graph: Bayes by Backprop and an ordinary network.
 
     python benchmarks/cuda_graph.py [--device cuda]
 
@@ -6,7 +6,7 @@
 of the weights. Bayes by Backprop is `fit(cuda_graph=True)`, data, schedules and record included; a
 step's time is that of a whole epoch, the fastest after the first, divided by its steps. The
 ordinary network is trained by fused Adam in a graph of its own, minibatches copied likewise.
-Without a GPU nothing is captured; what is measured then is only that the program runs.
+Without a GPU nothing is captured; the run then tests only that the program works.
 """
 
 import json
@@ -42,20 +42,20 @@ class Config:
     epochs: int = 3
     """Epochs of each training; the first, which captures, does not count."""
     device: str = "cuda"
-    """Where to compute."""
+    """Device, cpu or cuda."""
     output: Path = Path("results/cuda_graph")
     """Folder for ``cuda_graph.json``."""
 
 
 def synchronised(device: str) -> float:
-    """The time once the device has nothing left to do."""
+    """Synchronize the device and return the time."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def bayesian(width: int, prior: Any, data: tuple[Tensor, Tensor], config: Config) -> float:
-    """Milliseconds per step of `fit`."""
+    """Measure milliseconds per step of `fit`."""
     network = bbb.BayesianMLP([784, width, width, 10], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model)
@@ -73,7 +73,7 @@ def bayesian(width: int, prior: Any, data: tuple[Tensor, Tensor], config: Config
 
 
 def ordinary(width: int, data: tuple[Tensor, Tensor], config: Config) -> float:
-    """Milliseconds per step of a deterministic network, its minibatches copied into the graph."""
+    """Measure milliseconds per step of a deterministic network, minibatches copied included."""
     shape = (784, width), (width, width), (width, 10)
     layers = [module for a, b in shape for module in (nn.Linear(a, b), nn.ReLU())]
     network = nn.Sequential(*layers[:-1]).to(config.device)
@@ -101,7 +101,7 @@ def ordinary(width: int, data: tuple[Tensor, Tensor], config: Config) -> float:
 
 
 def captured(step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph, as the documentation of torch has it."""
+    """Capture the step as a CUDA graph, as in torch's documentation."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -116,7 +116,7 @@ def captured(step: Callable[[], None], reset: Callable[[], None]) -> Callable[[]
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measures, prints and writes; returns what ``cuda_graph.json`` holds."""
+    """Measure, print and write; returns the content of ``cuda_graph.json``."""
     torch.manual_seed(0)
     data = torch.rand(config.examples, 784), torch.randint(10, (config.examples,))
     rows: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Which labels to buy: those that would teach the network most, against random ones, on MNIST.
+"""Active learning on MNIST: BALD and predictive entropy against random acquisition.
 
     python experiments/active_learning.py --repeats 5
 
-A network is trained on 20 labelled images, asks for more labels out of a pool of 50,000 images
-without, is trained on all it has, and so on. Rules for asking: BALD, the mutual
+A network is trained on 20 labelled images, acquires labels out of a pool of 50,000 images
+without, is trained on all it has, and so on. Acquisition rules: BALD, the mutual
 information of an image's label and the weights (Houlsby et al. 2011, "Bayesian active learning for
 classification and preference learning"), which is `prediction.epistemic`; the entropy of the
 predicted label, `prediction.entropy`, in which the label's own noise counts as well; at random. As
@@ -12,7 +12,7 @@ convolutions come before two dense layers and the uncertainty is in the dense on
 came from dropout, here it is a Normal for each weight.
 
 ``--preset published`` has that paper's settings: 32 kernels of 4x4 in both layers, 128 units, 10
-labels at a time, all of the pool looked at, 1,000 labels. Learning rate, steps, prior and initial
+labels at a time, all of the pool scored, 1,000 labels. Learning rate, steps, prior and initial
 scale are as in ours. A seed takes one thread about an hour and a half.
 
 ``--preset ours`` (the default) was chosen on 5,000 or fewer validation images, with 400 random
@@ -61,19 +61,19 @@ class Recipe:
     labels: dict[str, int]
     """Number of labels at which each rule ends."""
     growth: float
-    """Labels bought at once, as a share of those that there are..."""
+    """Labels bought at once, as a fraction of the labels so far..."""
     least: int = 10
     """...but no fewer than this."""
     start: int = 20
     """Labels at the beginning, equally many of each class."""
     candidates: int = 3000
-    """Unlabelled images looked at in each round, drawn at random."""
+    """Unlabelled images scored in each round, sampled at random."""
     hidden: int = 128
     """Units of the dense layer."""
     prior_scale: float = 1.0
     """Standard deviation of the Normal prior of the dense weights."""
     init_rho: float = -3.0
-    """Where their standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     lr: float = 5e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     steps: int = 150
@@ -93,7 +93,7 @@ class Config(RepeatedSettings, DataSettings):
     preset: Literal["published", "ours"] = "ours"
     """The network and rounds of the paper, or those that a processor can do."""
     rules: tuple[str, ...] = RULES
-    """Which rules to compare."""
+    """Acquisition rules to compare."""
     labels: int | None = None
     """Ends every rule at this number of labels; the recipe's own by default."""
     validation: bool = False
@@ -212,7 +212,7 @@ def learn(
 
 
 def summarise(curve: dict[str, Any]) -> dict[str, Any]:
-    """What a rule's labels were worth; a target that was missed counts as the last number."""
+    """Summarise a rule: labels at each target; a missed target counts as the last number."""
     found = {
         name: labels_at(curve["labels"], curve["accuracy"], target)
         for name, target in TARGETS.items()
@@ -228,7 +228,7 @@ def summarise(curve: dict[str, Any]) -> dict[str, Any]:
 def one_seed(
     config: Config, recipe: Recipe, sets: Sets, seen: dict[str, Pool], seed: int
 ) -> dict[str, Any]:
-    """All rules from the same first labels; the first seed's pools are kept for the picture."""
+    """Run all rules from the same first labels; ``seen`` collects the first seed's pools."""
     results: dict[str, Any] = {}
     for rule in config.rules:
         curve, pool = learn(recipe, sets, rule, seed, config.labels or recipe.labels[rule])
@@ -246,7 +246,7 @@ def one_seed(
 
 
 def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
-    """Labels at each target, and how many times fewer than at random."""
+    """Tabulate labels at each target, and the ratio to random acquisition."""
     columns = ["rule"]
     columns += [f"labels at {name} %" for name in TARGETS]
     columns += [f"times fewer at {name} %" for name in TARGETS]
@@ -289,7 +289,7 @@ def main(config: Config) -> dict[str, Any]:
         "rounds; ± is the standard deviation over seeds."
     )
     pictures = [draw_curves(run, summary, config.rules), draw_bought(run, sets, seen)]
-    sections = [Section("Labels that teach", text, [table], pictures)]
+    sections = [Section("Labels by acquisition rule", text, [table], pictures)]
     run.report("Active learning", finding(summary, config.rules), sections, record)
     return record
 

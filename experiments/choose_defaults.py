@@ -1,12 +1,12 @@
-"""How the library's defaults were chosen: one change at a time, judged on validation data.
+"""Ablation of the library's defaults: one change at a time, scored on validation data.
 
     python experiments/choose_defaults.py [--data-root ROOT]
 
 The defaults (standard Normal prior, He initial means, initial rho -5, cosine learning rate) are
-trained beside variants that differ in one of them: on scikit-learn's digits, and on Fashion-MNIST
+trained, and variants that differ in one of them, on scikit-learn's digits, and on Fashion-MNIST
 from ``--data-root``, ``$PYRO_BBB_DATA`` or torchvision's download. Every network is scored on a
-fifth of the *training* part; no test data are read. Out-of-domain inputs are validation images with
-shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
+fifth of the *training* part; no test data are read. Out-of-distribution inputs are validation
+images with shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
 """
 
 import math
@@ -49,7 +49,7 @@ class Config(DataSettings):
 
 @dataclass(frozen=True)
 class Variant:
-    """What may differ from the defaults."""
+    """Differences from the defaults."""
 
     prior: Callable[[], Any] = lambda: Normal(0.0, 1.0)
     guide: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Task:
-    """One data set: training and validation parts, out-of-domain inputs, network, length."""
+    """One data set: training and validation parts, out-of-distribution inputs, network, length."""
 
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
@@ -93,7 +93,7 @@ def digits_task(config: Config) -> Task:
 
 
 def fashion_task(config: Config) -> Task:
-    """Fashion-MNIST's training part; MNIST's is out of domain."""
+    """Fashion-MNIST's training part; MNIST's is out-of-distribution."""
     x, y = data.load_images("fashion_mnist", root=config.data_root)
     ood, _ = data.load_images("mnist", root=config.data_root)
     train, valid = data.split(x.flatten(1), y, fraction=0.2, seed=1)
@@ -143,17 +143,17 @@ def table(name: str, results: dict[str, Scores]) -> Table:
 
 
 def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
-    """Accuracy against out-of-domain detection."""
+    """Accuracy against out-of-distribution detection."""
     with plots.style():
         figure, ax = plt.subplots()
         for marker, (variant, s) in zip("*osD^vPXh", results.items(), strict=True):
             size = 13 if marker == "*" else 7
             ax.plot(100 * s["auroc"], s["nll"], marker, ms=size, label=variant)
-        ax.set_xlabel("out-of-domain AUROC (%)")
+        ax.set_xlabel("out-of-distribution AUROC (%)")
         ax.set_ylabel("validation NLL (nats)")
-        ax.set_title(f"{name}: what each default trades")
+        ax.set_title(f"{name}: NLL and detection")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    caption = "Lower is more accurate and better calibrated, further right detects foreign inputs."
+    caption = "NLL (lower is better) and AUROC of out-of-distribution detection (higher is better)."
     return run.picture(figure, name.lower().replace("-", "_"), caption)
 
 
@@ -171,7 +171,7 @@ def main(config: Config) -> dict[str, Any]:
         for name, r in results.items()
     ]
     text = "One change at a time from the defaults, scored on validation data."
-    run.report("How the defaults were chosen", text, sections, record)
+    run.report("Ablation of the defaults", text, sections, record)
     return record
 
 

@@ -1,18 +1,18 @@
-"""Fashion-MNIST by random weights: sampled networks agree on garments and argue about digits.
+"""Bayesian MLP on Fashion-MNIST, with MNIST's digits as out-of-distribution inputs.
 
     python experiments/fashion_mnist.py [--preset published] [--repeats 3] [--data-root ROOT]
 
 ``--preset published`` reproduces the article by N. Rajkumar, "Weight Uncertainty in Neural
 Networks" (2018, https://www.nitarshan.com/bayes-by-backprop): 784-400-400-10, a scale mixture
 prior, two draws of the weights per minibatch of 100, Adam at a constant 1e-3, 20 epochs, and ten
-networks drawn from the posterior, judged one by one, as an ensemble, and beside the network of mean
+networks drawn from the posterior, scored one by one, as an ensemble, and with the network of mean
 weights. Its ensemble averages log-probabilities; the posterior predictive averages probabilities,
 and both are reported.
 
 ``--preset ours`` (the default) trains the same network for as many epochs with the library's
 default prior, initial means and learning rate, one draw per minibatch, and whitened inputs: a digit
-has fewer lit pixels than a garment, so in plain pixels the foreign image meets the least of the
-weights' noise.
+has fewer lit pixels than a garment, so in plain pixels the out-of-distribution image meets the
+least of the weights' noise.
 
 Settings were chosen on 10,000 of the training garments and on MNIST's training digits. Tried for
 three epochs: pixels, principal axes and whitening (ridge 0.03 to 2), with and without a common
@@ -59,7 +59,7 @@ from _helpers.weight_plots import draw_weights
 from _helpers.whitening import Whitening
 
 PUBLISHED = {"lowest": 0.8472, "highest": 0.8555, "mean_network": 0.8691, "log_average": 0.8765}
-NUM_SHOWN = 1000  # images of each kind that are voted on
+NUM_SHOWN = 1000  # images of each kind in the statistics of votes
 
 
 RECIPES = {
@@ -114,7 +114,7 @@ def load(config: Config, recipe: Recipe) -> Sets:
 
 
 def accuracy_table(record: Scores) -> Table:
-    """The three ways to use one posterior beside the article's."""
+    """Tabulate sampled networks, mean network and ensemble, and the article's accuracies."""
     rows = [
         ("sampled networks, lowest", "components", "lowest"),
         ("sampled networks, mean", "components", "mean"),
@@ -141,7 +141,7 @@ def accuracy_table(record: Scores) -> Table:
 
 
 def digits_table(record: Scores) -> Table:
-    """How well each measure of uncertainty tells digits from garments."""
+    """Tabulate the AUROC of out-of-distribution detection by measure of uncertainty."""
     rows = [
         (f"ensemble: {measure}", shown(record, WIDE, "digits", measure, digits=1))
         for measure in MEASURES
@@ -154,7 +154,7 @@ def digits_table(record: Scores) -> Table:
 
 
 def width_table(record: Scores) -> Table:
-    """Both widths: what they know, and how unsure they are of digits."""
+    """Tabulate scores and entropies of both widths."""
     rows = [
         ("accuracy of the ensemble (%)", ("ensemble", "accuracy"), 100, 2),
         ("NLL (nats)", ("ensemble", "nll"), 1, 3),
@@ -193,12 +193,12 @@ def report_sections(
         ),
         Section(
             "Training",
-            "The loss of a minibatch is its share of the KL from prior to posterior (complexity "
+            "The loss of a minibatch is the weighted KL from posterior to prior (complexity "
             "cost) plus the negative log-likelihood of its images (data cost).",
             pictures=[draw_prior(run, recipe), *training],
         ),
         Section(
-            "Digits, which the network has never seen",
+            "Out-of-distribution detection: digits",
             "AUROC is the probability that a digit of MNIST's test part is less certain than a "
             "test garment, by three measures of the ensemble and by the entropy of the mean "
             "network, which knows nothing of the weights' uncertainty. Votes are of "
@@ -247,13 +247,13 @@ def main(config: Config) -> dict[str, Any]:
             if name == WIDE and seed == config.seed:
                 pictures["training"] = draw_training(run, trained.history)
                 pictures["training"] += draw_weights(run, trained.guide)
-                pictures["foreign"] = draw_ood(run, sets, answers, ballots)
+                pictures["ood"] = draw_ood(run, sets, answers, ballots)
         return figures
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     sections = report_sections(config, recipe, run, record, **pictures)
-    run.report("Garments, and what is none", SUMMARY, sections, record)
+    run.report("Fashion-MNIST and out-of-distribution digits", SUMMARY, sections, record)
     return record
 
 

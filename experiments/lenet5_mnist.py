@@ -1,4 +1,4 @@
-"""LeNet-5 with random weights: what it says on digits and on noise, and when it should not answer.
+"""Bayesian LeNet-5 on MNIST: accuracy, out-of-distribution detection and refusal.
 
     python experiments/lenet5_mnist.py [--preset published] [--dataset fashion_mnist] [--repeats 3]
 
@@ -13,10 +13,10 @@ rho -5, Adam from 1e-3 along a cosine. Of two settings tried on validation image
 30 draws) it has 99.08 %, NLL 0.034, AUROC of noise 0.993 (epistemic); rho -4 and lr 2e-3 had
 98.84 %, 0.037 and 0.999. A better accuracy was preferred to better detection of noise.
 
-Both keep 5,000 training images for validation, as the example does, and train on the others. Every
-400 steps the validation images are looked at (``steps/`` holds those pictures); the refusal cut-off
-comes from them. The test images are read once, after training. Beside them the network sees images
-of pure Gaussian noise, every pixel from N(0, 1), and those of the other data set.
+Both use 5,000 training images for validation, as the example does, and train on the others. Every
+400 steps the validation images are scored (figures in ``steps/``); the refusal cut-off
+comes from them. The test images are read once, after training. Out-of-distribution inputs are
+images of pure Gaussian noise, every pixel from N(0, 1), and the other data set's images.
 
 With the first seeds the network is also trained with random weights in the dense layers only, in
 the last layer only, and nowhere.
@@ -73,17 +73,17 @@ class Config(RepeatedSettings, DataSettings):
     preset: Literal["published", "ours"] = "ours"
     """The example's recipe to the letter, or the one found better on validation images."""
     dataset: Literal["mnist", "fashion_mnist"] = "mnist"
-    """What to train on; the other one is foreign."""
+    """Training data; the other set is out-of-distribution."""
     steps: int | None = None
     """Training steps, a multiple of ``every``; the recipe's own are 6,000."""
     every: int = 400
-    """Steps between two looks at the validation images."""
+    """Steps between two snapshots."""
     samples: int = 50
     """Networks drawn from the posterior for each prediction."""
     images: int = 2000
-    """Validation images that the cut-off comes from, and images of each foreign kind."""
+    """Validation images for the cut-off, and out-of-distribution images of each kind."""
     answered: float = 0.98
-    """Share of the validation images that our refusal cut-off lets through."""
+    """Coverage of the validation images at our refusal cut-off."""
     compared: int = 1
     """Seeds, from the first, with which partly random networks are trained too; 0 for none."""
     tensorboard: bool = False
@@ -117,7 +117,7 @@ RECIPES = {
 
 
 def load(config: Config) -> Sets:
-    """The images: training part split, test part, foreign ones."""
+    """Load the split training part, the test part and out-of-distribution images."""
     other = next(name for name in NAMES if name != config.dataset)
     get = partial(images, root=config.data_root, smoke=config.smoke)
     train, valid = train_and_validation(get(config.dataset, train=True), fraction=1 / 12)
@@ -134,7 +134,7 @@ def answer(config: Config, model: Any, guide: Any, x: Tensor, seed: int = 0) -> 
 
 
 def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answers]:
-    """Scores on the test images, and what becomes of foreign ones."""
+    """Score test images, and the detection of out-of-distribution ones."""
     x, y = sets.test
     inside, valid = predict(x), predict(sets.valid[0][: config.images])
     kinds = {kind: predict(ood) for kind, ood in sets.ood.items()}
@@ -158,7 +158,7 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
 
 
 def refusals(answer: bbb.ClassificationPrediction, cut_off: float) -> Scores:
-    """Shares of images refused, at the published cut-off and at ours."""
+    """Compute the rates of refusal at the published cut-off and at ours."""
     return {
         "published": float(answer.refuse(PUBLISHED_CUT_OFF).double().mean()),
         "validation": float(answer.refuse(cut_off).double().mean()),
@@ -175,7 +175,7 @@ def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor
 
 
 def recorder(config: Config, sets: Sets, found: list[Snapshot]) -> Callable[[bbb.EpochEnd], None]:
-    """A callback that keeps the posterior and its answers on validation images and noise."""
+    """Make a callback that records the posterior and its predictions."""
     x, pixels = sets.valid[0][:NUM_SHOWN], noise(NUM_SHOWN // 5, seed=2)
 
     def callback(state: bbb.EpochEnd) -> None:
@@ -187,7 +187,7 @@ def recorder(config: Config, sets: Sets, found: list[Snapshot]) -> Callable[[bbb
 
 
 def by_step(snapshots: list[Snapshot], y: Tensor) -> list[Scores]:
-    """Held-out nats, and how uncertain the network is on validation images and on noise."""
+    """Tabulate held-out log-likelihood, accuracy and entropies by step."""
     return [
         {
             "step": snapshot.step,
@@ -219,7 +219,7 @@ def compare(config: Config, recipe: Recipe, sets: Sets) -> tuple[dict[str, Score
 
 
 def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:
-    """Trains with random weights in some layers or none; what then answers."""
+    """Train with random weights in some layers or none; return its predictor."""
     if layers is not None:
         model, guide, _ = train(recipe, sets.train, layers, seed, config.every)
         return partial(answer, config, model, guide, seed=seed)
@@ -299,16 +299,16 @@ def report(
             pictures=draw_progress(run, record["steps"], story["history"]),
         ),
         Section(
-            "While it learns",
-            f"The posterior on its way; the folder steps holds both pictures of every "
-            f"{config.every} steps.",
+            "Posterior during training",
+            f"The folder ``steps`` has both figures of every {config.every} steps.",
             pictures=draw_steps(run, sets, snapshots),
         ),
         Section(
-            "Noise, foreign images, and refusing to answer",
-            "AUROC is the probability that a foreign image is less certain than a test image. "
-            f"Our cut-off is what {config.answered:.0%} of the validation images exceed; of the "
-            f"test images that it lets through, {answered} % are answered right.",
+            "Out-of-distribution detection and refusal",
+            "AUROC is the probability that an out-of-distribution image has a lower "
+            "certainty than a test image. Our cut-off is exceeded by "
+            f"{config.answered:.0%} of the validation images. On test images above it the accuracy "
+            f"is {answered} %.",
             tables=[ood_table({ALL: summary, **variants}), refusal_table(summary)],
             pictures=[draw_noise(run, snapshots), *draw_refusal(run, sets, everything, answers)],
         ),

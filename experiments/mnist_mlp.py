@@ -1,4 +1,4 @@
-"""MNIST by a network of 478,410 random weights, and what is left of it when most of them go.
+"""Bayesian MLP on MNIST: accuracy, signal-to-noise ratios and pruning of 478,410 weights.
 
     python experiments/mnist_mlp.py [--preset published] [--repeats 3] [--data-root ROOT]
 
@@ -74,16 +74,16 @@ class SkippingMLP(bbb.BayesianMLP):
         return self.fc3(self.activation1(self.fc1(x)))
 
 
-NETWORKS = {"whole": bbb.BayesianMLP, "skipping": SkippingMLP}
+NETWORKS = {"full": bbb.BayesianMLP, "skipping": SkippingMLP}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between the networks of one recipe."""
+    """Differences between the networks of one recipe."""
 
     prior: tuple[float, ...]
     """(scale,) of a Normal, or (pi, sigma1, sigma2) of a scale mixture."""
-    network: Literal["whole", "skipping"] = "whole"
+    network: Literal["full", "skipping"] = "full"
     """All layers, or all but the second."""
 
 
@@ -96,17 +96,17 @@ class Recipe:
     init_loc: float | None
     """Standard deviation of the initial means; None is He's initialisation."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     optimizer: Literal["sgd", "adam"]
     """Without momentum, or fused Adam."""
     lr: float
     """Learning rate at the start, of the free energy in nats summed over the minibatch."""
     lr_schedule: str
-    """How the learning rate goes on."""
+    """Learning-rate schedule."""
     epochs: int
     """Passes over the training images."""
     estimator: str = "reparam"
-    """How gradients are estimated."""
+    """Gradient estimator."""
     hidden: tuple[int, ...] = (400, 400)
     """Units of the hidden layers."""
     pixel_scale: float = 255 / 126
@@ -114,7 +114,7 @@ class Recipe:
     batch_size: int = 128
     """Images per step."""
     kl_schedule: str = "uniform"
-    """How the KL is shared out among the minibatches."""
+    """Schedule of the KL weight over minibatches."""
 
 
 RECIPES = {
@@ -161,7 +161,7 @@ class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipe."""
+    """Name of the recipe."""
     samples: int = 50
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
@@ -175,7 +175,7 @@ class Config(RepeatedSettings, DataSettings):
 def train(
     recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data, callbacks: list[Any]
 ) -> Trained:
-    """One network; the test images are looked at after every epoch, and nothing follows from it."""
+    """Train one network and record its test accuracy by epoch; nothing is chosen by it."""
     torch.manual_seed(seed)  # for the initial means
     sizes = [train_data[0].shape[1], *recipe.hidden, 10]
     variant = recipe.variants[name]
@@ -243,14 +243,14 @@ def sections(
     return [
         Section(
             "Accuracy",
-            "Test accuracy of the network of mean weights after every epoch, beside that of the "
+            "Test accuracy of the network of mean weights after every epoch, with the one of the "
             f"{SOURCE}, and at the end also of the ensemble that averages the probabilities of "
             f"{config.samples} networks drawn from the posterior.",
             [networks_table(record, names, config.samples), accuracy_table(record, names)],
             [draw_curves(run, networks)],
         ),
         Section(
-            "What the network knows about its weights",
+            "Signal-to-noise ratio of the weights",
             "Every weight has a mean and a standard deviation. Their ratio says how much it would "
             "matter to set the weight to zero.",
             pictures=[picture for name in names for picture in pictures[name][:2]],
@@ -263,9 +263,9 @@ def sections(
             [picture for name in names for picture in pictures[name][2:]],
         ),
         Section(
-            "The pruned network as an ordinary one",
+            "Export of the pruned network",
             "Exported with to_module: mean weights only, layers with fewer than half of their "
-            "weights in sparse storage. Times are medians of passes in which the networks took "
+            "weights in sparse storage. Times are medians of passes in which the modules took "
             f"turns, on {config.threads} processor thread(s), relative to the dense network.",
             [export_table(record, name) for name in names],
         ),
@@ -302,7 +302,7 @@ def main(config: Config) -> dict[str, Any]:
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     parts = sections(config, run, first, record)
-    run.report("MNIST with few weights", REMARKS[config.preset], parts, record)
+    run.report("Pruning an MNIST classifier", REMARKS[config.preset], parts, record)
     return record
 
 

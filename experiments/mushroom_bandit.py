@@ -1,4 +1,4 @@
-"""Which mushrooms to eat, learned by eating them: Thompson sampling against epsilon-greedy agents.
+"""Contextual bandit on UCI's mushrooms: Thompson sampling against epsilon-greedy agents.
 
     python experiments/mushroom_bandit.py [--preset published] [--device cuda]
 
@@ -23,7 +23,7 @@ of the interactions.
   minutes on one processor core. There Bayes by Backprop has the least regret. The smaller noise was
   chosen on seeds 100 and 101, by the regret after 12,000.
 
-All seeds and agents of a kind learn side by side, each from its own mushrooms alone.
+All seeds and agents of a kind are one batched network; each learns from its own mushrooms alone.
 """
 
 import time
@@ -66,13 +66,13 @@ class Recipe:
     options: dict[str, float]
     """Its arguments."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     noise: float
     """Standard deviation of the likelihood, in units of reward."""
     unit: float
     """Rewards are divided by it for the network."""
     weigh_by: str
-    """Number of observations that the KL is shared among, see `bandits.ThompsonAgent`."""
+    """Number of observations that weights the KL, see `bandits.ThompsonAgent`."""
     lr: float
     """Adam's learning rate of Bayes by Backprop."""
     greedy_lr: float
@@ -114,24 +114,24 @@ class Config(DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipe."""
+    """Name of the recipe."""
     seeds: int = 5
-    """How many consecutive seeds, side by side."""
+    """Number of consecutive seeds, trained as one batch."""
     agents: tuple[Literal["bbb", "greedy", "greedy1", "greedy5"], ...] = (
         "bbb",
         "greedy",
         "greedy1",
         "greedy5",
     )
-    """Who plays: Bayes by Backprop, and those that act at random in 0, 1 and 5 %."""
+    """Agents: Bayes by Backprop, and epsilon-greedy ones with 0, 1 and 5 % random actions."""
     interactions: int | None = None
     """Mushrooms offered; by default as the recipe says."""
     device: str = "cpu"
-    """Where to learn: cpu or cuda."""
+    """Device, cpu or cuda."""
     compile: bool = True
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
     minutes: float | None = None
-    """Stop after so many, with what there is."""
+    """Time limit; the report then covers the interactions so far."""
     pieces: tuple[Path, ...] = ()
     """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
     output: Path = Path("results/mushroom_bandit")
@@ -140,7 +140,7 @@ class Config(DataSettings):
 
 @dataclass
 class Kind:
-    """Agents that learn in one way, side by side, and their mushrooms."""
+    """Agents that learn in one way as a batch, and their mushrooms."""
 
     names: tuple[str, ...]
     agent: bandits.ThompsonAgent
@@ -187,7 +187,7 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
 def make_model(
     recipe: Recipe, seeds: list[int], *, bayesian: bool, device: str
 ) -> tuple[bbb.BayesianModel, Any]:
-    """One network and posterior per seed; those of the plain networks are points."""
+    """One network and posterior per seed; plain networks have point estimates."""
     prior = priors.make(recipe.prior, **recipe.options) if bayesian else priors.make("normal")
     network = StackedMLP(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
     likelihood = bbb.likelihoods.Gaussian(recipe.noise / recipe.unit)
@@ -203,7 +203,7 @@ def make_model(
 def make_agent(
     config: Config, recipe: Recipe, model: Any, guide: Any, options: dict[str, Any]
 ) -> bandits.ThompsonAgent:
-    """What acts and learns."""
+    """Make an agent."""
     options = options | {
         name: getattr(recipe, name) for name in ("memory", "batch_size", "num_batches")
     }
@@ -221,7 +221,7 @@ def make_agent(
 
 
 def play(config: Config, recipe: Recipe) -> Outcome:
-    """What the interactions came to; writes it on the way."""
+    """Play all interactions; intermediate results are written every minute."""
     torch.manual_seed(config.seed)
     kinds = make_kinds(config, recipe)
     rounds, basket = Rounds([(k.agent, k.mushrooms) for k in kinds], config.device), recipe.basket
@@ -243,7 +243,7 @@ def play(config: Config, recipe: Recipe) -> Outcome:
 
 
 def tables(kinds: list[Kind], done: int) -> Found:
-    """What the agents were told so far."""
+    """Collect the regret so far by agent."""
     found: Found = {}
     for kind in kinds:
         both = (kind.mushrooms.regret, kind.mushrooms.realised)
@@ -284,7 +284,7 @@ def main(config: Config) -> dict[str, Any]:
     pictures = [draw_regret(run, found, finding), draw_mistakes(run, found)]
     source = "Runs put together" if config.pieces else f"Preset {config.preset}"
     run.report(
-        "Which mushrooms to eat",
+        "Mushroom bandit",
         f"{source}, {len(outcome.seeds)} seeds.",
         [Section("Regret", text, [table], pictures)],
         record,

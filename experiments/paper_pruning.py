@@ -1,4 +1,4 @@
-"""How many weights a trained network needs: Table 2 of the paper.
+"""Pruning by signal-to-noise ratio: Table 2 of the paper.
 
     python experiments/paper_pruning.py [--posterior results/paper_mnist/posterior]
 
@@ -61,7 +61,7 @@ class Config(DataSettings):
     repetitions: int = 200
     """Timed passes of each exported network, on the CPU."""
     device: str = "cpu"
-    """Where to compute; on a GPU the training step is captured in a CUDA graph."""
+    """Device; on a GPU the training step is captured in a CUDA graph."""
     output: Path = Path("results/paper_pruning")
     """Folder for results."""
 
@@ -77,7 +77,7 @@ def start(config: Config, sets: Sets) -> Trained:
 
 
 def removed(trained: Trained, fraction: float) -> Trained:
-    """The same without the weights of lowest signal-to-noise ratio."""
+    """Prune the weights of lowest signal-to-noise ratio."""
     return replace(trained, guide=bbb.prune(trained.guide, fraction))
 
 
@@ -121,7 +121,7 @@ def export(found: dict[float, Trained], sets: Sets, config: Config) -> Scores:
 
 
 def errors_table(figures: dict[str, Scores]) -> Table:
-    """Errors, and their change from the network with all weights, beside the paper's."""
+    """Errors, and their change from the network with all weights, and the paper's."""
     rows = []
     for fraction in FRACTIONS:
         published = PUBLISHED[fraction]
@@ -151,7 +151,7 @@ def export_table(exported: Scores) -> Table:
 
 
 def draw_ratios(run: Run, trained: Trained) -> Picture:
-    """Density and cumulative share of the signal-to-noise ratio in decibels."""
+    """Plot density and cumulative distribution of the signal-to-noise ratio in decibels."""
     ratios = {name: x.cpu() for name, x in bbb.signal_to_noise(trained.guide).items()}
     with plots.style():
         figure, ax = plt.subplots()
@@ -163,7 +163,7 @@ def draw_ratios(run: Run, trained: Trained) -> Picture:
 
 
 def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
-    """Error against the share of the weights that is left."""
+    """Plot the error by fraction of unpruned weights."""
     with plots.style():
         figure, ax = plt.subplots()
         left = [1 - fraction for fraction in FRACTIONS]
@@ -171,7 +171,7 @@ def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
             errors = [of_way[str(fraction)]["error"] for fraction in FRACTIONS]
             ax.plot(left, errors, f"{marker}-", label=name)
         ax.plot(left, list(PUBLISHED.values()), "k^--", linewidth=1.0, label="paper")
-        ax.set(xlabel="share of the weights that is left", ylabel="test error", xscale="log")
+        ax.set(xlabel="fraction of unpruned weights", ylabel="test error", xscale="log")
         ax.set_xticks(left, [f"{x:.0%}" for x in left])
         ax.minorticks_off()
         ax.invert_xaxis()

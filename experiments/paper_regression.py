@@ -1,11 +1,11 @@
-"""Figure 5 of Blundell et al. (2015): a regression curve, and what lies beyond its data.
+"""Regression with predictive bands: Figure 5 of Blundell et al. (2015).
 
     python experiments/paper_regression.py --repeats 3
 
 The data of "Weight Uncertainty in Neural Networks" (https://arxiv.org/abs/1505.05424), section 5.2:
 y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e with e from N(0, 0.02^2), x in [0, 0.5],
-asked on [-0.2, 1.2]. The figure shows the median and the interquartile range of what a Bayes by
-Backprop network predicts, beside a plain network of the same shape and loss, and so do we, with
+predictions on [-0.2, 1.2]. The figure shows the median and the interquartile range of a Bayes by
+Backprop network's predictions, and of a plain network of the same shape and loss; so do we, with
 the central 90 % as well. A third answer is an ensemble of five plain networks from different
 starts. All predict a Normal whose standard deviation is one learned number (in truth the noise
 differs from input to input, as e is inside the sines).
@@ -62,11 +62,11 @@ class Recipe:
     lr: float
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     shift: float = 0.0
-    """What is taken from the inputs before they are..."""
+    """Subtracted from the inputs before they are..."""
     stretch: float = 1.0
     """...multiplied by this."""
     init_rho: float = -5.0
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     steps: int = 3000
     """Steps on all data at once."""
     points: int = 500
@@ -75,7 +75,7 @@ class Recipe:
     """Learning rate of the plain networks, which start from He's initial weights."""
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the networks see of x."""
+        """Scale the inputs."""
         return (x - self.shift) * self.stretch
 
 
@@ -113,7 +113,7 @@ def observe(x: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """Training data, fresh data from the same law, and where the networks are asked."""
+    """Training data, fresh data from the same law, and the inputs of predictions."""
 
     train: Data
     fresh: Data
@@ -168,7 +168,7 @@ def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
 
 
 def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:
-    """Of the central interval; by default the interquartile range."""
+    """Compute the width of the central interval; by default the interquartile range."""
     low, high = prediction.interval(level)
     return high - low
 
@@ -176,7 +176,7 @@ def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:
 def score(
     at: bbb.RegressionPrediction, fresh: bbb.RegressionPrediction, problem: Problem, seed: int
 ) -> dict[str, Any]:
-    """How sure on and off the data, and how often fresh values of the true law are inside."""
+    """Compute epistemic sd, interval widths, coverage and NLL on and off the data."""
     x = problem.x.flatten()
     on, off = (x > 0.05) & (x < 0.45), (x < -0.05) | (x > 0.55)
     beyond = (x < 0) | (x > 0.5)
@@ -199,7 +199,7 @@ def score(
 
 
 def one_seed(config: Config, recipe: Recipe, seen: dict[str, Any], seed: int) -> dict[str, Any]:
-    """All three with one seed's data; the first seed's are kept for the picture."""
+    """Train and score all three with one seed's data; ``seen`` collects the first seed's."""
     problem = Problem.of(seed, recipe.points)
     steps, samples = (10, 10) if config.smoke else (recipe.steps, config.samples)
     model, guide, history = train(recipe, problem.train, seed, steps)
@@ -226,7 +226,7 @@ def results_table(summary: dict[str, Any]) -> Table:
         "off",
         "interquartile range on the data",
         "off",
-        "truth in 50 % on the data (%)",
+        "coverage (%) of 50 % on the data",
         "in 90 %",
         "in 90 %, off the data",
         "NLL (nats)",
@@ -271,7 +271,7 @@ def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:
 
 
 def draw_widths(run: Run, seen: dict[str, Any]) -> Picture:
-    """The interquartile range along x, beside that of the true law."""
+    """Plot the interquartile range by x, and the true law's."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(5.6, 3.4))
         for (name, (problem, prediction)), line in zip(
@@ -300,13 +300,13 @@ def main(config: Config) -> dict[str, Any]:
     text = (
         "On the data: the mean over 0.05 < x < 0.45; off the data: over x < -0.05 and x > 0.55. "
         "The truth: 2,000 fresh values on the data, and one at each of 360 inputs beyond "
-        "[0, 0.5]. NLL is that of the fresh values on the data. One network has no epistemic "
+        "[0, 0.5]. NLL is of the fresh values on the data. One network has no epistemic "
         f"uncertainty at all; the Bayesian one's is {shown(summary, 'ratio', factor=1, digits=1)} "
         "times as large off the data as on them. ± is the standard deviation over seeds."
     )
     pictures = [draw_bands(run, seen), draw_widths(run, seen)]
     sections = [Section("Many curves fit the data", text, [table], pictures)]
-    run.report("A curve, and what lies beyond", SUMMARY, sections, record)
+    run.report("Regression and extrapolation", SUMMARY, sections, record)
     return record
 
 

@@ -1,14 +1,14 @@
-"""Which guide to trust: what each family of posteriors predicts, beside the exact one by NUTS.
+"""Fidelity of variational families: predictive distances of every guide to NUTS.
 
     python experiments/posterior_fidelity.py [--problems sine diabetes breast_cancer]
 
 Three problems that are small and smooth enough for NUTS to solve: the sine regression of the Keras
 and TFP articles of 2019, and two of scikit-learn's real sets. NUTS is the reference if its four
 chains agree, by the rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the
-network's output at inputs on and off the data. Weights cannot be compared, as units may change
-places and signs without changing the function.
+network's output at inputs on and off the data. Weights cannot be compared, as units may be
+permuted or change their sign without changing the function.
 
-Every guide is trained on the whole training set in each step, half of the steps at a constant
+Every guide is trained on the full training set in each step, half of the steps at a constant
 learning rate and half along a cosine to 0, so that what remains is the family's distance and not
 the optimiser's; one guide is trained twice as long to see that. The floor is the distance between
 two halves of NUTS, chains 1-2 against 3-4. Learning rates, and that ``full_rank`` and ``flow``
@@ -50,12 +50,12 @@ SUMMARY = (
     "input, averaged over inputs, in standard deviations of NUTS's draws. A point in their middle "
     "would score about 0.8. y: the same for the targets, in standard deviations of theirs. Total "
     "variation: difference of the predicted class probabilities. Sd: the standard deviation of the "
-    "guide's draws over that of NUTS's, 1 being right. The first row is NUTS against itself, "
+    "guide's draws over that of NUTS's; the ideal is 1. The first row is NUTS against itself, "
     "chains 1-2 against 3-4: smaller distances are noise."
 )
 OVERVIEW = (
-    "Where there are no data posteriors differ most. A standard deviation below 1 is false "
-    "confidence; above 1, needless doubt."
+    "Where there are no data posteriors differ most. A standard deviation below 1 is over"
+    "confidence; above 1, underconfidence."
 )
 
 
@@ -64,7 +64,7 @@ class Config(Settings):
     """Settings of one run."""
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
-    """Which problems, of sine, diabetes and breast_cancer."""
+    """Problems, of sine, diabetes and breast_cancer."""
     steps: int = 3000
     """Training steps of each guide."""
     lr: float = 0.05
@@ -95,7 +95,7 @@ class Approach:
     """Factor of the number of steps."""
     lr_factor: float = 1.0
     after: str | None = None
-    """Which approach's means to start from."""
+    """Approach whose means are the initial ones."""
 
 
 def of_five(guide: str, **fit: Any) -> Approach:
@@ -310,7 +310,7 @@ def main(config: Config) -> dict[str, Any]:
     overview = Section("Overview", OVERVIEW, tables=[overview_table(problems)])
     recipes = {name: asdict(approach) for name, approach in APPROACHES.items()}
     record = run.finish({"problems": problems, "approaches": recipes})
-    run.report("Which guide to trust", SUMMARY, [overview, *sections], record)
+    run.report("Fidelity of variational families", SUMMARY, [overview, *sections], record)
     return record
 
 

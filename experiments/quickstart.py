@@ -1,16 +1,16 @@
-"""Real handwritten digits and a noisy sine: what a Bayesian neural network knows, and knows not.
+"""Bayesian networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
 
     python experiments/quickstart.py
 
 1. A Bayesian network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by Bayes
    by Backprop. Printed: accuracy, NLL and ECE of single sampled networks, of the network of mean
-   weights and of the ensemble; how well uncertainty tells digits from inputs that are none (patches
+   weights and of the ensemble; out-of-distribution detection (patches
    of photographs, digits with shuffled pixels, noise); how many of each the network refuses.
-2. A small network learns 10 sin(2 pi x) from 32 noisy points and is asked far outside them: the
+2. A small network learns 10 sin(2 pi x) from 32 noisy points and predicts far outside them: the
    experiment of https://krasserm.github.io/2019/03/14/bayesian-neural-networks/, with its prior,
    spread of initial means, learning rate at the start and number of steps.
 
-A quarter of the digits is the test set, kept for the end. A tenth of the rest is never trained on:
+A quarter of the digits is the test set, read at the end. A tenth of the rest is never trained on:
 the refusal threshold comes from it. Width, epochs, learning rate and initial scale were compared on
 three such splits of the training part: a few dozen settings, scored by accuracy, NLL, ECE and by
 how well they tell validation digits from patches of the photograph china.jpg, shuffled digits and
@@ -66,11 +66,11 @@ class Config(Settings):
     lr: float = 3e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     init_rho: float = -4.0
-    """Where the weights' standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     samples: int = 100
     """Networks drawn from the posterior for each prediction on digits."""
     answered: float = 0.95
-    """Share of validation digits that the refusal threshold lets through."""
+    """Coverage of the validation digits at the refusal threshold."""
     regression_epochs: int = 1500
     """Full-batch steps on the sine."""
     regression_samples: int = 500
@@ -114,7 +114,7 @@ def compare_networks(
 
 
 def detect_ood(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
-    """For each kind of input the share refused and the AUROC against the test digits.
+    """Compute for each kind of input the rate of refusal and the AUROC against test digits.
 
     Three measures of uncertainty compete: the entropy of the ensemble, its epistemic part, and the
     entropy of the mean network, which knows nothing of the weights' uncertainty.
@@ -144,7 +144,7 @@ def prune_and_score(
 
 
 def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section]]:
-    """Train the classifier; look at its answers on digits and on foreign inputs."""
+    """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
     train, valid = stratified(*train_part, 0.1)
     network = bbb.BayesianMLP([64, config.hidden, config.hidden, 10])
@@ -181,17 +181,15 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "the mean negative log-probability of the true class, ECE the gap between confidence "
             "and accuracy.",
             tables=[networks_table(networks, config.samples)],
-            pictures=[
-                draw_loss(run, history),
-            ],
+            pictures=[draw_loss(run, history)],
         ),
         Section(
-            "Inputs that are no digits",
+            "Out-of-distribution detection",
             f"The network refuses where no class has a probability above {threshold:.2f}, a value "
-            f"that {config.answered:.0%} of the validation digits exceed. Of the test digits that "
-            f"it answers, {results['accuracy_where_answered']:.1%} are right. "
-            "AUROC is the probability that a foreign input is less certain than a test digit, by "
-            "three measures of uncertainty: 50 % is a coin toss.",
+            f"that {config.answered:.0%} of the validation digits exceed. The accuracy on the "
+            f"answered test digits is {results['accuracy_where_answered']:.1%}. "
+            "AUROC is the probability that an out-of-distribution input is less certain than a "
+            "test digit, by three measures of uncertainty: 50 % is a coin toss.",
             tables=[detection_table(detection)],
             pictures=[*draw_votes(run, inputs, ensembles, y), draw_entropies(run, ensembles)],
         ),
@@ -242,7 +240,7 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
         "data could remove (epistemic), the light one adds the noise of sd 1 (total)."
     )
     section = Section(
-        "A sine, and where it has not been seen",
+        "Regression inside and outside the data",
         "The bands must hug the truth on [-0.5, 0.5], where the data are, and open beyond: the "
         "network cannot know that the wave goes on, and should say so.",
         tables=[sine_table(results)],
@@ -314,7 +312,7 @@ def main(config: Config) -> dict[str, Any]:
         "A Bayesian neural network holds a distribution over its weights. Each draw from it is a "
         "network; where the networks disagree, the data have not settled the answer."
     )
-    run.report("What a Bayesian network knows, and knows not", summary, sections, record)
+    run.report("Bayesian networks on digits and a sine", summary, sections, record)
     return record
 
 

@@ -2,8 +2,8 @@
 
     python experiments/sine_regression.py [--preset published] [--repeats 3]
 
-y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network is
-asked on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
+y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network
+predicts on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
 
 - fixed mixture prior: https://krasserm.github.io/2019/03/14/bayesian-neural-networks/ (Keras);
 - mixture prior whose pi, sigma1 and sigma2 are learned with the posterior, and a Normal prior with
@@ -17,7 +17,7 @@ seeds 0 to 2: (pi, sigma1, sigma2) = (.5, 1.5, .1) 364 to 373 nats, (.5, 2, .5) 
 
 The fourth variant learns the noise as well: its 512 points have noise that grows from left to
 right, and the band splits into what more data would remove (epistemic) and what it would not
-(aleatoric). Beside the fixed prior's band stands that of NUTS, whose draws are from the same
+(aleatoric). A further band is from NUTS with the fixed prior, whose draws are from the same
 model's exact posterior.
 """
 
@@ -50,11 +50,11 @@ class Recipe:
     init_sd: float
     """Standard deviation of the initial means."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     lr: float
     """Adam's learning rate at the start."""
     lr_schedule: str
-    """How it goes on."""
+    """Learning-rate schedule."""
     num_particles: int
     """Draws per step."""
     epochs: int = 1500
@@ -101,7 +101,7 @@ class Config(RepeatedSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipes."""
+    """Name of the recipes."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
     nuts_samples: int = 250
@@ -163,7 +163,7 @@ def train(
 
 
 def score(prediction: bbb.RegressionPrediction, problem: Problem) -> dict[str, float]:
-    """How sure the networks are on and off the data, and whether rightly so."""
+    """Compute epistemic sd on and off the data, coverage and errors."""
     distance = problem.x.abs().flatten()
     inside, truth = distance < 0.5, sine(problem.x)
     low, high = (prediction.mean + k * prediction.std for k in (-2, 2))
@@ -231,7 +231,7 @@ def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
         "epistemic sd on the data",
         "off the data",
         "ratio",
-        "truth within 2 sd (%)",
+        "coverage of 2 sd (%)",
     )
     keys = ("epistemic_sd_on_data", "epistemic_sd_off_data", "ratio", "coverage_of_truth")
     factors = (1, 1, 1, 100)
@@ -252,7 +252,7 @@ def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
 
 
 def mixture_table(summary: dict[str, Any]) -> Table:
-    """What the learned prior became."""
+    """Tabulate the learned prior."""
     start = [f"{_LEARNED[key]:.2f}" for key in ("pi", "sigma1", "sigma2")]
     end = [shown(summary, "learned mixture", key, factor=1) for key in ("pi", "sigma1", "sigma2")]
     columns = ("mixture prior", "pi", "sigma 1", "sigma 2")
@@ -278,7 +278,9 @@ def sections_of(
     bands = draw_bands(run, seen[BANDS], exact, ratios)
     learned_prior = [mixture_table(summary)], [draw_mixture(run, seen["path"])]
     sections = [
-        Section("Sure on the data, unsure beyond", text, [results_table(summary, nuts)], bands),
+        Section(
+            "Epistemic uncertainty on and off the data", text, [results_table(summary, nuts)], bands
+        ),
         Section("A prior that learns its own shape", "Type-II maximum likelihood.", *learned_prior),
     ]
     if "learned noise" in seen[BANDS]:

@@ -1,23 +1,23 @@
-"""The scikit-learn estimator with its default settings beside five of scikit-learn's own.
+"""`BayesianRegressor` with its default settings against five estimators of scikit-learn.
 
     python experiments/sklearn_comparison.py --data-root FOLDER
 
 FOLDER has ``uci/NAME/data.npz`` (or is named by ``PYRO_BBB_DATA``): UCI regression sets with the
 splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336. On the first splits
-of each set every method is fitted and asked for the test rows:
+of each set every method is fitted and predicts the test rows:
 
 - ``BayesianRegressor()``, its default settings whatever the set;
 - ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
   part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
-  units) and ``RandomForestRegressor``, inputs scaled where the method asks for it;
+  units) and ``RandomForestRegressor``, inputs scaled where the method needs it;
 - ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles.
 
 Reported: RMSE in the targets' unit, mean log-density of the test targets (nats per row) where the
-method has a density, share of the test targets inside the 90 % intervals where it has intervals,
+method has a density, coverage of the 90 % intervals where it has intervals,
 and the processor seconds of fitting and predicting, on one thread. Means over splits and their
 standard errors (standard deviation / sqrt(splits)).
 
-Scores are kept in the output's folder ``judged``; a run that was interrupted goes on from there,
+Scores are cached in the output's folder ``scores``; a run that was interrupted goes on from there,
 and after a change of a method that folder has to go. The defaults were chosen on the sets' training
 parts, a fifth of each held out.
 """
@@ -80,7 +80,7 @@ def made_up(name: str, seed: int) -> Split:
 def evaluate(
     method: Callable[[Split, int], Answer], split: Split, seed: int, threads: int
 ) -> dict[str, float]:
-    """Fits and asks one method, and scores its answers."""
+    """Fit one method and score its predictions."""
     started = time.process_time()
     with warnings.catch_warnings(), threadpool_limits(threads):
         warnings.simplefilter("ignore", ConvergenceWarning)  # of an optimum at a bound
@@ -130,7 +130,7 @@ def evaluate_once(
     label: str, name: str, split: Split, number: int, config: Config
 ) -> dict[str, float]:
     """The scores of one method on one split; a run that was interrupted goes on from them."""
-    path = config.output / "judged" / f"{name}-{number}-{label}-{config.seed}.json"
+    path = config.output / "scores" / f"{name}-{number}-{label}-{config.seed}.json"
     if not path.exists():
         method = fit_briefly if config.smoke and label == OURS else METHODS[label]
         found = evaluate(method, split, config.seed + number, config.threads)
@@ -180,12 +180,12 @@ def report(run: Run, sets: dict[str, Any], tables: list[Table], record: dict[str
     )
     section = Section(
         "Default settings on UCI regression sets",
-        f"Means and standard errors over {record['splits']} splits. Coverage is that of 90 % "
+        f"Means and standard errors over {record['splits']} splits. Coverage is of 90 % "
         "intervals; the nearer to 90 % the better.",
         tables=tables,
         pictures=[draw_errors(run, sets), draw_coverage(run, sets)],
     )
-    run.report("BayesianRegressor beside scikit-learn's methods", summary_text, [section], record)
+    run.report("BayesianRegressor and scikit-learn's methods", summary_text, [section], record)
 
 
 def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
@@ -201,12 +201,12 @@ def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
         ax.set(xscale="log", xlabel="RMSE over the lowest of the set")
         ax.set_xticks(ticks := [1, 2, 5, 10, 20, 50, 100, 200], list(map(str, ticks)))
         ax.minorticks_off()
-        ax.set_title("Errors beside the best method of each set")
+        ax.set_title("Errors relative to the best method of each set")
     return run.picture(figure, "errors", "RMSE of each method, divided by the lowest of the set.")
 
 
 def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
-    """Share of the truth inside of 90 % intervals."""
+    """Plot the coverage of 90 % intervals."""
 
     def refused_fractions(methods: dict[str, Any], label: str) -> float:
         return float(methods[label].get("coverage", {"mean": math.nan})["mean"])
@@ -216,8 +216,8 @@ def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
         dots(ax, sets, refused_fractions)
         ax.axvline(LEVEL, color="black", linewidth=0.8, linestyle=":")
         ax.xaxis.set_major_formatter("{x:.0%}")
-        ax.set(xlabel="test targets inside the 90 % intervals")
-        ax.set_title("Are the intervals as wide as they should be?")
+        ax.set(xlabel="coverage of 90 % intervals")
+        ax.set_title("Calibration of 90 % intervals")
     caption = "Coverage of 90 % intervals, of the methods that have intervals. The line is 90 %."
     return run.picture(figure, "coverage", caption)
 

@@ -17,7 +17,7 @@ taken.
      "log_likelihood": {"mean": m, "standard_error": s},  nats per row of the test part
      "splits": n, "coverage": {...}, "per_split": {...}, "seconds_per_split": t}
 
-beside ``recipe``, ``seed`` and other keys of the run itself (`RESERVED`). Mean and standard error
+next to ``recipe``, ``seed`` and other keys of the run itself (`RESERVED`). Mean and standard error
 are over the splits: s = sd / sqrt(n), where sd divides by n - 1 (null for one split). The
 log-likelihood is the logarithm of the posterior predictive, a mixture over all draws, averaged over
 the rows. Each split that is done is a file in ``splits/NAME``; a run that was interrupted goes on
@@ -26,7 +26,7 @@ from there, and splits of another recipe, seed or table are computed anew.
 ``--preset published`` is the plain recipe: one network, prior N(0, 1), one draw of all weights per
 step, 40 epochs in batches of 32 (at most 64 per epoch), Adam with 0.01, noise of a learned scale.
 
-``--preset ours`` trains eight networks side by side, each with a factorised posterior and a noise
+``--preset ours`` trains an ensemble of eight networks, each with a factorised posterior and a noise
 of its own, and predicts by the mixture of the eight. Their KL is weighted by 0.25, for a factorised
 posterior of few rows else switches most units off. Prior N(0, 2 / fan-in); batches of 256 (at most
 64 per epoch), at least 1,500 steps and 60 epochs, Adam from 0.025 along a cosine to 0.
@@ -112,9 +112,9 @@ class Config(DataSettings):
     datasets: tuple[str, ...] = ()
     """Names of the tables, which are their folders'; by default all that are there."""
     part: Literal["test", "validation"] = "test"
-    """What is scored; for validation a fifth of the train part is held out."""
+    """Scored part; for validation a fifth of the train part is held out."""
     splits: int | None = None
-    """How many of a table's splits, from its first; by default all."""
+    """Number of splits, from a table's first; by default all."""
     workers: int = 1
     """Processes that work on splits; -1 is one for each processor."""
     output: Path = Path("results/uci_regression")
@@ -166,7 +166,7 @@ def made_up_tables(folder: Path) -> dict[str, Path]:
 
 
 def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Task]:
-    """All splits of all tables, those of large tables first; every table is checked."""
+    """Make tasks of all splits, large tables first; every table is checked."""
     if config.splits is not None and config.splits < 1:
         raise ValueError(f"splits must be at least 1, got {config.splits}")
     tasks: list[tuple[int, Task]] = []
@@ -220,7 +220,7 @@ def main(config: Config) -> dict[str, Any]:
         Section("Scores", finding, tables, draw_scores(run, summaries)),
         Section(
             "Intervals",
-            "Central intervals of the predictive distribution, and how many targets they hold.",
+            "Central intervals of the predictive distribution, and their coverage of the targets.",
             [coverage_table(summaries)],
             [draw_coverage(run, scores)],
         ),

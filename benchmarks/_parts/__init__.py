@@ -1,1 +1,1 @@
-"""Methods, tasks, timing and reports that the benchmarks are made of."""
+"""Methods, tasks, timing and reports of the benchmarks."""

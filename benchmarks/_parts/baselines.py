@@ -30,7 +30,7 @@ def plain(work: Work) -> Trainer:
 
 
 def plain_default_adam(work: Work) -> Trainer:
-    """The same with Adam as it comes."""
+    """Hand-written Bayes by Backprop, with Adam's default implementation."""
     network, (x, y) = PlainMLP(work.sizes).to(work.device), work.data()
     loss, adam = (lambda: network.loss(x, y, len(x) / NUM_DATA, work.draws)), torch.optim.Adam
     return trainer(network, loss, work.lr, optimiser=adam)
@@ -44,7 +44,7 @@ def log_mixture(w: Tensor) -> Tensor:
 
 
 class PlainLinear(nn.Module):
-    """A linear layer that draws its weights in every pass and keeps their log-densities."""
+    """A linear layer that samples its weights in every pass and records their log-densities."""
 
     log_prior: Tensor
     log_posterior: Tensor
@@ -70,7 +70,7 @@ class PlainLinear(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """Three such layers."""
+    """Multi-layer perceptron of three `PlainLinear` layers."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()

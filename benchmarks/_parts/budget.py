@@ -1,4 +1,4 @@
-"""How much is measured: the sizes and times of a default, a quick and a smoke run."""
+"""Sizes and times of a default, a quick and a smoke run."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from _parts.methods import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 
 @dataclass(frozen=True)
 class Budget:
-    """Sizes of the work, and the time for it."""
+    """Sizes and durations of the measurements."""
 
     seconds: float = 80.0
     """Time of one comparison of training steps; rounds begin until it has passed."""
@@ -24,7 +24,7 @@ class Budget:
     draws: tuple[int, ...] = (1, 2, 10)
     """Draws of the weights per step."""
     lenet5: bool = True
-    """Whether LeNet-5 is measured."""
+    """Measure LeNet-5, too."""
     rows: int = 60_000
     """Examples of an epoch."""
     epochs: int = 5
@@ -38,7 +38,7 @@ class Budget:
     memory_width: int = 1200
     """Hidden units where memory is measured."""
     memory_of: tuple[str, ...] = tuple(LIBRARIES)
-    """Contenders whose memory is measured."""
+    """Methods whose memory is measured."""
     memory_predictions: tuple[tuple[int, int], ...] = (
         (100, 1000),
         (100, 10_000),
@@ -47,7 +47,7 @@ class Budget:
     )
     """Posterior draws and inputs of the predictions whose memory is measured."""
     one_process: bool = False
-    """Whether all is measured in one process, which is quicker; contenders then share its heap."""
+    """Whether all is measured in one process: quicker, but methods then use one heap."""
 
 
 DEFAULT = Budget()

@@ -1,4 +1,4 @@
-"""One process of `scaling.py`: times training steps by itself or with others; JSON by the first."""
+"""Process of `scaling.py`: times training steps, alone or distributed; rank 0 prints JSON."""
 
 import json
 import os
@@ -21,7 +21,7 @@ COUNTERS = Path("/proc/net/dev")  # bytes that went through each network interfa
 
 @dataclass(frozen=True)
 class Task:
-    """What a process does."""
+    """Measurements of a process."""
 
     batch_sizes: list[int]
     """Examples per step, in all processes together."""
@@ -36,7 +36,7 @@ class Task:
 
 
 def main(task: Task) -> dict[str, Any]:
-    """Seconds per step by size of the minibatch, and what goes between the processes."""
+    """Measure seconds per step by minibatch size, and the communication between processes."""
     torch.set_num_threads(task.threads)
     found: dict[str, Any] = {"steps": {}}
     for batch_size in task.batch_sizes:
@@ -85,7 +85,7 @@ def summing(team: Processes, floats: int, times: int = 20) -> float:
 
 
 def traffic(task: Task, team: Processes) -> float | None:
-    """Bytes of a step that went between the processes; None where the system does not count."""
+    """Measure the bytes sent in a step; None where the system does not count them."""
     if not COUNTERS.exists():
         return None
     sent = []

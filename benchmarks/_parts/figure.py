@@ -1,4 +1,4 @@
-"""One picture of all suites: bars of what each contender costs, relative to the floor."""
+"""Figure of all suites: bars of each method's cost relative to the deterministic floor."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from _parts.results import Results
 from _parts.suites import FIT, STEPS
 from _parts.timing import Comparison
 from pyro_bbb import plots
-from pyro_bbb._utils.colors import BLUE
 
 SHADES = (1.0, 0.65, 0.35)
 GREY = "0.35"
@@ -24,7 +23,7 @@ GREY = "0.35"
 
 @dataclass(frozen=True)
 class Panel:
-    """Ratios of contenders in several cases."""
+    """Ratios of methods in several cases."""
 
     title: str
     axis: str
@@ -32,7 +31,7 @@ class Panel:
 
     @property
     def names(self) -> list[str]:
-        """Contenders of any case, the cheapest of the first case first."""
+        """Methods of any case, the cheapest of the first case first."""
         first, *_ = self.cases.values()
         every = dict.fromkeys(name for case in self.cases.values() for name in case)
         return sorted(every, key=lambda name: first.get(name, np.inf))
@@ -96,7 +95,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes the picture."""
+    """Write the figure."""
     shown = panels(results)
     if not shown:
         return
@@ -130,7 +129,7 @@ def _bars(ax: Axes, panel: Panel) -> None:
 
 
 def _bar(ax: Axes, at: float, value: float, name: str, case: int, thickness: float) -> None:
-    colour = BLUE if name.startswith("pyro_bbb") else GREY
+    colour = plots.BLUE if name.startswith("pyro_bbb") else GREY
     ax.barh(at, value - 1, thickness, left=1, color=colour, alpha=SHADES[case])
     side = "left" if value >= 1 else "right"
     digits = 2 if value < 1 else 1 if value < 10 else 0

@@ -1,8 +1,7 @@
-"""Contenders in processes of their own, as their users run them.
+"""Workers in separate processes, which isolate the state of the allocator.
 
-In one process all would share the memory that the C library keeps: one that frees large blocks
-teaches it to keep them for the others too, and who asks the system for memory anew in every step
-depends on who else is there.
+In one process blocks freed by one method would serve the others: the costs of allocation would
+depend on the set of methods.
 """
 
 import gc
@@ -23,25 +22,27 @@ SETTLE = 0.02  # seconds, in which the threads of the turn before stop to wait f
 
 
 class Job(Protocol):
-    """What a contender is to do; hashable, and fit to be sent to another process."""
+    """Work of a method; hashable and picklable."""
 
     @property
     def device(self) -> str:
-        """Where."""
+        """Device."""
 
 
-Make: TypeAlias = Callable[[Any], Take | str]  # from a job to who does it, or why nobody can
+Make: TypeAlias = Callable[
+    [Any], Take | str
+]  # from a job to its action, or the reason why it is unavailable
 
 
 class Worker:
-    """Where one contender works."""
+    """Worker of one method."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
         self._turns: dict[Job, Turn] = {}
 
     def prepare(self, jobs: Iterable[Job]) -> str | None:
-        """Makes ready for some jobs, and forgets those of before; returns why it cannot."""
+        """Prepare for jobs in place of earlier ones; return the reason if that fails."""
         self._turns.clear()
         for job in jobs:
             take = self._make(job)
@@ -51,12 +52,12 @@ class Worker:
         return None
 
     def take(self, job: Job, count: int) -> list[float]:
-        """Does a job so many times: the seconds of each."""
+        """Run a job several times and return the seconds of each."""
         return self._turns[job](count)
 
 
 class RemoteWorker:
-    """A `Seat` in another process."""
+    """`Worker` in another process."""
 
     def __init__(self, make: Make) -> None:
         context = get_context("spawn")
@@ -67,18 +68,18 @@ class RemoteWorker:
         other.close()
 
     def prepare(self, jobs: Iterable[Job]) -> str | None:
-        """As there."""
+        """As `Worker` does."""
         absent: str | None = self._call("prepare", list(jobs))
         return absent
 
     def take(self, job: Job, count: int) -> list[float]:
-        """As there."""
+        """As `Worker` does."""
         time.sleep(SETTLE)
         times: list[float] = self._call("take", job, count)
         return times
 
     def leave(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._pipe.close()
         self._process.join()
 
@@ -87,11 +88,11 @@ class RemoteWorker:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise RuntimeError("the process of a contender failed; it says why above") from None
+            raise RuntimeError("the process of a method failed; its error is above") from None
 
 
 def _serve(make: Make, threads: int, pipe: Connection) -> None:
-    """Does what it is told until nobody is left to tell it."""
+    """Serve calls until the pipe is closed."""
     torch.set_num_threads(threads)
     worker = Worker(make)
     with no_collection():
@@ -110,7 +111,7 @@ Workers: TypeAlias = Mapping[str, Worker | RemoteWorker]
 
 @contextmanager
 def start_workers(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Workers]:
-    """A seat for each of some contenders, by its name."""
+    """Start a worker for each method, by its name."""
     if one_process:
         yield {name: Worker(make) for name, make in makes.items()}
         return
@@ -124,20 +125,20 @@ def start_workers(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[W
 
 @dataclass(frozen=True)
 class Entry:
-    """One contender's part in a comparison."""
+    """Job of one method in a comparison."""
 
     method: str
     job: Job
     burst: int = 1
-    """How often it is timed per turn."""
+    """Timed runs per turn."""
     unseen: int = 0
-    """How often it is done before that, to have all in the caches again."""
+    """Untimed runs before them, to warm up the caches."""
 
 
 def compare(
     entries: Mapping[str, Entry], workers: Workers, **limits: Any
 ) -> tuple[dict[str, Rounds], dict[str, str]]:
-    """Times contenders by turns.
+    """Time methods by turns.
 
     Args:
         entries: what is timed, by the name shown.

@@ -1,9 +1,9 @@
 """Peak memory of training and of prediction, each measured in a process of its own.
 
-Two figures. *Tensors*: the largest sum of what torch's allocator had handed out and not got back,
+Two figures. *Tensors*: the largest sum of memory allocated by torch and not freed,
 counted from nothing before the network was built, so that parameters, optimiser state, gradients,
 draws and activations are all in it; over the last of three steps, when the state is steady. On a
-CPU from the profiler's allocation events and the blocks that `pyro_bbb` keeps for its steps, on a
+CPU from the profiler's allocation events and the buffer pool of `pyro_bbb`, on a
 GPU (over all three) from `torch.cuda`. *Process*: growth of the resident set's peak over three
 steps, from after the imports and a small network's first step; on Linux and without a GPU only.
 """
@@ -41,7 +41,7 @@ class Peak:
     tensors: int = 0
     process: int | None = None
     returned: int = 0
-    """Of the tensors, what is left when the result is all that is still held."""
+    """Size of the result, which is part of the tensors."""
     absent: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class Peak:
 def memory(
     budget: Budget, device: str, threads: int
 ) -> tuple[dict[str, Peak], dict[tuple[int, int], Peak]]:
-    """Peaks of training steps by contender, and of `pyro_bbb.predict` by draws and inputs.
+    """Measure peaks of training steps by method, and of `pyro_bbb.predict` by draws and inputs.
 
     Of predictions the model's own tensors are not counted.
     """
@@ -72,7 +72,7 @@ def memory(
 
 
 def _in_subprocess(tasks: list[Task], threads: int) -> list[Peak]:
-    """The tasks' peaks, measured by this file in a fresh process."""
+    """Measure the tasks' peaks by this file in a fresh process."""
     command = [sys.executable, "-m", __name__, str(threads), json.dumps(tasks)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -104,7 +104,7 @@ def _of_training(method: Method, work: Work) -> Peak:
 
 
 def _three_steps(method: Method, work: Work) -> int:
-    """Takes three steps; returns how many bytes the last one found in a `Memory` of pyro_bbb."""
+    """Take three steps; return the bytes in a `Memory` of pyro_bbb during the last one."""
     taken, memories = count(1), []
 
     def meter(step: Callable[[], Any]) -> None:
@@ -130,7 +130,7 @@ def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:
 
 
 def tensor_peak(run: Callable[[], object], device: str) -> tuple[int, int]:
-    """Bytes of tensors that ``run`` holds at most since it entered `STEADY`, and at its end."""
+    """Measure the peak of tensor bytes since ``run`` entered `STEADY`, and the bytes at the end."""
     if device != "cpu":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -151,7 +151,7 @@ def tensor_peak(run: Callable[[], object], device: str) -> tuple[int, int]:
 
 
 def _resident_peak() -> int | None:
-    """Largest resident set of this process so far, in bytes.
+    """Return the largest resident set of this process so far, in bytes.
 
     `resource.getrusage` would count the parent's as well, which a child inherits on Linux.
     """

@@ -1,4 +1,4 @@
-"""Who competes at training, by the name shown."""
+"""Training methods by the name shown."""
 
 import _parts.baselines as plain
 import _parts.other_libraries as peers
@@ -52,6 +52,6 @@ IMAGES = [
 
 
 def training(name: str, work: Work) -> Take | str:
-    """A contender's training steps, or why there are none."""
+    """Return a method's training steps, or the reason why it is unavailable."""
     trainer = METHODS[name].prepare(work)
     return trainer.take if isinstance(trainer, Trainer) else trainer

@@ -13,7 +13,7 @@ from _parts.timing import repeated
 
 
 def _replaced(work: Work, linear: Callable[[nn.Linear], nn.Module]) -> list[nn.Module]:
-    """The network's layers, the linear ones in the library's form."""
+    """Replace the linear layers by the library's."""
     layers = work.network()
     return [linear(layer) if isinstance(layer, nn.Linear) else layer for layer in layers]
 

@@ -1,4 +1,4 @@
-"""Prediction: the class probabilities of many posterior draws, for one input, a few, and many."""
+"""Prediction suite: class probabilities of many posterior draws for few and many inputs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Predictor: TypeAlias = Callable[[Tensor], Tensor]  # of inputs [n, ...]: probabi
 
 @dataclass(frozen=True)
 class Question:
-    """A prediction to make."""
+    """Prediction of a number of inputs by a number of draws."""
 
     work: Work
     samples: int
@@ -37,12 +37,12 @@ class Question:
 
     @property
     def device(self) -> str:
-        """Where to predict."""
+        """Device of the prediction."""
         return self.work.device
 
 
 def predict(budget: Budget, device: str) -> list[Comparison]:
-    """Predictions of all contenders, each in a process of its own.
+    """Time predictions of all methods, each in a process of its own.
 
     The network's width is the first of the steps'.
     """
@@ -63,7 +63,7 @@ def predict(budget: Budget, device: str) -> list[Comparison]:
 
 
 def _answers(name: str, question: Question) -> Take | str:
-    """A contender's answers to a question, or why there are none."""
+    """Return a method's predictions, or the reason why it is unavailable."""
     package, make = PREDICTORS[name]
     predictor = prepare(package, lambda: make(question.work, question.samples))
     if isinstance(predictor, str):

@@ -1,4 +1,4 @@
-"""Contenders on Pyro: `pyro_bbb` as `fit` runs it, and Pyro's own autoguide and optimiser."""
+"""Methods on Pyro: `pyro_bbb.fit`, and Pyro's own autoguide and optimiser."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ def guided(work: Work, prior: str = "mixture", num_data: int = NUM_DATA) -> tupl
 def ours(
     prior: str = "mixture", estimator: str = "reparam", loss: str = "trace"
 ) -> Callable[[Work], Trainer]:
-    """How `pyro_bbb.fit` trains with these options."""
+    """Train as `pyro_bbb.fit` does with these options."""
 
     def train(work: Work) -> Trainer:
         model, guide = guided(work, prior, num_data=work.batch)
@@ -56,7 +56,7 @@ def ours(
 
 @contextmanager
 def metered_steps(meter: Meter) -> Iterator[None]:
-    """Every step of `fit` goes through the meter.
+    """Pass every step of `fit` to the meter.
 
     The name of its step is all that this knows of what `fit` is made of.
     """
@@ -87,7 +87,9 @@ def stock(prior: str) -> Callable[[Work], Trainer]:
     def train(work: Work) -> Trainer:
         model, (x, y) = model_of(work, prior, NUM_DATA), work.data()
         guide = AutoNormal(model, init_scale=0.01)
-        guide._pyro_name = f"AutoNormal{next(_numbers)}"  # else all share parameters by name
+        guide._pyro_name = (
+            f"AutoNormal{next(_numbers)}"  # else all use one set of parameters by name
+        )
 
         def with_kl_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
             with poutine.scale(scale=kl_weight):

@@ -1,4 +1,4 @@
-"""Tables to print and the record to keep."""
+"""Printed tables and the JSON record."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def of_prediction_memory(results: Results) -> str:
 
 
 def of_aims(results: Results) -> str:
-    """What was aimed at and what was measured."""
+    """Tabulate performance targets and measurements."""
     rows = [
         [aim.what, "" if aim.value is None else f"{aim.value:.2f}", f"{aim.limit:g}", aim.verdict]
         for aim in aims(results)
@@ -110,7 +110,7 @@ def _times(ratio: float | None) -> str:
 
 
 def record(results: Results, config: dict[str, Any]) -> dict[str, Any]:
-    """Everything measured, and where, when and with what."""
+    """Collect all measurements, the machine and the versions."""
     return {
         "config": config,
         "effort": asdict(results.budget),
@@ -148,7 +148,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The class of machine, as far as speed depends on it."""
+    """Describe the machine."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -163,7 +163,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the contenders and what they run on, those that are installed."""
+    """Return versions of the installed packages."""
     found = {}
     for name in PACKAGES:
         try:
@@ -184,7 +184,7 @@ def commit() -> str | None:
 
 
 def write(content: dict[str, Any], folder: Path) -> Path:
-    """Writes ``benchmarks.json``."""
+    """Write ``benchmarks.json``."""
     path = folder / "benchmarks.json"
     path.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n", "utf-8")
     return path

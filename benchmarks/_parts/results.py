@@ -1,4 +1,4 @@
-"""What one run measured, and the aims that it is held to."""
+"""Measurements of one run, and performance targets."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from _parts.timing import Comparison
 
 @dataclass
 class Results:
-    """Filled suite by suite."""
+    """Measurements, suite by suite."""
 
     budget: Budget
     comparisons: list[Comparison] = field(default_factory=list)
     training_memory: dict[str, Peak] = field(default_factory=dict)
     prediction_memory: dict[tuple[int, int], Peak] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each suite took."""
+    """Duration of each suite."""
     load_before: float | None = None
-    """Of the machine before the run, as processes; None where the system does not tell."""
+    """Load average before the run; None where the system does not report it."""
 
     def of(self, suite: str) -> list[Comparison]:
         """The comparisons of one suite."""
@@ -39,7 +39,7 @@ class Results:
         return dict(zip(self.budget.predictions, self.of("predict"), strict=False))
 
     def memory_ratio(self, name: str, figure: str = "tensors") -> float | None:
-        """Of one contender's peak to the floor's."""
+        """Return the ratio of a method's peak to the floor's."""
         mine, floor = (getattr(self.training_memory.get(n), figure, 0) for n in (name, FLOOR))
         return mine / floor if mine and floor else None
 

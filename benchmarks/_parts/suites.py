@@ -1,4 +1,4 @@
-"""Training: single steps over widths, minibatches, draws and estimators; whole epochs of `fit`."""
+"""Training: single steps over widths, minibatches, draws and estimators; epochs of `fit`."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ Entries: TypeAlias = dict[str, Entry]  # by the name shown
 
 
 def steps(budget: Budget, device: str) -> list[Comparison]:
-    """Single training steps of all contenders, each in a process of its own."""
+    """Time training steps of all methods, each in a process of its own."""
     widths = [Work(hidden=hidden, device=device) for hidden in budget.widths]
     of = partial(_entries, budget)
     cases = [(f"width {work.hidden}, batch {BATCH}", of(work, LIBRARIES)) for work in widths]
@@ -77,7 +77,7 @@ def _several_draws(budget: Budget, work: Work) -> Entries:
 
 
 def several(name: str, draws: int) -> str:
-    """What a contender with so many draws per step is called."""
+    """Name a method with several draws per step."""
     return f"{name} x {draws}"
 
 
@@ -89,7 +89,7 @@ FIT_MANY = f"pyro_bbb.fit, {MANY} draws per step"
 
 @dataclass(frozen=True)
 class Epoch:
-    """Once through a training set."""
+    """One pass over a training set."""
 
     work: Work
     rows: int
@@ -97,12 +97,12 @@ class Epoch:
 
     @property
     def device(self) -> str:
-        """Where to train."""
+        """Device of the training."""
         return self.work.device
 
 
 def epoch(budget: Budget, device: str) -> list[Comparison]:
-    """Whole epochs, each in a process of its own, beside the steps that `fit`'s is made of."""
+    """Time epochs, each in a process of its own, and the sum of the steps of `fit`."""
     once = Epoch(Work(hidden=budget.widths[0], device=device), budget.rows)
     entries = {name: Entry(name, once) for name in EPOCHS}
     with start_workers(EPOCHS, one_process=budget.one_process) as workers:
@@ -118,7 +118,7 @@ def epoch(budget: Budget, device: str) -> list[Comparison]:
 
 
 def _training_set(rows: int, device: str) -> tuple[Tensor, Tensor]:
-    """MNIST where ``PYRO_BBB_DATA`` names its folder, else random pixels of its shape."""
+    """Load MNIST from ``PYRO_BBB_DATA``, else make random pixels of its shape."""
     if not os.environ.get("PYRO_BBB_DATA"):
         return images(rows, device=device)
     x, y = bbb.data.load_images("mnist", device=device)

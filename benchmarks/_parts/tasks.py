@@ -1,4 +1,4 @@
-"""The work that contenders share: one architecture, one minibatch, and what a trainer of it is."""
+"""Training task of all methods: architecture, minibatch and trainer."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,9 +30,9 @@ class Work:
     """``"mlp"`` or ``"lenet5"``."""
     lr: float = 1e-6
     """Adam's, so small that thousands of steps on one minibatch stay far from a loss of 0: the
-    denormal numbers there are slow, and slower for some contenders than for others."""
+    denormal numbers there are slow, and slower for some methods than for others."""
     device: str = "cpu"
-    """Where to train."""
+    """Device of the training."""
 
     @property
     def sizes(self) -> list[int]:
@@ -78,12 +78,12 @@ def _lenet5() -> OrderedDict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A contender ready to train."""
+    """Method ready to train."""
 
     take: Take
-    """Takes so many training steps."""
+    """Take training steps."""
     module: nn.Module
-    """Holds what is trained."""
+    """Module of the trained parameters."""
 
     @property
     def num_parameters(self) -> int:
@@ -94,7 +94,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train the work's network."""
+    """Method to train the work's network."""
 
     name: str
     train: Callable[[Work], Trainer]
@@ -102,7 +102,7 @@ class Method:
     """Distribution that must be installed; what it raises is reported and ends no run."""
 
     def prepare(self, work: Work) -> Trainer | str:
-        """A trainer that has taken its first step, or why there is none."""
+        """Return a trainer after its first step, or the reason why it is unavailable."""
         return prepare(self.package, lambda: self._started(work))
 
     def _started(self, work: Work) -> Trainer:
@@ -113,7 +113,7 @@ class Method:
 
 
 def prepare(package: str | None, make: Callable[[], T]) -> T | str:
-    """What ``make`` makes; or, for a package that is missing or broken, the reason why not."""
+    """Call ``make``; of a missing or broken package return the reason instead."""
     if package is None:
         return make()
     try:
@@ -148,5 +148,5 @@ def trainer(
 
 
 def fused_adam(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """Adam whose step is one kernel, for everyone who lets the user choose."""
+    """Adam whose step is one kernel, for all methods that accept an optimiser."""
     return torch.optim.Adam(parameters, lr=lr, fused=True)

@@ -1,6 +1,6 @@
-"""Timing side by side: every contender takes its turn in every round, in rotating order.
+"""Interleaved timing: methods take turns in every round, in rotating order.
 
-Whatever else the machine does meets all of them alike; ratios are taken within rounds.
+Other load on the machine affects all methods alike; ratios are taken within rounds.
 """
 
 import gc
@@ -20,7 +20,7 @@ Turn: TypeAlias = Callable[[int], list[float]]  # does it so many times: the sec
 
 
 def repeated(run: Callable[[], Any]) -> Take:
-    """Calls one function again and again."""
+    """Make an action that repeats a function."""
 
     def take(count: int, meter: Meter) -> None:
         for _ in range(count):
@@ -30,7 +30,7 @@ def repeated(run: Callable[[], Any]) -> Take:
 
 
 def timed(take: Take, device: str = "cpu", clock: Callable[[], float] = time.perf_counter) -> Turn:
-    """Times something that is done here.
+    """Make a timed action in this process.
 
     Args:
         take: does it.
@@ -57,34 +57,34 @@ def timed(take: Take, device: str = "cpu", clock: Callable[[], float] = time.per
 
 @dataclass(frozen=True)
 class Action:
-    """Something to time."""
+    """Action to time."""
 
     turn: Turn
     burst: int = 1
-    """How often it is timed per turn."""
+    """Timed runs per turn."""
     unseen: int = 0
-    """How often it runs before that, to have its data in the caches again."""
+    """Untimed runs before them, to warm up the caches."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of contenders that did the same work."""
+    """Times of methods that did the same work."""
 
     suite: str
     title: str
     floor: str
-    """The contender to which ratios relate."""
+    """The method in the denominator of ratios."""
     rounds: Mapping[str, Rounds]
-    """Seconds by contender."""
+    """Seconds by method."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Why others are missing."""
+    """Reasons why others are unavailable."""
 
     def times(self, name: str) -> list[float]:
         """Every time measured, in milliseconds."""
         return [1e3 * seconds for turn in self.rounds[name] for seconds in turn]
 
     def ratio(self, name: str, to: str | None = None) -> float:
-        """Of one contender's time to another's (the floor's), the median over rounds."""
+        """Return the median over rounds of the ratio of two methods' times."""
         return median(self.ratios(name, to))
 
     def ratios(self, name: str, to: str | None = None) -> list[float]:
@@ -109,10 +109,10 @@ def interleave(
     warmup: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
-    """Times the actions in turns.
+    """Time the actions in turns.
 
     Args:
-        actions: what to time, by name.
+        actions: actions by name.
         seconds: rounds begin until this time has passed.
         min_rounds: but no fewer than these are taken.
         warmup: untimed runs of each action before the first round.
@@ -137,14 +137,14 @@ def interleave(
 
 
 def synchronise(device: str) -> None:
-    """Waits until a GPU has done what it was given."""
+    """Wait for the GPU's queue."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection in between, but once before."""
+    """Collect garbage once, then disable its collection."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,1 +1,1 @@
-"""Code that several experiments share, or that keeps one of them short."""
+"""Helpers: code of several experiments, and tables and figures of long ones."""

@@ -1,4 +1,4 @@
-"""Agents side by side as one network, and the mushrooms that they are asked to eat.
+"""Batched bandit agents as one network, and the mushroom environment.
 
 The weights of A networks are one tensor; each row of inputs holds one input for each of them. The
 ELBO is a sum over the agents and Adam works on every weight by itself, so they learn as if each
@@ -63,7 +63,7 @@ def encode(contexts: Tensor, action: int) -> Tensor:
 
 
 class Mushrooms:
-    """What agents side by side are offered, some mushrooms each at a time, and what became of it.
+    """Mushroom bandit: batches of contexts for several agents, and their regret.
 
     Args:
         x: all mushrooms, ``[n, features]``.
@@ -71,11 +71,11 @@ class Mushrooms:
         seeds: one for each agent; agents of one seed meet the same mushrooms with the same luck.
         interactions: how many mushrooms there are to be for each agent.
         basket: how many are offered at a time.
-        unit: of the rewards as agents are told them.
+        unit: divisor of the rewards that agents observe.
 
     Attributes:
         next: numbers of the interactions to come next, on the device.
-        regret: the oracle's expected reward less that of the action, ``[interactions, agents]``.
+        regret: the oracle's expected reward minus the action's, ``[interactions, agents]``.
         realised: the oracle's expected reward less the one that was got.
     """
 
@@ -115,7 +115,7 @@ class Mushrooms:
 
 
 def _fate(seed: int, interactions: int, mushrooms: int) -> tuple[Tensor, Tensor]:
-    """Which mushrooms come, and which of them do harm if they are poisonous."""
+    """Sample the order of mushrooms, and whether a poisonous one does harm."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randint(mushrooms, (interactions,), generator=generator)
     return order, torch.rand(interactions, generator=generator) < 0.5
@@ -125,10 +125,10 @@ class RecordedAgent(bandits.ThompsonAgent):
     """A `ThompsonAgent` whose step is recorded once as its tensor operations, and compiled.
 
     Args:
-        *args: those of `ThompsonAgent`.
+        *args: as for `ThompsonAgent`.
         compiler: from the record, a function of ``(x, y, kl_weight)`` to the gradients, to one that
             does the same faster, such as `torch.compile`.
-        **options: those of `ThompsonAgent`.
+        **options: as for `ThompsonAgent`.
     """
 
     def __init__(self, *args: Any, compiler: Callable[..., Any], **options: Any) -> None:

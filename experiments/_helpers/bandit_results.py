@@ -1,4 +1,4 @@
-"""What came of offering mushrooms, in one run or in several with some agents and seeds each."""
+"""Regret of bandit runs: records, merging, tables and figures."""
 
 import json
 import statistics
@@ -23,16 +23,16 @@ WHAT = ("regret", "realised")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What agents were offered, and what they made of it."""
+    """Regret by agent, and the settings of its run."""
 
     recipe: dict[str, Any]
     """Hyper-parameters."""
     device: str
-    """Where they learned."""
+    """Device of the training."""
     seeds: list[int]
     found: Found
     seconds: float = 0.0
-    """Of the runs before this one, if it puts such together."""
+    """Run time of merged runs."""
 
     @property
     def interactions(self) -> int:
@@ -52,7 +52,7 @@ def save(folder: Path, found: Found) -> None:
 
 
 def joined(folders: Sequence[Path]) -> Outcome:
-    """What several runs found, as one.
+    """Merge the results of several runs.
 
     Args:
         folders: of their results.
@@ -86,7 +86,7 @@ def joined(folders: Sequence[Path]) -> Outcome:
 
 
 def _read(folder: Path) -> Outcome:
-    """What one run wrote."""
+    """Read the results of one run."""
     record = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     with np.load(folder / "regret.npz", allow_pickle=False) as arrays:
         tables = {key: torch.from_numpy(arrays[key]).double() for key in arrays}
@@ -174,12 +174,12 @@ def draw_regret(run: Run, found: Found, finding: str) -> Picture:
         ax.set(xlabel="interactions", ylabel="cumulative regret", xscale="log", yscale="log")
         ax.set_title(finding)
         ax.legend(loc="lower right")
-    caption = "Median and range over the seeds; regret is that of expected rewards."
+    caption = "Median and range over the seeds; regret is of expected rewards."
     return run.picture(figure, "regret", caption)
 
 
 def draw_mistakes(run: Run, found: Found) -> Picture:
-    """What goes wrong in the course of time: poisonous eaten, edible passed."""
+    """Plot the rate of mistakes: poisonous eaten, edible passed."""
     count = len(next(iter(found.values()))[0])
     block = max(1, count // 50)
     with plots.style():
@@ -193,7 +193,7 @@ def draw_mistakes(run: Run, found: Found) -> Picture:
                 ax.plot(at, 100 * fraction.mean(1), LINES[name], label=name)
             ax.set(xlabel="interactions", title=what.capitalize())
             ax.set_yscale("symlog", linthresh=0.1)
-        axes[0].set_ylabel("share of the mushrooms (%)")
+        axes[0].set_ylabel("mushrooms (%)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     caption = f"Means over the seeds and over {block:,} interactions; linear below 0.1 %."
     return run.picture(figure, "mistakes", caption)

@@ -44,18 +44,18 @@ def draw_entropies(run: Run, ensembles: Predictions) -> Picture:
 def draw_votes(
     run: Run, inputs: dict[str, Tensor], ensembles: Predictions, y: Tensor
 ) -> list[Picture]:
-    """Votes on the three surest and unsurest test digits, and on three middling photographs."""
+    """Plot votes on digits of lowest and highest entropy, and on photographs of median entropy."""
     order = ensembles[DIGITS].entropy.argsort()
     middling = ensembles[PHOTOGRAPHS].entropy.argsort()
     half = len(middling) // 2
     groups = [
-        ("sure", DIGITS, order[:3], "The three test digits of lowest entropy."),
-        ("unsure", DIGITS, order[-3:], "The three test digits of highest entropy."),
+        ("confident", DIGITS, order[:3], "The three test digits of lowest entropy."),
+        ("uncertain", DIGITS, order[-3:], "The three test digits of highest entropy."),
         (
-            "foreign",
+            "ood",
             PHOTOGRAPHS,
             middling[half - 1 : half + 2],
-            "Three photograph patches, those of middling entropy.",
+            "Three photograph patches of median entropy.",
         ),
     ]
     pictures = []

@@ -88,7 +88,7 @@ def draw_training(run: Run, history: bbb.History) -> list[Picture]:
 
 
 def draw_components(run: Run, first: Scores) -> Picture:
-    """Every sampled network beside their mean network and their ensemble."""
+    """Plot the accuracy of sampled networks, of the mean network and of the ensemble."""
     figures = first[WIDE]
     each = sorted(figures["components"]["each"])
     with plots.style():

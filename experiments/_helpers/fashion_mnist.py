@@ -36,13 +36,13 @@ class Recipe:
     whitening: float | None
     """Ridge of the inputs' whitening, in squared pixels; None leaves them in [0, 1]."""
     estimator: str
-    """How gradients are estimated."""
+    """Gradient estimator."""
     num_particles: int
     """Draws of the weights per step."""
     batch_size: int
     """Images per step."""
     lr_schedule: str
-    """How Adam's learning rate goes on."""
+    """Learning-rate schedule."""
     samples: int
     """Networks in the ensemble."""
     lr: float = 1e-3
@@ -104,7 +104,7 @@ def train(
 def predict(
     trained: Trained, sets: Sets, samples: int, seed: int, first: int | None = None
 ) -> Answers:
-    """What networks drawn from the posterior say of test garments and of digits."""
+    """Predict test garments and digits by networks sampled from the posterior."""
     kinds = {GARMENTS: sets.test[0], DIGITS: sets.digits}
     return {
         kind: bbb.predict(
@@ -155,6 +155,6 @@ def log_average(ensemble: bbb.ClassificationPrediction) -> bbb.ClassificationPre
 
 
 def agreement(prediction: bbb.ClassificationPrediction) -> float:
-    """Mean share of the networks that vote for an image's most voted class."""
+    """Compute the mean fraction of networks that vote for an image's most voted class."""
     votes = nn.functional.one_hot(prediction.sample_probs.argmax(-1), 10).double().mean(0)
     return float(votes.amax(-1).mean())

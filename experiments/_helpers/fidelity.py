@@ -41,7 +41,7 @@ class Problem:
     at: Tensor
     """Their position on the line, ``[n]``."""
     labels: tuple[str, str]
-    """What the picture's axes are."""
+    """Labels of the figure's axes."""
     make_model: Callable[[], bbb.BayesianModel]
 
 
@@ -154,7 +154,7 @@ def _line(features: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def functions(prediction: bbb.Prediction) -> Tensor:
-    """What each draw says: the mean of y, or the probability of y = 1; ``[S, n]``."""
+    """Return each draw's mean of y, or its probability of y = 1; ``[S, n]``."""
     if isinstance(prediction, bbb.ClassificationPrediction):
         return prediction.sample_probs[..., 1]
     return prediction.sample_means[..., 0]
@@ -167,11 +167,11 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def compare(found: bbb.Prediction, gold: bbb.Prediction) -> dict[str, float]:
-    """How far one posterior's predictions are from another's at the same inputs.
+    """Compute distances between two posteriors' predictions at the same inputs.
 
     Returns:
         ``function``: 1-Wasserstein distance between the draws of the function, and ``sd_ratio``:
-        its standard deviation, both over that of ``gold``. ``predictive``: distance between the
+        its standard deviation, both over the one of ``gold``. ``predictive``: distance between the
         predictive distributions of y: total variation of classes; or 1-Wasserstein of real
         targets, over their standard deviation.
     """
@@ -216,7 +216,7 @@ NUTS = "NUTS"
 
 
 def verdict(nuts: dict[str, Any]) -> str:
-    """Whether the reference is one, in words."""
+    """Describe the convergence of NUTS in words."""
     worst = max(nuts["r_hat"].values())
     rest = (
         f"effective sample size at least {min(nuts['ess_bulk'].values()):.0f} (bulk) and "
@@ -263,14 +263,14 @@ def draw_bands(
         labels = [label.replace("reference", NUTS) for label in labels]
         figure.legend(handles, labels, loc="outside upper center", ncols=5)
     caption = (
-        f"Blue: the central {LEVEL:.0%} of each guide's functions; black lines: that of NUTS, the "
+        f"Blue: the central {LEVEL:.0%} of each guide's functions; black lines: NUTS, the "
         "same in all panels."
     )
     return run.picture(figure, f"bands_{name}", caption)
 
 
 def _limits(gold: Tensor) -> tuple[float, float]:
-    """What NUTS fills, and a quarter of it above and below."""
+    """Return the range of NUTS's functions, extended by a quarter on both sides."""
     low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
     margin = (high - low) / 4
     return low - margin, high + margin

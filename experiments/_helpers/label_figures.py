@@ -37,7 +37,7 @@ def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Pi
             level = 100 * (1 - target)
             ax.axhline(level, color="0.5", lw=0.8, ls=":")
             where = {"transform": ax.get_yaxis_transform(), "va": "bottom", "color": "0.4"}
-            ax.text(0.01, level, f"{name} % right", **where)
+            ax.text(0.01, level, f"accuracy {name} %", **where)
         ax.set(xscale="log", yscale="log", xlabel="labels", ylabel="error (%)")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -72,6 +72,6 @@ def draw_bought(run: Run, sets: Sets, seen: dict[str, Pool], count: int = 12) ->
             for ax, index in zip(row, pool.rows[-count:], strict=True):
                 plots.image(ax, sets.pool[0][index])
                 ax.set_title(str(int(sets.pool[1][index])), fontsize=8, loc="center")
-        figure.suptitle("What was asked for last")
+        figure.suptitle("Last acquired images")
     caption = "The last images bought by each rule with the first seed; above, their labels."
     return run.picture(figure, "bought", caption)

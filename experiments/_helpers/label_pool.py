@@ -19,7 +19,7 @@ RANDOM = "random"
 
 
 class Pool:
-    """Inputs, and labels that are hidden until they are asked for.
+    """Pool of inputs whose labels are hidden until they are acquired.
 
     Args:
         x: inputs, ``[n, ...]``.
@@ -87,7 +87,7 @@ def acquire(
         rule: `RANDOM`, or one of `SCORES`: the candidates of the highest scores.
         predict: predicts inputs; not called by `RANDOM`.
         count: number of labels.
-        candidates: number of unlabelled inputs that are looked at, drawn anew at random.
+        candidates: number of unlabelled inputs to score, sampled at random.
     """
     rows, x = pool.candidates(max(candidates, count))
     best = slice(count) if rule == RANDOM else SCORES[rule](predict(x)).topk(count).indices

@@ -19,16 +19,16 @@ from _helpers.run import Data
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is made and trained."""
+    """Hyper-parameters of a network and its training."""
 
     prior_scale: float
     """Standard deviation of the Normal prior of every random weight."""
     random: str
-    """Which parameters of a layer are random: ``"weight"`` or ``"*"``."""
+    """Random parameters of a layer: ``"weight"`` or ``"*"``."""
     init_scale: float | None
     """Spread of the kernels' initial means; None is He's, by fan-in. Biases start at 0."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     loss: str
     """``"mean_field"`` (closed-form KL) or ``"trace"`` (KL of the draws)."""
     lr: float
@@ -104,7 +104,7 @@ def train(
 
 
 def train_plain(recipe: Recipe, data: Data, seed: int) -> nn.Module:
-    """The same network without random weights, by the same optimiser and schedule."""
+    """Train the network without random weights, by the same optimiser and schedule."""
     torch.manual_seed(seed)
     network = lenet5(recipe)
     optimiser = torch.optim.Adam(network.parameters(), lr=recipe.lr, fused=True)

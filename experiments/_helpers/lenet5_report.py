@@ -41,7 +41,7 @@ PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty
 ALL = "all layers"
 
 
-NUM_SHOWN = 500  # validation images, and a fifth as many of noise, asked at every look
+NUM_SHOWN = 500  # validation images of a snapshot; a fifth as many are noise
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen at one step of the training."""
+    """Posterior and its predictions at one step of the training."""
 
     step: int
     guide: bbb.AutoSoftplusNormal
@@ -70,7 +70,7 @@ def noise(count: int, seed: int) -> Tensor:
 
 
 def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> Table:
-    """Scores on the test images beside published ones."""
+    """Tabulate scores on the test images, and published ones."""
     rows = [
         ("ensemble", summary, "test"),
         ("network of mean weights", summary, "mean_network"),
@@ -96,7 +96,7 @@ def ood_table(summaries: dict[str, Scores]) -> Table:
 
 
 def refusal_table(summary: Scores) -> Table:
-    """Shares refused at both cut-offs."""
+    """Tabulate the rates of refusal at both cut-offs."""
     cells = [
         (
             kind,
@@ -139,7 +139,7 @@ def draw_answers(x: Tensor, titles: list[str], rows: Answers, chosen: list[int])
 
 
 def draw_steps(run: Run, sets: Sets, snapshots: list[Snapshot]) -> list[Picture]:
-    """Both pictures of every look in ``steps/``; here the first and the last one compared."""
+    """Write the figures of every snapshot to ``steps/``; compare the first and the last."""
     x, y = sets.valid
     first, last = snapshots[0], snapshots[-1]
     uncertain = last.inside.entropy.argsort(descending=True)[:2].tolist()
@@ -169,7 +169,7 @@ def draw_steps(run: Run, sets: Sets, snapshots: list[Snapshot]) -> list[Picture]
 
 
 def draw_progress(run: Run, steps: list[Scores], history: bbb.History) -> list[Picture]:
-    """The loss, and what was seen at every look."""
+    """Plot the loss, and the scores of every snapshot."""
     at = [each["step"] for each in steps]
     with plots.style():
         loss, ax = plt.subplots()
@@ -179,7 +179,7 @@ def draw_progress(run: Run, steps: list[Scores], history: bbb.History) -> list[P
         left.set(xlabel="step", ylabel="held-out nats per image", title="Held-out log-probability")
         for key, label, line in (("entropy", "validation", "o-"), ("noise_entropy", NOISE, "s--")):
             right.plot(at, [each[key] for each in steps], line, ms=4, label=label)
-        right.set(xlabel="step", ylabel="mean entropy (nats)", title="How unsure it is")
+        right.set(xlabel="step", ylabel="mean entropy (nats)", title="Predictive entropy")
         right.legend()
     return [
         run.picture(figure, "steps", f"Seen every {at[0]} steps on {NUM_SHOWN} validation images."),
@@ -188,12 +188,12 @@ def draw_progress(run: Run, steps: list[Scores], history: bbb.History) -> list[P
 
 
 def draw_noise(run: Run, snapshots: list[Snapshot]) -> Picture:
-    """What the draws say of noise, early and at the end."""
+    """Plot the draws' predictions on noise, early and at the end."""
     count = 5
     rows = {f"step {each.step:,}": each.noise for each in (snapshots[0], snapshots[-1])}
     with plots.style():
         figure = draw_answers(noise(NUM_SHOWN // 5, seed=2), [""] * count, rows, list(range(count)))
-        figure.suptitle("Pure noise: what every draw says")
+        figure.suptitle("Pure noise: predictions of every draw")
     return run.picture(figure, "noise", "Five noise images; points are draws, bars their average.")
 
 
@@ -203,10 +203,10 @@ def draw_refusal(run: Run, sets: Sets, everything: Answers, variants: Answers) -
     with plots.style():
         entropies, ax = plt.subplots()
         plots.entropy_histogram(ax, answer.entropy, {k: p.entropy for k, p in others})
-        ax.set_title(f"Entropy: {inside} and what is none")
+        ax.set_title(f"Entropy: {inside} and out-of-distribution images")
         risks, ax = plt.subplots()
         plots.risk_coverage(ax, {ALL: answer, **variants}, sets.test[1], minimum=0.8)
-        ax.set_title("Errors that refusing avoids")
+        ax.set_title("Risk-coverage")
     return [
         run.picture(entropies, "entropy", "ln 10 = 2.3 nats is a uniform guess."),
         run.picture(

@@ -38,21 +38,21 @@ class Recipe:
     prior: tuple[float, ...] = ()
     """(scale,) of a Normal, or (pi, sigma1, sigma2) of a mixture; () is an ordinary network."""
     dropout: tuple[float, float] = (0.0, 0.0)
-    """Share of the inputs and of the hidden units that are left out, of an ordinary network."""
+    """Dropout rates of inputs and hidden units, for an ordinary network."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or plain stochastic gradient descent."""
     lr: float = 1e-3
     """Learning rate at the start."""
     lr_schedule: Literal["cosine", "constant"] = "cosine"
-    """How it goes on."""
+    """Learning-rate schedule."""
     epochs: int = 300
     """Passes over the training images."""
     batch_size: int = 128
     """Images per step."""
     init_rho: float = -5.0
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     estimator: str = "local_reparam"
-    """How gradients are estimated."""
+    """Gradient estimator."""
     num_particles: int = 1
     """Draws of the weights per step."""
     temperature: float = 1.0
@@ -60,12 +60,12 @@ class Recipe:
     initial_temperature: float | None = None
     """Its factor at the start, if another one."""
     lr_floor: float = 0.0
-    """Share of the learning rate at which a cosine ends."""
+    """Final factor of a cosine schedule."""
     averaged: bool = False
-    """Whether a posterior's parameters end as the mean of those after each epoch of the second
+    """Whether a posterior's parameters are averaged over the epochs of the training's second
     half."""
     kl_schedule: str = "uniform"
-    """How the KL is shared out among the minibatches."""
+    """Schedule of the KL weight over minibatches."""
 
 
 def mixture(pi: float, minus_ln_sigma1: float, minus_ln_sigma2: float) -> tuple[float, ...]:
@@ -139,11 +139,11 @@ class Trained:
     model: bbb.BayesianModel | None = None
     guide: bbb.AutoSoftplusNormal | None = None
     curve: dict[str, float] = field(default_factory=dict)
-    """Validation error (share) of the mean network by epoch."""
+    """Validation error in [0, 1] of the mean network by epoch."""
     seconds: float = 0.0
 
     def point(self, x: Tensor) -> bbb.ClassificationPrediction:
-        """What one network says: the ordinary one, or that of mean weights."""
+        """Predict by one network: the ordinary one, or the one of mean weights."""
         if self.network is None:
             return bbb.predict_mean(self.model, self.guide, x)
         with torch.no_grad():
@@ -167,12 +167,12 @@ class Trained:
 
 
 def error(prediction: bbb.ClassificationPrediction, y: Tensor) -> float:
-    """Share of wrong labels."""
+    """Compute the error rate."""
     return float((prediction.label != y).double().mean())
 
 
 def train(recipe: Recipe, width: int, seed: int, sets: Sets, *, progress: bool = True) -> Trained:
-    """Trains a network; images of the validation part are looked at, nothing follows from it."""
+    """Train a network and record its validation error; nothing is chosen by it."""
     torch.manual_seed(seed)
     sizes = [sets.train[0].shape[1], width, width, 10]
     trained = Trained()
@@ -247,7 +247,7 @@ def _schedule(recipe: Recipe) -> bbb.KLSchedule:
 
 
 def _rate(recipe: Recipe) -> Callable[[float], float]:
-    """Factors of the learning rate by the share of training done."""
+    """Return factors of the learning rate by the progress of the training."""
     if recipe.lr_schedule == "constant":
         return lambda progress: 1.0
     floor = recipe.lr_floor

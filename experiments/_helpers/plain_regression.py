@@ -8,7 +8,7 @@ import pyro_bbb as bbb
 
 
 class Plain(nn.Module):
-    """The same network without random weights.
+    """Network without random weights that predicts a Normal.
 
     Args:
         units: of the hidden layers.

@@ -53,11 +53,11 @@ class Trained:
     curve: list[float]
 
     def accuracy(self, data: Data) -> float:
-        """Of the network of mean weights."""
+        """Compute the accuracy of the network of mean weights."""
         return accuracy(self.model, self.guide, data)
 
     def pruned(self, fraction: float) -> "Trained":
-        """The same without the weights of lowest signal-to-noise ratio."""
+        """Prune the weights of lowest signal-to-noise ratio."""
         return replace(self, guide=bbb.prune(self.guide, fraction))
 
 
@@ -92,7 +92,7 @@ def networks_table(record: Scores, names: list[str], samples: int) -> Table:
 
 
 def pruning_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network against what was removed."""
+    """Tabulate the mean network's test accuracy by pruned fraction."""
     rows = [
         (
             f"{100 * fraction:.0f}",
@@ -129,7 +129,7 @@ def export_table(record: Scores, name: str) -> Table:
 
 
 def draw_curves(run: Run, networks: Mapping[str, Trained]) -> Picture:
-    """Test accuracy over the epochs beside the published one."""
+    """Plot test accuracy by epoch, and the published one."""
     with plots.style():
         figure, ax = plt.subplots()
         for (name, trained), marker in zip(networks.items(), "osD", strict=False):
@@ -150,10 +150,12 @@ def draw_curves(run: Run, networks: Mapping[str, Trained]) -> Picture:
 def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
     """The posterior of one weight that data cannot reach and of one that they determine."""
     ratio = bbb.signal_to_noise(trained.guide)[FIRST]
-    surest = divmod(int(ratio.argmax()), ratio.shape[1])
+    clearest = divmod(int(ratio.argmax()), ratio.shape[1])
     with plots.style():
         figure, axes = plt.subplots(2, figsize=(4.8, 4.4))
-        for ax, index, what in zip(axes, (CORNER, surest), ("No data", "The surest"), strict=True):
+        for ax, index, what in zip(
+            axes, (CORNER, clearest), ("No data", "Highest ratio"), strict=True
+        ):
             plots.weight_density(ax, trained.guide, FIRST, index)
             ax.locator_params(axis="x", nbins=6)
             ax.set_title(f"{what}: {ax.get_title(loc='left')}", fontsize="small")
@@ -165,7 +167,7 @@ def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
 
 
 def draw_ratios(run: Run, name: str, trained: Trained, below: float) -> Picture:
-    """Density and cumulative share of the signal-to-noise ratio."""
+    """Plot density and cumulative distribution of the signal-to-noise ratio."""
     with plots.style():
         figure, ax = plt.subplots()
         plots.snr_density_and_cdf(ax, bbb.signal_to_noise(trained.guide))
@@ -175,7 +177,7 @@ def draw_ratios(run: Run, name: str, trained: Trained, below: float) -> Picture:
 
 
 def draw_pruning(run: Run, name: str, pruning: Mapping[str, float]) -> Picture:
-    """The pruning curve beside the published one."""
+    """Plot the pruning curve, and the published one."""
     accuracies = list(pruning.values())
     published = list(PUBLISHED_PRUNING), list(PUBLISHED_PRUNING.values())
     caption = f"{name}: test accuracy of the mean network, without training after the removal."
@@ -184,7 +186,7 @@ def draw_pruning(run: Run, name: str, pruning: Mapping[str, float]) -> Picture:
 
 
 def draw_unpruned(run: Run, name: str, trained: Trained, fraction: float = 0.95) -> Picture:
-    """Where in the image the weights begin that are left."""
+    """Plot the fraction of unpruned weights of each pixel."""
     unpruned = trained.pruned(fraction).guide.loc(FIRST) != 0
     left = unpruned.double().mean(0)  # [pixels]
     with plots.style():

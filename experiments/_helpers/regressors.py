@@ -34,7 +34,7 @@ OURS = "BayesianRegressor"
 
 
 class Answer(NamedTuple):
-    """What a method says of the test rows; None where it does not say it."""
+    """Predictions for the test rows; None where a method has none."""
 
     mean: Array
     log_density: Array | None
@@ -62,7 +62,7 @@ def fit_ours(split: Split, seed: int, **options: Any) -> Answer:
 
 
 def fit_normal(model: Any, split: Split) -> Answer:
-    """A method that says a mean and a standard deviation."""
+    """Fit a method that predicts a mean and a standard deviation."""
     mean, std = model.fit(split.x, split.y).predict(split.x_test, return_std=True)
     z = (split.y_test - mean) / std
     log_density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)

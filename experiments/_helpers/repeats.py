@@ -1,7 +1,7 @@
-"""The same run with several seeds, and its figures' mean and standard deviation.
+"""Runs with several seeds, and mean and standard deviation of their figures.
 
 Seeds run one after the other, or wherever `joblib.parallel_config` says: on more cores, or by the
-backends "ray" and "dask" on a cluster. Those that are finished are kept, and not run again.
+backends "ray" and "dask" on a cluster. Finished ones are cached, and not run again.
 """
 
 import json
@@ -23,11 +23,11 @@ def repeat(
     """Runs ``one(seed)`` for consecutive seeds; the first in this process, for its pictures.
 
     Args:
-        one: makes figures that JSON can hold; those of other seeds may be made in other processes.
+        one: makes figures that JSON can represent, for later seeds possibly in another process.
         seed: the first.
         repeats: how many.
-        folder: where the figures of all but the first are kept, and looked up: of such runs only,
-            and by a process alone.
+        folder: cache of the figures of all seeds but the first, for runs of one configuration
+            in one process.
 
     Returns:
         ``seeds``: the figures by seed; ``mean`` and, of two or more, ``sd``: of every number, in
@@ -65,7 +65,7 @@ def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int 
     Args:
         summary: what `repeat` returned.
         *keys: where in the nested dicts the figure is.
-        factor: what to multiply by; 100 turns shares into per cent.
+        factor: what to multiply by; 100 gives per cent.
         digits: decimals.
     """
     figures = [summary[kind] for kind in ("mean", "sd") if kind in summary]

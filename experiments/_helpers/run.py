@@ -1,4 +1,4 @@
-"""What every experiment shares: a folder of results, a table, a report that one file holds.
+"""Settings, tables and reports of an experiment, and its folder of results.
 
 A run writes into its folder ``config.json`` at the start, pictures as PNG files, ``metrics.json``
 at the end, and ``report.html``, which needs no other file and no network.
@@ -72,7 +72,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        """Aligned Markdown, which a terminal shows as well."""
+        """Format as aligned Markdown."""
         lines = [self.columns, *self.rows]
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         names, *others = widths
@@ -89,7 +89,7 @@ def _line(cells: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file and what it shows."""
+    """PNG file with a caption."""
 
     path: Path
     caption: str
@@ -102,7 +102,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report: a heading, what it says, tables and pictures."""
+    """Part of a report: heading, text, tables and figures."""
 
     heading: str
     text: str
@@ -114,8 +114,8 @@ class Section:
 class Run:
     """One run of an experiment and the folder it writes to.
 
-    Of several processes that torchrun has started, the others write where nobody looks, and are
-    silent.
+    Of several processes started by torchrun, the others are silent and write to a temporary
+    folder.
     """
 
     config: Settings
@@ -188,7 +188,7 @@ class Run:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file as a whole or not at all: a killed run leaves no half of it."""
+    """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -200,7 +200,7 @@ def digits() -> tuple[Data, Data]:
 
     Returns:
         1,347 for training and choosing, 450 for the test alone; every class in proportion. All
-        experiments split here, so that what one tests on no other one has chosen by.
+        experiments use this split: no setting was chosen by any test digit.
     """
     x, y = load_digits(return_X_y=True)
     x = x.astype(np.float32) / 16

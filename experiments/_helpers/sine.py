@@ -1,4 +1,4 @@
-"""The sine of `sine_regression`, and figures of what is learned from it."""
+"""Noisy sine: data and figures of `sine_regression`."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ BANDS = "bands"
 
 @dataclass(frozen=True)
 class Problem:
-    """The data of one seed, and where the network is asked."""
+    """Data of one seed, and the inputs of predictions."""
 
     data: Data
     x: Tensor
@@ -50,10 +50,10 @@ def growing(x: Tensor) -> Tensor:
 def draw_bands(
     run: Run, bands: dict[str, Any], nuts: bbb.RegressionPrediction | None, ratios: dict[str, float]
 ) -> list[Picture]:
-    """One panel per variant on shared axes; NUTS has the last."""
+    """Plot predictive bands, a panel per variant and one for NUTS."""
     panels: dict[str, Any] = {}
     for name, (problem, prediction, _) in bands.items():
-        title = f"{name}: {ratios[name]:.1f} times as unsure off the data"
+        title = f"{name}: {ratios[name]:.1f} times the epistemic sd off the data"
         panels[name] = problem, prediction, title
         if nuts is not None and not panels.get("NUTS"):
             panels["NUTS"] = problem, nuts, f"NUTS, {name}: {ratios['NUTS']:.1f} times"

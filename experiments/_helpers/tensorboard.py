@@ -1,4 +1,4 @@
-"""The loss parts and the weights of a training in TensorBoard, where the user asks for it."""
+"""TensorBoard callback for loss parts and weights of a training."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """One split of a regression table: standardise, train, predict in the table's own units, score.
 
-What runs in the processes of `uci_regression`, and what it leaves for a run that was interrupted.
+Processes of `uci_regression` run these tasks; files of finished ones resume an interrupted run.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import pyro_bbb as bbb
 from _helpers.run import Data, write_json
 from pyro_bbb import metrics, priors
 
-ROUNDING = 1e-12  # a column whose deviations are below this share of its size is constant
+ROUNDING = 1e-12  # a column whose deviations are below this fraction of its size is constant
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Recipe:
     options: dict[str, float]
     """Its arguments."""
     members: int
-    """Networks side by side, each with a posterior of its own and an equal part in predictions."""
+    """Ensemble members, each with its own posterior and an equal weight in predictions."""
     init_rho: float
-    """Where the weights' standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     temperature: float
     """Weight of the KL in the ELBO; 1 is Bayes' rule."""
     lr: float
     """Adam's learning rate at the start."""
     lr_schedule: str
-    """How it goes on."""
+    """Learning-rate schedule."""
     least_batch: int
     """Rows per step, at least; larger tables have more..."""
     most_batches: int
@@ -64,29 +64,29 @@ class Task:
     """One split of one table, and all that decides its figures."""
 
     name: str
-    """Of the table."""
+    """Name of the table."""
     path: str
     """Its file."""
     split: int
     """Number of the split, from 0."""
     part: str
-    """What is scored: ``"test"``, or ``"validation"``, a fifth of the train part."""
+    """Scored part: ``"test"``, or ``"validation"``, a fifth of the train part."""
     recipe: Recipe
-    """How."""
+    """Hyper-parameters."""
     seed: int
-    """Of everything random, with name and split."""
+    """Seed; each split derives its own from it."""
     digest: str
-    """Of the file's content."""
+    """SHA-256 of the file."""
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for figures to be the same; folders and processes need not be."""
+        """Everything that determines the figures; folders and processes do not."""
         own = {key: value for key, value in asdict(self).items() if key != "path"}
         return own | {"pyro_bbb": bbb.__version__, "torch": str(torch.__version__)}
 
     @property
     def own_seed(self) -> int:
-        """A seed of the split's own, whichever splits run beside it and in which order."""
+        """Seed of the split, independent of the order of splits."""
         words = f"{self.seed} {self.name} {self.split}"
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4])
 
@@ -105,7 +105,7 @@ class Scaling:
 
     @classmethod
     def of(cls, values: Tensor) -> "Scaling":
-        """That of float64 rows ``[n, columns]``; the standard deviation divides by n."""
+        """Estimate from float64 rows ``[n, columns]``; the standard deviation divides by n."""
         mean, std = values.mean(0), values.std(0, correction=0)
         constant = std <= ROUNDING * values.abs().amax(0)
         return cls(mean, std.masked_fill(constant, math.inf))
@@ -121,7 +121,7 @@ def digest(path: Path) -> str:
 
 
 def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
-    """So many networks with one hidden layer each, in one: inputs ``[n, d]``, outputs ``[n, m]``.
+    """Build an ensemble of one-hidden-layer networks as one: inputs ``[n, d]``, outputs ``[n, m]``.
 
     The output layer is a convolution whose groups are the members, so that none sees another's
     units; trained together they are as good as trained one by one, at little more than one's cost.
@@ -218,7 +218,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 
 def split_file(folder: Path, task: Task) -> Path:
-    """Where a split's figures are kept."""
+    """Return the path of a split's figures."""
     return folder / "splits" / task.name / f"{task.split}.json"
 
 
@@ -234,7 +234,7 @@ def finished(folder: Path, task: Task) -> dict[str, Any] | None:
 
 
 def run_and_write(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str, Any]]:
-    """What a process does: `run_task`, and a file that is there as a whole or not at all."""
+    """Run a task and write its scores atomically."""
     torch.set_num_threads(threads)
     began = time.perf_counter()
     scores = run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}

@@ -67,12 +67,12 @@ def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.fl
 
 
 def coverage(quantiles: np.ndarray[Any, np.dtype[np.float64]], level: float) -> float:
-    """Share of the targets in the central interval of this level."""
+    """Compute the coverage of the central interval of this level."""
     return float((np.abs(2 * quantiles - 1) <= level).mean())
 
 
 def summary_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """What ``metrics.json`` has of one table."""
+    """Summarise the scores of one table for ``metrics.json``."""
     columns = {key: [split[key] for split in scores] for key in SCORES}
     covered = {f"{level:.0%}": coverage(quantiles_of(scores), level) for level in LEVELS}
     return {
@@ -112,14 +112,14 @@ def score_table(summaries: dict[str, Any], score: str) -> Table:
 
 
 def coverage_table(summaries: dict[str, Any]) -> Table:
-    """How often targets lie in central intervals, in per cent."""
+    """Tabulate the coverage of central intervals in per cent."""
     levels = [f"{level:.0%}" for level in LEVELS]
     rows = [(n, *(f"{100 * s['coverage'][k]:.1f}" for k in levels)) for n, s in summaries.items()]
-    return Table(("targets within (%)", *levels), rows)
+    return Table(("coverage (%) of intervals", *levels), rows)
 
 
 def comparison(summaries: dict[str, Any]) -> str:
-    """In how many of the published figures this run does better, or nearly as well."""
+    """Count the published figures that this run reaches or exceeds."""
     won, near, total = 0, 0, 0
     for name in summaries.keys() & PUBLISHED.keys():
         for score, sign in (("rmse", -1), ("log_likelihood", 1)):
@@ -170,7 +170,7 @@ def draw_row(ax: Axes, figures: dict[str, Figure]) -> None:
 
 
 def draw_coverage(run: Run, scores: dict[str, list[dict[str, Any]]]) -> Picture:
-    """Share of targets inside the central interval of every level."""
+    """Plot the coverage of central intervals by level."""
     levels = np.linspace(0.01, 0.99, 99)
     with plots.style():
         figure, ax = plt.subplots(figsize=(4.8, 3.8))
@@ -181,8 +181,10 @@ def draw_coverage(run: Run, scores: dict[str, list[dict[str, Any]]]) -> Picture:
             ax.plot(levels, covered, ("-", "--", "-.")[number // 6 % 3], label=name)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        ax.set(xlabel="level of the interval", ylabel="targets inside", xlim=(0, 1), ylim=(0, 1))
-        ax.set_title("Are intervals honest?")
+        ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))
+        ax.set_title("Calibration of predictive intervals")
         ax.legend()
-    caption = "All splits together. On the dotted line they are; above it, wider than need be."
+    caption = (
+        "All splits together. Intervals above the dotted line are too wide, below it too narrow."
+    )
     return run.picture(figure, "coverage", caption)

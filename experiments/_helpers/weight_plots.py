@@ -18,8 +18,8 @@ def draw_weights(run: Run, guide: bbb.AutoSoftplusNormal) -> list[Picture]:
         scales, ax = plt.subplots()
         plots.weight_scales(ax, guide).set_title("Posterior standard deviations by layer")
     return [
-        run.picture(means, "weight_locs", "Where the posterior puts each weight."),
-        run.picture(scales, "weight_scales", "How sure it is of each weight."),
+        run.picture(means, "weight_locs", "Posterior means."),
+        run.picture(scales, "weight_scales", "Posterior standard deviations."),
     ]
 
 

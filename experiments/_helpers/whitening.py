@@ -1,4 +1,4 @@
-"""Inputs whose directions all matter alike: what training images seldom show then stands out."""
+"""Damped ZCA whitening of images: all directions get similar variance."""
 
 from dataclasses import dataclass
 

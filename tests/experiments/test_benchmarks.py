@@ -332,7 +332,7 @@ def test_a_contender_trains_in_a_process_of_its_own(load, work):
             times = worker.take(each, 4)
             assert len(times) == 4 and all(0 < seconds < 60 for seconds in times)
         assert worker.prepare([work]) is None
-        with pytest.raises(RuntimeError, match="process of a contender failed"):
+        with pytest.raises(RuntimeError, match="process of a method failed"):
             worker.take(other, 1)  # is not prepared any more
 
 

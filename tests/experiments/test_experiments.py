@@ -153,13 +153,10 @@ def test_short_batches_are_left_out_of_the_record(monkeypatch):
     x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
     trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
-    steps, whole = (
-        trained.history.steps,
-        importlib.import_module("_helpers.fashion_figures").full_batches(trained.history.steps),
-    )
-    kept = [0, 1, 3, 4]  # of batches of 4, 4, 2
-    for name, series in vars(whole).items():
-        assert series == [getattr(steps, name)[i] for i in kept], name
+    full_batches = importlib.import_module("_helpers.fashion_figures").full_batches
+    steps, expected = trained.history.steps, [0, 1, 3, 4]  # of batches of 4, 4, 2
+    for name, series in vars(full_batches(steps)).items():
+        assert series == [getattr(steps, name)[i] for i in expected], name
 
 
 def test_table_is_aligned_markdown(common):
