@@ -17,7 +17,7 @@ import pyro_bbb as bbb
 from _parts.baselines import PI, SIGMA1, SIGMA2
 from _parts.tasks import NUM_DATA, Trainer, Work
 from _parts.timing import Meter, repeated
-from pyro_bbb.training._runners import engine as _engine
+from pyro_bbb.training._runners.eager import EagerRunner
 
 PRIORS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),
@@ -60,12 +60,12 @@ def metered_steps(meter: Meter) -> Iterator[None]:
 
     The name of its step is all that this knows of what `fit` is made of.
     """
-    real = _engine.take_step
+    real = EagerRunner.step
 
     def metered(*args: Any, **kwargs: Any) -> Any:
         return meter(lambda: real(*args, **kwargs))
 
-    with mock.patch.object(_engine, "take_step", metered):
+    with mock.patch.object(EagerRunner, "step", metered):
         yield
 
 
