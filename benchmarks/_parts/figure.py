@@ -80,7 +80,7 @@ def _memory(results: Results) -> Iterator[Panel]:
         yield Panel(
             f"pyro_bbb trains in {found[OURS]:.1f} times the ordinary memory",
             "largest sum of tensors in a step / deterministic one",
-            {f"width {results.effort.memory_width}": found},
+            {f"width {results.budget.memory_width}": found},
         )
 
 

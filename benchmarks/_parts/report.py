@@ -77,7 +77,7 @@ def of_training_memory(results: Results) -> str:
     ]
     absent = {n: p.absent for n, p in results.training_memory.items() if p.absent is not None}
     head = ["", "tensors, MiB", "/ floor", "process, MiB", "/ floor"]
-    title = f"memory: training at width {results.effort.memory_width}, peak of a steady step"
+    title = f"memory: training at width {results.budget.memory_width}, peak of a steady step"
     return f"{title}\n\n{table(head, rows)}{_absent(absent)}"
 
 
@@ -88,7 +88,7 @@ def of_prediction_memory(results: Results) -> str:
         for (samples, count), peak in results.prediction_memory.items()
     ]
     head = ["", "tensors beyond the result, MiB", "result, MiB"]
-    title = f"memory: pyro_bbb.predict at width {results.effort.widths[0]}, peak"
+    title = f"memory: pyro_bbb.predict at width {results.budget.widths[0]}, peak"
     return f"{title}\n\n{table(head, rows)}"
 
 
