@@ -48,7 +48,7 @@ TWINS = {
     "Categorical",
     "Normal",
     "StudentT",
-}  # a likelihood or guide, and the distribution of torch
+}  # also distributions of torch
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 QUESTION = re.compile(r"(What|Which|Where|Whether|How)\b")
 
