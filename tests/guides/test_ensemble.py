@@ -56,7 +56,7 @@ def test_members_for_a_converted_network_do_not_all_start_at_its_weights():
 
 @pytest.mark.parametrize("name", ["delta", "laplace", "laplace_ggn"])
 def test_points_that_start_alike_are_refused(name):
-    with pytest.raises(ValueError, match="init_loc must give each member a start of its own"):
+    with pytest.raises(ValueError, match="init_loc must give each member different initial values"):
         make(name, init_loc=0.1)
     make(name, size=1, init_loc=0.1)
 
