@@ -1,0 +1,46 @@
+"""The page on the architecture names files that exist, and every room."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pyro_bbb"
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+LAYERS = next(each["layers"] for each in CONTRACTS["contracts"] if each["type"] == "layers")
+FLOORS = {  # of each room, 1 at the bottom
+    room.strip(): floor
+    for floor, layer in enumerate(reversed(LAYERS), start=1)
+    for room in layer.split("|")
+}
+PATHS = sorted({name for name in re.findall(r"`([\w./]+)`", PAGE) if "/" in name})
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "NAME" not in path])
+def test_a_path_on_the_page_exists(path):
+    assert (PACKAGE / path).exists() or (ROOT / path).exists()
+
+
+def test_names_in_parentheses_stand_in_the_file_before_them():
+    named = re.findall(r"`([\w/]+\.py)`\s\(`(?:\w+\.)?(\w+)`\)", PAGE)
+    assert len(named) >= 4
+    for path, name in named:
+        assert f"def {name}(" in (PACKAGE / path).read_text("utf-8"), (path, name)
+
+
+def test_every_room_is_in_the_table_and_on_its_floor():
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert {room: int(floor) for floor, room in rows} == FLOORS
+    assert len(rows) == len(FLOORS)
+
+
+def test_the_picture_has_every_room_on_its_floor():
+    path = ROOT / "docs" / "architecture_figure.py"
+    spec = importlib.util.spec_from_file_location("architecture_figure", path)
+    figure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figure)
+    assert {room: floor for room, (floor, *_) in figure.ROOMS.items()} == FLOORS
