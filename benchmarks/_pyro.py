@@ -89,14 +89,14 @@ def stock(prior: str) -> Callable[[Work], Trainer]:
         guide = AutoNormal(model, init_scale=0.01)
         guide._pyro_name = f"AutoNormal{next(_numbers)}"  # else all share parameters by name
 
-        def weighed(x: Tensor, y: Tensor, kl_weight: float) -> Any:
+        def with_kl_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
             with poutine.scale(scale=kl_weight):
                 return guide(x, y, kl_weight)
 
-        weighed(x, y, 1.0)  # AutoNormal has no parameters before its first call
+        with_kl_weight(x, y, 1.0)  # AutoNormal has no parameters before its first call
         guide.to(work.device)
         elbo = Trace_ELBO(num_particles=work.draws)
-        svi = SVI(model, weighed, pyro.optim.Adam({"lr": work.lr}), elbo)
+        svi = SVI(model, with_kl_weight, pyro.optim.Adam({"lr": work.lr}), elbo)
         return Trainer(repeated(lambda: svi.step(x, y, len(x) / NUM_DATA)), guide)
 
     return train

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_bbb._handlers.param_store import held_by_optimiser, own_store
 from pyro_bbb._utils import validation as checks
-from pyro_bbb._utils.locking import TURN
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides.kl_weight import weighed
+from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 
 Encode: TypeAlias = Callable[[Tensor, int], Tensor]
@@ -102,7 +102,7 @@ class ThompsonAgent:
         make = checks.function("optimizer", optimizer or _adam, "(parameters, lr=...)")
         self._optimizer = make(self._parameters, lr=checks.positive("lr", lr))
         self._objective = _Surrogate(max_plate_nesting=1)
-        self._weighed = weighed(guide)
+        self._weighed = with_kl_weight(guide)
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._inputs: Tensor | None = None
         self._rewards: Tensor | None = None
@@ -255,7 +255,7 @@ class ThompsonAgent:
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Parameters of its own, and no checks of numbers."""
-        with TURN, own_store(self.model, self.guide), pyro.validation_enabled(False):
+        with GLOBAL_LOCK, own_store(self.model, self.guide), pyro.validation_enabled(False):
             yield
 
 
@@ -298,7 +298,7 @@ def _one_of(name: str, value: Any, known: Iterable[str]) -> str:
 def _shares(name: str, value: Any) -> Tensor:
     """One number in [0, 1], or a tensor of such."""
     if not isinstance(value, Tensor):
-        return torch.tensor(checks.share(name, value))
+        return torch.tensor(checks.fraction(name, value))
     if not ((value >= 0) & (value <= 1)).all():
         raise ValueError(f"{name} must be in [0, 1], got {value}")
     return value

@@ -13,13 +13,13 @@ from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
-from pyro_bbb._handlers.kl_scale import weigh
+from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import announce_one, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.locking import exclusive
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
 from pyro_bbb.priors import Prior
@@ -64,7 +64,7 @@ class BayesianModel(PyroModule):
         announce_one(self)
         with own_store(self) as store:
             result = super().__call__(*args, **kwargs)
-            _refuse_foreign(self, store)
+            _refuse_unknown(self, store)
         return result
 
     def forward(
@@ -88,7 +88,7 @@ class BayesianModel(PyroModule):
             TypeError: an argument is of another kind.
         """
         _require_inputs(x)
-        with weigh(kl_weight):
+        with scale_kl(kl_weight):
             if in_plate():
                 with poutine.trace() as drawn:
                     self.draw_latents()
@@ -175,7 +175,7 @@ class BayesianModel(PyroModule):
         with own_store(self), self._pyro_context:
             return self._arguments_at(x)
 
-    @exclusive
+    @locked
     def check(self, x: Tensor, y: Tensor | None = None) -> None:
         """Checks that data fit network and likelihood, by running the first two examples.
 
@@ -214,7 +214,7 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
     return outputs
 
 
-def _refuse_foreign(model: nn.Module, store: dict[str, Tensor]) -> None:
+def _refuse_unknown(model: nn.Module, store: dict[str, Tensor]) -> None:
     own = {id(parameter) for parameter in model.parameters()} if store else set()
     for name, parameter in store.items():
         if id(parameter) not in own:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_bbb._handlers.pruned_sites import kept_by, of_kept
+from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
 
 G = TypeVar("G", bound="PrunableGuide")
 
@@ -81,7 +81,7 @@ def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
 
     At 0 that is constant for a fixed prior, but would draw a learned one towards the zeros.
     """
-    return of_kept(model, kept_by(guide))
+    return mask_pruned(model, unpruned_entries(guide))
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

@@ -269,13 +269,13 @@ class Fixed:
     """Acts by a rule, and learns nothing."""
 
     def __init__(self, rule):
-        self.rule, self.told = rule, []
+        self.rule, self.broadcast_bytes = rule, []
 
     def act(self, contexts):
         return self.rule(contexts)
 
     def remember(self, contexts, actions, rewards):
-        self.told.append((contexts, actions, rewards))
+        self.broadcast_bytes.append((contexts, actions, rewards))
 
 
 def offered(bandit, rule, count=4000, seeds=(0, 1, 0)):
@@ -285,8 +285,8 @@ def offered(bandit, rule, count=4000, seeds=(0, 1, 0)):
     agent = Fixed(rule)
     for _ in range(count):
         mushrooms.offer(agent)
-    told = (torch.cat(parts) for parts in zip(*agent.told, strict=True))
-    return mushrooms, *told
+    broadcast_bytes = (torch.cat(parts) for parts in zip(*agent.broadcast_bytes, strict=True))
+    return mushrooms, *broadcast_bytes
 
 
 def test_an_oracle_has_no_regret(bandit):
@@ -411,7 +411,7 @@ class Counted(Fixed):
         self.learned_at = []
 
     def learn(self):
-        self.learned_at.append(sum(len(rewards) for *_, rewards in self.told))
+        self.learned_at.append(sum(len(rewards) for *_, rewards in self.broadcast_bytes))
 
 
 @pytest.mark.parametrize("basket", [1, 4])
@@ -424,7 +424,7 @@ def test_rounds_learn_after_every_basket(bandit, basket):
     rounds.play(20 // basket)
     for agent, mushrooms in players:
         assert agent.learned_at == list(range(basket, 21, basket))
-        offered = torch.cat([contexts for contexts, *_ in agent.told])
+        offered = torch.cat([contexts for contexts, *_ in agent.broadcast_bytes])
         assert offered.equal(x[mushrooms.order])
         poisonous = mushrooms.poisonous[mushrooms.order]
         assert mushrooms.regret.equal(torch.where(poisonous, 15.0, 0.0))

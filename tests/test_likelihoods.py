@@ -224,13 +224,13 @@ def test_a_learned_scale_is_one_parameter_that_starts_at_init(init):
     assert (likelihood.scale > 0).all()
 
 
-def traced(likelihood, outputs):
+def get_traces(likelihood, outputs):
     model = BayesianModel(BayesianMLP([2, outputs]), likelihood, 5)
     return model, poutine.trace(model).get_trace(torch.randn(5, 2), torch.randn(5, outputs))
 
 
 def test_a_latent_scale_is_a_site_that_the_observation_uses():
-    model, trace = traced(Gaussian(dist.Gamma(3.0, 2.0)), 2)
+    model, trace = get_traces(Gaussian(dist.Gamma(3.0, 2.0)), 2)
     site = trace.nodes["likelihood.scale"]
     assert isinstance(site["fn"], dist.Gamma) and site["value"].shape == ()
     assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, site["value"].expand(5, 2))
@@ -240,7 +240,7 @@ def test_a_latent_scale_is_a_site_that_the_observation_uses():
 
 def test_a_latent_scale_per_output():
     prior = dist.LogNormal(torch.tensor([0.0, 5.0]), 0.01)
-    model, trace = traced(Gaussian(prior), 2)
+    model, trace = get_traces(Gaussian(prior), 2)
     scale = trace.nodes["likelihood.scale"]["value"]
     assert scale.shape == (2,) and scale[1] > 100
     assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, scale.expand(5, 2))
@@ -248,11 +248,11 @@ def test_a_latent_scale_per_output():
 
 
 def test_two_latents_of_one_likelihood_keep_their_own_priors():
-    _, trace = traced(StudentT(dist.Gamma(2.0, 0.1), dist.HalfNormal(0.5)), 1)
+    _, trace = get_traces(StudentT(dist.Gamma(2.0, 0.1), dist.HalfNormal(0.5)), 1)
     assert isinstance(trace.nodes["likelihood.df"]["fn"], dist.Gamma)
     assert isinstance(trace.nodes["likelihood.scale"]["fn"], dist.HalfNormal)
     for known, latent in (("df", "scale"), ("scale", "df")):
-        _, trace = traced(StudentT(**{known: 2.0, latent: dist.Gamma(2.0, 0.1)}), 1)
+        _, trace = get_traces(StudentT(**{known: 2.0, latent: dist.Gamma(2.0, 0.1)}), 1)
         assert f"likelihood.{latent}" in trace and f"likelihood.{known}" not in trace
         assert (getattr(trace.nodes["obs"]["fn"].base_dist, known) == 2).all()
 
@@ -287,7 +287,7 @@ def test_a_prior_of_the_scale_must_not_reach_below_zero(prior):
     ],
 )
 def test_priors_of_positive_support_are_accepted(prior):
-    _, trace = traced(Gaussian(prior), 2)
+    _, trace = get_traces(Gaussian(prior), 2)
     assert (trace.nodes["likelihood.scale"]["value"] > 0).all()
 
 

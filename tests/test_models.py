@@ -44,7 +44,7 @@ def regression(num_data=N, dtype=torch.float32, network=None, likelihood=None):
     return model, x, torch.randn(num_data, 1, dtype=dtype)
 
 
-def traced(model, *args, **kwargs):
+def get_traces(model, *args, **kwargs):
     trace = poutine.trace(model).get_trace(*args, **kwargs)
     trace.compute_log_prob()
     return trace
@@ -63,7 +63,7 @@ def values(trace):
 
 def test_the_joint_density_is_prior_plus_likelihood():
     model, x, y = regression(dtype=F64)
-    trace = traced(model, x, y)
+    trace = get_traces(model, x, y)
     draws = values(trace)
     prior = model.network.fc1.prior.distribution
     log_prior = sum(prior.log_prob(value).sum() for value in draws.values())
@@ -120,9 +120,9 @@ def test_with_the_prior_as_guide_and_no_data_the_negative_elbo_is_zero():
 @pytest.mark.parametrize("kl_weight", [0.25, torch.tensor(0.25), 3.0, 1])
 def test_the_weight_scales_latents_only(kl_weight):
     model, x, y = regression(likelihood=Gaussian(dist.Gamma(3.0, 3.0)))
-    plain = traced(model, x, y)
+    plain = get_traces(model, x, y)
     fixed = poutine.condition(model, values(plain))
-    weighted = traced(poutine.replay(model, trace=plain), x, y, kl_weight)
+    weighted = get_traces(poutine.replay(model, trace=plain), x, y, kl_weight)
     assert len(latent_sites(weighted)) == 5
     for name, site in latent_sites(weighted).items():
         expected = float(kl_weight) * plain.nodes[name]["log_prob_sum"]
@@ -130,7 +130,7 @@ def test_the_weight_scales_latents_only(kl_weight):
         torch.testing.assert_close(
             site["unscaled_log_prob"].sum(), plain.nodes[name]["log_prob_sum"]
         )
-    observed = traced(fixed, x, y, kl_weight).nodes["obs"]
+    observed = get_traces(fixed, x, y, kl_weight).nodes["obs"]
     assert observed["scale"] == 1
     assert torch.equal(observed["log_prob_sum"], plain.nodes["obs"]["log_prob_sum"])
 
@@ -138,8 +138,8 @@ def test_the_weight_scales_latents_only(kl_weight):
 @pytest.mark.parametrize("kl_weight", [0.0, 0, torch.tensor(0.0)])
 def test_a_weight_of_zero_leaves_the_likelihood_alone(kl_weight):
     model, x, y = regression()
-    plain = traced(model, x, y)
-    trace = traced(poutine.replay(model, trace=plain), x, y, kl_weight)
+    plain = get_traces(model, x, y)
+    trace = get_traces(poutine.replay(model, trace=plain), x, y, kl_weight)
     assert trace.log_prob_sum() == plain.nodes["obs"]["log_prob_sum"]
     assert latent_sites(trace).keys() == latent_sites(plain).keys()
 

@@ -168,7 +168,7 @@ def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=9)
     guide = bbb.AutoSoftplusNormal(model, init_loc=2.0)
     pruned = guide.without({"network.fc1.weight": torch.ones(3, 10, dtype=torch.bool)})
-    assert list(pruned.kept) == guide.site_names and guide.kept == {}
+    assert list(pruned.unpruned) == guide.site_names and guide.unpruned == {}
     for parameter in pruned.parameters():
         parameter.requires_grad_(False)  # the prior alone is trained
     data = torch.randn(9, 10), torch.arange(9) % 3
@@ -183,10 +183,12 @@ def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
 def test_the_closed_form_of_a_masked_prior_is_that_of_the_kept_weights():
     _, guide = make()
     pruned = bbb.prune(guide, 0.5)
-    for name, kept in pruned.kept.items():
+    for name, unpruned in pruned.unpruned.items():
         q = pruned._posterior(pruned._latents[name])
-        masked = dist.Normal(0.0, 2.0).expand(kept.shape).mask(kept).to_event(kept.dim())
-        left = dist.Normal(guide.loc(name)[kept], guide.scale(name)[kept])
+        masked = (
+            dist.Normal(0.0, 2.0).expand(unpruned.shape).mask(unpruned).to_event(unpruned.dim())
+        )
+        left = dist.Normal(guide.loc(name)[unpruned], guide.scale(name)[unpruned])
         expected = kl_divergence(left, dist.Normal(0.0, 2.0))
         torch.testing.assert_close(kl_divergence(q, masked), expected.sum())
 

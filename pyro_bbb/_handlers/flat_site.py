@@ -19,26 +19,26 @@ from pyro import poutine
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from pyro_bbb._handlers.pruned_sites import Kept
-from pyro_bbb._ops.buffers import blank
-from pyro_bbb._ops.flat import Whole, gathered, spread
+from pyro_bbb._handlers.pruned_sites import UnprunedEntries
+from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.flat import FlatTensors, gathered, spread
 from pyro_bbb._ops.reparameterize import draw_many
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.distributions.detached import Held, HeldDraw
-from pyro_bbb.distributions.pruned import KeptEvent, KeptNormal
+from pyro_bbb.distributions.pruned import FlatPrunedNormal, PrunedEvent
 from pyro_bbb.distributions.summed_event import Event
 
 _JOINED: ContextVar[dict[Any, Any] | None] = ContextVar("joined", default=None)
 
 
 @contextmanager
-def side_by_side(kept: Kept | None = None) -> Iterator[None]:
+def side_by_side(unpruned: UnprunedEntries | None = None) -> Iterator[None]:
     """Guides may draw their weights into one vector; parameters stay as they are inside.
 
     Args:
-        kept: what pruning has left of the guide's weights, if that is known.
+        unpruned: what pruning has left of the guide's weights, if that is known.
     """
-    token = _JOINED.set({"kept": kept})
+    token = _JOINED.set({"unpruned": unpruned})
     try:
         yield
     finally:
@@ -48,10 +48,10 @@ def side_by_side(kept: Kept | None = None) -> Iterator[None]:
 def allowed(pruned: bool) -> bool:
     """Whether weights are to be drawn into one vector, those of a pruned guide by what is left."""
     memo = _JOINED.get()
-    return memo is not None and (not pruned or bool(memo["kept"]))
+    return memo is not None and (not pruned or bool(memo["unpruned"]))
 
 
-class WholeNormal(SoftplusNormal):
+class FlatNormal(SoftplusNormal):
     """The distribution of vectors of weights that lie side by side, its draws remembered."""
 
     def __init__(
@@ -68,7 +68,7 @@ class WholeNormal(SoftplusNormal):
         return torch.cat([loc.flatten() for loc in self._locs]).expand(self.batch_shape)
 
 
-class Vector:
+class FlatSample:
     r"""Draws of many weights, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
 
     Args:
@@ -102,19 +102,19 @@ class Vector:
 
     def _draw(
         self, locs: list[Tensor], rhos: list[Tensor], shape: Size
-    ) -> tuple[list[Tensor], Whole, Whole]:
+    ) -> tuple[list[Tensor], FlatTensors, FlatTensors]:
         """The tensors' draws, their noise and scale."""
         count = sum(loc.numel() for loc in locs)
-        noise = Whole(blank(locs[0], shape + (count,)), locs)
+        noise = FlatTensors(empty_from_pool(locs[0], shape + (count,)), locs)
         draw_noise(noise)
         self.value, scale, log_q, values = draw_many(locs, rhos, noise)
-        self.whole = WholeNormal(locs, self.value, noise.vector, scale.vector, log_q)
+        self.whole = FlatNormal(locs, self.value, noise.vector, scale.vector, log_q)
         self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
         return values, noise, scale
 
 
-class VectorOfKept(Vector):
-    """A `Vector` of the entries that pruning has left; in the weight tensors all others are 0.
+class FlatPrunedSample(FlatSample):
+    """A `FlatSample` of the entries that pruning has left; in the weight tensors all others are 0.
 
     Args:
         locs: means of the weight tensors, by name.
@@ -124,51 +124,57 @@ class VectorOfKept(Vector):
     """
 
     def __init__(
-        self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size, kept: Kept
+        self,
+        locs: Mapping[str, Tensor],
+        rhos: Mapping[str, Tensor],
+        shape: Size,
+        unpruned: UnprunedEntries,
     ) -> None:
-        places, self.masks = [kept.places[name] for name in locs], kept.masks
+        places, self.masks = [unpruned.places[name] for name in locs], unpruned.masks
         loc, rho = (gathered(list(tensors.values()), places) for tensors in (locs, rhos))
         (drawn,), noise, _ = self._draw([loc], [rho], shape)
         values = spread(drawn, places, list(locs.values()))
-        noises = Whole(noise.vector, places).parts
+        noises = FlatTensors(noise.vector, places).parts
         self.parts = {
-            name: KeptNormal(loc, rhos[name], value, partial(spread, some, [place], [loc]))
+            name: FlatPrunedNormal(loc, rhos[name], value, partial(spread, some, [place], [loc]))
             for (name, loc), value, some, place in zip(
                 locs.items(), values, noises, places, strict=True
             )
         }
 
 
-def draw_noise(noise: Whole) -> None:
+def draw_noise(noise: FlatTensors) -> None:
     """Standard Normal numbers; for a single draw what each tensor would draw by itself."""
     for some in noise.parts if noise.vector.dim() == 1 else [noise.vector]:
         some.normal_()
 
 
-def drawn_beside(
+def sample_flat(
     locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size
 ) -> dict[str, Any]:
-    """The distributions of the parts of a new `Vector`, which `traced` will ask for."""
+    """The distributions of the parts of a new `FlatSample`, which `get_traces` will ask for."""
     memo: dict[Any, Any] = _JOINED.get() or {}
-    kept = memo.get("kept")
-    if kept and not locs.keys() <= kept.places.keys():
+    unpruned = memo.get("unpruned")
+    if unpruned and not locs.keys() <= unpruned.places.keys():
         return {}
-    vector = VectorOfKept(locs, rhos, shape, kept) if kept else Vector(locs, rhos, shape)
+    vector = (
+        FlatPrunedSample(locs, rhos, shape, unpruned) if unpruned else FlatSample(locs, rhos, shape)
+    )
     memo["vector"] = vector
     return vector.parts
 
 
-def traced(model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def get_traces(model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Traces of the model and the guide, not yet scored; a vector of weights is one site."""
     guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
     vector = (_JOINED.get() or {}).pop("vector", None)
     model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
     if vector is not None:
-        merge(vector, model_trace, guide_trace)
+        fuse_sites(vector, model_trace, guide_trace)
     return model_trace, guide_trace
 
 
-def merge(vector: Vector, model_trace: Any, guide_trace: Any) -> None:
+def fuse_sites(vector: FlatSample, model_trace: Any, guide_trace: Any) -> None:
     """Makes one site of a vector's weights in both traces, where they can be scored as one.
 
     Its node has the weights' own under ``members``.
@@ -207,7 +213,7 @@ def _of_vector(fn: Any, mask: Tensor | None) -> Any:
     """The prior of a tensor, of which a vector may hold the entries that count and no others."""
     if mask is None:
         return fn
-    return fn.event if type(fn) is KeptEvent and fn.kept is mask else None
+    return fn.event if type(fn) is PrunedEvent and fn.unpruned is mask else None
 
 
 def _are_events(fns: Iterable[Any], shape: Size) -> bool:
@@ -215,7 +221,7 @@ def _are_events(fns: Iterable[Any], shape: Size) -> bool:
     return all(type(fn) is Event and fn.batch_shape == shape for fn in fns)
 
 
-def _are_parts(sites: list[Any], posteriors: list[Any], vector: Vector) -> bool:
+def _are_parts(sites: list[Any], posteriors: list[Any], vector: FlatSample) -> bool:
     """Whether the sites hold the vector's draw, each scored under the posterior it is from."""
     parts = zip(sites, posteriors, vector.parts.values(), strict=True)
     return all(fn.base_dist is q and q.remembers(site["value"]) for site, fn, q in parts)
@@ -231,7 +237,7 @@ def _prior_of_all(priors: list[Event], shape: Size) -> Event | None:
     return first.of_vector
 
 
-def _replace(trace: Any, vector: Vector, fn: Event | HeldDraw) -> None:
+def _replace(trace: Any, vector: FlatSample, fn: Event | HeldDraw) -> None:
     members = {name: trace.nodes.pop(name) for name in vector.parts}
     name, node = next(iter(members.items()))
     trace.nodes[name] = {**node, "fn": fn, "value": vector.value, "members": members}

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_bbb._utils.validation import at_least_zero
 
 
-def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
+def scale_kl(weight: float | Tensor) -> AbstractContextManager[Any]:
     """Multiplies the log-densities inside by a non-negative weight, as ``poutine.scale`` does.
 
     ``poutine.scale`` refuses a weight of 0, which a Blundell schedule underflows to: there the
@@ -27,13 +27,13 @@ def weigh(weight: float | Tensor) -> AbstractContextManager[Any]:
     if not isinstance(weight, Tensor):
         weight = at_least_zero("kl_weight", weight)
     elif not is_validation_enabled():
-        return _Weigh(weight)
+        return _ScaleKL(weight)
     elif not weight >= 0:
         raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
     return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
 
 
-class _Weigh(ScaleMessenger):
+class _ScaleKL(ScaleMessenger):
     """``poutine.scale`` that leaves all sites the same tensor where nothing else scales them."""
 
     def _process_message(self, msg: Any) -> None:

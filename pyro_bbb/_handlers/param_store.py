@@ -17,7 +17,7 @@ from pyro.poutine.runtime import effectful
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_bbb._utils.locking import TURN
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 
 def own_param(name: str, parameter: nn.Parameter) -> Tensor:
@@ -77,7 +77,7 @@ def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
         The unconstrained parameters registered so far, by name.
     """
     store = pyro.get_param_store()
-    with TURN:
+    with GLOBAL_LOCK:
         if not all(isinstance(module, nn.Module) for module in modules):
             yield store._params
             return

@@ -9,10 +9,10 @@ import pyro.distributions as dist
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_bbb.distributions.pruned import KeptEvent
+from pyro_bbb.distributions.pruned import PrunedEvent
 
 
-class Kept:
+class UnprunedEntries:
     """Which entries of the weights are left.
 
     Args:
@@ -28,18 +28,18 @@ class Kept:
         self.places = {name: x.flatten().nonzero().squeeze(1) for name, x in masks.items()}
 
 
-def kept_by(guide: Any) -> Kept | None:
+def unpruned_entries(guide: Any) -> UnprunedEntries | None:
     """What is left of a guide's weights, if any were removed."""
-    masks = getattr(guide, "kept", {})
-    return Kept(masks) if masks else None
+    masks = getattr(guide, "unpruned", {})
+    return UnprunedEntries(masks) if masks else None
 
 
-def of_kept(model: Callable[..., Any], kept: Kept | None) -> Callable[..., Any]:
+def mask_pruned(model: Callable[..., Any], unpruned: UnprunedEntries | None) -> Callable[..., Any]:
     """The model with the prior of what is left of its weights, if any were removed."""
-    return model if kept is None else _Keep(kept.masks)(model)
+    return model if unpruned is None else _MaskPruned(unpruned.masks)(model)
 
 
-class _Keep(Messenger):
+class _MaskPruned(Messenger):
     """Leaves out the priors of removed weights."""
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
@@ -48,4 +48,4 @@ class _Keep(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self.masks and isinstance(msg["fn"], dist.Independent):
-            msg["fn"] = KeptEvent(msg["fn"], self.masks[msg["name"]])
+            msg["fn"] = PrunedEvent(msg["fn"], self.masks[msg["name"]])

@@ -70,7 +70,7 @@ def reusing(memory: Memory) -> Iterator[None]:
         _MEMORY.reset(token)
 
 
-def blank(like: Tensor, shape: torch.Size | None = None) -> Tensor:
+def empty_from_pool(like: Tensor, shape: torch.Size | None = None) -> Tensor:
     """A tensor of any content like another one, of its shape or another."""
     shape = like.shape if shape is None else shape
     memory, size = _MEMORY.get(), shape.numel() * like.element_size()

@@ -13,10 +13,10 @@ from torch._utils import _unflatten_dense_tensors
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 
 
-class Whole:
+class FlatTensors:
     """A vector of tensors that lie side by side, and those as its parts; or several of each.
 
     Args:
@@ -41,9 +41,9 @@ class Whole:
         """One of them."""
         return self.parts[number]
 
-    def blank(self) -> Whole:
+    def empty_like(self) -> FlatTensors:
         """Another one, of any content."""
-        return Whole(blank(self.vector), self.like)
+        return FlatTensors(empty_from_pool(self.vector), self.like)
 
 
 class Split(Function):
@@ -70,8 +70,11 @@ class Split(Function):
 
 
 def over_parts(
-    operation: Callable[..., Tensor], out: Whole, tensors: Sequence[Tensor], *others: Whole
-) -> Whole:
+    operation: Callable[..., Tensor],
+    out: FlatTensors,
+    tensors: Sequence[Tensor],
+    *others: FlatTensors,
+) -> FlatTensors:
     """An elementwise operation of tensors side by side, and of vectors, into a vector.
 
     On a GPU, where each launch costs, the tensors are joined first; elsewhere, where each pass
@@ -88,9 +91,11 @@ def over_parts(
     return out
 
 
-def side_by_side(tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]) -> Whole:
+def side_by_side(
+    tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]
+) -> FlatTensors:
     """Tensors, or zeros where there is none, copied into a new vector like another one."""
-    out = Whole(blank(vector), like)
+    out = FlatTensors(empty_from_pool(vector), like)
     return over_parts(_copied, out, or_zeros(tensors, out.parts))
 
 
@@ -156,7 +161,7 @@ class Spread(Function):
 def _entries(tensors: Sequence[Tensor], places: Sequence[Tensor], lead: Size) -> Tensor:
     """Entries of tensors ``[*lead, *shape]``, each vector of ``lead`` by itself: that is faster."""
     count = sum(len(place) for place in places)
-    out = Whole(blank(tensors[0], lead + (count,)), places)
+    out = FlatTensors(empty_from_pool(tensors[0], lead + (count,)), places)
     for x, place, part in zip(tensors, places, out.parts, strict=True):
         for vector, room in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
             torch.index_select(vector, 0, place, out=room)
@@ -164,8 +169,8 @@ def _entries(tensors: Sequence[Tensor], places: Sequence[Tensor], lead: Size) ->
 
 
 def _tensors(vector: Tensor, places: Sequence[Tensor], shapes: Sequence[Size]) -> list[Tensor]:
-    lead, parts = vector.shape[:-1], Whole(vector, places).parts
-    tensors = [blank(vector, lead + shape).zero_() for shape in shapes]
+    lead, parts = vector.shape[:-1], FlatTensors(vector, places).parts
+    tensors = [empty_from_pool(vector, lead + shape).zero_() for shape in shapes]
     for x, place, part in zip(tensors, places, parts, strict=True):
         for room, entries in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
             room.scatter_(0, place, entries)

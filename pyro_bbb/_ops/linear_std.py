@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 
 
 def deviation(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
@@ -52,7 +52,7 @@ class Deviation(Function):
         x: Tensor, scale: Tensor, bias_scale: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         squares = x.square()
-        variance = torch.square(scale, out=blank(scale))
+        variance = torch.square(scale, out=empty_from_pool(scale))
         of_bias = None if bias_scale is None else bias_scale.square()
         return F.linear(squares, variance, of_bias).sqrt_(), squares, variance
 
@@ -76,7 +76,7 @@ class Deviation(Function):
         if ctx.needs_input_grad[0]:
             of_x = half.mm(variance).mul_(x)
         if ctx.needs_input_grad[1]:
-            of_scale = torch.mm(half.t(), squares, out=blank(scale)).mul_(scale)
+            of_scale = torch.mm(half.t(), squares, out=empty_from_pool(scale)).mul_(scale)
         if ctx.needs_input_grad[2]:
             of_bias = half.sum(0).mul_(bias_scale)
         return of_x, of_scale, of_bias

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bbb._ops.buffers import blank
-from pyro_bbb._ops.flat import Whole, over_parts
+from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.flat import FlatTensors, over_parts
 from pyro_bbb._ops.reductions import over_block
 
 
@@ -48,7 +48,7 @@ class ScaleGradient:
         if noise.dim() == 1 and self._of_sigma is not None:
             self._of_sigma.addcmul_(of_value, noise)
         else:
-            self._add(over_block(torch.mul(of_value, noise, out=blank(noise))))
+            self._add(over_block(torch.mul(of_value, noise, out=empty_from_pool(noise))))
         return over_block(of_value)
 
     def add(self, of_scale: Tensor | None, of_log_q: Tensor | None) -> None:
@@ -70,9 +70,13 @@ class ScaleGradient:
         if self._of_log_q is not None and shared.scale is not None:
             of_sigma.addcdiv_(self._of_log_q, shared.scale, value=-1)
         slope = shared.slope_by(
-            lambda: over_parts(torch.sigmoid, Whole(blank(of_sigma), self.rhos), self.rhos).vector
+            lambda: (
+                over_parts(
+                    torch.sigmoid, FlatTensors(empty_from_pool(of_sigma), self.rhos), self.rhos
+                ).vector
+            )
         )
-        return Whole(of_sigma.mul_(slope), self.rhos).parts
+        return FlatTensors(of_sigma.mul_(slope), self.rhos).parts
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.reductions import batches, total
 
 
@@ -63,8 +63,8 @@ class NormalKL(Function):
     def forward(
         loc: Tensor, scale: Tensor, prior_loc: Tensor, prior_scale: Tensor, dims: int
     ) -> Tensor:
-        t = torch.div(scale, prior_scale, out=blank(scale))
-        twice = torch.sub(t, 1, out=blank(t))
+        t = torch.div(scale, prior_scale, out=empty_from_pool(scale))
+        twice = torch.sub(t, 1, out=empty_from_pool(t))
         twice.addcmul_(twice, t)  # (t - 1)(t + 1)
         twice.sub_(t.log_(), alpha=2)
         z = torch.sub(loc, prior_loc, out=t).div_(prior_scale)
@@ -81,8 +81,8 @@ class NormalKL(Function):
         grad = grad.reshape(grad.shape + (1,) * ctx.dims)
         precision = prior_scale.square().reciprocal()
         if not (torch.is_grad_enabled() or any(ctx.needs_input_grad[2:])):
-            of_loc = torch.sub(loc, prior_loc, out=blank(loc)).mul_(grad * precision)
-            of_scale = torch.mul(scale, grad * precision, out=blank(scale))
+            of_loc = torch.sub(loc, prior_loc, out=empty_from_pool(loc)).mul_(grad * precision)
+            of_scale = torch.mul(scale, grad * precision, out=empty_from_pool(scale))
             return of_loc, of_scale.addcdiv_(grad, scale, value=-1), None, None, None
         of_loc = (loc - prior_loc) * (grad * precision)
         of_scale = scale * (grad * precision) - grad / scale

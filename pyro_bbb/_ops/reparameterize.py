@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pyro_bbb._ops.buffers import blank
-from pyro_bbb._ops.flat import Whole, or_zeros, over_parts
+from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.flat import FlatTensors, or_zeros, over_parts
 from pyro_bbb._ops.multi_sample import ScaleGradient, Shared, shared_by
 from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, batches, joined, sum_log
 from pyro_bbb._ops.softplus import softplus, softplus_into
@@ -34,8 +34,8 @@ def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def draw_many(
-    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: Whole
-) -> tuple[Tensor, Whole, Tensor, list[Tensor]]:
+    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: FlatTensors
+) -> tuple[Tensor, FlatTensors, Tensor, list[Tensor]]:
     r"""`draw` of several tensors into one vector: value, scale, $\sum\ln q$, the value's parts.
 
     Args:
@@ -47,7 +47,7 @@ def draw_many(
     if shared.gradient is not None and all(loc.requires_grad for loc in locs):
         rhos = shared.gradient.rhos
     value, scale, log_q, *parts = DrawMany.apply(noise, shared, *locs, *rhos)
-    return value, Whole(scale, locs), log_q, parts
+    return value, FlatTensors(scale, locs), log_q, parts
 
 
 class Draw(Function):
@@ -61,10 +61,10 @@ class Draw(Function):
     def forward(
         loc: Tensor, rho: Tensor, noise: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        value = torch.square(noise, out=blank(noise))
+        value = torch.square(noise, out=empty_from_pool(noise))
         log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
-            scale = softplus_into(rho, blank(rho))
+            scale = softplus_into(rho, empty_from_pool(rho))
             shared.log_scale = sum_log(scale, value)
             shared.scale = scale
         scale = shared.scale.detach()
@@ -113,26 +113,26 @@ class Draw(Function):
 class DrawMany(Function):
     r"""`Draw` of several tensors into one vector; the weights' own tensors are parts of it.
 
-    Arguments are the noise as a `Whole` ``[..., n]``, what several draws share, then means and
-    $\rho$ of the tensors. Returns the value ``[..., n]``, the scale ``[n]``, $\sum\ln q$ ``[...]``,
-    then the parts of the value.
+    Arguments are the noise as `FlatTensors` ``[..., n]``, what several draws share, then means
+    and $\rho$ of the tensors. Returns the value ``[..., n]``, the scale ``[n]``,
+    $\sum\ln q$ ``[...]``, then the parts of the value.
     """
 
     @staticmethod
-    def forward(noise: Whole, shared: Shared, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(noise: FlatTensors, shared: Shared, *parameters: Tensor) -> tuple[Tensor, ...]:
         locs, rhos = _halves(parameters)
-        value = noise.blank()
+        value = noise.empty_like()
         blocks, (*shape, count) = Blocks.of(noise.vector), noise.vector.shape
         pairs = zip(blocks(noise.vector), blocks(value.vector), strict=True)
         squares = [torch.square(some, out=room).sum(-1) for some, room in pairs]
         log_q = joined(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
             room = value.vector[(0,) * len(shape)]
-            scale = over_parts(softplus_into, Whole(blank(room), rhos), rhos).vector
+            scale = over_parts(softplus_into, FlatTensors(empty_from_pool(room), rhos), rhos).vector
             shared.log_scale = sum_log(scale, room)
             shared.scale = scale
         scale = shared.scale.detach()
-        over_parts(torch.addcmul, value, locs, Whole(scale, locs), noise)
+        over_parts(torch.addcmul, value, locs, FlatTensors(scale, locs), noise)
         return value.vector, scale, log_q.sub_(shared.log_scale), *value.parts
 
     @staticmethod
@@ -153,25 +153,25 @@ class DrawMany(Function):
         noise, _, *rhos = ctx.saved_tensors
         summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
         gradient = summed or ScaleGradient(rhos)
-        values = _of_values(of_whole, of_parts, Whole(noise, rhos))
+        values = _of_values(of_whole, of_parts, FlatTensors(noise, rhos))
         of_locs = gradient.add_draws(*next(values))
         for more in values:
             of_locs.add_(gradient.add_draws(*more))
         gradient.add(of_scale, of_log_q)
         of_rhos = [None] * len(rhos) if summed else gradient.take(ctx.shared)
-        return None, None, *Whole(of_locs, rhos).parts, *of_rhos
+        return None, None, *FlatTensors(of_locs, rhos).parts, *of_rhos
 
 
 def _of_values(
-    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: Whole
+    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: FlatTensors
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The gradient in each block of draws, of what it has by itself and by its parts; its noise."""
     blocks, like = Blocks.of(noise.vector), noise.like
     whole, *parts = or_zeros((of_whole, *of_parts), (noise.vector, *noise.parts))
     columns = (blocks(x) for x in (noise.vector, whole, *parts))
     for some, by_itself, *by_parts in zip(*columns, strict=True):
-        out = Whole(blank(some), like)
-        yield over_parts(torch.add, out, by_parts, Whole(by_itself, like)).vector, some
+        out = FlatTensors(empty_from_pool(some), like)
+        yield over_parts(torch.add, out, by_parts, FlatTensors(by_itself, like)).vector, some
 
 
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

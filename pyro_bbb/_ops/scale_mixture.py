@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, joined, total, total_log
 
 
@@ -173,7 +173,7 @@ class LogOneMixture(Function):
         if torch.is_grad_enabled():  # for second derivatives
             t = (one.delta - one.kappa * one.h2 * w.square()).clamp(min=one.floor)
             return grad * (w + one.kappa * w * torch.sigmoid(t)), None, None
-        of_w, blocks = blank(w), Blocks.of(w, ctx.dims)
+        of_w, blocks = empty_from_pool(w), Blocks.of(w, ctx.dims)
         columns = (blocks(x) for x in (w, of_w, grad.expand_as(w)))
         for some, room, of_each in zip(*columns, strict=True):
             r = _exponent(some, one, 1, room).sigmoid_()
@@ -189,7 +189,7 @@ class LogOneMixture(Function):
 
 def _total(w: Tensor, one: Numbers, dims: int) -> Tensor:
     """The log-density, summed over the last ``dims`` dimensions."""
-    shares = _exponent(w, one, -1, blank(w)).sigmoid_()  # the logarithm is -softplus(t)
+    shares = _exponent(w, one, -1, empty_from_pool(w)).sigmoid_()  # the logarithm is -softplus(t)
     least = -math.log1p(math.exp(one.delta))
     minus_value = total_log(shares, (least, 0.0), dims, shares)
     zero = torch.zeros((), dtype=w.dtype, device=w.device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 
 LINEAR = 40.0  # e^-40 is below the rounding of float64
 
@@ -33,7 +33,7 @@ def softplus_into(rho: Tensor, out: Tensor) -> Tensor:
     if rho.device.type != "cpu":
         return torch.ops.aten.softplus.out(rho, 1, LINEAR, out=out)
     share = torch.abs(rho, out=out).neg_().sigmoid_()
-    rest = torch.sub(share, 2, out=blank(share))
+    rest = torch.sub(share, 2, out=empty_from_pool(share))
     torch.div(share, rest, out=out).atanh_()
     return torch.sub(torch.clamp(rho, min=0, out=rest), out, alpha=2, out=out)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from pyro_bbb._utils.locking import TURN
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
 
 
@@ -42,6 +42,6 @@ def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
         yield
         return
     seed = as_seed("seed", seed)
-    with TURN, torch.random.fork_rng(devices=[] if cpu_only else None):
+    with GLOBAL_LOCK, torch.random.fork_rng(devices=[] if cpu_only else None):
         (torch.default_generator if cpu_only else torch).manual_seed(seed)
         yield

@@ -56,7 +56,7 @@ class Processes:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all processes' tensors, the same to the bit on each; ``x`` itself has it."""
         if self.size > 1:
             dist.all_reduce(x)
@@ -66,7 +66,7 @@ class Processes:
         """The sums of all processes' numbers."""
         if self.size == 1:
             return list(numbers)
-        return self.add_up(self._tensor(numbers)).tolist()
+        return self.all_reduce(self._tensor(numbers)).tolist()
 
     def largest(self, number: float) -> float:
         """The largest of all processes' numbers."""
@@ -76,7 +76,7 @@ class Processes:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return float(found)
 
-    def whole_number(self, number: int) -> int:
+    def broadcast_int(self, number: int) -> int:
         """The first process's number."""
         if self.size == 1:
             return number
@@ -92,17 +92,17 @@ class Processes:
             if value.data_ptr() != x.data_ptr():
                 x.detach().copy_(value)
 
-    def told(self, text: bytes = b"") -> bytes:
+    def broadcast_bytes(self, text: bytes = b"") -> bytes:
         """The first process's text."""
         if self.size == 1:
             return text
-        whole = torch.empty(self.whole_number(len(text)), dtype=torch.uint8, device=self.device)
+        received = torch.empty(self.broadcast_int(len(text)), dtype=torch.uint8, device=self.device)
         if self.first and text:
-            whole.copy_(_bytes(text))
-        dist.broadcast(whole, 0)
-        return _text(whole)
+            received.copy_(_bytes(text))
+        dist.broadcast(received, 0)
+        return _text(received)
 
-    def all_told(self, text: bytes) -> list[bytes]:
+    def all_gather_bytes(self, text: bytes) -> list[bytes]:
         """All processes' texts, by rank."""
         if self.size == 1:
             return [text]
@@ -110,12 +110,13 @@ class Processes:
         mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
         if text:
             mine[: len(text)] = _bytes(text).to(self.device)
-        lengths = self._gathered(torch.tensor([len(text)], device=self.device))
+        lengths = self._all_gather(torch.tensor([len(text)], device=self.device))
         return [
-            _text(x[: int(length)]) for x, length in zip(self._gathered(mine), lengths, strict=True)
+            _text(x[: int(length)])
+            for x, length in zip(self._all_gather(mine), lengths, strict=True)
         ]
 
-    def shares(self, count: int, unit: int = 1) -> list[int]:
+    def split_counts(self, count: int, unit: int = 1) -> list[int]:
         """How many of so many things each process does, in whole units but for the last."""
         units = -(-count // unit)
         ends = [min(count, unit * (units * (r + 1) // self.size)) for r in range(self.size)]
@@ -136,7 +137,7 @@ class Processes:
             return x
         mine = x.new_zeros(max(counts), *x.shape[1:])
         mine[: counts[self.rank]] = x[: counts[self.rank]]
-        parts = zip(self._gathered(mine), counts, strict=True)
+        parts = zip(self._all_gather(mine), counts, strict=True)
         return torch.cat([part[:count] for part, count in parts])
 
     @contextmanager
@@ -157,7 +158,7 @@ class Processes:
 
     def begin_stream(self) -> None:
         """Begins a stream that follows from the first process's random state and the rank."""
-        seed = self.whole_number(int(torch.randint(2**62, ()))) + self.rank
+        seed = self.broadcast_int(int(torch.randint(2**62, ()))) + self.rank
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
@@ -166,7 +167,7 @@ class Processes:
     def _tensor(self, numbers: Iterable[float]) -> Tensor:
         return torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
 
-    def _gathered(self, x: Tensor) -> list[Tensor]:
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous())
         return parts

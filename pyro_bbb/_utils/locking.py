@@ -19,15 +19,15 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-TURN = threading.RLock()
+GLOBAL_LOCK = threading.RLock()
 
 
-def exclusive(function: Callable[Args, Result]) -> Callable[Args, Result]:
+def locked(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """A function that waits for its turn, and has it until it returns or raises."""
 
     @functools.wraps(function)
-    def in_turn(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        with TURN:
+    def locked_call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with GLOBAL_LOCK:
             return function(*args, **kwargs)
 
-    return in_turn
+    return locked_call

@@ -50,7 +50,7 @@ def at_least_zero(name: str, value: Any) -> float:
     return number
 
 
-def share(name: str, value: Any) -> float:
+def fraction(name: str, value: Any) -> float:
     """The value as a float, if it is in [0, 1]."""
     number = _real(name, value)
     if not 0 <= number <= 1:
@@ -125,7 +125,7 @@ def of_length(name: str, value: Any, length: int) -> Tensor:
     return value
 
 
-def place(name: str, value: Any, shape: Iterable[int]) -> Any:
+def element_index(name: str, value: Any, shape: Iterable[int]) -> Any:
     """The value, if it is the index of one number of a tensor."""
     parts, shape = value if isinstance(value, tuple) else (value,), list(shape)
     integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in parts)

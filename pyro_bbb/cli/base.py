@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 
 
@@ -18,7 +18,7 @@ class Command:
     quiet: bool = False
     """Print no words and no progress."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Does the work.
 
         Returns:
@@ -27,7 +27,7 @@ class Command:
         raise NotImplementedError
 
 
-def share(option: str, value: float) -> float:
+def fraction(option: str, value: float) -> float:
     """The value, if it is in (0, 1).
 
     Raises:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Voice:
+class Console:
     """Where words, results and progress go.
 
     Args:
@@ -33,7 +33,7 @@ class Voice:
         """Whether there is a person to see a bar."""
         return not self.quiet and sys.stderr.isatty()
 
-    def say(self, words: str) -> None:
+    def print(self, words: str) -> None:
         """A line for a person."""
         if not self.quiet:
             print(words, file=sys.stderr if self.as_json else sys.stdout)
@@ -42,7 +42,7 @@ class Voice:
         """Scores, a line each."""
         width = max(map(len, scores))
         for name, value in scores.items():
-            self.say(f"  {name:{width}}  {value:10.4g}  {WORDS[name]}")
+            self.print(f"  {name:{width}}  {value:10.4g}  {WORDS[name]}")
 
     def result(self, result: dict[str, Any]) -> None:
         """What the command returns, where that is to be JSON."""

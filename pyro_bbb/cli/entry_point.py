@@ -20,7 +20,7 @@ from pyro_bbb.cli.commands.predict import Predict
 from pyro_bbb.cli.commands.prune import Prune
 from pyro_bbb.cli.commands.report import Report
 from pyro_bbb.cli.commands.train import Train
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 
 COMMANDS: dict[str, Callable[..., Command]] = {
@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=sys.argv[1:] if arguments is None else list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    voice = Voice(command.json, command.quiet)
+    console = Console(command.json, command.quiet)
     try:
-        result = command.run(voice)
+        result = command.run(console)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         if command.json:
@@ -72,5 +72,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    voice.result(result)
+    console.result(result)
     return INTERRUPTED if result.get("interrupted") else 0

@@ -69,9 +69,9 @@ def score(rows: dict[str, Tensor], level: float, threshold: float) -> dict[str, 
     return scores
 
 
-def quantile(values: NDArray[np.float64], share: float) -> float:
+def quantile(values: NDArray[np.float64], fraction: float) -> float:
     """The least of the values that at least such a share of them do not exceed."""
-    return float(np.quantile(values, share, method="inverted_cdf"))
+    return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 
 def _regression(rows: dict[str, Tensor]) -> dict[str, float]:

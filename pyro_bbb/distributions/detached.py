@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution
 
-from pyro_bbb._ops.buffers import blank
+from pyro_bbb._ops.buffers import empty_from_pool
 
 
 class Held(TorchDistribution):
@@ -80,5 +80,5 @@ class _Known(Function):
     @once_differentiable
     def backward(ctx: Any, of_log_q: Tensor) -> tuple[Tensor | None, ...]:
         noise, scale = ctx.saved_tensors
-        ratio = torch.div(noise, scale, out=blank(noise))
+        ratio = torch.div(noise, scale, out=empty_from_pool(noise))
         return ratio.mul_(-of_log_q.unsqueeze(-1)), None, None, None

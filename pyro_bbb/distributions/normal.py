@@ -173,22 +173,22 @@ class PrunedNormal(SoftplusNormal):
     """
 
     def __init__(self, loc: Tensor, rho: Tensor) -> None:
-        self.kept = rho > -math.inf
-        super().__init__(loc.where(self.kept, 0.0), rho.where(self.kept, 0.0))
-        self._scale = softplus(self.rho).where(self.kept, 0.0)
+        self.unpruned = rho > -math.inf
+        super().__init__(loc.where(self.unpruned, 0.0), rho.where(self.unpruned, 0.0))
+        self._scale = softplus(self.rho).where(self.unpruned, 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrunedNormal:
         """The same distribution with a larger batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(PrunedNormal, _instance)
-        new.kept = self.kept.expand(batch_shape)
+        new.unpruned = self.unpruned.expand(batch_shape)
         super().expand(batch_shape, _instance=new)
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of the kept entries in nats, 0 for the removed ones."""
-        kept = SoftplusNormal(self.loc, self.rho)
-        kept._draw = self._draw
-        return kept.log_prob(value).where(self.kept, 0.0)
+        unpruned = SoftplusNormal(self.loc, self.rho)
+        unpruned._draw = self._draw
+        return unpruned.log_prob(value).where(self.unpruned, 0.0)
 
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
         """The same, summed over the last ``dims`` dimensions."""

@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 from pyro_bbb.distributions.normal import PrunedNormal
 
 
-class KeptEvent(dist.Independent):
+class PrunedEvent(dist.Independent):
     """The distribution of a tensor of weights, of which some count.
 
     Args:
@@ -25,17 +25,17 @@ class KeptEvent(dist.Independent):
         kept: true where an entry counts, of the event's shape.
     """
 
-    def __init__(self, event: Any, kept: Tensor) -> None:
+    def __init__(self, event: Any, unpruned: Tensor) -> None:
         base = event.base_dist.expand(event.batch_shape + event.event_shape)
-        super().__init__(base.mask(kept), len(event.event_shape), validate_args=False)
-        self.event, self.kept = event, kept
+        super().__init__(base.mask(unpruned), len(event.event_shape), validate_args=False)
+        self.event, self.unpruned = event, unpruned
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> KeptEvent:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PrunedEvent:
         """The same with a larger batch shape."""
-        return KeptEvent(self.event.expand(batch_shape), self.kept)
+        return PrunedEvent(self.event.expand(batch_shape), self.unpruned)
 
 
-class KeptNormal(PrunedNormal):
+class FlatPrunedNormal(PrunedNormal):
     """A `PrunedNormal` whose next draw is known, and which is made where more is asked of it.
 
     Args:
@@ -59,7 +59,7 @@ class KeptNormal(PrunedNormal):
 
     loc = property(lambda self: self._itself.loc)
     rho = property(lambda self: self._itself.rho)
-    kept = property(lambda self: self._itself.kept)
+    unpruned = property(lambda self: self._itself.unpruned)
     scale = property(lambda self: self._itself.scale)
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:

@@ -153,8 +153,8 @@ class Laplace(Joint, AutoContinuous, Prototype):
         total, count = torch.zeros(2 * [self.latent_dim], dtype=torch.float64).to(guide.loc), 0
         with evaluating(model), pyro.validation_enabled(False):
             for x, y in chain([first], parts):
-                share = len(x) / model.num_data  # of the prior
-                total += self._curvature(model, guide, (_double(x), _double(y), share))
+                fraction = len(x) / model.num_data  # of the prior
+                total += self._curvature(model, guide, (_double(x), _double(y), fraction))
                 count += len(x)
         total *= model.num_data / count
         return 0.5 * (total + total.T)

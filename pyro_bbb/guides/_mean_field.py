@@ -18,7 +18,7 @@ import pyro.distributions as dist
 import torch
 from torch import Size, Tensor, nn
 
-from pyro_bbb._handlers.flat_site import allowed, drawn_beside
+from pyro_bbb._handlers.flat_site import allowed, sample_flat
 from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._ops.softplus import softplus_into
@@ -146,7 +146,7 @@ class AutoSoftplusNormal(Guide):
         return new
 
     @property
-    def kept(self) -> dict[str, Tensor]:
+    def unpruned(self) -> dict[str, Tensor]:
         """Masks by site name, true where a weight is left; none if nothing was ever removed."""
         names = self.weight_names if self._pruned else ()
         return {name: self._parameter("rhos", name).detach() > -math.inf for name in names}
@@ -161,7 +161,7 @@ class AutoSoftplusNormal(Guide):
         plain = [x.name for x in first]  # none after another: noise is drawn in the same order
         locs, rhos = ({name: self._own(kind, name) for name in plain} for kind in ("locs", "rhos"))
         kinds = {(x.dtype, x.device) for x in locs.values()}
-        return drawn_beside(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
+        return sample_flat(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
 
     def _is_plain(self, latent: Latent, plates: Size) -> bool:
         """Whether a latent is real, and one event where there are several draws of it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_bbb._handlers.kl_scale import weigh
+from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb.guides._base import ArgumentReader, Guide
 
 
@@ -23,13 +23,13 @@ def weighs_kl(guide: Any) -> bool:
     )
 
 
-def weighed(guide: Any) -> Any:
+def with_kl_weight(guide: Any) -> Any:
     """The guide with its log-density weighted like the prior's, where it does not do so itself."""
     if weighs_kl(guide):
         return guide
 
     def with_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
-        with weigh(kl_weight):
+        with scale_kl(kl_weight):
             return guide(x, y, kl_weight)
 
     return with_weight

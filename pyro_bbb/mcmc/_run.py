@@ -19,7 +19,7 @@ from torch import Tensor, multiprocessing
 from tqdm.auto import tqdm
 
 from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._utils.locking import exclusive
+from pyro_bbb._utils.locking import locked
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import starting_points
@@ -28,7 +28,7 @@ from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.models import BayesianModel
 
 
-@exclusive
+@locked
 def run_nuts(
     model: BayesianModel,
     data: Any,

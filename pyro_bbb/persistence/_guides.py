@@ -63,7 +63,7 @@ def record(guide: Any, declared: set[str]) -> Record:
     return {
         "name": name,
         "options": options,
-        "pruned": bool(getattr(guide, "kept", {})),
+        "pruned": bool(getattr(guide, "unpruned", {})),
         "found": found,
     }
 

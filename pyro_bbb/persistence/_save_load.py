@@ -18,7 +18,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bbb._utils.locking import exclusive
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device
 from pyro_bbb._version import __version__
 from pyro_bbb.likelihoods import Likelihood
@@ -53,7 +53,7 @@ class Loaded:
         return iter((self.model, self.guide))
 
 
-@exclusive
+@locked
 def save(
     path: str | PathLike[str],
     model: BayesianModel,
@@ -118,7 +118,7 @@ def save(
     write(folder, spec, {name: _for_file(value) for name, value in state.tensors.items()})
 
 
-@exclusive
+@locked
 def load(
     path: str | PathLike[str],
     *,

@@ -219,8 +219,8 @@ def read_for_all(folder: Path, processes: Processes) -> Content:
     found: list[Content] = []
     first_does(processes, lambda: found.append(read(folder)))
     spec, tensors = found[0] if found else ({}, {})
-    spec = json.loads(processes.told(json.dumps(spec).encode()))
-    return spec, parse(processes.told(serialise(tensors) if processes.first else b""))
+    spec = json.loads(processes.broadcast_bytes(json.dumps(spec).encode()))
+    return spec, parse(processes.broadcast_bytes(serialise(tensors) if processes.first else b""))
 
 
 def first_does(processes: Processes, what: Callable[[], None]) -> None:
@@ -235,7 +235,7 @@ def first_does(processes: Processes, what: Callable[[], None]) -> None:
         except (OSError, LoadError) as raised:
             error = raised
     text = "" if error is None else f"{_kind(error)}\n{error}"
-    if message := processes.told(text.encode()).decode():
+    if message := processes.broadcast_bytes(text.encode()).decode():
         kind, _, words = message.partition("\n")
         raise error or _ERRORS[kind](words)
 
@@ -244,7 +244,7 @@ def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]
     """Every process's tensors: those of the first by their names, others' behind their rank."""
     if processes.size == 1:
         return dict(own)
-    named = map(parse, processes.all_told(serialise(dict(own))))
+    named = map(parse, processes.all_gather_bytes(serialise(dict(own))))
     return {
         f"{_OF_RANK.format(rank) if rank else ''}{name}": x
         for rank, tensors in enumerate(named)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_bbb import metrics
 from pyro_bbb._utils.colors import BLACK, BLUE, CYCLE, SKY, VERMILLION
-from pyro_bbb._utils.validation import count, kind, place, share, tensor
+from pyro_bbb._utils.validation import count, element_index, fraction, kind, tensor
 from pyro_bbb.plots._arrays import Array, as_numpy
 from pyro_bbb.prediction import ClassificationPrediction
 
@@ -31,7 +31,7 @@ def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
         probability. The legend is left to the caller, who may have many such pictures.
     """
     inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
-    draws = prediction.sample_probs[:, place("index", index, inputs)]  # [draws, classes]
+    draws = prediction.sample_probs[:, element_index("index", index, inputs)]  # [draws, classes]
     classes = draws.shape[-1]
     voted = torch.bincount(draws.argmax(-1), minlength=classes) / len(draws)
     where = np.arange(classes)
@@ -57,14 +57,14 @@ def class_probabilities(ax: Axes, prediction: ClassificationPrediction, index: i
     """
     inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
     draws = (
-        prediction.sample_probs[:, place("index", index, inputs)].cpu().numpy()
+        prediction.sample_probs[:, element_index("index", index, inputs)].cpu().numpy()
     )  # [draws, classes]
     number, classes = draws.shape
     where = np.arange(classes)
     offset = np.linspace(-0.35, 0.35, number) if number > 1 else np.zeros(1)
     ax.bar(where, prediction.probs[index].cpu().numpy(), width=0.8, color=SKY, label="average")
-    places = (where + offset[:, None]).ravel()
-    (points,) = ax.plot(places, draws.ravel(), "o", color=BLACK, label=f"each of {number} draws")
+    positions = (where + offset[:, None]).ravel()
+    (points,) = ax.plot(positions, draws.ravel(), "o", color=BLACK, label=f"each of {number} draws")
     points.set(markersize=2.5, alpha=0.4, markeredgewidth=0.0)
     ax.set(xticks=where, xlabel="class", xlim=(-0.7, classes - 0.3), ylim=(-0.03, 1.03))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -121,7 +121,7 @@ def risk_coverage(
     """
     if not kind("answers", answers, Mapping):
         raise ValueError("answers must hold at least one prediction, got none")
-    if share("minimum", minimum) == 1:
+    if fraction("minimum", minimum) == 1:
         raise ValueError("minimum must be below 1, got 1")
     styles = zip(cycle(_LINES), cycle(CYCLE))  # noqa: B905, both are endless
     for (name, answer), (line, colour) in zip(answers.items(), styles, strict=False):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from pyro_bbb._utils.colors import BLACK, BLUE, CYCLE, ORANGE, SKY, VERMILLION
-from pyro_bbb._utils.validation import kind, place, tensor
+from pyro_bbb._utils.validation import element_index, kind, tensor
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.plots._arrays import Array, as_numpy
 
@@ -71,7 +71,7 @@ def weight_density(
     Returns:
         ``ax``.
     """
-    place("index", index, _with_scales(guide).loc(name).shape)
+    element_index("index", index, _with_scales(guide).loc(name).shape)
     loc, scale = float(guide.loc(name)[index]), float(guide.scale(name)[index])
     if scale == 0:
         raise ValueError(f"index must be of a weight with a density, got one of scale 0, {index}")
@@ -107,9 +107,9 @@ def prior_density(ax: Axes, distribution: Distribution) -> Axes:
     ax.plot(as_numpy(w), density, color=BLACK, linewidth=2.0, label="prior")
     if all(hasattr(distribution, name) for name in ("pi", "sigma1", "sigma2")):
         pi, sigma1, sigma2 = (float(getattr(distribution, n)) for n in ("pi", "sigma1", "sigma2"))
-        for share, sigma, colour in ((pi, sigma1, BLUE), (1 - pi, sigma2, VERMILLION)):
-            part = share * _density(Normal(0.0, sigma), w)
-            label = f"{share:.2g} N(0, {sigma:.2g}²)"
+        for fraction, sigma, colour in ((pi, sigma1, BLUE), (1 - pi, sigma2, VERMILLION)):
+            part = fraction * _density(Normal(0.0, sigma), w)
+            label = f"{fraction:.2g} N(0, {sigma:.2g}²)"
             ax.plot(as_numpy(w), part, color=colour, linestyle="--", label=label)
         ax.legend()
     top = float(density.max())
@@ -174,12 +174,12 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
         raise ValueError("snr must hold a positive and finite ratio, got none")
     ax.hist(decibel, bins=60, density=True, color=SKY)
     ax.set(xlabel="signal-to-noise ratio |mean|/sd (dB)", ylabel="density (1/dB)")
-    share = ax.twinx()
-    share.plot(decibel, np.arange(1, len(decibel) + 1) / len(decibel), color=VERMILLION)
-    share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    share.set(ylabel="weights below", ylim=(0.0, 1.0))
-    share.spines["right"].set_visible(True)
-    share.yaxis.label.set_color(VERMILLION)
+    fraction = ax.twinx()
+    fraction.plot(decibel, np.arange(1, len(decibel) + 1) / len(decibel), color=VERMILLION)
+    fraction.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    fraction.set(ylabel="weights below", ylim=(0.0, 1.0))
+    fraction.spines["right"].set_visible(True)
+    fraction.yaxis.label.set_color(VERMILLION)
     return ax
 
 

@@ -60,7 +60,7 @@ class Pass:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights by name; they hold the pass, which so does not hold them."""
-        return {name: Unvalued.of(self, name) for name in self.moments.names}
+        return {name: MomentTensor.of(self, name) for name in self.moments.names}
 
     def linear(self, x: Tensor, weight: Any, bias: Any) -> Tensor:
         """Outputs of a linear layer, drawn."""
@@ -82,7 +82,7 @@ class Pass:
 
     def _use(self, weight: Any) -> tuple[Any, Any]:
         """Mean and variance; of what is known, itself and none."""
-        if not isinstance(weight, Unvalued):
+        if not isinstance(weight, MomentTensor):
             return weight, None
         if weight.site in self._used:
             raise inexact(f"{weight.site!r} is used twice, with one value")
@@ -102,7 +102,7 @@ class Pass:
         return torch.addcmul(mean, scale, noise, out=noise).flatten(0, 1)
 
 
-class Unvalued(Tensor):
+class MomentTensor(Tensor):
     """A weight of a `Pass`: as a tensor one NaN, repeated; operations on it are the pass's."""
 
     site: str
@@ -110,7 +110,7 @@ class Unvalued(Tensor):
     passing: Pass
 
     @classmethod
-    def of(cls, passing: Pass, site: str, turned: bool = False) -> Unvalued:
+    def of(cls, passing: Pass, site: str, turned: bool = False) -> MomentTensor:
         """The weight of a site."""
         loc = passing.moments.guide.loc(site)
         shape = loc.t().shape if turned else loc.shape
@@ -148,32 +148,32 @@ def is_of_likelihood(name: str) -> bool:
 
 def _require_own(bias: Any, outputs: Tensor) -> None:
     """Each output has a bias of its own."""
-    if isinstance(bias, Unvalued) and bias.shape != outputs.shape[1:]:
+    if isinstance(bias, MomentTensor) and bias.shape != outputs.shape[1:]:
         raise inexact(f"outputs of shape {list(outputs.shape)} share {bias.site!r}")
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Tensor | None:
-    if isinstance(input, Unvalued):
+    if isinstance(input, MomentTensor):
         return None
-    passing: Pass = (weight if isinstance(weight, Unvalued) else bias).passing
+    passing: Pass = (weight if isinstance(weight, MomentTensor) else bias).passing
     return passing.linear(input, weight, bias)
 
 
 def _product(left: Any, right: Any) -> Tensor | None:
-    if not isinstance(right, Unvalued) or right.dim() != 2:
+    if not isinstance(right, MomentTensor) or right.dim() != 2:
         return None
     return _linear(left, _turn(right))
 
 
-def _turn(weight: Unvalued) -> Unvalued | None:
+def _turn(weight: MomentTensor) -> MomentTensor | None:
     if weight.dim() != 2:
         return None
-    return Unvalued.of(weight.passing, weight.site, not weight.turned)
+    return MomentTensor.of(weight.passing, weight.site, not weight.turned)
 
 
 def _sum(left: Any, right: Any, **options: Any) -> Tensor | None:
-    x, bias = (right, left) if isinstance(left, Unvalued) else (left, right)
-    if options or not isinstance(x, Tensor) or isinstance(x, Unvalued):
+    x, bias = (right, left) if isinstance(left, MomentTensor) else (left, right)
+    if options or not isinstance(x, Tensor) or isinstance(x, MomentTensor):
         return None
     return bias.passing.add(x, bias)
 

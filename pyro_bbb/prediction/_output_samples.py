@@ -27,7 +27,7 @@ from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
 from pyro_bbb.prediction._moment_tensor import Moments, Pass, inexact, is_of_likelihood
-from pyro_bbb.prediction._weight_samples import Part, Supplied
+from pyro_bbb.prediction._weight_samples import Part, SubstituteMessenger
 from pyro_bbb.priors import Prior
 
 
@@ -79,7 +79,7 @@ def _outputs(model: BayesianModel, moments: Moments, x: Tensor, draws: int) -> T
 
 def _run(model: BayesianModel, passing: Pass, x: Tensor) -> Tensor:
     weights = passing.weights()
-    with Supplied(weights), own_store(model), model._pyro_context:
+    with SubstituteMessenger(weights), own_store(model), model._pyro_context:
         for name, weight in weights.items():
             model._pyro_context.set(name, weight)
         outputs: Tensor = model.network(x)
@@ -92,7 +92,7 @@ def _arguments(
     """The likelihood's arguments for outputs ``[s, n, ...]``; its latents are drawn."""
 
     def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        with Supplied(draw), own_store(model), model._pyro_context:
+        with SubstituteMessenger(draw), own_store(model), model._pyro_context:
             return model.likelihood.arguments(draw["outputs"])
 
     latents = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]

@@ -94,7 +94,7 @@ def predict(
     with seeded(seed, cpu_only=cpu_only), own_store(model, guide), team.own_stream() as begin:
         begin()
         if estimator == "local_reparam":
-            counts = team.shares(num_samples)
+            counts = team.split_counts(num_samples)
             parts = per_input(model, guide, x, team.at_least_one(counts), default_rows(x))
         else:
             posterior, counts = _shared_draws(model, guide, x, num_samples, team)
@@ -175,11 +175,11 @@ def _shared_draws(
     """This process's draws in chunks, at least one, and how many each process has."""
     given = _given(model, guide)
     if given is None:
-        counts = team.shares(num_samples, unit=getattr(guide, "size", 1))
+        counts = team.split_counts(num_samples, unit=getattr(guide, "size", 1))
         return _drawn(guide, x, team.at_least_one(counts)), counts
     last = _count(given) - 1
     chosen = torch.linspace(0, last, min(num_samples, last + 1)).round().long()
-    counts = team.shares(len(chosen))
+    counts = team.split_counts(len(chosen))
     mine = chosen.split(counts)[team.rank]
     return _taken(given, mine if len(mine) else chosen[:1]), counts
 

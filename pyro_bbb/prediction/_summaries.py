@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils import validation as checks
-from pyro_bbb._utils.validation import share, tensor
+from pyro_bbb._utils.validation import fraction, tensor
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.likelihoods import align
 
@@ -83,7 +83,7 @@ class ClassificationPrediction:
             ValueError: the threshold is outside [0, 1].
             TypeError: it is no number.
         """
-        return self.confidence <= share("threshold", threshold)
+        return self.confidence <= fraction("threshold", threshold)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-probability of the true labels under the predictive, ``[n]``, nats.

@@ -31,7 +31,7 @@ ALL = slice(None)
 BATCHED_BELOW = 128  # inputs from which draws run one by one
 
 
-class Supplied(Messenger):
+class SubstituteMessenger(Messenger):
     """Gives the latents inside their values."""
 
     def __init__(self, draw: Draws) -> None:
@@ -79,7 +79,7 @@ def per_draw(
 
 def _run(model: BayesianModel, batches: Iterable[Tensor], draw: Draws) -> dict[str, Tensor]:
     """The likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
-    with Supplied(draw), own_store(model), model._pyro_context:
+    with SubstituteMessenger(draw), own_store(model), model._pyro_context:
         for name, value in draw.items():
             model._pyro_context.set(name, value)
         parts = [model.predictive(x) for x in batches]

@@ -81,7 +81,7 @@ class Batches:
             found = len(x)
         self.own = shared and gives_each_its_own(self.source)
         if shared or not isinstance(data, DataLoader):
-            number = self.processes.whole_number(int(torch.randint(2**62, ())))
+            number = self.processes.broadcast_int(int(torch.randint(2**62, ())))
             self._generator.manual_seed(number)
         expected = model.num_data
         if found not in (None, expected) and not (self.own and self._streams):
@@ -248,7 +248,7 @@ class Batches:
 
     def _compared(self, first: Batch | None) -> Batch:
         """The loader's first batch, if it is to the other processes' as it must be."""
-        digests = self.processes.all_told(b"" if first is None else _digest(first))
+        digests = self.processes.all_gather_bytes(b"" if first is None else _digest(first))
         if first is None or b"" in digests:
             raise ValueError("data must give every process a minibatch, one gets none")
         if self._streams and len(set(digests)) < len(digests):

@@ -40,7 +40,7 @@ def fingerprint(
         "optimizer": _of_optimizer(optim),
         "network": type(model.get_submodule("network")).__name__,
         "guide": type(guide).__name__,
-        "pruned weights": _digest(list(getattr(guide, "kept", {}).values())),
+        "pruned weights": _digest(list(getattr(guide, "unpruned", {}).values())),
         **_of_data(batches),
         **_of_tensors("model", model),
         **_of_tensors("guide", guide),
@@ -112,7 +112,7 @@ def _digest(tensors: list[Tensor]) -> str:
 
 def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
     """Raises ValueError, in all processes, where one has another run than the first."""
-    runs = [json.loads(text) for text in processes.all_told(json.dumps(run).encode())]
+    runs = [json.loads(text) for text in processes.all_gather_bytes(json.dumps(run).encode())]
     for rank, other in enumerate(runs):
         if other != runs[0]:
             found = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")

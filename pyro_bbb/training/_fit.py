@@ -19,13 +19,13 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from pyro_bbb._handlers.param_store import callers_store, held_by_optimiser, own_store
-from pyro_bbb._handlers.pruned_sites import kept_by, of_kept
+from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.distributed import processes
-from pyro_bbb._utils.locking import exclusive
+from pyro_bbb._utils.locking import locked
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, Ensemble, NoModeError
-from pyro_bbb.guides.kl_weight import weighed
+from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import Batches, Data
 from pyro_bbb.training._checkpoint import Checkpoint, Parts, folder_of
@@ -67,7 +67,7 @@ Callback: TypeAlias = Callable[[EpochEnd], bool | None]
 _VECTORISED = ("reparam", "stl")  # estimators; the others' noise is per example anyway
 
 
-@exclusive
+@locked
 def fit(
     model: BayesianModel,
     guide: Any,
@@ -181,13 +181,13 @@ def fit(
         begin()
         if isinstance(guide, Approximated):
             guide.reset()
-        weighing, frozen = weighed(guide), Frozen(model, guide)
-        with frozen.kept():
+        weighing, frozen = with_kl_weight(guide), Frozen(model, guide)
+        with frozen.preserved():
             latents = check_fit(model, weighing, *batches.examples())
         team.align(_state(model, guide))
         elbo = _objective(model, guide, latents, estimator, loss, draws)
-        elbo.kept = kept_by(guide)
-        program = cast_down(of_kept(model, elbo.kept), place, autocast)
+        elbo.unpruned = unpruned_entries(guide)
+        program = cast_down(mask_pruned(model, elbo.unpruned), place, autocast)
         make = partial(make_optim, (guide, model), optimizer, lr)
         parts = (model, guide)
         steps = engine(
@@ -232,7 +232,7 @@ def fit(
 
         def inside(*args: Any) -> None:  # each step by itself: callbacks run outside of all this
             with pyro.validation_enabled(False), ESTIMATORS[estimator](), held_by_optimiser(held):
-                with frozen.kept():
+                with frozen.preserved():
                     steps.take(*args)
 
         loop = Loop(batches, schedule, rate, epochs, history, done, inside, read, offer, bar)

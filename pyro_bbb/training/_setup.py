@@ -120,7 +120,7 @@ class Frozen:
         )
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """They are frozen after it, too, and have no gradient."""
         try:
             yield

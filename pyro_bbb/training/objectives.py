@@ -18,9 +18,9 @@ from pyro.infer.util import torch_item
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 
-from pyro_bbb._handlers.flat_site import side_by_side, traced
+from pyro_bbb._handlers.flat_site import get_traces, side_by_side
 from pyro_bbb._handlers.particle_plate import PlateOfDraws
-from pyro_bbb._handlers.pruned_sites import Kept
+from pyro_bbb._handlers.pruned_sites import UnprunedEntries
 from pyro_bbb._ops.buffers import Memory, reusing
 from pyro_bbb._ops.multi_sample import several_draws
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, blundell, uniform
@@ -90,7 +90,7 @@ class _Recorded:
     num_particles: int
     max_plate_nesting: float
     closed_form = False
-    kept: Kept | None = None  # what pruning has left of the guide's weights
+    unpruned: UnprunedEntries | None = None  # what pruning has left of the guide's weights
 
     @functools.cached_property
     def memory(self) -> Memory:
@@ -100,7 +100,7 @@ class _Recorded:
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
         several = several_draws() if self.num_particles > 1 else nullcontext()
-        with side_by_side(self.kept), reusing(self.memory), several:
+        with side_by_side(self.unpruned), reusing(self.memory), several:
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
 
@@ -111,7 +111,9 @@ class _Recorded:
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
             return super()._get_trace(model, guide, args, kwargs)  # type: ignore[misc]
-        model_trace, guide_trace = map(prune_subsample_sites, traced(model, guide, args, kwargs))
+        model_trace, guide_trace = map(
+            prune_subsample_sites, get_traces(model, guide, args, kwargs)
+        )
         model_trace.compute_log_prob()
         guide_trace.compute_score_parts()
         return model_trace, guide_trace
@@ -149,7 +151,7 @@ class RecordedTraceELBO(_Recorded, Trace_ELBO):
     """`Trace_ELBO` that keeps the parts of its loss."""
 
 
-class _WholeMeanField(TraceMeanField_ELBO):
+class _FlatMeanField(TraceMeanField_ELBO):
     """With the log-density of a guide's Deltas, which Pyro's KL of a Delta leaves out."""
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
@@ -161,7 +163,7 @@ class _WholeMeanField(TraceMeanField_ELBO):
         return loss, surrogate
 
 
-class RecordedTraceMeanFieldELBO(_Recorded, _WholeMeanField):
+class RecordedTraceMeanFieldELBO(_Recorded, _FlatMeanField):
     """`TraceMeanField_ELBO` (closed-form KL where registered) that keeps the parts of its loss."""
 
     closed_form = True

@@ -498,28 +498,28 @@ def pruned_normal():
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2, 2)])
 def test_removed_entries_are_zero_and_the_others_those_of_a_normal(shape):
-    q, loc, rho, kept = pruned_normal()
+    q, loc, rho, unpruned = pruned_normal()
     if len(shape) == 3:
         q = q.expand(shape)
-    kept_everywhere = kept.expand(shape)
+    kept_everywhere = unpruned.expand(shape)
     value = q.rsample()
     assert value.shape == shape
     assert (value[~kept_everywhere] == 0).all() and (value[kept_everywhere] != 0).all()
     assert (q.scale[~kept_everywhere] == 0).all() and (q.mean[~kept_everywhere] == 0).all()
-    plain = torch.distributions.Normal(loc, softplus(rho).where(kept, 1.0))
+    plain = torch.distributions.Normal(loc, softplus(rho).where(unpruned, 1.0))
     for x in (value, q.sample(), torch.zeros(shape, dtype=torch.float64)):
-        expected = plain.log_prob(x).where(kept, 0.0)
+        expected = plain.log_prob(x).where(unpruned, 0.0)
         torch.testing.assert_close(q.log_prob(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_removed_entries_have_no_gradient():
-    q, loc, rho, kept = pruned_normal()
+    q, loc, rho, unpruned = pruned_normal()
     value = q.rsample()
     normal = torch.distributions.Normal(torch.zeros_like(loc), 1.0)
     loss = q.log_prob(value).sum() - normal.log_prob(value).sum() + kl_divergence(q, normal).sum()
     for gradient in grad(loss, (loc, rho)):
         assert gradient.isfinite().all()
-        assert torch.equal(gradient != 0, kept)
+        assert torch.equal(gradient != 0, unpruned)
 
 
 # --- LogRatePoisson and StudentT ---

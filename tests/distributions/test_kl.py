@@ -154,13 +154,13 @@ def test_a_divergence_is_never_negative(kind):
 def test_the_divergence_of_a_pruned_normal_leaves_removed_entries_out(kind, library):
     loc = torch.tensor([[0.5, -1.0], [2.0, 3.0]], dtype=torch.float64, requires_grad=True)
     rho = torch.tensor([[-3.0, -math.inf], [-math.inf, 1.0]], dtype=torch.float64)
-    kept = rho.isfinite()
+    unpruned = rho.isfinite()
     p = getattr(library, PRIORS[kind].__name__)(0.1, 0.7).expand([2, 2])
     found = kl_divergence(PrunedNormal(loc, rho.requires_grad_()), p)
-    plain = kl_divergence(SoftplusNormal(loc, rho.detach().where(kept, 0.0)), p)
-    assert torch.equal(found, plain.where(kept, 0.0)) and (found[kept] > 0).all()
+    plain = kl_divergence(SoftplusNormal(loc, rho.detach().where(unpruned, 0.0)), p)
+    assert torch.equal(found, plain.where(unpruned, 0.0)) and (found[unpruned] > 0).all()
     for gradient in grad(found.sum(), (loc, rho)):
-        assert gradient.isfinite().all() and torch.equal(gradient != 0, kept)
+        assert gradient.isfinite().all() and torch.equal(gradient != 0, unpruned)
     event = torch.distributions.Independent(p, 2)
     in_plate = kl_divergence(PrunedNormal(loc, rho).expand([3, 2, 2]).to_event(2), event)
     torch.testing.assert_close(in_plate, found.sum().expand(3))

@@ -124,9 +124,9 @@ def test_our_guides_are_independent_also_when_trained_in_turn(name, train):
     model, first = make(name)
     second, args = bbb.guides.make(name, model), data()
     for moving, resting in ((first, second), (second, first), (first, second)):
-        kept, before = snapshot(resting), snapshot(moving)
+        unpruned, before = snapshot(resting), snapshot(moving)
         train(model, moving, args)
-        assert same(snapshot(resting), kept)
+        assert same(snapshot(resting), unpruned)
         assert not same(snapshot(moving), before)
     assert len(pyro.get_param_store()) == 0
 
@@ -447,9 +447,9 @@ def test_copying_or_pickling_breaks_a_stock_guide_and_leaves_ours_as_it_is(name)
     assert guide.model is twin.model is model
     by_svi(model, twin, args)
     assert same(snapshot(guide), before) and not same(snapshot(twin), before)
-    kept = snapshot(twin)
+    unpruned = snapshot(twin)
     by_svi(model, guide, args)
-    assert same(snapshot(twin), kept) and same(snapshot(sent), before)
+    assert same(snapshot(twin), unpruned) and same(snapshot(sent), before)
     assert list(centre_of(name, sent)) == guide.site_names
     both = copy.deepcopy((model, guide))
     assert both[1].model is both[0]

@@ -403,9 +403,9 @@ def test_a_deep_copy_is_independent_and_leaves_the_original_working():
     bbb.fit(model, new, data(), epochs=1, lr=0.1, progress=False)
     assert_unchanged(guide, before)
     assert not torch.equal(new.loc(KERNEL), guide.loc(KERNEL))
-    kept = snapshot(new)
+    unpruned = snapshot(new)
     bbb.fit(model, guide, data(), epochs=1, lr=0.1, progress=False)
-    assert_unchanged(new, kept)
+    assert_unchanged(new, unpruned)
 
 
 def test_copying_model_and_guide_together_keeps_them_together():
@@ -478,8 +478,10 @@ def test_removing_a_weight_takes_its_share_out_of_the_guides_density():
     mask = torch.zeros(4, 3, dtype=torch.bool)
     mask[0, 0] = True
     site = poutine.trace(guide.without({KERNEL: mask})).get_trace(*data()).nodes[KERNEL]
-    kept = dist.Normal(guide.loc(KERNEL), guide.scale(KERNEL)).log_prob(site["value"])[~mask]
-    assert site["fn"].log_prob(site["value"]).item() == pytest.approx(kept.sum().item(), rel=1e-5)
+    unpruned = dist.Normal(guide.loc(KERNEL), guide.scale(KERNEL)).log_prob(site["value"])[~mask]
+    assert site["fn"].log_prob(site["value"]).item() == pytest.approx(
+        unpruned.sum().item(), rel=1e-5
+    )
 
 
 # --- by name ---

@@ -21,7 +21,7 @@ import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._handlers.param_store import _HELD
 from pyro_bbb._ops.multi_sample import _SHARED
-from pyro_bbb._utils.locking import TURN, exclusive
+from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training.objectives import NonFiniteError
 
@@ -161,7 +161,7 @@ def test_a_failure_in_one_thread_leaves_the_other_alone():
 def test_a_turn_is_for_one_thread_which_may_go_on():
     inside, most = [], []
 
-    @exclusive
+    @locked
     def outer(depth):
         """Says how deep it is."""
         inside.append(depth)
@@ -177,13 +177,15 @@ def test_a_turn_is_for_one_thread_which_may_go_on():
     assert in_threads(*[lambda: outer(3)] * 8) == [4] * 8
     assert set(most) == {1}
 
-    @exclusive
+    @locked
     def fail():
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
         fail()
-    assert in_threads(lambda: TURN.acquire(timeout=5) and TURN.release() is None) == [True]
+    assert in_threads(lambda: GLOBAL_LOCK.acquire(timeout=5) and GLOBAL_LOCK.release() is None) == [
+        True
+    ]
 
 
 # --- one after the other, step by step ---
@@ -309,7 +311,9 @@ def world(*modules):
         "held": (_HELD.get(), _SHARED.get()),
         "warnings": [str(each) for each in warnings.filters],
         "training": [part.training for module in modules for part in module.modules()],
-        "turn": in_threads(lambda: TURN.acquire(timeout=5) and TURN.release() is None),
+        "turn": in_threads(
+            lambda: GLOBAL_LOCK.acquire(timeout=5) and GLOBAL_LOCK.release() is None
+        ),
     }
 
 

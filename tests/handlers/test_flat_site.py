@@ -13,9 +13,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.flat_site import side_by_side, traced
+from pyro_bbb._handlers.flat_site import get_traces, side_by_side
 from pyro_bbb._handlers.param_store import held_by_optimiser
-from pyro_bbb._ops.flat import Whole
+from pyro_bbb._ops.flat import FlatTensors
 from pyro_bbb._ops.multi_sample import Shared, several_draws
 from pyro_bbb._ops.reparameterize import DrawMany, draw, draw_many
 from pyro_bbb._ops.scale_mixture import LogMixture, LogOneMixture, _exponent
@@ -43,7 +43,7 @@ def make(prior=None, likelihood=None, **options):
 def traces(model, guide, seed=1):
     torch.manual_seed(seed)
     with side_by_side():
-        return traced(model, guide, data(), {})
+        return get_traces(model, guide, data(), {})
 
 
 def sites(trace):
@@ -58,7 +58,7 @@ def tensors():
     shapes = (4, 3), (4,), (2, 4)
     locs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     rhos = [(torch.randn(shape) - 2).requires_grad_() for shape in shapes]
-    return locs, rhos, Whole(torch.randn(sum(math.prod(shape) for shape in shapes)), locs)
+    return locs, rhos, FlatTensors(torch.randn(sum(math.prod(shape) for shape in shapes)), locs)
 
 
 def one_by_one(locs, rhos, noise):
@@ -116,12 +116,12 @@ USES = {  # by draw: the vector, its parts, its scale, ln q
 @pytest.mark.parametrize("uses", USES.values(), ids=USES)
 def test_gradients_added_up_over_draws_are_the_sum_of_theirs(uses):
     locs, rhos, noise = tensors()
-    noises = [noise, *(Whole(torch.randn_like(noise.vector), locs) for _ in range(2))]
+    noises = [noise, *(FlatTensors(torch.randn_like(noise.vector), locs) for _ in range(2))]
     of_whole, of_parts, of_scale = torch.randn(3, len(noise.vector))
 
     def add_gradient(noise, used):
         value, scale, log_q, parts = draw_many(locs, rhos, noise)
-        products = zip(parts, Whole(of_parts, locs).parts, strict=True)
+        products = zip(parts, FlatTensors(of_parts, locs).parts, strict=True)
         terms = (
             (value * of_whole).sum(),
             sum((a * b).sum() for a, b in products),

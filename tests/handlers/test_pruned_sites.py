@@ -10,10 +10,10 @@ from torch.autograd import gradcheck
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._handlers import flat_site as _beside
-from pyro_bbb._handlers.pruned_sites import Kept, kept_by, of_kept
+from pyro_bbb._handlers.pruned_sites import UnprunedEntries, mask_pruned, unpruned_entries
 from pyro_bbb._ops.flat import gathered, spread
 from pyro_bbb.distributions import PrunedNormal
-from pyro_bbb.distributions.pruned import KeptEvent, KeptNormal
+from pyro_bbb.distributions.pruned import FlatPrunedNormal, PrunedEvent
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training.objectives import recorded_elbo
 from tests._support.flat_site_cases import COUNT, FC1, Seen, assert_alike, data, model_of
@@ -43,28 +43,28 @@ def masks():
 
 
 def test_entries_are_those_where_the_mask_is_true():
-    kept = Kept(masks())
-    tensors = [torch.randn(mask.shape) for mask in kept.masks.values()]
-    entries = gathered(tensors, list(kept.places.values()))
-    expected = [x[mask] for x, mask in zip(tensors, kept.masks.values(), strict=True)]
+    unpruned = UnprunedEntries(masks())
+    tensors = [torch.randn(mask.shape) for mask in unpruned.masks.values()]
+    entries = gathered(tensors, list(unpruned.places.values()))
+    expected = [x[mask] for x, mask in zip(tensors, unpruned.masks.values(), strict=True)]
     assert torch.equal(entries, torch.cat(expected))
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (3, 1)])
 def test_tensors_hold_them_there_and_zeros_elsewhere(lead):
-    kept = Kept(masks())
-    like = list(kept.masks.values())
+    unpruned = UnprunedEntries(masks())
+    like = list(unpruned.masks.values())
     vector = torch.randn(*lead, sum(int(mask.sum()) for mask in like))
     parts = vector.split([int(mask.sum()) for mask in like], -1)
-    tensors = spread(vector, list(kept.places.values()), like)
+    tensors = spread(vector, list(unpruned.places.values()), like)
     for x, mask, part in zip(tensors, like, parts, strict=True):
         assert x.shape == (*lead, *mask.shape)
         assert torch.equal(x[..., mask], part) and not x[..., ~mask].any()
 
 
 def test_their_derivatives():
-    kept = Kept(masks())
-    places, like = list(kept.places.values()), list(kept.masks.values())
+    unpruned = UnprunedEntries(masks())
+    places, like = list(unpruned.places.values()), list(unpruned.masks.values())
     tensors = [torch.randn(mask.shape, requires_grad=True) for mask in like]
     assert gradcheck(lambda *x: gathered(x, places), tensors)
     vector = torch.randn(2, 1, sum(map(len, places)), requires_grad=True)
@@ -81,24 +81,27 @@ def test_a_normal_whose_draw_is_known_is_a_pruned_one():
     def noise():
         return [(value - loc) / torch.nn.functional.softplus(rho)]
 
-    q, expected = KeptNormal(loc, rho, value, noise), PrunedNormal(loc, rho)
+    q, expected = FlatPrunedNormal(loc, rho, value, noise), PrunedNormal(loc, rho)
     assert q.rsample() is value and q.remembers(value)
     again = q.rsample()
     assert not torch.equal(again, value) and not again[rho.isinf()].any()
     assert not q.remembers(again)
-    for name in ("loc", "rho", "scale", "kept"):
+    for name in ("loc", "rho", "scale", "unpruned"):
         assert torch.equal(getattr(q, name), getattr(expected, name))
     torch.testing.assert_close(q.log_prob(again), expected.log_prob(again))
     torch.testing.assert_close(q.to_event(2).log_prob(value), expected.log_prob(value).sum())
 
 
 def test_of_an_event_those_count_that_are_kept():
-    kept = torch.rand(3, 4) < 0.5
+    unpruned = torch.rand(3, 4) < 0.5
     event = bbb.ScaleMixtureNormal(0.3, 1.2, 0.05).expand([3, 4]).to_event(2)
     value = torch.randn(2, 1, 3, 4)
-    for found in (KeptEvent(event, kept).expand([2, 1]), KeptEvent(event.expand([2, 1]), kept)):
-        assert found.event is not event and found.kept is kept
-        expected = event.base_dist.log_prob(value).where(kept, 0.0).sum((-2, -1))
+    for found in (
+        PrunedEvent(event, unpruned).expand([2, 1]),
+        PrunedEvent(event.expand([2, 1]), unpruned),
+    ):
+        assert found.event is not event and found.unpruned is unpruned
+        expected = event.base_dist.log_prob(value).where(unpruned, 0.0).sum((-2, -1))
         torch.testing.assert_close(found.log_prob(value), expected)
 
 
@@ -125,11 +128,11 @@ def test_what_is_left_is_one_site(name, estimator, draws):
     model, guide = MERGED[name]()
     num_particles, vectorize = DRAWS[draws]
     elbo = Seen(num_particles=num_particles, vectorize_particles=vectorize, max_plate_nesting=1)
-    elbo.particles, elbo.kept = [], kept_by(guide)
-    count = sum(int(mask.sum()) for mask in guide.kept.values())
+    elbo.particles, elbo.unpruned = [], unpruned_entries(guide)
+    count = sum(int(mask.sum()) for mask in guide.unpruned.values())
     assert count == (0 if name == "all removed" else COUNT - round(0.6 * COUNT))
     with ESTIMATORS[estimator]():
-        elbo.loss_and_grads(of_kept(model, elbo.kept), guide, *data())
+        elbo.loss_and_grads(mask_pruned(model, elbo.unpruned), guide, *data())
     for trace in elbo.traces:
         latent = [name for name in trace.stochastic_nodes if name != "obs"]
         assert latent == [FC1] and len(trace.nodes[FC1]["members"]) == 4
@@ -139,10 +142,10 @@ def test_what_is_left_is_one_site(name, estimator, draws):
 @pytest.mark.parametrize("of", ["all", "others"])
 def test_under_a_prior_of_others_each_weight_is_a_site(of):
     model, guide = make()
-    others = Kept({name: ~mask for name, mask in guide.kept.items()})
+    others = UnprunedEntries({name: ~mask for name, mask in guide.unpruned.items()})
     elbo = Seen(max_plate_nesting=1)
-    elbo.particles, elbo.kept = [], kept_by(guide)
-    elbo.loss_and_grads(model if of == "all" else of_kept(model, others), guide, *data())
+    elbo.particles, elbo.unpruned = [], unpruned_entries(guide)
+    elbo.loss_and_grads(model if of == "all" else mask_pruned(model, others), guide, *data())
     for trace in elbo.traces:
         latent = [name for name in trace.stochastic_nodes if name != "obs"]
         assert len(latent) == 4 and not any("members" in x for x in trace.nodes.values())
@@ -153,7 +156,7 @@ def as_each_tensor_would(guide):
 
     def draw(noise):
         lead = noise.vector.shape[:-1]
-        drawn = [torch.randn(*lead, *mask.shape)[..., mask] for mask in guide.kept.values()]
+        drawn = [torch.randn(*lead, *mask.shape)[..., mask] for mask in guide.unpruned.values()]
         noise.vector.copy_(torch.cat(drawn, -1))
 
     return draw
@@ -170,8 +173,8 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind, draws, 
     def parts(objective):
         model, guide = {**MERGED, **APART}[name]()
         monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would(guide))
-        objective.kept = kept_by(guide)
-        return of_kept(model, objective.kept), model, guide
+        objective.unpruned = unpruned_entries(guide)
+        return mask_pruned(model, objective.unpruned), model, guide
 
     ours = recorded_elbo(kind, num_particles, vectorize=vectorize)
     assert_alike((ours, own), parts, real="noise" in name)
@@ -187,10 +190,13 @@ def test_the_noise_is_what_scores_a_draw(name, monkeypatch):
     for loc in guide.locs.parameters():
         loc.data[loc != 0] = 0.7
     found = []
-    for kept in (kept_by(guide), None):
+    for unpruned in (unpruned_entries(guide), None):
         monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would(guide))
-        elbo, program = recorded_elbo(None, 1), of_kept(model, kept or kept_by(guide))
-        elbo.kept = kept
+        elbo, program = (
+            recorded_elbo(None, 1),
+            mask_pruned(model, unpruned or unpruned_entries(guide)),
+        )
+        elbo.unpruned = unpruned
         torch.manual_seed(1)
         elbo.loss_and_grads(program, guide, *data())
         gradients = [p.grad for p in guide.parameters()]
@@ -209,7 +215,7 @@ def test_the_estimators_know_what_is_left(estimator, num_particles):
     options = {"estimator": estimator, "num_particles": num_particles, "lr": 0.1, "epochs": 2}
     history = bbb.fit(model, guide, (x, y), progress=False, **options)
     assert torch.tensor(history.loss).isfinite().all()
-    for name, mask in guide.kept.items():
+    for name, mask in guide.unpruned.items():
         loc, scale = guide.loc(name), guide.scale(name)
         assert not loc[~mask].any() and not scale[~mask].any()
         assert (loc != before[name])[mask].all() and (scale > 0)[mask].all()

@@ -16,7 +16,7 @@ from pyro_bbb._handlers import flat_site as _beside
 from pyro_bbb._handlers.param_store import held_by_optimiser
 from pyro_bbb._handlers.particle_plate import PlateOfDraws, in_plate, plate_shape
 from pyro_bbb._ops import reductions as _blocks
-from pyro_bbb._ops.flat import Whole
+from pyro_bbb._ops.flat import FlatTensors
 from pyro_bbb._ops.multi_sample import several_draws
 from pyro_bbb._ops.reductions import Blocks, joined, over_block
 from pyro_bbb._ops.reparameterize import draw_many
@@ -82,12 +82,12 @@ def tensors():
     shapes = (4, 3), (4,), (2, 4), ()
     locs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     rhos = [(torch.randn(shape) - 2).requires_grad_() for shape in shapes]
-    return locs, rhos, Whole(torch.randn(DRAWS, 1, sum(x.numel() for x in locs)), locs)
+    return locs, rhos, FlatTensors(torch.randn(DRAWS, 1, sum(x.numel() for x in locs)), locs)
 
 
 def each_by_itself(locs, rhos, noise):
     """The same draws one after another: values, scales, log q and parts of each."""
-    return [draw_many(locs, rhos, Whole(row, locs)) for row in noise.vector.flatten(0, 1)]
+    return [draw_many(locs, rhos, FlatTensors(row, locs)) for row in noise.vector.flatten(0, 1)]
 
 
 def test_several_vectors_hold_what_each_draws(some_at_a_time):
@@ -144,7 +144,7 @@ def test_their_gradient_is_the_sum_of_each(used, shared, some_at_a_time):
     if used in ("scale", "all"):  # which is one tensor for all draws, and counts once
         sigmoid = [torch.sigmoid(rho).detach() for rho in rhos]
         for rho, slope, part in zip(
-            expected[4:], sigmoid, Whole(of_scale, locs).parts, strict=True
+            expected[4:], sigmoid, FlatTensors(of_scale, locs).parts, strict=True
         ):
             rho -= (DRAWS - 1) * part * slope
     for found, other in zip(gradients(together), expected, strict=True):

@@ -9,7 +9,7 @@ from torch import Size
 
 import pyro_bbb as bbb
 from pyro_bbb._ops import buffers as _memory
-from pyro_bbb._ops.buffers import Memory, blank, reusing
+from pyro_bbb._ops.buffers import Memory, empty_from_pool, reusing
 
 
 def place(x):
@@ -50,15 +50,15 @@ def test_blank_is_like_another_tensor_on_reused_memory_if_large():
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.zeros(300, 500, dtype=dtype)
         with reusing(memory):
-            y = blank(x)
+            y = empty_from_pool(x)
             assert y.shape == x.shape and y.dtype == dtype and y.is_contiguous()
-            assert blank(x, Size([7])).shape == (7,)
+            assert empty_from_pool(x, Size([7])).shape == (7,)
             at = place(y)
             del y
-            assert place(blank(x)) == at
+            assert place(empty_from_pool(x)) == at
     meta = torch.zeros(300, 500, device="meta")
     with reusing(memory):
-        assert blank(meta).device.type == "meta"
+        assert empty_from_pool(meta).device.type == "meta"
     assert sum(map(len, memory._blocks.values())) == 3
 
 
@@ -104,11 +104,11 @@ def test_steps_use_the_same_memory(monkeypatch):
 
 def test_what_a_user_keeps_of_a_step_is_not_written_over(monkeypatch):
     monkeypatch.setattr(_memory, "LEAST", 1)
-    kept, copies = [], []
+    unpruned, copies = [], []
     network = bbb.BayesianMLP([5, 6, 3], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.01))
 
     def note(module, inputs, output):
-        kept.append(network.fc1.weight)
+        unpruned.append(network.fc1.weight)
         copies.append(network.fc1.weight.detach().clone())
 
     network.register_forward_hook(note)
@@ -116,4 +116,4 @@ def test_what_a_user_keeps_of_a_step_is_not_written_over(monkeypatch):
     guide = bbb.AutoSoftplusNormal(model)
     data = torch.randn(16, 5), torch.randint(3, (16,))
     bbb.fit(model, guide, data, epochs=5, batch_size=8, progress=False)
-    assert len(kept) >= 10 and all(map(torch.equal, kept, copies))
+    assert len(unpruned) >= 10 and all(map(torch.equal, unpruned, copies))

@@ -217,12 +217,12 @@ def test_the_logarithm_of_products_is_the_sum_of_logarithms(dtype, shape, least)
 def test_the_sum_of_logarithms_is_exact_whatever_the_numbers(size, dtype, low, high):
     x = torch.logspace(math.log10(low), math.log10(high), size, dtype=torch.float64).to(dtype)
     x = x[torch.randperm(size)]
-    kept = x.clone()
+    unpruned = x.clone()
     logs = x.double().log()
     found = sum_log(x, torch.empty_like(x))
     error = 20 * torch.finfo(dtype).eps * logs.abs().sum().item()
     torch.testing.assert_close(found.double(), logs.sum(), rtol=0, atol=error)
-    assert found.dtype == dtype and x.equal(kept)
+    assert found.dtype == dtype and x.equal(unpruned)
 
 
 @pytest.mark.parametrize("odd", [0.0, math.inf, math.nan, 1e-45])

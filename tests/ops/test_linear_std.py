@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_bbb._ops.buffers import Memory, reusing
-from pyro_bbb._ops.flat import Whole
+from pyro_bbb._ops.flat import FlatTensors
 from pyro_bbb._ops.linear_std import deviation
 
 DOUBLE = {"dtype": torch.float64, "requires_grad": True}
@@ -126,6 +126,6 @@ def test_the_parts_of_a_vector_hand_back_one_gradient(asked):
     def loss(parts: list[Tensor]) -> Tensor:
         return sum((part**2).sum() * (i + 1) for i, part in enumerate(parts) if i in asked)
 
-    ours = torch.autograd.grad(loss(Whole(vector, like).parts), vector)[0]
+    ours = torch.autograd.grad(loss(FlatTensors(vector, like).parts), vector)[0]
     plainly = [x.view_as(y) for x, y in zip(vector.split([6, 4, 2]), like, strict=True)]
     assert torch.equal(ours, torch.autograd.grad(loss(plainly), vector)[0])

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
-from pyro_bbb._handlers.flat_site import side_by_side, traced
+from pyro_bbb._handlers.flat_site import get_traces, side_by_side
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.persistence import LoadError
@@ -156,7 +156,7 @@ def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
     found = []
     for model, guide in (pair, round_trip(tmp_path, *pair)):
         with pyro.validation_enabled(False), side_by_side():
-            trace, _ = traced(model, guide, (X, target(model, X)), {})
+            trace, _ = get_traces(model, guide, (X, target(model, X)), {})
         sites = prune_subsample_sites(trace).nodes.items()
         sites = {name: site for name, site in sites if site["type"] == "sample"}
         found.append({name: len(site.get("members", ())) for name, site in sites.items()})
@@ -299,9 +299,9 @@ def test_a_pruned_guide_stays_pruned(tmp_path):
     assert_same((model, pruned), (new_model, new))
     options = {"epochs": 2, "progress": False, "batch_size": 2}
     bbb.fit(new_model, new, (X, torch.arange(6) % 2), **options)
-    for name, kept in pruned.kept.items():
-        assert torch.equal(new.kept[name], kept) and not kept.all()
-        assert (new.loc(name)[~kept] == 0).all() and (new.scale(name)[~kept] == 0).all()
+    for name, unpruned in pruned.unpruned.items():
+        assert torch.equal(new.unpruned[name], unpruned) and not unpruned.all()
+        assert (new.loc(name)[~unpruned] == 0).all() and (new.scale(name)[~unpruned] == 0).all()
 
 
 def test_latents_that_the_forward_pass_samples_by_itself(tmp_path):

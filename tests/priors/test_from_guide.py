@@ -130,12 +130,12 @@ def test_marginals_of_every_normal_guide(kind):
     guide = kind(model)
     bbb.fit(model, guide, data, epochs=20, lr=0.05, progress=False)
     count = 4000
-    with torch.no_grad(), poutine.trace() as traced, pyro.plate("draws", count, dim=-2):
+    with torch.no_grad(), poutine.trace() as get_traces, pyro.plate("draws", count, dim=-2):
         guide(*data)
     sites = prior_sites(build(from_guide(guide)))
     assert list(sites) == list(prior_sites(model))
     for name, fn in sites.items():
-        draws = traced.trace.nodes[name]["value"]  # [count, 1, ...]
+        draws = get_traces.trace.nodes[name]["value"]  # [count, 1, ...]
         draws = draws.reshape(count, *fn.event_shape)
         assert isinstance(fn.base_dist, dist.Normal)
         assert ((draws.mean(0) - fn.mean).abs() < 6 * fn.stddev / math.sqrt(count)).all()

@@ -727,7 +727,7 @@ def poisoned(what="loss", times=(5,), **options):
 
 def watch(monkeypatch, parts):
     """State before and after each step that is taken or tried: parameters, buffers, moments."""
-    seen, real = [], _guarded.Guarded.__call__
+    seen, real = [], _guarded.NonFiniteRollback.__call__
 
     def whole(optim):
         moments = [x for entry in optim.get_state()["state"].values() for x in entry.values()]
@@ -741,7 +741,7 @@ def watch(monkeypatch, parts):
         finally:
             seen.append((before, whole(optim)))
 
-    monkeypatch.setattr(_guarded.Guarded, "__call__", watched)
+    monkeypatch.setattr(_guarded.NonFiniteRollback, "__call__", watched)
     return seen
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb.guides.kl_weight import weighed
+from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.training.objectives import NonFiniteError
 
 
@@ -620,7 +620,7 @@ def test_a_stock_guides_minibatch_losses_add_up_to_the_loss_of_all_data(name):
 
 def weighted_loss(model, guide, x, y, kl_weight):
     pyro.set_rng_seed(3)
-    return Trace_ELBO().loss(model, weighed(guide), x, y, kl_weight)
+    return Trace_ELBO().loss(model, with_kl_weight(guide), x, y, kl_weight)
 
 
 def mean_field_by_hand(x, y=None, weight=1.0):

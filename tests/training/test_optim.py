@@ -175,7 +175,7 @@ def test_a_pruned_guide_trains_with_weight_decay(name):
     network = bbb.BayesianMLP([3, 8, 1], prior=dist.Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=20)
     guide = bbb.prune(bbb.AutoSoftplusNormal(model), 0.5)
-    kept = {site: mask.clone() for site, mask in guide.kept.items()}
+    unpruned = {site: mask.clone() for site, mask in guide.unpruned.items()}
     x = torch.randn(20, 3)
     bbb.fit(
         model,
@@ -186,7 +186,7 @@ def test_a_pruned_guide_trains_with_weight_decay(name):
         optimizer=partial(kind, **options),
         progress=False,
     )
-    for site, mask in kept.items():
+    for site, mask in unpruned.items():
         assert (guide.loc(site)[~mask] == 0).all() and (guide.scale(site)[~mask] == 0).all()
         assert guide.loc(site).isfinite().all() and (guide.scale(site)[mask] > 0).all()
 

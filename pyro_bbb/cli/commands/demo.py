@@ -14,7 +14,7 @@ from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.commands.predict import Predict
 from pyro_bbb.cli.commands.report import Report
 from pyro_bbb.cli.commands.train import Train
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.table_io import write
 
@@ -37,7 +37,7 @@ class Demo(Command):
     seed: int = 0
     """Seed of tables, training and predictions."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Writes both tables, and runs the commands on them."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class Demo(Command):
         rng = np.random.default_rng(self.seed)
         tables = {"digits": (digits(rng), "digit"), "sine": (sine(rng), "y")}
         return {
-            name: self._steps(name, *parts, target, voice)
+            name: self._steps(name, *parts, target, console)
             for name, (parts, target) in tables.items()
         }
 
@@ -57,7 +57,7 @@ class Demo(Command):
         test: pl.DataFrame,
         foreign: pl.DataFrame,
         target: str,
-        voice: Voice,
+        console: Console,
     ) -> dict[str, Any]:
         """Trains, predicts and reports on one table."""
         paths = {part: self.out / f"{name}-{part}.csv" for part in ("train", "test", "foreign")}
@@ -79,10 +79,10 @@ class Demo(Command):
         ]
         results = []
         for step, line in zip(steps, words, strict=True):
-            voice.say(f"\n$ pyro-bbb {line}")
-            results.append(step.run(voice))
+            console.print(f"\n$ pyro-bbb {line}")
+            results.append(step.run(console))
         shares = [each["refused"] / each["rows"] for each in results[1:3]]
-        voice.say(
+        console.print(
             f"refused: {shares[0]:.0%} of the usual rows, {shares[1]:.0%} of the foreign ones"
         )
         return {

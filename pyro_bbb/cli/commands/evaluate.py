@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from pyro_bbb.cli.base import Command
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.metrics import by_row, score
 from pyro_bbb.cli.model import ROWS, Model
 from pyro_bbb.cli.table_io import read
@@ -27,19 +27,19 @@ class Evaluate(Command):
     separator: str = ","
     """Character between the values of a CSV file."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Reads, predicts, scores."""
         model = Model.load(self.model)
-        rows = judged(model, self.data, self.separator, voice)
+        rows = judged(model, self.data, self.separator, console)
         scores = score(rows, model.about.level, model.about.threshold)
-        voice.say(f"scores on the {len(rows['y'])} rows of {self.data}:")
-        voice.scores(scores)
+        console.print(f"scores on the {len(rows['y'])} rows of {self.data}:")
+        console.scores(scores)
         return {"model": str(self.model), "rows": len(rows["y"]), "scores": scores}
 
 
-def judged(model: Model, data: Path, separator: str, voice: Voice) -> dict[str, Any]:
+def judged(model: Model, data: Path, separator: str, console: Console) -> dict[str, Any]:
     """Answers and truth by row, for a file."""
     table = read(data, separator)
     truth, inputs = model.truth(table), model.inputs(table)
-    answers = voice.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
+    answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
     return by_row(answers, truth)

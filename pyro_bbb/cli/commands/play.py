@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyro_bbb.cli.base import Command
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Play(Command):
     browser: bool = True
     """Open the page in a browser."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Trains or loads, then answers until Ctrl-C."""
         try:
             from pyro_bbb.play.app import serve
@@ -44,13 +44,13 @@ class Play(Command):
             missing = f"play needs {error.name}"
             raise BadInput(f'{missing}: pip install "pyro-bbb[play]"') from error
         _require_free(self.host, self.port)
-        classifier = self._classifier(voice)
-        voice.say(f"http://{self.host}:{self.port}/ (Ctrl-C ends)")
+        classifier = self._classifier(console)
+        console.print(f"http://{self.host}:{self.port}/ (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):
             serve(classifier, host=self.host, port=self.port, show=self.browser)
         return {}
 
-    def _classifier(self, voice: Voice) -> Classifier:
+    def _classifier(self, console: Console) -> Classifier:
         from pyro_bbb.data.cache import cache_folder
         from pyro_bbb.play import classifier as digits
 
@@ -60,15 +60,15 @@ class Play(Command):
             if (folder / "spec.json").exists():
                 return digits.open_saved(folder)
             if self.data_root is None:
-                voice.say("training on 1,797 digits of 8x8 pixels")
-                found = digits.train_small(progress=voice.shows_progress)
+                console.print("training on 1,797 digits of 8x8 pixels")
+                found = digits.train_small(progress=console.shows_progress)
             else:
-                voice.say("training on 60,000 digits of 28x28 pixels")
-                found = digits.train_mnist(self.data_root, progress=voice.shows_progress)
+                console.print("training on 60,000 digits of 28x28 pixels")
+                found = digits.train_mnist(self.data_root, progress=console.shows_progress)
             found.save(folder)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadInput(str(error)) from error
-        voice.say(f"kept in {folder}")
+        console.print(f"kept in {folder}")
         return found
 
 

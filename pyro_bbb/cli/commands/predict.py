@@ -11,7 +11,7 @@ import polars as pl
 import tyro
 
 from pyro_bbb.cli.base import Command
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.model import ROWS, Model
 from pyro_bbb.cli.table_io import check_writable, column, read, write
@@ -38,19 +38,21 @@ class Predict(Command):
     separator: str = ","
     """Character between the values of a CSV file."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Reads, predicts, writes."""
         check_writable(self.out)
         model = Model.load(self.model)
         table = read(self.data, self.separator)
         kept = [column(table, name, "--keep") for name in self.keep]
         inputs = model.inputs(table)
-        answers = voice.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
+        answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
         found = pl.concat([each.table() for each in answers])
         if taken := set(self.keep) & set(found.columns):
             raise BadInput(f"--keep: {sorted(taken)} are names of the predictions, too")
         write(pl.DataFrame([*kept, *found.get_columns()]), self.out)
         refused = int(found["refused"].sum())
-        voice.say(f"{len(found)} predictions of {model.about.target!r}, {refused} of them refused")
-        voice.say(f"written to {self.out}")
+        console.print(
+            f"{len(found)} predictions of {model.about.target!r}, {refused} of them refused"
+        )
+        console.print(f"written to {self.out}")
         return {"predictions": str(self.out), "rows": len(found), "refused": refused}

@@ -12,7 +12,7 @@ import tyro
 from pyro_bbb import pruning
 from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.commands.evaluate import judged
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import score
 from pyro_bbb.cli.model import Model
@@ -33,22 +33,22 @@ class Prune(Command):
     separator: str = ","
     """Character between the values of a CSV file."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Loads, prunes, scores, saves."""
         model = Model.load(self.model)
         pruned = _pruned(model, self.fraction)
         ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()
         total, left = (sum(int(f(x)) for x in ratios) for f in (lambda x: x.numel(), _not_zero))
-        voice.say(f"{left} of {total} weights are left")
+        console.print(f"{left} of {total} weights are left")
         result: dict[str, Any] = {"model": str(self.out), "weights": total, "left": left}
         if self.data is not None:
             for words, each in (("before", model), ("after", pruned)):
-                rows = judged(each, self.data, self.separator, voice)
+                rows = judged(each, self.data, self.separator, console)
                 result[words] = score(rows, each.about.level, each.about.threshold)
-                voice.say(f"{words}:")
-                voice.scores(result[words])
+                console.print(f"{words}:")
+                console.scores(result[words])
         pruned.save(self.out)
-        voice.say(f"saved as {self.out}")
+        console.print(f"saved as {self.out}")
         return result
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_bbb._version import __version__
 from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.commands.evaluate import judged
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
 from pyro_bbb.cli.metrics import WORDS, score
 from pyro_bbb.cli.model import About, Model
@@ -50,20 +50,20 @@ class Report(Command):
     separator: str = ","
     """Character between the values of a CSV file."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Loads, predicts, draws, writes."""
         check_folder(self.out)
         model = Model.load(self.model)
         scores, sections = model.about.scores, [_of_training(model.about)]
         if self.data is not None:
-            rows = judged(model, self.data, self.separator, voice)
+            rows = judged(model, self.data, self.separator, console)
             scores = score(rows, model.about.level, model.about.threshold)
             sections = _of_rows(model, rows, scores, self.data.name) + sections
         sections.append(_of_columns(model))
         page = _page(model.about, sections, self.model.name)
         with replacing(self.out) as part:
             part.write_text(page, encoding="utf-8")
-        voice.say(f"written to {self.out}")
+        console.print(f"written to {self.out}")
         return {"report": str(self.out), "scores": scores}
 
 

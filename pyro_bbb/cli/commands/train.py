@@ -11,8 +11,8 @@ import polars as pl
 import tyro
 from numpy.typing import NDArray
 
-from pyro_bbb.cli.base import Command, share
-from pyro_bbb.cli.console import Voice
+from pyro_bbb.cli.base import Command, fraction
+from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.encoding import Column, Missing, encode, learn
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import by_row, quantile, score
@@ -64,15 +64,15 @@ class Train(Command):
     seed: int = 0
     """Seed of the split, the training and the predictions."""
 
-    def run(self, voice: Voice) -> dict[str, Any]:
+    def run(self, console: Console) -> dict[str, Any]:
         """Reads, trains, scores, saves."""
         for option in ("held_out", "answered", "level"):
-            share(f"--{option.replace('_', '-')}", getattr(self, option))
+            fraction(f"--{option.replace('_', '-')}", getattr(self, option))
         table = read(self.data, self.separator)
-        y, task = self._target(table, voice)
-        columns, inputs = self._inputs(table, voice)
+        y, task = self._target(table, console)
+        columns, inputs = self._inputs(table, console)
         train, held_out = self._split(y, task)
-        estimator = self._fit(task, inputs[train], y[train], voice)
+        estimator = self._fit(task, inputs[train], y[train], console)
         about = About(
             target=self.target,
             task=task,
@@ -85,28 +85,30 @@ class Train(Command):
         judged = held_out if len(held_out) else train
         model = self._judged(Model(estimator, about), inputs[judged], y[judged])
         model.save(self.out)
-        return self._report(model, voice)
+        return self._report(model, console)
 
-    def _target(self, table: pl.DataFrame, voice: Voice) -> tuple[NDArray[Any], Task]:
+    def _target(self, table: pl.DataFrame, console: Console) -> tuple[NDArray[Any], Task]:
         target = column(table, self.target, "--target")
         task, why = recognise(target)
         if self.task is None:
-            voice.say(f"{self.target!r} makes this a {task}: {why} (--task says otherwise)")
+            console.print(f"{self.target!r} makes this a {task}: {why} (--task says otherwise)")
         task = self.task or task
         y = targets(target, task)
         if task == "classification":
             require_classes(y, self.target)
         return y, task
 
-    def _inputs(self, table: pl.DataFrame, voice: Voice) -> tuple[list[Column], NDArray[Any]]:
+    def _inputs(self, table: pl.DataFrame, console: Console) -> tuple[list[Column], NDArray[Any]]:
         for name in self.drop:
             column(table, name, "--drop")
         table = table.drop(self.target, *self.drop)
         columns, constant = learn(table, self.missing)
         if constant:
-            voice.say(f"left out, as they have one value only: {listed(constant)}")
+            console.print(f"left out, as they have one value only: {listed(constant)}")
         inputs = encode(columns, table, self.missing)
-        voice.say(f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers")
+        console.print(
+            f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers"
+        )
         return columns, inputs
 
     def _split(self, y: NDArray[Any], task: Task) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -122,12 +124,14 @@ class Train(Command):
         kept = len(y) - wanted if wanted >= _FEWEST_HELD_OUT else len(y)
         return order[:kept], order[kept:]
 
-    def _fit(self, task: Task, inputs: NDArray[Any], y: NDArray[Any], voice: Voice) -> Estimator:
+    def _fit(
+        self, task: Task, inputs: NDArray[Any], y: NDArray[Any], console: Console
+    ) -> Estimator:
         options: dict[str, Any] = {
             "hidden_sizes": list(self.hidden),
             "epochs": self.epochs,
             "random_state": self.seed,
-            "progress": voice.shows_progress,
+            "progress": console.shows_progress,
         }
         if self.prior is not None:
             options["prior"] = self.prior
@@ -149,15 +153,15 @@ class Train(Command):
         scores = score(rows, self.level, threshold)
         return model.knowing(threshold=threshold, scores=scores)
 
-    def _report(self, model: Model, voice: Voice) -> dict[str, Any]:
+    def _report(self, model: Model, console: Console) -> dict[str, Any]:
         about = model.about
         interrupted = model.estimator.history_.interrupted
         if interrupted:
-            voice.say("interrupted: what was learned until then is kept")
+            console.print("interrupted: what was learned until then is kept")
         judged = f"{about.held_out} rows held out" if about.held_out else "the rows of training"
-        voice.say(f"scores on {judged}:")
-        voice.scores(about.scores)
-        voice.say(f"saved as {self.out}")
+        console.print(f"scores on {judged}:")
+        console.scores(about.scores)
+        console.print(f"saved as {self.out}")
         return {
             "model": str(self.out),
             "task": about.task,

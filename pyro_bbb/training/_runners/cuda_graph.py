@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_bbb.guides import Ensemble
-from pyro_bbb.training._runners.sync_free import UnreadOptim
+from pyro_bbb.training._runners.sync_free import SyncFreeOptim
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import NonFiniteError
 
@@ -103,7 +103,7 @@ class CapturedSteps:
         self, svi: SVI, device: Device, history: History, modules: tuple[nn.Module, ...]
     ) -> None:
         self.svi, self.device, self.history = svi, device, history
-        self.optim: UnreadOptim = svi.optim
+        self.optim: SyncFreeOptim = svi.optim
         self.buffers = [buffer for module in modules for buffer in module.buffers()]
         like = self.optim.parameters[0]
         self.kl_weight = torch.zeros((), dtype=like.dtype, device=like.device)

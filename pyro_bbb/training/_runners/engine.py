@@ -12,9 +12,9 @@ from pyro.infer import SVI
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.training._interrupts import Interrupts
 from pyro_bbb.training._runners.cuda_graph import CapturedSteps, Device
-from pyro_bbb.training._runners.rollback import Guarded
+from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training._runners.steps import JoinedOptim, JoinedSteps, take_step
-from pyro_bbb.training._runners.sync_free import UnreadOptim, unread
+from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import RecordedELBO
 
@@ -61,8 +61,8 @@ def engine(
         interrupts: of the run.
     """
     if graphs is not None:
-        quiet = unread(elbo)
-        svi = SVI(program, guide, make(partial(UnreadOptim, elbo=quiet)), quiet)
+        quiet = sync_free(elbo)
+        svi = SVI(program, guide, make(partial(SyncFreeOptim, elbo=quiet)), quiet)
         captured = CapturedSteps(svi, graphs, history, modules)
         return Engine(svi, lambda parts, lr: captured.take(parts[0], lr), captured.read)
     read: Callable[[], None] = _nothing
@@ -74,7 +74,7 @@ def engine(
     else:
         svi = SVI(program, guide, make(), elbo)
         take = partial(take_step, svi, elbo, history)
-    return Engine(svi, Guarded(take, elbo, modules, history, nonfinite), read)
+    return Engine(svi, NonFiniteRollback(take, elbo, modules, history, nonfinite), read)
 
 
 def _nothing() -> None:

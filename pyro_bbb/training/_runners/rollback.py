@@ -16,7 +16,7 @@ from pyro_bbb.training.objectives import NonFiniteError, RecordedELBO
 _IN_A_ROW = 100  # steps skipped, after which training is over
 
 
-class Guarded:
+class NonFiniteRollback:
     """Takes steps; one that is not finite leaves parameters, buffers and objective as they were.
 
     Args:
@@ -46,20 +46,20 @@ class Guarded:
         Raises:
             NonFiniteError: it is not finite and is not to be skipped, or too many were in a row.
         """
-        kept = [(buffer, buffer.clone()) for buffer in self._buffers]
+        unpruned = [(buffer, buffer.clone()) for buffer in self._buffers]
         try:
             self.take(args, lr)
         except NonFiniteError as error:
-            self._undo(kept)
+            self._undo(unpruned)
             self._count(error)
         else:
             if self._first:  # from now on only what a step does change, such as running averages
-                self._buffers = [buffer for buffer, value in kept if not buffer.equal(value)]
+                self._buffers = [buffer for buffer, value in unpruned if not buffer.equal(value)]
             self._first, self._in_a_row = False, 0
 
     @torch.no_grad()
-    def _undo(self, kept: list[tuple[Tensor, Tensor]]) -> None:
-        for buffer, value in kept:
+    def _undo(self, unpruned: list[tuple[Tensor, Tensor]]) -> None:
+        for buffer, value in unpruned:
             buffer.copy_(value)
         of_functions = pyro.get_param_store()._params.values()
         for parameter in chain(of_functions, *(module.parameters() for module in self.modules)):

@@ -121,7 +121,7 @@ class JoinedOptim(JointOptim):
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         pieces = [g.flatten() for g in [*grads, grads[0].new_tensor(flags)]]
         flat = self._flat = torch.cat(pieces, out=self._flat)
-        *sums, last = self.processes.add_up(flat).split([len(piece) for piece in pieces])
+        *sums, last = self.processes.all_reduce(flat).split([len(piece) for piece in pieces])
         *counts, failed, asked = last.tolist()
         self.interrupts.asked |= asked > 0
         if failed:
@@ -133,7 +133,7 @@ class JoinedOptim(JointOptim):
         """The same error in all processes."""
         failed, self.failed = self.failed, None
         mine = b"" if failed is None else json.dumps([failed.what, failed.names]).encode()
-        what, names = json.loads(next(filter(None, self.processes.all_told(mine))))
+        what, names = json.loads(next(filter(None, self.processes.all_gather_bytes(mine))))
         return NonFiniteError(what, names)
 
 
@@ -180,7 +180,7 @@ class JoinedSteps:
         taken, self._taken = self._taken, []
         if taken:
             rows = torch.tensor([row for row, _ in taken], dtype=torch.float64)
-            rows = self.processes.add_up(rows.to(self.processes.device))
+            rows = self.processes.all_reduce(rows.to(self.processes.device))
             for row, (_, lr) in zip(rows.tolist(), taken, strict=True):
                 self.history.steps.append(mean_parts(row), lr)
         self.processes.align(self._buffers)

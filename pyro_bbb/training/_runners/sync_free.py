@@ -25,7 +25,7 @@ from pyro_bbb.training.objectives import (
 from pyro_bbb.training.optim import JointOptim
 
 
-class _Unread(TorchFunctionMode):
+class _SyncFree(TorchFunctionMode):
     """`Tensor.item` gives the number in double precision, as Python has it, but on the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,14 +34,14 @@ class _Unread(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _UnreadELBO:
+class _SyncFreeELBO:
     """Mixin that keeps the loss, ``log_prior``, ``log_guide`` and ``nll`` of each particle."""
 
     particles: list[Any]
     num_particles: int
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
-        with _Unread():
+        with _SyncFree():
             _, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
         return 0.0, surrogate  # Pyro would look whether a tensor is NaN
 
@@ -55,30 +55,30 @@ class _UnreadELBO:
         return torch.stack(particles).sum(0) / self.num_particles
 
 
-class UnreadTraceELBO(_UnreadELBO, RecordedTraceELBO):
+class SyncFreeTraceELBO(_SyncFreeELBO, RecordedTraceELBO):
     """`Trace_ELBO` with its numbers left on the device."""
 
 
-class UnreadTraceMeanFieldELBO(_UnreadELBO, RecordedTraceMeanFieldELBO):
+class SyncFreeTraceMeanFieldELBO(_SyncFreeELBO, RecordedTraceMeanFieldELBO):
     """`TraceMeanField_ELBO` with its numbers left on the device."""
 
 
-UnreadELBO: TypeAlias = UnreadTraceELBO | UnreadTraceMeanFieldELBO
+SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO
 
 
-def unread(elbo: RecordedELBO) -> UnreadELBO:
+def sync_free(elbo: RecordedELBO) -> SyncFreeELBO:
     """The same objective with its numbers left on the device."""
-    kind = UnreadTraceMeanFieldELBO if elbo.closed_form else UnreadTraceELBO
+    kind = SyncFreeTraceMeanFieldELBO if elbo.closed_form else SyncFreeTraceELBO
     new = kind(
         num_particles=elbo.num_particles,
         vectorize_particles=elbo.vectorize_particles,
         max_plate_nesting=elbo.max_plate_nesting,
     )
-    new.particles, new.kept = [], elbo.kept
+    new.particles, new.unpruned = [], elbo.unpruned
     return new
 
 
-class UnreadOptim(JointOptim):
+class SyncFreeOptim(JointOptim):
     """`JointOptim` that makes a step without reading a number.
 
     Args:
@@ -101,7 +101,7 @@ class UnreadOptim(JointOptim):
         optim_args: Mapping[str, Any],
         *,
         parameters: Mapping[str, Any],
-        elbo: UnreadELBO,
+        elbo: SyncFreeELBO,
     ) -> None:
         super().__init__(optim_constructor, optim_args, parameters=parameters)
         if type(self.optimizer) not in (Adam, AdamW):
