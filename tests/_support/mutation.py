@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = ["api/test_bad_input_models.py", "api/test_bad_input_functions.py"]
 TESTS = {  # of each room, the cheapest first
-    "_ops": ["ops", "handlers", "distributions"],
+    "_ops": ["ops", "distributions", "handlers"],
     "distributions": ["distributions", "inference", *BAD_INPUT[:1]],
     "priors": ["priors", *BAD_INPUT[:1]],
     "guides": ["guides", "inference", *BAD_INPUT],
@@ -47,9 +48,9 @@ COPIED = ("pyro_bbb", "tests", "docs", "experiments", "benchmarks", "examples", 
 PRELOADED = (
     "pyro.infer.autoguide",
     "scipy.stats",
-    "hypothesis",
     "matplotlib.figure",
     "torchvision",
+    "torch._dynamo",
 )
 SAME_BY_IDENTITY = ("Eq_Is", "NotEq_IsNot", "Is_Eq", "IsNot_NotEq")  # alike for small numbers
 LIMIT = 4  # times the processor time of the tests of unchanged code
@@ -147,6 +148,8 @@ def _in_child(tree: Path, tests: list[str]) -> None:
     try:
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=line"]
         status = int(pytest.main([*options, *(f"tests/{name}" for name in tests)]))
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(status)

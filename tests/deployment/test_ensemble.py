@@ -217,6 +217,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_without_pyro_answers_from_the_files(tmp_path):
     model, guide = trained("convolutional classes")
     mean = bbb.to_module(model, guide).requires_grad_(False)

@@ -287,6 +287,7 @@ def test_networks_without_code_of_their_own_pickle_whole(name, fraction):
     assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
 
 
+@pytest.mark.slow
 def test_a_pruned_network_runs_without_warnings_in_another_process(tmp_path):
     module, x = bbb.to_module(*make(bbb.BayesianMLP([3, 9, 2]), 0.75)), torch.randn(7, 3)
     torch.save((module, x, module(x)), tmp_path / "module.pt")

@@ -46,6 +46,7 @@ def excused(name, reason):
 # --- the whole command ---
 
 
+@pytest.mark.slow
 def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
     run = load("run")
     results = run.main(run.Config(smoke=True, threads=1, output=tmp_path))
@@ -96,6 +97,7 @@ def test_every_option_has_help(load, capsys):
     assert all(f"--{field.name}" in text for field in dataclasses.fields(run.Config))
 
 
+@pytest.mark.slow
 def test_one_suite_alone(load, tmp_path):
     run = load("run")
     results = run.main(run.Config(only=("epoch",), smoke=True, threads=1, output=tmp_path))
@@ -321,6 +323,7 @@ def test_aims_say_what_was_reached(load):
 # --- processes of their own ---
 
 
+@pytest.mark.slow
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
     seats, contenders = load("_seats"), load("_contenders")
     makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}
