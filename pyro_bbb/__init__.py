@@ -4,6 +4,13 @@ Four nouns, each replaceable alone (network, prior, likelihood, guide); the verb
 """
 
 from pyro_bbb import bandits, data, guides, likelihoods, metrics, priors
+from pyro_bbb import chains as chains  # old path
+from pyro_bbb import conversion as conversion  # old path
+from pyro_bbb import export as export  # old path
+from pyro_bbb import history as history  # old path
+from pyro_bbb import objectives as objectives  # old path
+from pyro_bbb import optim as optim  # old path
+from pyro_bbb import summaries as summaries  # old path
 from pyro_bbb._utils.distributed import alone
 from pyro_bbb._version import __version__ as __version__
 from pyro_bbb.deployment import to_ensemble, to_module

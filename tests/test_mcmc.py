@@ -19,7 +19,7 @@ from torch import fx, nn
 
 import pyro_bbb as bbb
 from pyro_bbb import mcmc
-from pyro_bbb import mcmc as chains_module
+from pyro_bbb.mcmc import _chains as chains_module
 from pyro_bbb.mcmc import _initial_positions as _starts
 from pyro_bbb.mcmc import _kernel as _nuts
 from pyro_bbb.mcmc._potential import Potential

@@ -449,10 +449,10 @@ AFTER = [
         },
         fine={"given draws": {"guide": draws()}, "one draw": {"num_samples": 1}},
     ),
-    Row("export.SparseLinear", lambda: {"linear": nn.Linear(3, 2)}),
+    Row("deployment.SparseLinear", lambda: {"linear": nn.Linear(3, 2)}),
     Row(
-        "export.SparseLinear.forward",
-        lambda: {"self": bbb.export.SparseLinear(nn.Linear(3, 2)).eval(), "x": X},
+        "deployment.SparseLinear.forward",
+        lambda: {"self": bbb.deployment.SparseLinear(nn.Linear(3, 2)).eval(), "x": X},
         bad={"columns": ({"x": X[:, :2]}, r"expected x of shape \[..., 3\], got \[4, 2\]")},
         skip=left(
             "x",

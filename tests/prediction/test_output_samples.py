@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 import pyro_bbb as bbb
 from pyro_bbb.prediction import _moment_tensor as _unvalued
+from pyro_bbb.priors._hierarchical import horseshoe
 
 SIGMAS = 5  # two-sided false-alarm rate of each comparison of moments: 6e-7
 P_VALUE = 1e-6  # and of each Kolmogorov-Smirnov test
@@ -505,7 +506,7 @@ def nested():
 DENSE = {
     "mlp": (lambda: mlp(3, 5, 2), (3,)),
     "layer": (lambda: bbb.BayesianLinear(3, 2, bias=False), (3,)),
-    "hierarchical": (lambda: mlp(3, 5, 2, prior=bbb.priors.horseshoe()), (3,)),
+    "hierarchical": (lambda: mlp(3, 5, 2, prior=horseshoe()), (3,)),
     "learned": (lambda: mlp(3, 5, 2, prior=bbb.priors.LearnedScaleMixture()), (3,)),
     "converted": (converted, (3,)),
     "converted image": (converted, (1, 3)),

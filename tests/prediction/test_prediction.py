@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
-from pyro_bbb import prediction as prediction_module
 from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.prediction import _predict as prediction_module
 from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7

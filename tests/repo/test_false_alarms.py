@@ -29,7 +29,7 @@ def ledger():
 
 def suite():
     """The source of each test in the suite, with its comments."""
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if path.name == Path(__file__).name:
             continue
         source = path.read_text()

@@ -42,9 +42,10 @@ def run(folder, lowest):
     """The script beside a pyproject.toml that asks for another Python."""
     text = PYPROJECT.read_text().replace('">=3.11"', f'">={lowest}"')
     (folder / "pyproject.toml").write_text(text)
-    (folder / "tests").mkdir()
-    (folder / "tests" / SCRIPT.name).write_text(SCRIPT.read_text())
-    command = [sys.executable, folder / "tests" / SCRIPT.name]
+    copy = folder / "tests" / "_support" / SCRIPT.name
+    copy.parent.mkdir(parents=True)
+    copy.write_text(SCRIPT.read_text())
+    command = [sys.executable, copy]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -22,9 +22,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
-from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods, training
+from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.persistence.json_codec import pack, unpack
+from pyro_bbb.training import _fit
 from pyro_bbb.training._runners import rollback as _guarded
 from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
@@ -257,7 +258,7 @@ class OnTheCPU:
 
 
 def test_so_it_is_with_captured_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "capturing_device", lambda *_: OnTheCPU())
+    monkeypatch.setattr(_fit, "capturing_device", lambda *_: OnTheCPU())
     for every in (None, 2):
         assert_resumes(tmp_path / str(every), make, {"cuda_graph": True}, every)
 
@@ -295,7 +296,7 @@ def test_nothing_that_a_guide_of_its_own_lacks_goes_wrong_after_the_last_step(
     parts, build = make("laplace_ggn"), partial(make, "laplace_ggn")
     fit(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_approximate", stop)
+        patch.setattr(_fit, "_approximate", stop)
         with pytest.raises(Stop):
             fit(build(), tmp_path)
     again = build()

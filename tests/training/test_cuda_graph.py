@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_bbb as bbb
-from pyro_bbb import likelihoods, training
+from pyro_bbb import likelihoods
+from pyro_bbb.training import _fit
 from pyro_bbb.training._lr_schedule import cosine
 from pyro_bbb.training._runners import cuda_graph as _captured
 from pyro_bbb.training.objectives import NonFiniteError
@@ -43,7 +44,7 @@ class OnTheCPU:
 @pytest.fixture
 def device(monkeypatch):
     device = OnTheCPU()
-    monkeypatch.setattr(training, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
     return device
 
 
@@ -194,7 +195,7 @@ class Watched(OnTheCPU):
 
 def watched(monkeypatch):
     device = Watched()
-    monkeypatch.setattr(training, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
     return device
 
 
@@ -278,7 +279,7 @@ class Placed(OnTheCPU):
 
 def test_every_replay_uses_the_same_memory(monkeypatch):
     device = Placed()
-    monkeypatch.setattr(training, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
     fit(*make(likelihoods.Gaussian.learned()), data(), cuda_graph=True)
     assert device.replays == 6 and len(device.places) == 1
 
@@ -396,7 +397,7 @@ class Uncapturable(OnTheCPU):
 
 
 def test_a_capture_that_fails_says_why_and_leaves_no_trace(monkeypatch):
-    monkeypatch.setattr(training, "capturing_device", lambda *_: Uncapturable())
+    monkeypatch.setattr(_fit, "capturing_device", lambda *_: Uncapturable())
     model, guide = make(layers=batch_norm())
     before = [{k: v.clone() for k, v in state(part).items()} for part in (model, guide)]
     with pytest.raises(RuntimeError, match=r"no \.item\(\).*The capture failed: operation not"):
