@@ -180,6 +180,7 @@ def score(tree: Path, room: str, chosen: list[Mutant]) -> list[dict[str, object]
     status, spent, log = run_tests(tree, TESTS[room], 3600)
     if status:
         raise SystemExit(f"the tests of {room} fail without a mutant:\n{log}")
+    print(f"{room}: {spent:.0f} s without a mutant", flush=True)
     results = []
     for mutant in chosen:
         path = tree / mutant.path
