@@ -24,19 +24,12 @@ from pyro_bbb.estimators._sampled_weights import _fair_signs
 from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
-DRAWS = 2000
+CALLS, COPIES = 500, 8
 
 
 def sample(loc, rho):
     """A weight drawn by a sample statement, as in a guide."""
     return pyro.sample("w", SoftplusNormal(loc, rho).to_event(loc.dim()))
-
-
-def moments(draws):
-    """Mean and variance over the first dimension, and the standard errors of both."""
-    n, mean, variance = len(draws), draws.mean(0), draws.var(0)
-    fourth = (draws - mean).pow(4).mean(0)
-    return mean, variance, (variance / n).sqrt(), ((fourth - variance.square()) / n).sqrt()
 
 
 OPERATIONS = {
@@ -51,29 +44,55 @@ OPERATIONS = {
 
 
 def repeated(name, run, x, loc, rho):
-    """The outputs of independent draws, ``[DRAWS, *outputs]``."""
-    if name == "local_reparam":  # its noise is independent for each example
-        many = x.expand(DRAWS, *x.shape).flatten(0, 1)
-        return run(many, sample(loc, rho)).unflatten(0, (DRAWS, len(x)))
-    return torch.stack([run(x, sample(loc, rho)) for _ in range(DRAWS)])
+    """Outputs of several copies of the inputs in each of several calls, ``[CALLS, COPIES, ...]``.
+
+    Calls are independent; copies in one call share what the weight was drawn as.
+    """
+    many = x.expand(COPIES, *x.shape).flatten(0, 1)
+    with CONTEXTS[name](), torch.no_grad():
+        calls = [run(many, sample(loc, rho)) for _ in range(CALLS)]
+    return torch.stack(calls).unflatten(1, (COPIES, len(x)))
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+def assert_mean(values, expected):
+    """The mean over calls and copies, within 6 standard errors of the calls' means."""
+    of_calls = values.mean(1)
+    error = of_calls.std(0) / CALLS**0.5
+    assert ((of_calls.mean(0) - expected).abs() < 6 * error).all()
+
+
+PERTURBED = [("flipout", each) for each in OPERATIONS]
+PERTURBED += [("local_reparam", "linear"), ("local_reparam", "matmul")]
+
+
+@pytest.mark.parametrize(("name", "operation"), PERTURBED)
 def test_preactivations_have_their_closed_form_mean_and_variance(operation, name):
     torch.set_default_dtype(torch.float64)
     run, weight_shape, x_shape = OPERATIONS[operation]
     loc, rho, x = torch.randn(weight_shape), torch.randn(weight_shape) - 1, torch.randn(x_shape)
-    with CONTEXTS[name](), torch.no_grad():
-        draws = repeated(name, run, x, loc, rho)
-    mean, variance, mean_error, variance_error = moments(draws)
-    true_variance = run(x.square(), F.softplus(rho).square())
-    assert ((mean - run(x, loc)).abs() < 6 * mean_error).all()
-    assert ((variance - true_variance).abs() < 6 * variance_error).all()
+    off = repeated(name, run, x, loc, rho) - run(x, loc)
+    assert_mean(off, 0.0)
+    assert_mean(off.square(), run(x.square(), F.softplus(rho).square()))
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.parametrize("operation", ["linear", "conv2d"])
+@pytest.mark.parametrize(
+    "operation", [each for each in OPERATIONS if each not in ("linear", "matmul")]
+)
+def test_local_reparameterisation_is_flipout_where_an_example_meets_a_weight_again(operation):
+    run, weight_shape, x_shape = OPERATIONS[operation]
+    loc, rho, x = torch.randn(weight_shape), torch.randn(weight_shape), torch.randn(x_shape)
+    outputs = {}
+    for name, context in CONTEXTS.items():
+        torch.manual_seed(0)
+        with context():
+            outputs[name] = run(x, sample(loc, rho))
+    assert torch.equal(outputs["flipout"], outputs["local_reparam"])
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [("flipout", "linear"), ("flipout", "conv2d"), ("local_reparam", "linear")],
+)
 def test_examples_have_noise_of_their_own(operation, name):
     """The same input twice: equal outputs with one draw, uncorrelated ones per example."""
     run, weight_shape, x_shape = OPERATIONS[operation]
@@ -82,10 +101,8 @@ def test_examples_have_noise_of_their_own(operation, name):
     with torch.no_grad():
         first, second = run(x, sample(loc, rho))
         assert torch.allclose(first, second)
-        with CONTEXTS[name]():
-            draws = repeated(name, run, x, loc, rho)
-    products = draws[:, 0] * draws[:, 1]
-    assert (products.mean(0).abs() < 6 * products.std(0) / DRAWS**0.5).all()
+    draws = repeated(name, run, x, loc, rho)
+    assert_mean(draws[:, :, 0] * draws[:, :, 1], 0.0)
 
 
 @pytest.mark.parametrize("name", CONTEXTS)

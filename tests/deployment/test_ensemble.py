@@ -247,6 +247,7 @@ def in_onnx(module, x, path):
 from_exporters = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.mark.slow
 @from_exporters
 @pytest.mark.parametrize("name", IN_ONNX)
 def test_onnx_runtime_says_the_same_for_batches_of_any_size(name, tmp_path):
@@ -258,6 +259,7 @@ def test_onnx_runtime_says_the_same_for_batches_of_any_size(name, tmp_path):
         assert_says(answer, bbb.predict(model, draws, x))
 
 
+@pytest.mark.slow
 @from_exporters
 @pytest.mark.parametrize("name", ["classes", "convolutional targets"])
 def test_onnx_runtime_computes_the_mean_network(name, tmp_path):
