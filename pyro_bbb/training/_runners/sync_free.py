@@ -1,4 +1,4 @@
-"""Training steps whose numbers stay on the device: nothing in them waits for a GPU to finish.
+"""Training steps without host synchronisation: their numbers stay on the device.
 
 Pyro's objectives and our optimiser read every loss and the gradient's norm, to report them and to
 stop where one is not finite. Here both are left in tensors, and a step that is not finite, like
@@ -26,7 +26,7 @@ from pyro_bbb.training.optim import JointOptim
 
 
 class _SyncFree(TorchFunctionMode):
-    """`Tensor.item` gives the number in double precision, as Python has it, but on the device."""
+    """Inside, `Tensor.item` gives a tensor: the number in double precision, on the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.item:
