@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pyro_bbb._utils.validation import as_float, count, function
+from pyro_bbb._utils.validation import as_float, count, function, one_of
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, lr_factor
 from pyro_bbb.training.objectives import recorded_elbo
@@ -82,14 +82,12 @@ class FitConfig:
             raise ValueError(f"lr must be a positive number, got {lr!r}")
 
     def _check_names(self) -> None:
-        if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {list(ESTIMATORS)}, got {self.estimator!r}")
+        one_of("estimator", self.estimator, ESTIMATORS)
         if self.autocast is torch.float16:
             raise ValueError("autocast must be torch.bfloat16: torch.float16 needs loss scaling")
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(f"autocast must be None or torch.bfloat16, got {self.autocast!r}")
-        if self.nonfinite not in NONFINITE:
-            raise ValueError(f"nonfinite must be one of {list(NONFINITE)}, got {self.nonfinite!r}")
+        one_of("nonfinite", self.nonfinite, NONFINITE)
 
     def _check_cuda_graph(self) -> None:
         count("accumulate", self.accumulate)
