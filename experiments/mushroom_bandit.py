@@ -172,11 +172,11 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     for names, options in (
         (
             (BBB,) if BBB in chosen else (),
-            {"lr": recipe.lr, "num_draws": recipe.num_draws, "weigh_by": recipe.weigh_by},
+            {"lr": recipe.lr, "num_samples": recipe.num_draws, "weigh_by": recipe.weigh_by},
         ),
         (
             greedy,
-            {"lr": recipe.greedy_lr, "num_draws": 1, "temperature": 0.0, "epsilon": epsilon},
+            {"lr": recipe.greedy_lr, "num_samples": 1, "temperature": 0.0, "epsilon": epsilon},
         ),
     ):
         if not names:

@@ -1,14 +1,15 @@
-r"""Decisions under uncertainty: an agent that acts by draws of its posterior and learns from it.
+r"""Thompson sampling: an agent that acts by draws of its posterior and learns from the rewards.
 
-Thompson (1933) sampling, as in Blundell et al. (2015), section 4: the agent draws networks, acts as
-if they were right, and learns from the reward. Where the posterior is wide the draws disagree, and
-so it tries what it does not know. A guide without spread (``"delta"``) makes it a greedy agent, and
+Thompson (1933), as in Blundell et al. (2015), section 4: the agent draws networks, acts as if they
+were true, and learns from the reward. Where the posterior is wide the draws disagree, and
+so it explores. A guide without spread (``"delta"``) makes it a greedy agent, and
 ``epsilon`` an $\epsilon$-greedy one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -17,10 +18,10 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pyro_bbb._handlers.param_store import held_by_optimiser, own_store
 from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.context import ItemOnDevice
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides.kl_weight import with_kl_weight
@@ -39,7 +40,7 @@ class ThompsonAgent:
 
     Args:
         model: predicts the rewards, from what `encode` gives. Outputs are ``[rows]`` or
-            ``[rows, 1]``; those of agents side by side, that decide each for itself, are
+            ``[rows, 1]``; the outputs of several agents, each of which decides for itself, are
             ``[rows, agents]``.
         guide: its posterior, a module that has its parameters already.
         encode: from contexts ``[n, ...]`` and the number of an action to inputs ``[n, ...]``.
@@ -47,17 +48,18 @@ class ThompsonAgent:
         memory: number of latest observations that it learns from.
         batch_size: observations per step.
         num_batches: steps after an observation.
-        num_draws: networks drawn for a decision; their expected rewards are averaged.
+        num_samples: networks drawn for a decision; their expected rewards are averaged.
         epsilon: probability of a random action instead, in [0, 1]; one number, or a tensor of one
             per agent.
         temperature: factor of the KL; 0 leaves the prior out.
-        weigh_by: what n is in the weight of the KL: ``"seen"``, the observations in memory, which
-            is Bayes' rule, or ``"memory"``, its size: until it is full, each observation then
-            counts several times, and the agent makes up its mind sooner.
+        weigh_by: n in the weight of the KL: ``"seen"``, the observations in memory, which is Bayes'
+            rule, or ``"memory"``, its size: until it is full, each observation then counts several
+            times, and the posterior contracts sooner.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam.
         lr: its learning rate.
         estimator: how gradients are estimated, as in `fit`.
+        num_draws: the old name of ``num_samples``.
 
     Attributes:
         seen: number of observations so far, a tensor on the guide's device.
@@ -77,14 +79,18 @@ class ThompsonAgent:
         memory: int = 4096,
         batch_size: int = 64,
         num_batches: int = 64,
-        num_draws: int = 2,
+        num_samples: int = 2,
         epsilon: float | Tensor = 0.0,
         temperature: float = 1.0,
         weigh_by: str = "seen",
         optimizer: Callable[..., torch.optim.Optimizer] | None = None,
         lr: float = 1e-3,
         estimator: str = "reparam",
+        num_draws: int | None = None,
     ) -> None:
+        if num_draws is not None:
+            warnings.warn("num_draws is called num_samples now", FutureWarning, stacklevel=2)
+            num_samples = checks.count("num_draws", num_draws)
         self.model = checks.kind("model", model, BayesianModel)
         self.guide = checks.kind("guide", guide, nn.Module)
         self.encode = checks.function("encode", encode, "(contexts, action) -> inputs")
@@ -92,17 +98,17 @@ class ThompsonAgent:
         self.memory = checks.count("memory", memory)
         self.batch_size = checks.count("batch_size", batch_size)
         self.num_batches = checks.count("num_batches", num_batches)
-        self.num_draws = checks.count("num_draws", num_draws)
+        self.num_samples = checks.count("num_samples", num_samples)
         self.temperature = checks.at_least_zero("temperature", temperature)
-        self.weigh_by = _one_of("weigh_by", weigh_by, ("seen", "memory"))
-        self.estimator = _one_of("estimator", estimator, ESTIMATORS)
+        self.weigh_by = checks.one_of("weigh_by", weigh_by, ("seen", "memory"))
+        self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
         self._parameters = _trainable(guide, model)
         device = self._parameters[0].device
-        self.epsilon = _shares("epsilon", epsilon).to(device)
+        self.epsilon = _probabilities("epsilon", epsilon).to(device)
         make = checks.function("optimizer", optimizer or _adam, "(parameters, lr=...)")
         self._optimizer = make(self._parameters, lr=checks.positive("lr", lr))
         self._objective = _Surrogate(max_plate_nesting=1)
-        self._weighed = with_kl_weight(guide)
+        self._weighted_guide = with_kl_weight(guide)
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._inputs: Tensor | None = None
         self._rewards: Tensor | None = None
@@ -127,7 +133,7 @@ class ThompsonAgent:
         return torch.where(explores, anything, best)
 
     def values(self, contexts: Tensor) -> Tensor:
-        """Expected rewards by ``num_draws`` networks drawn anew, averaged.
+        """Expected rewards by ``num_samples`` networks drawn anew, averaged.
 
         Args:
             contexts: ``[n, ...]``.
@@ -137,17 +143,17 @@ class ThompsonAgent:
         """
         x = self._encoded(contexts)
         with torch.no_grad(), self._quiet():
-            draws = torch.stack([self._draw(x.flatten(0, 1)) for _ in range(self.num_draws)])
+            draws = torch.stack([self._draw(x.flatten(0, 1)) for _ in range(self.num_samples)])
         values = draws.mean(0).unflatten(0, x.shape[:2])
         return values.squeeze(2) if values.shape[2:] == (1,) else values
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Remembers what came of actions, and learns.
+        """Remember actions with their rewards, and learn.
 
         Args:
             contexts: ``[n, ...]``.
-            actions: what was done there, integers ``[n]`` or ``[n, agents]``.
-            rewards: what came of it, of the same shape.
+            actions: numbers of the actions taken there, integers ``[n]`` or ``[n, agents]``.
+            rewards: of the actions, same shape.
 
         Raises:
             ValueError: shapes do not fit, there is no such action, or a reward is not finite.
@@ -159,7 +165,7 @@ class ThompsonAgent:
 
     @torch.no_grad()
     def remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Puts observations in the place of the oldest, and learns nothing.
+        """Overwrite the oldest observations, and learn nothing.
 
         It reads no number from the device, and so checks none; arguments are those of `observe`.
         """
@@ -170,17 +176,17 @@ class ThompsonAgent:
             self._inputs = inputs.new_zeros(self.memory, *inputs.shape[1:])
             self._rewards = inputs.new_zeros(self.memory, *rewards.shape[1:])
         n = min(len(inputs), self.memory)
-        places = self.seen + torch.arange(len(inputs) - n, len(inputs), device=self.seen.device)
-        places = places % self.memory
-        self._inputs.index_copy_(0, places, inputs[-n:])
-        self._rewards.index_copy_(0, places, rewards[-n:].to(self._rewards.dtype))
+        slots = self.seen + torch.arange(len(inputs) - n, len(inputs), device=self.seen.device)
+        slots = slots % self.memory
+        self._inputs.index_copy_(0, slots, inputs[-n:])
+        self._rewards.index_copy_(0, slots, rewards[-n:].to(self._rewards.dtype))
         self.seen += len(inputs)
 
     def learn(self) -> None:
-        """Takes ``num_batches`` steps on what it remembers; reads no number from the device.
+        """Run ``num_batches`` steps on the memory, without host synchronisation.
 
         Raises:
-            ValueError: there is nothing yet to learn from.
+            ValueError: the memory is empty.
         """
         if self._inputs is None or self._rewards is None:
             raise ValueError("there must be an observation to learn from")
@@ -196,11 +202,11 @@ class ThompsonAgent:
                 self._optimizer.zero_grad()
 
     def _neg_elbo(self, x: Tensor, y: Tensor, kl_weight: Any) -> Tensor:
-        """What has the gradient of a minibatch's negative ELBO."""
-        return self._objective.at(self.model, self._weighed, x, y, kl_weight)
+        """A surrogate with the gradient of a minibatch's negative ELBO."""
+        return self._objective.at(self.model, self._weighted_guide, x, y, kl_weight)
 
     def _differentiate(self, x: Tensor, y: Tensor, kl_weight: Any) -> None:
-        """Leaves that gradient with the parameters."""
+        """Add that gradient to the parameters."""
         self._neg_elbo(x, y, kl_weight).backward()
 
     def _encoded(self, contexts: Tensor) -> Tensor:
@@ -259,20 +265,13 @@ class ThompsonAgent:
             yield
 
 
-class _Uncounted(TorchFunctionMode):
-    """The loss as a number is not looked at, and so not computed."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 0.0 if func is Tensor.item else func(*args, **(kwargs or {}))
-
-
 class _Surrogate(Trace_ELBO):
     """`Trace_ELBO` for its gradient alone."""
 
     def at(self, model: Any, guide: Any, *args: Any) -> Tensor:
-        """What has the gradient of the negative ELBO at these arguments of model and guide."""
+        """A surrogate with the gradient of the negative ELBO at these arguments."""
         ((model_trace, guide_trace),) = self._get_traces(model, guide, args, {})
-        with _Uncounted():
+        with ItemOnDevice():
             _, surrogate = self._differentiable_loss_particle(model_trace, guide_trace)
         return cast(Tensor, surrogate)
 
@@ -289,13 +288,7 @@ def _trainable(*modules: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(parameters))
 
 
-def _one_of(name: str, value: Any, known: Iterable[str]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
-    return value
-
-
-def _shares(name: str, value: Any) -> Tensor:
+def _probabilities(name: str, value: Any) -> Tensor:
     """One number in [0, 1], or a tensor of such."""
     if not isinstance(value, Tensor):
         return torch.tensor(checks.fraction(name, value))

@@ -44,7 +44,7 @@ def linear(guide="softplus_normal", noise=0.5, features=2, **options):
     network = bbb.BayesianLinear(2 * features, 1, bias=False, prior=dist.Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, likelihoods.Gaussian(noise), num_data=100)
     guide = guides.make(guide, model)
-    options = {"memory": 64, "batch_size": 16, "num_batches": 4, "num_draws": 1, **options}
+    options = {"memory": 64, "batch_size": 16, "num_batches": 4, "num_samples": 1, **options}
     return bandits.ThompsonAgent(model, guide, by_arm, 2, **options)
 
 
@@ -55,12 +55,12 @@ def state(agent):
 # --- acting ---
 
 
-@pytest.mark.parametrize("num_draws", [1, 2])
-def test_actions_have_the_frequencies_of_exact_thompson_sampling(num_draws):
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_actions_have_the_frequencies_of_exact_thompson_sampling(num_samples):
     """On the exact posterior the better arm's probability is that of a Normal difference."""
     torch.manual_seed(0)
     contexts = torch.tensor([[1.0, 0.0], [0.6, -0.8], [0.0, 1.0]])
-    agent = linear("full_rank", noise=4.0, num_draws=num_draws)
+    agent = linear("full_rank", noise=4.0, num_samples=num_samples)
     x = torch.cat([by_arm(torch.randn(6, 2), arm) for arm in (0, 1)])
     y = x @ torch.tensor([0.3, -0.2, 0.1, 0.4]) + 4 * torch.randn(12)
     precision = torch.eye(4) + x.T @ x / 16
@@ -68,7 +68,7 @@ def test_actions_have_the_frequencies_of_exact_thompson_sampling(num_draws):
     put(agent.guide, mean, torch.linalg.cholesky(covariance))
 
     difference = by_arm(contexts, 1) - by_arm(contexts, 0)
-    variance = ((difference @ covariance) * difference).sum(1) / num_draws
+    variance = ((difference @ covariance) * difference).sum(1) / num_samples
     exact = torch.special.ndtr(difference @ mean / variance.sqrt())
     assert ((exact > 0.05) & (exact < 0.95)).all()  # no foregone conclusion
     count = 1000
@@ -522,3 +522,8 @@ def test_pieces_that_do_not_fit_are_refused(experiment, tmp_path, second, messag
 def test_somebody_must_play(experiment, tmp_path):
     with pytest.raises(ValueError, match="agents must be one or more of .*'bbb'.*, got none"):
         experiment.main(experiment.Config(smoke=True, agents=(), output=tmp_path))
+
+
+def test_the_old_name_of_the_number_of_samples_is_understood():
+    with pytest.warns(FutureWarning, match="num_samples"):
+        assert linear("delta", num_samples=1, num_draws=3).num_samples == 3

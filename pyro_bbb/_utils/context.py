@@ -1,12 +1,14 @@
-"""Contexts for a seed and for evaluation mode."""
+"""Contexts for a seed, for evaluation mode, and against host synchronisation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
@@ -45,3 +47,15 @@ def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
     with GLOBAL_LOCK, torch.random.fork_rng(devices=[] if cpu_only else None):
         (torch.default_generator if cpu_only else torch).manual_seed(seed)
         yield
+
+
+class ItemOnDevice(TorchFunctionMode):
+    """Inside, `Tensor.item` gives a tensor: the number in double precision, on the device.
+
+    Pyro's objectives read every loss, for which the host would wait until a GPU has finished.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.item:
+            return args[0].detach().double()
+        return func(*args, **(kwargs or {}))

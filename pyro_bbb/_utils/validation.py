@@ -1,4 +1,4 @@
-"""What is asked of arguments; each error names the argument, what was expected and what came."""
+"""Validation of arguments; each error names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -83,6 +83,13 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    """The value, if it is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
+    return value
 
 
 def tensor(name: str, value: Any) -> Tensor:

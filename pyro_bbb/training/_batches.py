@@ -1,4 +1,4 @@
-"""Minibatches for training, from whatever holds the data, and each process's share of them."""
+"""Minibatches for training from tensors, a dataset or a loader, and their shards per process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel
 
 Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-
-
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one process has of what a step is of.
+class Shard:
+    """The data of one step in one process.
 
     Args:
-        parts: its parts of the minibatches, each of which meets a draw of its own.
-        size: examples that all processes have together.
-        draws: parts that all processes have together.
+        parts: its parts of the minibatches, each of which gets a draw of the weights of its own.
+        size: examples of the step in all processes.
+        draws: parts of the step in all processes.
     """
 
     parts: list[Batch]
@@ -41,18 +39,18 @@ class Share:
 
 
 class Batches:
-    """Minibatches from whatever ``data`` is, checked and on the device.
+    """Checked minibatches on the device.
 
-    Several processes share each minibatch of data in memory, and of a loader that gives all of them
-    the same. A loader with a `DistributedSampler`, or of a stream, gives each its own share.
+    Several processes split each minibatch of data in memory, and of a loader that gives all of them
+    the same. A loader with a `DistributedSampler`, or of a stream, yields each its own shard.
 
     Args:
         data: a pair of tensors, a dataset, or a loader.
         batch_size: examples per minibatch; a loader has its own.
         model: the model that the data are for.
-        device: where they are to be.
+        device: where the minibatches are to be.
         accumulate: minibatches of one step.
-        processes: those that share the data.
+        processes: the processes that train together.
     """
 
     def __init__(
@@ -68,10 +66,10 @@ class Batches:
         self.model, self.device, self.accumulate = model, device, accumulate
         self.processes = processes or Processes()
         self.epoch = 0
-        self._generator = torch.Generator()  # of the order, or a shared loader
+        self._generator = torch.Generator()  # of the order, or of a loader that all processes read
         self._start: list[Tensor] | None = None
         self._begun: Iterator[Any] | None = None
-        shared = self.processes.size > 1
+        several = self.processes.size > 1
         if isinstance(data, DataLoader):
             self.source = data
             found = None if data.batch_sampler is None else _length(data.dataset)
@@ -79,8 +77,8 @@ class Batches:
             x, y = as_tensors(data, device=device)
             self.source = Minibatches(x, y, batch_size, generator=self._generator)
             found = len(x)
-        self.own = shared and gives_each_its_own(self.source)
-        if shared or not isinstance(data, DataLoader):
+        self.own = several and is_sharded(self.source)
+        if several or not isinstance(data, DataLoader):
             number = self.processes.broadcast_int(int(torch.randint(2**62, ())))
             self._generator.manual_seed(number)
         expected = model.num_data
@@ -93,19 +91,19 @@ class Batches:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        """The minibatches, whole."""
+        """The minibatches of all processes."""
         if isinstance(self.source, Minibatches):
             yield from self.source
         else:
             yield from self._begin()
             self._start = None
 
-    def shares(self) -> Iterator[Share]:
-        """What each step of an epoch is of; goes on with an epoch that is under way."""
+    def shards(self) -> Iterator[Shard]:
+        """This process's data of each step; goes on with an epoch that is under way."""
         begun, self._begun = self._begun, None
         batches = begun or self._begin()
-        while (share := self._agreed(list(islice(batches, self.accumulate)))).draws:
-            yield share
+        while (shard := self._shard(list(islice(batches, self.accumulate)))).draws:
+            yield shard
         self._start = None
         self.epoch += 1
 
@@ -134,16 +132,16 @@ class Batches:
         return self._start is not None
 
     def order(self) -> list[Tensor]:
-        """The random states that the order of the epoch under way, or else of the next, is of."""
+        """Random states that determine the order of the epoch under way, or else of the next."""
         return self._start or [generator.get_state() for generator in self._generators()]
 
-    def resume(self, order: list[Tensor], *, begun: bool, taken: int, epoch: int) -> None:
+    def resume(self, order: list[Tensor], *, begun: bool, steps: int, epoch: int) -> None:
         """Goes on where a run was; for a loader, this moves torch's random state.
 
         Args:
             order: what `order` gave there.
             begun: whether an epoch was under way.
-            taken: steps that were taken of it; their minibatches are read again.
+            steps: steps of it that were done; their minibatches are read again.
             epoch: its number, from 0.
         """
         for generator, state in zip(self._generators(), order, strict=True):
@@ -151,7 +149,7 @@ class Batches:
         self._start = self._begun = None
         self.epoch = epoch
         if begun:
-            batches, read = self._begin(), taken * self.accumulate
+            batches, read = self._begin(), steps * self.accumulate
             ahead = deque(islice(batches, read), maxlen=0) if read else [next(batches)]
             self._begun = chain(ahead, batches)
 
@@ -170,7 +168,7 @@ class Batches:
         return int(self.processes.largest(length))
 
     def _begin(self) -> Iterator[Any]:
-        """An epoch's minibatches, in an order that is drawn with the first."""
+        """The minibatches of an epoch, in an order drawn with the first."""
         self._start = [generator.get_state() for generator in self._generators()]
         if isinstance(self.source, Minibatches):
             return iter(self.source) if self.processes.size == 1 else self._rows(self.source)
@@ -183,15 +181,15 @@ class Batches:
         order = torch.randperm(len(source.x), generator=self._generator).to(self.device)
         yield from order.split(source.batch_size)
 
-    def _agreed(self, taken: list[Any]) -> Share:
-        """This process's share of minibatches."""
-        parts = list(map(self._part, taken))
+    def _shard(self, minibatches: list[Any]) -> Shard:
+        """This process's part of some minibatches."""
+        parts = list(map(self._part, minibatches))
         mine = [(x, y) for x, y in parts if len(x)]
         if self.own:
             size, draws = self.processes.sums(sum(len(x) for x, _ in mine), len(mine))
-            return Share(mine, int(size), int(draws))
-        sizes = [len(rows if isinstance(rows, Tensor) else rows[0]) for rows in taken]
-        return Share(mine, sum(sizes), sum(min(n, self.processes.size) for n in sizes))
+            return Shard(mine, int(size), int(draws))
+        sizes = [len(rows if isinstance(rows, Tensor) else rows[0]) for rows in minibatches]
+        return Shard(mine, sum(sizes), sum(min(n, self.processes.size) for n in sizes))
 
     def _part(self, batch: Any) -> Batch:
         rank, size = self.processes.rank, self.processes.size
@@ -205,24 +203,24 @@ class Batches:
 
     @property
     def _may_draw(self) -> bool:
-        """Whether a loader draws from torch's generator as it is, which then is this process's."""
+        """Whether a loader draws from torch's own generator, which then belongs to this process."""
         return self.own or self.processes.size == 1
 
     def _in_step(self) -> Iterator[Any]:
-        """The loader's batches, in which all that is random is the same in all processes."""
-        with self._lent():
+        """The batches of the loader, random in the same way in all processes."""
+        with self._common_generator():
             batches = iter(self.source)
         end = object()
         while True:
-            with self._lent():
+            with self._common_generator():
                 batch = next(batches, end)
             if batch is end:
                 return
             yield batch
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Our generator's state is torch's meanwhile."""
+    def _common_generator(self) -> Iterator[None]:
+        """Inside, torch draws from the generator that all processes have in common."""
         before = torch.default_generator.get_state()
         torch.default_generator.set_state(self._generator.get_state())
         try:
@@ -232,7 +230,7 @@ class Batches:
             torch.default_generator.set_state(before)
 
     def _generators(self) -> list[torch.Generator]:
-        """Of what random state the order is a function; a loader may have its own."""
+        """The generators that determine the order; a loader may have its own."""
         if isinstance(self.source, Minibatches):
             return [self._generator]
         inner = self.source.batch_sampler
@@ -247,19 +245,19 @@ class Batches:
         return x, y
 
     def _compared(self, first: Batch | None) -> Batch:
-        """The loader's first batch, if it is to the other processes' as it must be."""
+        """The first batch of the loader, compared with those of the other processes."""
         digests = self.processes.all_gather_bytes(b"" if first is None else _digest(first))
         if first is None or b"" in digests:
             raise ValueError("data must give every process a minibatch, one gets none")
         if self._streams and len(set(digests)) < len(digests):
             raise ValueError(
-                "data must give each process its own share of a stream, two get the same: let the "
-                "dataset leave out what is not of torch.distributed.get_rank()"
+                "data must yield each process its own shard of a stream, two get the same: let the "
+                "dataset yield the shard of torch.distributed.get_rank()"
             )
         if not self.own and len(set(digests)) > 1:
             raise ValueError(
-                "data must give all processes the same minibatches, of which each takes its share, "
-                "or have a DistributedSampler; give its own generators the same seed"
+                "data must yield all processes the same minibatches, which they split, or have a "
+                "DistributedSampler; seed its generators alike"
             )
         return first
 
@@ -283,8 +281,8 @@ def _distributed(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     return next(found, None)
 
 
-def gives_each_its_own(source: Any) -> bool:
-    """Whether a loader gives each of several processes its own share."""
+def is_sharded(source: Any) -> bool:
+    """Whether a loader yields each of several processes its own shard."""
     if not isinstance(source, DataLoader):
         return False
     return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None

@@ -1,4 +1,4 @@
-"""Checkpoints of `fit`: all that a run is, in a folder that is whole at every moment.
+"""Checkpoints of `fit`: the state of a run, in a folder that is complete at every moment.
 
 Tensors lie in safetensors, the rest in a JSON description, written as `pyro_bbb.save` writes; to
 read one executes nothing. Parameters, buffers, the optimiser, random states, the data's order, the
@@ -8,28 +8,23 @@ several processes the first writes and reads; each has random states of its own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_bbb.guides import Ensemble
+from pyro_bbb._utils.validation import count
 from pyro_bbb.persistence import LoadError
-from pyro_bbb.persistence.archive import Json, first_does, of_all, of_one, read_for_all, tidy, write
-from pyro_bbb.persistence.json_codec import pack, unpack
-from pyro_bbb.persistence.state_dict import State
-from pyro_bbb.training._batches import Batches
+from pyro_bbb.persistence.archive import Json, first_does, read_for_all, tidy, write
+from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._fingerprint import differences
-from pyro_bbb.training._loop import Progress
+from pyro_bbb.training._state import TrainingState
 from pyro_bbb.training.history import History
-from pyro_bbb.training.optim import JointOptim
 
 _KIND = "training"
 
@@ -52,113 +47,35 @@ class CheckpointError(OSError):
         self.history: History | None = None
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a run consists of.
-
-    Args:
-        model: the model.
-        guide: the guide.
-        optim: the optimiser.
-        batches: the data.
-        history: the record so far.
-        progress: how far the run is.
-        device: where it trains.
-    """
-
-    model: nn.Module
-    guide: nn.Module
-    optim: JointOptim
-    batches: Batches
-    history: History
-    progress: Progress
-    device: torch.device
-
-    def state(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
-        """All that changes in training, as a description and tensors."""
-        state = State({})
-        state.add(self.model, "model.")
-        state.add(self.guide, "guide.")
-        own = state.tensors
-        series = self.history.series().items()
-        numbers = {f"history.{name}": torch.tensor(x, dtype=torch.float64) for name, x in series}
-        spec = {
-            "optimizer": pack(self.optim.get_state(), "optimizer", own),
-            "aliases": state.aliases,
-            "frozen": state.frozen,
-            "turns": [ensemble._calls for ensemble in self._ensembles()],
-            "begun": self.batches.begun,
-            "skipped": list(self.history.skipped),
-            "progress": dict(vars(self.progress)),
-            "processes": self.batches.processes.size,
-        }
-        tensors = {**own, **numbers, **self._of_processes()}
-        return spec, {name: _copy(x) for name, x in tensors.items()}
-
-    def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
-        """Goes back to such a state."""
-        state = State(tensors, spec["aliases"], spec["frozen"])
-        self.optim.set_state(unpack(spec["optimizer"], tensors))
-        state.fill(self.model, "model.")
-        state.fill(self.guide, "guide.")
-        for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):
-            ensemble._calls = calls
-        for name, values in self.history.series().items():
-            values[:] = tensors[f"history.{name}"].tolist()
-        self.history.skipped[:] = spec["skipped"]
-        vars(self.progress).update(spec["progress"])
-        processes, at = self.batches.processes, self.progress
-        as_many = spec.get("processes", 1) == processes.size
-        mine = of_one(tensors, processes.rank) if as_many else tensors
-        order = [mine[f"order.{i}"] for i in range(len(self.batches.order()))]
-        self.batches.resume(order, begun=spec["begun"], taken=at.batch, epoch=at.epoch)
-        torch.set_rng_state(mine["random.cpu"])  # last: all before may draw
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(mine["random.cuda"], self.device)
-        if not as_many:  # new streams for all, from the state of the first
-            processes.begin_stream()
-
-    def _ensembles(self) -> list[Ensemble]:
-        return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
-
-    def _of_processes(self) -> dict[str, Tensor]:
-        """Random states, those of each process."""
-        states = {f"order.{i}": x for i, x in enumerate(self.batches.order())}
-        states["random.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return of_all(states, self.batches.processes)
-
-
 class Checkpoint:
     """The checkpoint of one run.
 
     Args:
         folder: where it lies.
         every: steps from one to the next; ``None`` for the end of each epoch.
-        parts: what the run consists of.
+        state: of the run.
         run: its fingerprint.
-        settle: called before the state is taken.
+        flush: called before the state is read.
     """
 
     def __init__(
         self,
         folder: Path,
         every: int | None,
-        parts: Parts,
+        state: TrainingState,
         run: dict[str, Json],
-        settle: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
-        self.folder, self.every, self.parts, self.settle = folder, every, parts, settle
-        self.run, self.processes = run, parts.batches.processes
+        self.folder, self.every, self.state, self.flush = folder, every, state, flush
+        self.run, self.processes = run, state.batches.processes
 
     def begin(self) -> None:
-        """Resumes the run from its checkpoint, or writes its first.
+        """Resume the run from its checkpoint, or write its first.
 
         Raises:
             CheckpointError: the folder cannot be read or written.
             LoadError: a file is damaged, or is no checkpoint.
-            ValueError: the checkpoint is of another run.
+            ValueError: the checkpoint was written by a different configuration.
         """
         try:
             spec, tensors = read_for_all(self.folder, self.processes)
@@ -176,35 +93,31 @@ class Checkpoint:
             raise LoadError(f"{self.folder} holds something else than a checkpoint of fit")
         if found := differences(spec["run"], self.run):
             raise ValueError(
-                f"checkpoint {self.folder} is of another run, so that this one cannot go on from "
-                f"it. {'; '.join(found)}. Give the same arguments, or another folder"
+                f"checkpoint {self.folder} was written by a different configuration: "
+                f"{'; '.join(found)}. Give the same arguments, or another folder"
             )
-        self.parts.restore(spec, tensors)
+        self.state.restore(spec, tensors)
 
-    def offer(self, whole_epoch: bool) -> None:
-        """Writes where one is due.
-
-        Args:
-            whole_epoch: whether an epoch has just ended.
-        """
-        at = self.parts.progress
-        steps = at.epoch * len(self.parts.batches) + at.batch
-        if whole_epoch if self.every is None else steps % self.every == 0:
+    def maybe_write(self, epoch_ended: bool) -> None:
+        """Write a checkpoint where one is due."""
+        at = self.state.progress
+        steps = at.epoch * len(self.state.batches) + at.batch
+        if epoch_ended if self.every is None else steps % self.every == 0:
             self.write()
 
     def write(self) -> None:
-        """Writes the run as it is now.
+        """Write the run as it is now.
 
         Raises:
-            CheckpointError: it cannot be written; the one before is whole.
-            TypeError: a part of the state is nothing that can be kept.
+            CheckpointError: it cannot be written; the previous one is complete.
+            TypeError: a part of the state cannot be saved.
         """
-        self.settle()
-        spec, tensors = self.parts.state()
+        self.flush()
+        spec, tensors = self.state.save()
         try:
             self._write({"kind": _KIND, "run": self.run, **spec}, tensors)
         except CheckpointError as error:
-            error.history = self.parts.history
+            error.history = self.state.history
             raise
 
     def _write(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
@@ -212,22 +125,22 @@ class Checkpoint:
             first_does(self.processes, partial(write, self.folder, spec, tensors))
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {self.folder} cannot be written: {error}. The one before it is "
-                "whole, and the state of training is kept in memory",
+                f"checkpoint {self.folder} cannot be written: {error}. The previous one is "
+                "complete, and the state of training stays in memory",
                 partial(self._write, spec, tensors),
             ) from error
 
 
-def folder_of(checkpoint: Any, every: Any, guide: Any, data: Any, optimizer: Any) -> Path | None:
+def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
     """The folder for checkpoints, if there is to be one.
 
     Raises:
         TypeError: it is no path.
         ValueError: a run with such arguments could not be resumed.
     """
-    whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
-    if every is not None and not whole:
-        raise ValueError(f"checkpoint_every must be an integer of at least 1, got {every!r}")
+    checkpoint, every = config.checkpoint, config.checkpoint_every
+    if every is not None:
+        count("checkpoint_every", every)
     if checkpoint is None:
         if every is not None:
             raise ValueError("checkpoint_every needs checkpoint, the folder to write to")
@@ -238,13 +151,9 @@ def folder_of(checkpoint: Any, every: Any, guide: Any, data: Any, optimizer: Any
     reasons = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "data that can be read again from the start, got a stream": stream,
-        "a torch optimiser, got a PyroOptim": isinstance(optimizer, PyroOptim),
+        "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
     }
     for needed, lacking in reasons.items():
         if lacking:
             raise ValueError(f"checkpoint needs {needed}")
     return Path(checkpoint)
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""What makes a training run the one that it is, in words that can be compared with another's."""
+"""Fingerprint of a training run: its configuration, compared on resuming and between processes."""
 
 from __future__ import annotations
 
@@ -15,40 +15,49 @@ from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._version import __version__
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._schedules import KLSchedule
+from pyro_bbb.training._state import TrainingState
+from pyro_bbb.training.objectives import RecordedELBO
 from pyro_bbb.training.optim import JointOptim
 
+_OPTIONS = (  # of `FitConfig`
+    *("epochs", "lr", "lr_schedule", "estimator", "autocast", "accumulate"),
+    *("cuda_graph", "nonfinite", "seed"),
+)
 _ROWS = 1024  # of which the content counts; in a large data set they are spread evenly
 
 
-def fingerprint(
-    options: Mapping[str, Any], model: nn.Module, guide: nn.Module, batches: Batches, optim: Any
-) -> dict[str, Json]:
-    """A run's definition by name; functions count by their names.
+def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> dict[str, Json]:
+    """The definition of a run by name; functions count by their names.
 
     Args:
-        options: those of `fit` that define it, each a number, a name or a function.
-        model: the model.
-        guide: its guide, whose parameters exist.
-        batches: the data.
-        optim: the optimiser.
+        config: options of `fit`.
+        state: of the run; the parameters of its guide exist.
+        elbo: the objective.
     """
+    guide = state.guide
     return {
         "version of pyro_bbb": __version__,
         "version of torch": str(torch.__version__),
-        **{name: _word(value) for name, value in options.items()},
-        "optimizer": _of_optimizer(optim),
-        "network": type(model.get_submodule("network")).__name__,
+        **{name: _word(getattr(config, name)) for name in _OPTIONS},
+        "num_particles": elbo.num_particles,
+        "kl_schedule": _word(config.schedule),
+        "loss": type(elbo).__name__,
+        "num_data": state.batches.model.num_data,
+        "device": state.device.type,
+        "optimizer": _of_optimizer(state.optim),
+        "network": type(state.model.get_submodule("network")).__name__,
         "guide": type(guide).__name__,
         "pruned weights": _digest(list(getattr(guide, "unpruned", {}).values())),
-        **_of_data(batches),
-        **_of_tensors("model", model),
+        **_of_data(state.batches),
+        **_of_tensors("model", state.model),
         **_of_tensors("guide", guide),
     }
 
 
 def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """Where two fingerprints differ, in words."""
+    """The entries in which two fingerprints differ, in words."""
     names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
     return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
 
@@ -111,12 +120,12 @@ def _digest(tensors: list[Tensor]) -> str:
 
 
 def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
-    """Raises ValueError, in all processes, where one has another run than the first."""
+    """Raise ValueError, in all processes, where one has another run than the first."""
     runs = [json.loads(text) for text in processes.all_gather_bytes(json.dumps(run).encode())]
     for rank, other in enumerate(runs):
         if other != runs[0]:
             found = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")
             raise ValueError(
-                "all processes must call fit with the same arguments; on rank "
-                f"{rank} is other: {found.replace(' here', f' on rank {rank}')}"
+                "all processes must call fit with the same arguments; rank "
+                f"{rank} differs: {found.replace(' here', f' on rank {rank}')}"
             )

@@ -1,4 +1,4 @@
-"""Ctrl-C during training: it ends after the step under way, which is not left half done."""
+"""Interruption of training by Ctrl-C, after the step under way."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from types import FrameType, TracebackType
 class Interrupts:
     """While it is open, the first Ctrl-C is noted; a second one raises KeyboardInterrupt at once.
 
-    Where Python's own handler is not in place, or in another thread than the main one, Ctrl-C does
+    Where Python's own handler is not installed, or in another thread than the main one, Ctrl-C does
     what it did before.
 
     Attributes:
-        noted: whether Ctrl-C came.
-        asked: whether training is to end, which is the same where it is of one process.
+        noted: whether Ctrl-C came in this process.
+        stop: whether training is to end; of one process the same.
     """
 
     def __init__(self) -> None:
-        self.noted = self.asked = False
-        self._placed = False
+        self.noted = self.stop = False
+        self._installed = False
 
     def __enter__(self) -> Interrupts:
         in_main = threading.current_thread() is threading.main_thread()
         if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note)
-            self._placed = True
+            self._installed = True
         return self
 
     def __exit__(
@@ -35,21 +35,21 @@ class Interrupts:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self._placed:
+        if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.noted:
             signal.default_int_handler(number, frame)
         self.noted = True
-        self._ask()
+        self._request()
 
-    def _ask(self) -> None:
-        self.asked = True
+    def _request(self) -> None:
+        self.stop = True
 
 
 class AgreedInterrupts(Interrupts):
-    """`Interrupts` of several processes: ``asked`` is set where they have agreed on it."""
+    """`Interrupts` of several processes: ``stop`` is set once they have agreed on it."""
 
-    def _ask(self) -> None:
-        """The next step tells the others."""
+    def _request(self) -> None:
+        """Leave it to the next step, which tells the other processes."""

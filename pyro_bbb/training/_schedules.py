@@ -125,3 +125,30 @@ class KLSchedule:
 def as_kl_schedule(schedule: str | BatchWeight | KLSchedule) -> KLSchedule:
     """A schedule from its name, a function or itself."""
     return schedule if isinstance(schedule, KLSchedule) else KLSchedule(schedule)
+
+
+def cosine(progress: float) -> float:
+    """Fall from 1 to 0 along half a cosine (Loshchilov and Hutter 2017, SGDR, without restarts)."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def constant(progress: float) -> float:
+    """Stay at 1."""
+    return 1.0
+
+
+_LR_SCHEDULES = {"constant": constant, "cosine": cosine}
+
+
+def lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
+    """The schedule of the learning rate by its name; a function is taken as it is.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if callable(schedule):
+        return schedule
+    if not isinstance(schedule, str) or schedule not in _LR_SCHEDULES:
+        names = sorted(_LR_SCHEDULES)
+        raise ValueError(f"lr_schedule must be one of {names} or a function, got {schedule!r}")
+    return _LR_SCHEDULES[schedule]

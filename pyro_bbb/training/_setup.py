@@ -1,9 +1,10 @@
-"""What `fit` trains: the model and the guide where, in what precision and weight it asks for."""
+"""Set-up of a training run: device, precision, vectorised draws, frozen parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,15 +14,27 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
+from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
 from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._utils.validation import as_device
 from pyro_bbb.guides import Ensemble
+from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
+from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._config import FitConfig
+from pyro_bbb.training._runners.protocol import StepProgram
+from pyro_bbb.training._validation import check_fit
+from pyro_bbb.training.history import History
+from pyro_bbb.training.objectives import RecordedELBO, recorded_elbo
+
+MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
+OF_CONVOLUTIONS = 2**18  # weights: of more there is no gain either, and their outputs are large
+_VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per example anyway
 
 
-def placed(model: BayesianModel, guide: Any, device: torch.device | str | None) -> torch.device:
-    """Moves model and guide to the device, and says which it is.
+def to_device(model: BayesianModel, guide: Any, device: torch.device | str | None) -> torch.device:
+    """Move model and guide to the device, by default where the guide is, and return it.
 
     Raises:
         ValueError: the device is not there, or holds no values.
@@ -38,8 +51,39 @@ def placed(model: BayesianModel, guide: Any, device: torch.device | str | None) 
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def autocast(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The model with its network in lower precision: a guide's draws must fit their densities."""
+def make_program(guide: Any, batches: Batches, config: FitConfig, history: History) -> StepProgram:
+    """What a training step computes; model and guide are checked against each other first."""
+    model, weighted = batches.model, with_kl_weight(guide)
+    latents = check_fit(model, weighted, *batches.examples())
+    batches.processes.align(tensors_of(model, guide))
+    elbo = _objective(model, guide, latents, config)
+    network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
+    return StepProgram(
+        network, weighted, elbo, (guide, model), config.optimizer, config.lr, history
+    )
+
+
+def _objective(
+    model: BayesianModel, guide: Any, latents: dict[str, int], config: FitConfig
+) -> RecordedELBO:
+    """The objective, with several draws at once where that is faster."""
+    draws = recorded_elbo(config.loss, config.num_particles).num_particles
+    vectorize = config.estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
+    elbo = recorded_elbo(config.loss, draws, vectorize=vectorize)
+    elbo.unpruned = unpruned_entries(guide)
+    if isinstance(guide, Ensemble):
+        elbo.num_particles *= guide.size  # every member is trained in every step
+    return elbo
+
+
+def tensors_of(*modules: Any) -> Iterator[Tensor]:
+    """Parameters and buffers of whatever is a module."""
+    parts = (part for part in modules if isinstance(part, nn.Module))
+    return chain(*(chain(part.parameters(), part.buffers()) for part in parts))
+
+
+def autocast_network(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The model with its network in lower precision; draws and densities stay in theirs."""
     if dtype is None:
         return model
 
@@ -48,12 +92,6 @@ def autocast(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any
             return model(*args)
 
     return cast
-
-
-MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
-
-
-OF_CONVOLUTIONS = 2**18  # weights: of more there is no gain either, and their outputs are large
 
 
 def can_vectorise(
@@ -104,7 +142,7 @@ class Frozen:
         *modules: the model, the guide; what is no module has no parameters.
 
     Attributes:
-        parameters: those that were frozen when one last looked.
+        parameters: those frozen at the latest `find`.
     """
 
     def __init__(self, *modules: Any) -> None:
@@ -113,7 +151,7 @@ class Frozen:
         self.find()
 
     def find(self) -> None:
-        """Looks which parameters are frozen now."""
+        """Find the parameters that are frozen now."""
         self.parameters.clear()
         self.parameters.update(
             p for part in self._modules for p in part.parameters() if not p.requires_grad
@@ -121,7 +159,7 @@ class Frozen:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """They are frozen after it, too, and have no gradient."""
+        """Inside, Pyro may unfreeze them; they leave frozen and without gradient."""
         try:
             yield
         finally:

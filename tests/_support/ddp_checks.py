@@ -31,8 +31,9 @@ import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.training._batches import Batches
-from pyro_bbb.training._runners import engine as _engine
-from pyro_bbb.training._runners import steps as _steps
+from pyro_bbb.training._runners import distributed
+from pyro_bbb.training._runners.eager import EagerRunner
+from pyro_bbb.training._runners.protocol import mean_parts, sums
 from tests._support import ddp_worker as killed
 
 SIZE, N = 2, 7
@@ -136,7 +137,7 @@ class Line(nn.Module):
 @contextmanager
 def forced(seed):
     """What a process draws with is a function of the number of the part."""
-    real, number = _steps.gradients, [0]
+    real, number = distributed.gradients, [0]
 
     def gradients(svi, elbo, parts):
         found = []
@@ -148,19 +149,19 @@ def forced(seed):
             found += real(svi, elbo, [part])
         return found
 
-    def take_step(svi, elbo, history, parts, lr):  # alone, the last part is not for `gradients`
-        found = gradients(svi, elbo, parts)
-        svi.optim.set_lr(lr)
-        svi.optim(())
-        history.steps.append(_steps.mean_parts(_steps.sums(found)), lr)
+    def step(self, parts, lr):  # alone, the last part is not for `gradients`
+        found = gradients(self.svi, self.program.elbo, parts)
+        self.optim.set_lr(lr)
+        self.optim(())
+        self.program.history.steps.append(mean_parts(sums(found)), lr)
 
     Watch.seen, Line.met = [], []
-    _steps.gradients = gradients
-    _engine.take_step, alone = take_step, _engine.take_step
+    distributed.gradients = gradients
+    EagerRunner.step, alone = step, EagerRunner.step
     try:
         yield
     finally:
-        _steps.gradients, _engine.take_step = real, alone
+        distributed.gradients, EagerRunner.step = real, alone
 
 
 WATCHED = {"optimizer": Watch, "lr": 1e-3, "lr_schedule": "constant", "epochs": 1}
@@ -377,7 +378,7 @@ def what_cannot_be_shared_is_refused_by_all():
     model, guide = make()
     with raising(ValueError, "2 processes needs a guide that is a module"):
         fit((model, lambda *args: guide(*args)))
-    with raising(ValueError, "on rank 1 is other: lr: 0.1 on rank 0, 0.2 on rank 1"):
+    with raising(ValueError, "rank 1 differs: lr: 0.1 on rank 0, 0.2 on rank 1"):
         fit(make(), lr=0.1 * (1 + rank()))
     x, y = values()
     with raising(ValueError, "content of data: "):
@@ -406,18 +407,18 @@ class Stream(IterableDataset):
 
 def rows_of(data, **options):
     """The rows of each step by process, and the run."""
-    met, real = [], _steps.gradients
+    met, real = [], distributed.gradients
 
     def gradients(svi, elbo, parts):
         met.append([int(row) for _, y, _ in parts for row in y])
         return real(svi, elbo, parts)
 
-    _steps.gradients = gradients
+    distributed.gradients = gradients
     parts = make()
     try:
         history = fit(parts, data, **options)
     finally:
-        _steps.gradients = real
+        distributed.gradients = real
     assert_same((state(parts), record(history)))
     return list(zip(*all_of(met), strict=True)), history
 
@@ -456,7 +457,7 @@ def a_distributed_sampler_or_a_stream_gives_each_its_own():
     steps, history = rows_of(DataLoader(Stream(rank(), SIZE), 1), epochs=1, accumulate=3)
     assert steps == [([0, 2, 4], [1, 3, 5]), ([6], [])] and history.steps.kl_weight[1] == 1 / N
 
-    with raising(ValueError, "its own share of a stream"):
+    with raising(ValueError, "its own shard of a stream"):
         fit(make(), DataLoader(Stream(0, 1), 2))
     with raising(ValueError, f"rank {rank()} of 2, got one of rank 0 of 1"):
         fit(make(), DataLoader(Met(), 2, sampler=DistributedSampler(Met(), 1, 0)))
@@ -593,19 +594,19 @@ def a_checkpoint_of_two_goes_on_in_one_and_the_other_way_round(folder):
 @check
 def minibatches_are_those_of_one_process():
     """For a seed they hold the same rows in the same order, in however many processes."""
-    runs, real = [], Batches._agreed
+    runs, real = [], Batches._shard
     for context in (nullcontext(), bbb.alone()):
         met = []
 
-        def agreed(self, taken, met=met):
-            share = real(self, taken)
-            met.append([row for _, y in share.parts for row in y.tolist()])
-            return share
+        def watched(self, minibatches, met=met):
+            shard = real(self, minibatches)
+            met.append([row for _, y in shard.parts for row in y.tolist()])
+            return shard
 
-        Batches._agreed = agreed
+        Batches._shard = watched
         with context:
             fit(make(seed=0), Met().tensors, seed=2, accumulate=2, batch_size=2)
-        Batches._agreed = real
+        Batches._shard = real
         runs.append(met)
     together = zip(*all_of(runs[0]), strict=True)
     assert [sorted(sum(rows, [])) for rows in together] == [sorted(rows) for rows in runs[1]]

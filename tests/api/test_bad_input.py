@@ -340,12 +340,12 @@ def by_pyro(model, guide, x, y, optimizer):
 def test_weight_decay_leaves_removed_weights_removed(train, optimizer):
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     model, guide = pruned()
-    kept = guide.kept
+    kept = guide.unpruned
     train(model, guide, x, y, partial(optimizer, weight_decay=0.1))
     for name, mask in kept.items():
-        assert torch.equal(guide.kept[name], mask)
+        assert torch.equal(guide.unpruned[name], mask)
         assert (guide.scale(name)[~mask] == 0).all() and (guide.loc(name)[~mask] == 0).all()
         assert (guide.scale(name)[mask] > 0).all() and guide.loc(name).isfinite().all()
     assert bbb.predict(model, guide, x, num_samples=3).probs.isfinite().all()
     again = bbb.prune(guide, 0.75)
-    assert all((again.kept[name] <= mask).all() for name, mask in kept.items())
+    assert all((again.unpruned[name] <= mask).all() for name, mask in kept.items())

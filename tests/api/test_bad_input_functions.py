@@ -470,7 +470,7 @@ AFTER = [
             "no action": ({"num_actions": 0}, "num_actions must be an integer of at least 1"),
             "no memory": ({"memory": 0}, "memory must be an integer of at least 1, got 0"),
             "empty batches": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
-            "no draw": ({"num_draws": 0}, "num_draws must be an integer of at least 1, got 0"),
+            "no draw": ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
             "epsilon above 1": ({"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
             "epsilons": ({"epsilon": torch.tensor([0.5, NAN])}, r"epsilon must be in \[0, 1\]"),
             "colder": ({"temperature": -1.0}, "temperature must be a non-negative number"),

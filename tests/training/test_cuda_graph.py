@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.training import _fit
-from pyro_bbb.training._lr_schedule import cosine
-from pyro_bbb.training._runners import cuda_graph as _captured
+from pyro_bbb.training._runners import cuda_graph as graphs
+from pyro_bbb.training._schedules import cosine
 from pyro_bbb.training.objectives import NonFiniteError
 
 
@@ -44,7 +44,7 @@ class OnTheCPU:
 @pytest.fixture
 def device(monkeypatch):
     device = OnTheCPU()
-    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capture_device", lambda *_: device)
     return device
 
 
@@ -195,7 +195,7 @@ class Watched(OnTheCPU):
 
 def watched(monkeypatch):
     device = Watched()
-    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capture_device", lambda *_: device)
     return device
 
 
@@ -279,7 +279,7 @@ class Placed(OnTheCPU):
 
 def test_every_replay_uses_the_same_memory(monkeypatch):
     device = Placed()
-    monkeypatch.setattr(_fit, "capturing_device", lambda *_: device)
+    monkeypatch.setattr(_fit, "capture_device", lambda *_: device)
     fit(*make(likelihoods.Gaussian.learned()), data(), cuda_graph=True)
     assert device.replays == 6 and len(device.places) == 1
 
@@ -397,7 +397,7 @@ class Uncapturable(OnTheCPU):
 
 
 def test_a_capture_that_fails_says_why_and_leaves_no_trace(monkeypatch):
-    monkeypatch.setattr(_fit, "capturing_device", lambda *_: Uncapturable())
+    monkeypatch.setattr(_fit, "capture_device", lambda *_: Uncapturable())
     model, guide = make(layers=batch_norm())
     before = [{k: v.clone() for k, v in state(part).items()} for part in (model, guide)]
     with pytest.raises(RuntimeError, match=r"no \.item\(\).*The capture failed: operation not"):
@@ -450,7 +450,7 @@ def test_the_steps_around_a_capture_are_in_the_documented_order(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: Within(stream=stream))
     monkeypatch.setattr(torch.cuda, "graph", Within)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    device = _captured.capturing_device(make()[1], data(), None, torch.device("cuda", 1))
+    device = graphs.capture_device(make()[1], data(), None, torch.device("cuda", 1))
     device.run(lambda: calls.append("step"))
     waited = ["side waits for main", "use side", "step", "end", "main waits for side"]
     assert calls == waited

@@ -1,5 +1,5 @@
-"""Ways to run one training step: eager, in several processes, as a CUDA graph.
+"""Step runners: ways to run one training step, behind one protocol.
 
-Imports `training.objectives`, `optim` and `history`. ``engine.py`` chooses among them; a new one is
-one module here and one line there.
+Imports `training.objectives`, `optim` and `history`. A new runner is one module here with the
+methods of `protocol.StepRunner`, and its line in ``choose.py``.
 """

@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from pyro.infer import SVI
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_bbb.guides import Ensemble
-from pyro_bbb.training._runners.sync_free import SyncFreeOptim
-from pyro_bbb.training.history import History
+from pyro_bbb.training._runners.protocol import Parts, StepProgram
+from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
 from pyro_bbb.training.objectives import NonFiniteError
 
 Run: TypeAlias = Callable[[], None]
@@ -31,14 +30,14 @@ Run: TypeAlias = Callable[[], None]
 _WARM_UP = 3  # runs before the capture, in which libraries set themselves up
 
 
-class Device(Protocol):
-    """What runs a step."""
+class CaptureDevice(Protocol):
+    """A device that runs steps, and captures them."""
 
     def run(self, step: Run) -> None:
-        """Runs it now."""
+        """Run it now."""
 
     def capture(self, step: Run) -> Run:
-        """Makes it a function that repeats on the device what it does there."""
+        """Make it a function that repeats on the device what it does there."""
 
 
 class CudaDevice:
@@ -52,7 +51,7 @@ class CudaDevice:
         self.stream = torch.cuda.Stream(device)
 
     def run(self, step: Run) -> None:
-        """Runs the step after what is under way, and before what follows."""
+        """Run the step after what is under way, and before what follows."""
         around = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(around)
         with torch.cuda.stream(self.stream):
@@ -60,7 +59,7 @@ class CudaDevice:
         around.wait_stream(self.stream)
 
     def capture(self, step: Run) -> Run:
-        """The step as a CUDA graph, with memory of its own for all that lives within it."""
+        """Capture the step as a CUDA graph, with memory of its own for all that lives within it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             step()
@@ -68,8 +67,8 @@ class CudaDevice:
         return replay
 
 
-def capturing_device(guide: Any, data: Any, optimizer: Any, device: torch.device) -> Device:
-    """What captures the steps of a training run.
+def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) -> CaptureDevice:
+    """The device that captures the steps of a training run.
 
     Raises:
         ValueError: the device, guide, data or optimiser cannot be part of a captured step.
@@ -89,31 +88,29 @@ def capturing_device(guide: Any, data: Any, optimizer: Any, device: torch.device
     return CudaDevice(device)
 
 
-class CapturedSteps:
-    """Takes the steps of `fit`, and reads what they left when asked.
+class CudaGraphRunner:
+    """A `StepRunner` that replays a captured step; `flush` reads and records its numbers.
 
     Args:
-        svi: with an objective and an optimiser that leave their numbers unread.
-        device: what captures and runs them.
-        history: to which `read` adds.
-        modules: those whose buffers a step may change.
+        program: what a step computes.
+        device: captures and runs the steps.
     """
 
-    def __init__(
-        self, svi: SVI, device: Device, history: History, modules: tuple[nn.Module, ...]
-    ) -> None:
-        self.svi, self.device, self.history = svi, device, history
-        self.optim: SyncFreeOptim = svi.optim
-        self.buffers = [buffer for module in modules for buffer in module.buffers()]
+    def __init__(self, program: StepProgram, device: CaptureDevice) -> None:
+        elbo = sync_free(program.elbo)
+        self.svi = program.svi(partial(SyncFreeOptim, elbo=elbo), elbo)
+        self.optim: SyncFreeOptim = self.svi.optim
+        self.device, self.history = device, program.history
+        self.buffers = [buffer for module in program.modules for buffer in module.buffers()]
         like = self.optim.parameters[0]
         self.kl_weight = torch.zeros((), dtype=like.dtype, device=like.device)
         self.batch: tuple[Tensor, Tensor] | None = None  # the minibatch that the graph reads
         self._replay: Run | None = None
-        self._taken: list[tuple[Tensor, float, float]] = []
+        self._unrecorded: list[tuple[Tensor, float, float]] = []
 
-    def take(self, args: tuple[Tensor, Tensor, float], lr: float) -> None:
-        """One step on ``(x, y, kl_weight)``; a minibatch of another size runs uncaptured."""
-        x, y, kl_weight = args
+    def step(self, parts: Parts, lr: float) -> None:
+        """Run one step on the one part; a minibatch of another size runs uncaptured."""
+        ((x, y, kl_weight),) = parts
         self.optim.set_lr(lr)
         self.kl_weight.fill_(kl_weight)
         if self.batch is None or self._replay is None:
@@ -125,28 +122,31 @@ class CapturedSteps:
             self._replay()
         else:
             self.device.run(partial(self._step, x, y))
-        self._taken.append((self.optim.row.clone(), kl_weight, lr))
+        self._unrecorded.append((self.optim.row.clone(), kl_weight, lr))
 
-    def read(self) -> None:
-        """Adds the steps since the last call to the history.
+    def flush(self) -> None:
+        """Add the steps since the last call to the history.
 
         Raises:
             NonFiniteError: a loss or a gradient was not finite; the parameters are those before.
         """
-        taken, self._taken = self._taken, []
-        if not taken:
+        unrecorded, self._unrecorded = self._unrecorded, []
+        if not unrecorded:
             return
-        rows = torch.stack([row for row, *_ in taken]).tolist()
-        for (loss, log_prior, log_guide, nll, norm), (_, kl_weight, lr) in zip(
-            rows, taken, strict=True
-        ):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = "gradient" if math.isfinite(loss) else "loss"
-                error = NonFiniteError(what, [], len(self.history.steps) + 1)
-                error.history = self.history
-                raise error
-            parts = self.optim.elbo.parts(loss, log_prior, log_guide, nll, kl_weight)
-            self.history.steps.append(parts, lr)
+        rows = torch.stack([row for row, *_ in unrecorded]).tolist()
+        for row, (_, kl_weight, lr) in zip(rows, unrecorded, strict=True):
+            self._record(row, kl_weight, lr)
+
+    def _record(self, row: list[float], kl_weight: float, lr: float) -> None:
+        loss, log_prior, log_guide, nll, norm = row
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            what = "gradient" if math.isfinite(loss) else "loss"
+            error = NonFiniteError(what, [], len(self.history.steps) + 1)
+            error.history = self.history
+            raise error
+        self.history.steps.append(
+            self.optim.elbo.parts(loss, log_prior, log_guide, nll, kl_weight), lr
+        )
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         self.svi.step(x, y, self.kl_weight)
@@ -166,7 +166,7 @@ class CapturedSteps:
 
     @contextmanager
     def _without_effect(self) -> Iterator[None]:
-        """What runs inside moves no parameter, no buffer and no random state."""
+        """Inside, steps move no parameter, no buffer and no random state."""
         device = self.kl_weight.device
         before = [buffer.clone() for buffer in self.buffers]
         self.optim.failed.fill_(1.0)

@@ -1,4 +1,4 @@
-"""Training steps whose numbers stay on the device: nothing in them waits for a GPU to finish.
+"""Training steps without host synchronisation: their numbers stay on the device.
 
 Pyro's objectives and our optimiser read every loss and the gradient's norm, to report them and to
 stop where one is not finite. Here both are left in tensors, and a step that is not finite, like
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW
-from torch.overrides import TorchFunctionMode
 
+from pyro_bbb._utils.context import ItemOnDevice
 from pyro_bbb.training.objectives import (
     RecordedELBO,
     RecordedTraceELBO,
@@ -25,15 +25,6 @@ from pyro_bbb.training.objectives import (
 from pyro_bbb.training.optim import JointOptim
 
 
-class _SyncFree(TorchFunctionMode):
-    """`Tensor.item` gives the number in double precision, as Python has it, but on the device."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.item:
-            return args[0].detach().double()
-        return func(*args, **(kwargs or {}))
-
-
 class _SyncFreeELBO:
     """Mixin that keeps the loss, ``log_prior``, ``log_guide`` and ``nll`` of each particle."""
 
@@ -41,7 +32,7 @@ class _SyncFreeELBO:
     num_particles: int
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
-        with _SyncFree():
+        with ItemOnDevice():
             _, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
         return 0.0, surrogate  # Pyro would look whether a tensor is NaN
 

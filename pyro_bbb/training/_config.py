@@ -1,0 +1,99 @@
+"""The options of one call of `fit`, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import torch
+
+from pyro_bbb._utils.validation import as_float, count, function, one_of
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, lr_factor
+from pyro_bbb.training.objectives import recorded_elbo
+
+NONFINITE = ("raise", "skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """Options of `fit`, under its names and with its meanings.
+
+    Raises:
+        TypeError: an option is of the wrong kind.
+        ValueError: an option is out of range, of unknown name, or contradicts another one.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: Any
+    lr_schedule: str | Callable[[float], float]
+    num_particles: int
+    kl_schedule: Any
+    estimator: str
+    loss: Any
+    callbacks: Iterable[Callable[[Any], bool | None]]
+    checkpoint: str | PathLike[str] | None
+    checkpoint_every: int | None
+    nonfinite: str
+    device: torch.device | str | None
+    autocast: torch.dtype | None
+    accumulate: int
+    cuda_graph: bool
+    progress: bool
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_names()
+        self._check_cuda_graph()
+        lr_factor(self.lr_schedule)
+        as_kl_schedule(self.kl_schedule)
+        recorded_elbo(self.loss, self.num_particles)
+
+    @cached_property
+    def schedule(self) -> KLSchedule:
+        """The weights of the KL."""
+        return as_kl_schedule(self.kl_schedule)
+
+    def lr_at(self, progress: float) -> float:
+        """Learning rate after a fraction ``progress`` of the training."""
+        return self.lr * lr_factor(self.lr_schedule)(progress)
+
+    def checked_callbacks(self) -> tuple[Callable[[Any], bool | None], ...]:
+        """The callbacks, each of which can be called; an iterator is read once."""
+        if not isinstance(self.callbacks, Iterable):
+            raise TypeError(f"callbacks must be several functions, got {self.callbacks!r}")
+        found = tuple(self.callbacks)
+        for callback in found:
+            function("each of callbacks", callback, "(EpochEnd) -> bool or None")
+        return found
+
+    def _check_numbers(self) -> None:
+        count("epochs", self.epochs)
+        lr = self.lr
+        number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
+        if not number or not 0 < as_float(lr) < math.inf:
+            raise ValueError(f"lr must be a positive number, got {lr!r}")
+
+    def _check_names(self) -> None:
+        one_of("estimator", self.estimator, ESTIMATORS)
+        if self.autocast is torch.float16:
+            raise ValueError("autocast must be torch.bfloat16: torch.float16 needs loss scaling")
+        if self.autocast not in (None, torch.bfloat16):
+            raise ValueError(f"autocast must be None or torch.bfloat16, got {self.autocast!r}")
+        one_of("nonfinite", self.nonfinite, NONFINITE)
+
+    def _check_cuda_graph(self) -> None:
+        count("accumulate", self.accumulate)
+        if self.cuda_graph and self.accumulate > 1:
+            raise ValueError("accumulate must be 1 with cuda_graph=True, which captures one step")
+        if self.cuda_graph and self.nonfinite == "skip":
+            raise ValueError(
+                "nonfinite='skip' reads the loss of every step, which cuda_graph=True does not"
+            )

@@ -1,0 +1,128 @@
+"""Steps of several processes together: their gradients are summed before the optimiser steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_bbb._utils.distributed import Processes
+from pyro_bbb.training._interrupts import Interrupts
+from pyro_bbb.training._runners.protocol import (
+    Parts,
+    StepProgram,
+    gradients,
+    mean_parts,
+    numbered,
+    sums,
+)
+from pyro_bbb.training.objectives import NonFiniteError
+from pyro_bbb.training.optim import JointOptim
+
+
+class DistributedOptim(JointOptim):
+    """`JointOptim` that sums the gradients of all processes before it makes a step.
+
+    Args:
+        optim_constructor: as for `JointOptim`.
+        optim_args: as for `JointOptim`.
+        parameters: as for `JointOptim`; the same in all processes.
+        group: the processes that train together.
+        interrupts: agreed on in each step.
+
+    Attributes:
+        failed: the error for which this process has no gradient for the step, if it has none.
+    """
+
+    def __init__(
+        self,
+        optim_constructor: Callable[..., torch.optim.Optimizer],
+        optim_args: Mapping[str, Any],
+        *,
+        parameters: Mapping[str, nn.Parameter],
+        group: Processes,
+        interrupts: Interrupts,
+    ) -> None:
+        super().__init__(optim_constructor, optim_args, parameters=parameters)
+        self.group, self.interrupts = group, interrupts
+        self.failed: NonFiniteError | None = None
+        self._flat: Tensor | None = None  # buffer of the all-reduce
+
+    @torch.no_grad()
+    def _finish_gradients(self) -> None:
+        self._all_reduce()
+        super()._finish_gradients()
+
+    def _all_reduce(self) -> None:
+        """One sum of everything: gradients, which of them exist, failures, interrupts."""
+        parameters = self.parameters
+        there = [float(p.grad is not None) for p in parameters]
+        flags = [*there, float(self.failed is not None), float(self.interrupts.noted)]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        pieces = [g.flatten() for g in [*grads, grads[0].new_tensor(flags)]]
+        flat = self._flat = torch.cat(pieces, out=self._flat)
+        *totals, last = self.group.all_reduce(flat).split([len(piece) for piece in pieces])
+        *counts, failed, interrupted = last.tolist()
+        self.interrupts.stop |= interrupted > 0
+        if failed:
+            raise self._first_failure()
+        for parameter, total, number in zip(parameters, totals, counts, strict=True):
+            parameter.grad = total.view_as(parameter).to(parameter) if number else None
+
+    def _first_failure(self) -> NonFiniteError:
+        """The same error in all processes."""
+        failed, self.failed = self.failed, None
+        mine = b"" if failed is None else json.dumps([failed.what, failed.names]).encode()
+        what, names = json.loads(next(filter(None, self.group.all_gather_bytes(mine))))
+        return NonFiniteError(what, names)
+
+
+class DistributedRunner:
+    """A `StepRunner` of one among several processes; `flush` records the steps of all.
+
+    Args:
+        program: what a step computes.
+        group: the processes that train together.
+        interrupts: agreed on in each step.
+    """
+
+    def __init__(self, program: StepProgram, group: Processes, interrupts: Interrupts) -> None:
+        self.program, self.group = program, group
+        self.svi = program.svi(partial(DistributedOptim, group=group, interrupts=interrupts))
+        self.optim: DistributedOptim = self.svi.optim
+        self._buffers = list(chain(*(module.buffers() for module in program.modules)))
+        self._unrecorded: list[tuple[list[float], float]] = []
+
+    def step(self, parts: Parts, lr: float) -> None:
+        """Run one step on this process's parts of the minibatch; there may be none.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite, here or elsewhere.
+        """
+        self.optim.set_lr(lr)
+        row = [0.0] * 7
+        try:
+            row = sums(gradients(self.svi, self.program.elbo, parts))
+        except NonFiniteError as error:
+            self.optim.failed = error
+        try:
+            self.optim(())
+        except NonFiniteError as error:
+            self.flush()
+            raise numbered(error, self.program.history) from None
+        self._unrecorded.append((row, lr))
+
+    def flush(self) -> None:
+        """Record the steps since the last call; buffers become those of the first process."""
+        unrecorded, self._unrecorded = self._unrecorded, []
+        if unrecorded:
+            rows = torch.tensor([row for row, _ in unrecorded], dtype=torch.float64)
+            rows = self.group.all_reduce(rows.to(self.group.device))
+            for row, (_, lr) in zip(rows.tolist(), unrecorded, strict=True):
+                self.program.history.steps.append(mean_parts(row), lr)
+        self.group.align(self._buffers)

@@ -1,0 +1,120 @@
+"""State of a training run: what a checkpoint saves, and how to go back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pyro_bbb.guides import Ensemble
+from pyro_bbb.persistence.archive import Json, of_all, of_one
+from pyro_bbb.persistence.json_codec import pack, unpack
+from pyro_bbb.persistence.state_dict import State
+from pyro_bbb.training._batches import Batches
+from pyro_bbb.training.history import History
+from pyro_bbb.training.optim import JointOptim
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Args:
+        epoch: whole epochs done.
+        batch: steps done of the epoch under way.
+        recorded: steps in the history before this epoch.
+        seconds: time that this epoch has taken so far.
+        trained: whether all steps are done.
+        finished: whether nothing is left to do.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    recorded: int = 0
+    seconds: float = 0.0
+    trained: bool = False
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The parts of a run that change while it trains.
+
+    Args:
+        model: the model.
+        guide: the guide.
+        optim: the optimiser.
+        batches: the data.
+        history: the record so far.
+        progress: how far the run is.
+        device: of the training.
+    """
+
+    model: nn.Module
+    guide: nn.Module
+    optim: JointOptim
+    batches: Batches
+    history: History
+    progress: Progress
+    device: torch.device
+
+    def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
+        """All that changes in training, as a description and tensors."""
+        state = State({})
+        state.add(self.model, "model.")
+        state.add(self.guide, "guide.")
+        own = state.tensors
+        series = self.history.series().items()
+        numbers = {f"history.{name}": torch.tensor(x, dtype=torch.float64) for name, x in series}
+        spec = {
+            "optimizer": pack(self.optim.get_state(), "optimizer", own),
+            "aliases": state.aliases,
+            "frozen": state.frozen,
+            "turns": [ensemble._calls for ensemble in self._ensembles()],
+            "begun": self.batches.begun,
+            "skipped": list(self.history.skipped),
+            "progress": dict(vars(self.progress)),
+            "processes": self.batches.processes.size,
+        }
+        tensors = {**own, **numbers, **self._of_processes()}
+        return spec, {name: _copy(x) for name, x in tensors.items()}
+
+    def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
+        """Go back to such a state."""
+        state = State(tensors, spec["aliases"], spec["frozen"])
+        self.optim.set_state(unpack(spec["optimizer"], tensors))
+        state.fill(self.model, "model.")
+        state.fill(self.guide, "guide.")
+        for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):
+            ensemble._calls = calls
+        for name, values in self.history.series().items():
+            values[:] = tensors[f"history.{name}"].tolist()
+        self.history.skipped[:] = spec["skipped"]
+        vars(self.progress).update(spec["progress"])
+        processes, at = self.batches.processes, self.progress
+        as_many = spec.get("processes", 1) == processes.size
+        mine = of_one(tensors, processes.rank) if as_many else tensors
+        order = [mine[f"order.{i}"] for i in range(len(self.batches.order()))]
+        self.batches.resume(order, begun=spec["begun"], steps=at.batch, epoch=at.epoch)
+        torch.set_rng_state(mine["random.cpu"])  # last: all before may draw
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(mine["random.cuda"], self.device)
+        if not as_many:  # new streams for all, from the state of the first
+            processes.begin_stream()
+
+    def _ensembles(self) -> list[Ensemble]:
+        return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
+
+    def _of_processes(self) -> dict[str, Tensor]:
+        """Random states of every process."""
+        states = {f"order.{i}": x for i, x in enumerate(self.batches.order())}
+        states["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return of_all(states, self.batches.processes)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().cpu().clone(memory_format=torch.contiguous_format)
