@@ -112,7 +112,7 @@ def sample(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
     found = mutants(root, room)
     generator = random.Random(f"{seed} {room}")
     places = generator.sample(sorted(found), min(count, len(found)))
-    return [generator.choice(found[place]) for place in places]
+    return [random.Random(f"{seed} {place}").choice(found[place]) for place in places]
 
 
 def copied(root: Path, target: Path) -> None:
