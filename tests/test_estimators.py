@@ -250,6 +250,16 @@ def test_sticking_the_landing_has_no_noise_at_the_optimum(objective):
 # --- where it does not apply, and what is left behind ---
 
 
+def test_sites_without_a_pathwise_gradient_keep_their_score_under_stl():
+    """A Bernoulli's parameter learns by the score alone."""
+    probs = torch.tensor(0.3, requires_grad=True)
+    with sticking_the_landing():
+        trace = pyro.poutine.trace(lambda: pyro.sample("z", dist.Bernoulli(probs))).get_trace()
+    trace.compute_log_prob()
+    trace.nodes["z"]["log_prob_sum"].backward()
+    assert probs.grad.abs() > 1
+
+
 class Embedder(PyroModule):
     def __init__(self):
         super().__init__()
