@@ -1,13 +1,13 @@
-"""How fast, and in how much memory: pyro_bbb beside plain PyTorch, stock Pyro and other libraries.
+"""Speed and memory of pyro_bbb, plain PyTorch, stock Pyro and other libraries.
 
     python benchmarks/run.py [--quick] [--only steps epoch predict memory] [--threads 2]
 
-Everyone does the same work in the same run: a 784-H-H-10 ReLU classifier (and LeNet-5) on inputs of
-MNIST's shape. Contenders, each in a process of its own, take turns in every round, in rotating
+All methods do the same work in one run: a 784-H-H-10 ReLU classifier (and LeNet-5) on inputs of
+MNIST's shape. Methods, each in a process of its own, take turns in every round, in rotating
 order; ratios are taken within rounds and relate to a deterministic network with fused Adam. Suites:
 
 - ``steps``: single training steps over widths, minibatch sizes, draws per step and estimators;
-- ``epoch``: a whole epoch of `fit` beside the steps it consists of;
+- ``epoch``: an epoch of `fit`, and the sum of its steps;
 - ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
 - ``memory``: the peak of a training step, and of predictions, each in a process of its own.
 
@@ -26,11 +26,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _effort import DEFAULT, QUICK, SMOKE
-from _memory import memory
-from _picture import draw
-from _predict import predict
-from _report import (
+from _parts.budget import DEFAULT, QUICK, SMOKE
+from _parts.figure import draw
+from _parts.memory import memory
+from _parts.predict import predict
+from _parts.report import (
     of_aims,
     of_prediction_memory,
     of_times,
@@ -38,8 +38,8 @@ from _report import (
     record,
     write,
 )
-from _results import Results
-from _suites import epoch, steps
+from _parts.results import Results
+from _parts.suites import epoch, steps
 from tqdm import tqdm
 
 Suite: TypeAlias = Literal["steps", "epoch", "predict", "memory"]
@@ -51,21 +51,21 @@ class Config:
     """Settings of one run."""
 
     only: tuple[Suite, ...] = ("steps", "epoch", "predict", "memory")
-    """Which suites to run."""
+    """Suites to run."""
     quick: bool = False
     """Fewer sizes and repetitions: about a minute instead of half an hour."""
     device: str = "cpu"
-    """Where to compute, cpu or cuda."""
+    """Device, cpu or cuda."""
     threads: int = 2
     """Processor threads."""
     output: Path = Path("results/benchmarks")
     """Folder for results."""
     smoke: bool = False
-    """Run everything on tiny sizes only, to see that it works."""
+    """Run everything on tiny sizes, to test that the program works."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measure, print the tables, write the results; returns what ``benchmarks.json`` holds."""
+    """Measure, print the tables, write the results; returns the content of ``benchmarks.json``."""
     torch.set_num_threads(config.threads)
     config.output.mkdir(parents=True, exist_ok=True)
     results = Results(SMOKE if config.smoke else QUICK if config.quick else DEFAULT)
@@ -84,13 +84,13 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def _measure(suite: str, results: Results, config: Config) -> list[str]:
-    """Runs one suite; its tables."""
-    effort, device = results.effort, config.device
+    """Run one suite and return its tables."""
+    budget, device = results.budget, config.device
     if suite in TIMED:
-        comparisons = TIMED[suite](effort, device)
+        comparisons = TIMED[suite](budget, device)
         results.comparisons += comparisons
         return [of_times(each) for each in comparisons]
-    peaks = memory(effort, device, config.threads)
+    peaks = memory(budget, device, config.threads)
     results.training_memory, results.prediction_memory = peaks
     return [of_training_memory(results), of_prediction_memory(results)]
 

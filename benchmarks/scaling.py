@@ -1,10 +1,10 @@
-"""How training scales over processes: measured on two cores, and modelled for more.
+"""Scaling of training over processes: measured on two cores, and modelled for more.
 
     python benchmarks/scaling.py [--output results/scaling]
 
 Steps of `fit` on a 784-400-400-10 classifier by one process with one thread, one with two, and two
-with one each that `torchrun` starts. From these: weak scaling (as many examples for each process),
-strong scaling (as many in all), the time and the bytes of a sum over the processes, and a model of
+with one each, started by `torchrun`. From these: weak scaling (constant examples per process),
+strong scaling (constant examples in all), the time and the bytes of an all-reduce, and a model of
 a step at up to 1,024. ``scaling.json`` goes to ``--output``; `docs/scaling.md` shows one. Nothing
 else should run on the machine meanwhile.
 """
@@ -33,7 +33,7 @@ class Config:
     """Settings of one run."""
 
     batch_size: int = 128
-    """Examples for each process, in weak scaling; the half of those of a step, in strong."""
+    """Examples of each process in weak scaling; half the examples of a step in strong scaling."""
     width: int = 400
     """Units of each of two hidden layers."""
     steps: int = 20
@@ -47,11 +47,11 @@ class Config:
     output: Path = Path("results/scaling")
     """Folder for results."""
     smoke: bool = False
-    """Tiny sizes, to see that it works."""
+    """Run on tiny sizes, to test that the program works."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measure, model, write; returns what ``scaling.json`` holds."""
+    """Measure, model, write; returns the content of ``scaling.json``."""
     if config.smoke:
         config = Config(8, 8, 2, 1, config.latency, config.bandwidth, config.output, True)
     b = config.batch_size
@@ -73,12 +73,12 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def launch(config: Config, size: int, threads: int, batch_sizes: list[int]) -> dict[str, Any]:
-    """What `_worker.py` finds in so many processes."""
+    """Run `ddp_worker.py` in several processes and return its measurements."""
     task = {"batch_sizes": batch_sizes, "width": config.width, "threads": threads}
     task |= {"steps": config.steps, "epochs": config.epochs}
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
     done = subprocess.run(
-        [sys.executable, *torchrun, str(HERE / "_worker.py"), json.dumps(task)],
+        [sys.executable, *torchrun, str(HERE / "_parts" / "ddp_worker.py"), json.dumps(task)],
         env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         text=True,
@@ -89,7 +89,7 @@ def launch(config: Config, size: int, threads: int, batch_sizes: list[int]) -> d
 
 
 def model(config: Config, measured: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a step by number of workers: those of one, and a ring's sum of the gradients.
+    """Model the seconds of a step by number of workers: one worker's step, and a ring all-reduce.
 
     A worker's own time is a line in its examples, fitted to one process with one thread. A ring of
     R workers takes 2 (R - 1) messages one after the other, in which each sends 2 (R - 1) / R of the

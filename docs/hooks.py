@@ -34,7 +34,7 @@ EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 
 def pages() -> dict[str, str]:
     """Path in the repository to path in the site, of each page from outside this folder."""
-    experiments = sorted(ROOT.glob("experiments/[!_]*.py"))
+    experiments = sorted(ROOT.glob("experiments/*.py"))
     notebooks = sorted(ROOT.glob("notebooks/*.ipynb"))
     return (
         TEXTS

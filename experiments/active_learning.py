@@ -1,9 +1,9 @@
-"""Which labels to buy: those that would teach the network most, against random ones, on MNIST.
+"""Active learning on MNIST: BALD and predictive entropy against random acquisition.
 
     python experiments/active_learning.py --repeats 5
 
-A network is trained on 20 labelled images, asks for more labels out of a pool of 50,000 images
-without, is trained on all it has, and so on. Rules for asking: BALD, the mutual
+A network is trained on 20 labelled images, acquires labels out of a pool of 50,000 images
+without, is trained on all it has, and so on. Acquisition rules: BALD, the mutual
 information of an image's label and the weights (Houlsby et al. 2011, "Bayesian active learning for
 classification and preference learning"), which is `prediction.epistemic`; the entropy of the
 predicted label, `prediction.entropy`, in which the label's own noise counts as well; at random. As
@@ -12,7 +12,7 @@ convolutions come before two dense layers and the uncertainty is in the dense on
 came from dropout, here it is a Normal for each weight.
 
 ``--preset published`` has that paper's settings: 32 kernels of 4x4 in both layers, 128 units, 10
-labels at a time, all of the pool looked at, 1,000 labels. Learning rate, steps, prior and initial
+labels at a time, all of the pool scored, 1,000 labels. Learning rate, steps, prior and initial
 scale are as in ours. A seed takes one thread about an hour and a half.
 
 ``--preset ours`` (the default) was chosen on 5,000 or fewer validation images, with 400 random
@@ -31,24 +31,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import matplotlib.pyplot as plt
-import numpy as np
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _images import images, train_and_validation
-from _pool import RANDOM, SCORES, Pool, acquire, labels_at
-from _repeats import repeat, scores, shown
-from matplotlib.ticker import FuncFormatter
+from _helpers.images import images, train_and_validation
+from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding
+from _helpers.label_pool import RANDOM, SCORES, Pool, acquire, labels_at
+from _helpers.repeats import repeat, shown
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
+from _helpers.scores import scores
 from pyro.distributions import Normal
 from torch import nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
 
 RULES = ("BALD", "entropy", RANDOM)
-TARGETS = {"90": 0.90, "95": 0.95}
 
 
 @dataclass(frozen=True)
@@ -64,19 +61,19 @@ class Recipe:
     labels: dict[str, int]
     """Number of labels at which each rule ends."""
     growth: float
-    """Labels bought at once, as a share of those that there are..."""
+    """Labels bought at once, as a fraction of the labels so far..."""
     least: int = 10
     """...but no fewer than this."""
     start: int = 20
     """Labels at the beginning, equally many of each class."""
     candidates: int = 3000
-    """Unlabelled images looked at in each round, drawn at random."""
+    """Unlabelled images scored in each round, sampled at random."""
     hidden: int = 128
     """Units of the dense layer."""
     prior_scale: float = 1.0
     """Standard deviation of the Normal prior of the dense weights."""
     init_rho: float = -3.0
-    """Where their standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     lr: float = 5e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     steps: int = 150
@@ -90,29 +87,19 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """The network and rounds of the paper, or those that a processor can do."""
     rules: tuple[str, ...] = RULES
-    """Which rules to compare."""
+    """Acquisition rules to compare."""
     labels: int | None = None
     """Ends every rule at this number of labels; the recipe's own by default."""
     validation: bool = False
     """Measure on validation images instead of the test part, as for choosing settings."""
-    seed: int = 0
-    """Seed of the first labels, the candidates, initial weights and draws."""
-    repeats: int = 1
-    """Runs of seeds ``seed``, ``seed`` + 1, ...; tables show their means."""
-    data_root: Path | None = None
-    """Folder that holds MNIST; torchvision downloads it otherwise."""
-    threads: int = 1
-    """Processor threads."""
     output: Path = Path("results/active_learning")
     """Folder for results."""
-    smoke: bool = False
-    """Two rounds on a few enlarged digits, to see that it works."""
 
 
 RECIPES = {
@@ -132,14 +119,6 @@ RECIPES = {
         growth=0.25,
     ),
 }
-
-
-@dataclass(frozen=True)
-class Sets:
-    """Images ``[n, 1, 28, 28]`` and their labels: to buy from, and to measure on."""
-
-    pool: Data
-    measured: Data
 
 
 def load(config: Config) -> Sets:
@@ -215,25 +194,25 @@ def learn(
     with tqdm(total=most, initial=len(pool), desc=f"{rule}, seed {seed}", unit="label") as bar:
         while True:
             trained = train(recipe, pool.data, 1000 * seed + len(pool), trained)
-            ask = partial(
+            predict = partial(
                 bbb.predict,
                 *trained,
                 num_samples=recipe.samples,
                 seed=len(pool),
                 estimator="local_reparam",
             )
-            found = scores(ask(x), y)
+            found = scores(predict(x).probs, y)
             for name, value in (("labels", len(pool)), *found.items()):
                 curve.setdefault(name, []).append(value)
             if len(pool) >= most:
                 return curve, pool
             count = min(max(recipe.least, int(recipe.growth * len(pool))), most - len(pool))
-            acquire(pool, rule, ask, count, recipe.candidates)
+            acquire(pool, rule, predict, count, recipe.candidates)
             bar.update(count)
 
 
 def summarise(curve: dict[str, Any]) -> dict[str, Any]:
-    """What a rule's labels were worth; a target that was missed counts as the last number."""
+    """Summarise a rule: labels at each target; a missed target counts as the last number."""
     found = {
         name: labels_at(curve["labels"], curve["accuracy"], target)
         for name, target in TARGETS.items()
@@ -249,7 +228,7 @@ def summarise(curve: dict[str, Any]) -> dict[str, Any]:
 def one_seed(
     config: Config, recipe: Recipe, sets: Sets, seen: dict[str, Pool], seed: int
 ) -> dict[str, Any]:
-    """All rules from the same first labels; the first seed's pools are kept for the picture."""
+    """Run all rules from the same first labels; ``seen`` collects the first seed's pools."""
     results: dict[str, Any] = {}
     for rule in config.rules:
         curve, pool = learn(recipe, sets, rule, seed, config.labels or recipe.labels[rule])
@@ -267,7 +246,7 @@ def one_seed(
 
 
 def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
-    """Labels at each target, and how many times fewer than at random."""
+    """Tabulate labels at each target, and the ratio to random acquisition."""
     columns = ["rule"]
     columns += [f"labels at {name} %" for name in TARGETS]
     columns += [f"times fewer at {name} %" for name in TARGETS]
@@ -285,61 +264,6 @@ def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
             row.append(shown(summary, *keys, factor=1) if known else "–")
         rows.append(row)
     return Table(columns, rows)
-
-
-def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Picture:
-    """Test error by number of labels: median and range over the seeds."""
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 4.2))
-        for rule, line in zip(rules, ("-", "--", "-."), strict=False):
-            curves = [each[rule]["curve"] for each in summary["seeds"].values()]
-            error = 100 * (1 - np.array([curve["accuracy"] for curve in curves]))
-            labels = curves[0]["labels"]
-            (middle,) = ax.plot(labels, np.median(error, axis=0), line, label=rule)
-            colour = middle.get_color()
-            ax.fill_between(labels, error.min(0), error.max(0), color=colour, alpha=0.2, lw=0)
-        for name, target in TARGETS.items():
-            level = 100 * (1 - target)
-            ax.axhline(level, color="0.5", lw=0.8, ls=":")
-            where = {"transform": ax.get_yaxis_transform(), "va": "bottom", "color": "0.4"}
-            ax.text(0.01, level, f"{name} % right", **where)
-        ax.set(xscale="log", yscale="log", xlabel="labels", ylabel="error (%)")
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(FuncFormatter(lambda value, _: few(value)))
-        ax.set_title(finding(summary, rules))
-        ax.legend()
-    caption = f"Median and range of {len(summary['seeds'])} run(s); both axes logarithmic."
-    return run.picture(figure, "curves", caption)
-
-
-def few(value: float) -> str:
-    """The minor ticks' labels that have room: 2 and 5 of each decade."""
-    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
-
-
-def finding(summary: dict[str, Any], rules: tuple[str, ...]) -> str:
-    """The title of the curves."""
-    saved = summary["mean"]["times_fewer_labels"]
-    if "BALD" not in saved:
-        return "Error by number of labels"
-    return f"BALD needs {saved['BALD']['95']:.1f} times fewer labels for 95 %"
-
-
-def draw_bought(run: Run, sets: Sets, seen: dict[str, Pool], count: int = 12) -> Picture:
-    """The last images whose labels each rule bought, of the first seed."""
-    with plots.style():
-        figure, axes = plt.subplots(
-            len(seen), count, figsize=(0.75 * count + 0.6, 1.05 * len(seen)), squeeze=False
-        )
-        for row, (rule, pool) in zip(axes, seen.items(), strict=True):
-            row[0].set_ylabel(rule)
-            for ax, index in zip(row, pool.rows[-count:], strict=True):
-                plots.image(ax, sets.pool[0][index])
-                ax.set_title(str(int(sets.pool[1][index])), fontsize=8, loc="center")
-        figure.suptitle("What was asked for last")
-    caption = "The last images bought by each rule with the first seed; above, their labels."
-    return run.picture(figure, "bought", caption)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -365,10 +289,8 @@ def main(config: Config) -> dict[str, Any]:
         "rounds; ± is the standard deviation over seeds."
     )
     pictures = [draw_curves(run, summary, config.rules), draw_bought(run, sets, seen)]
-    print(f"\n{table}")
-    sections = [Section("Labels that teach", text, [table], pictures)]
-    path = run.report("Active learning", finding(summary, config.rules), sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    sections = [Section("Labels by acquisition rule", text, [table], pictures)]
+    run.report("Active learning", finding(summary, config.rules), sections, record)
     return record
 
 

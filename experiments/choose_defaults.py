@@ -1,12 +1,12 @@
-"""How the library's defaults were chosen: one change at a time, judged on validation data.
+"""Ablation of the library's defaults: one change at a time, scored on validation data.
 
     python experiments/choose_defaults.py [--data-root ROOT]
 
 The defaults (standard Normal prior, He initial means, initial rho -5, cosine learning rate) are
-trained beside variants that differ in one of them: on scikit-learn's digits, and on Fashion-MNIST
+trained, and variants that differ in one of them, on scikit-learn's digits, and on Fashion-MNIST
 from ``--data-root``, ``$PYRO_BBB_DATA`` or torchvision's download. Every network is scored on a
-fifth of the *training* part; no test data are read. Out-of-domain inputs are validation images with
-shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
+fifth of the *training* part; no test data are read. Out-of-distribution inputs are validation
+images with shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
 """
 
 import math
@@ -19,7 +19,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, digits, stratified
+from _helpers.initial_values import uniform_means
+from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
+from _helpers.scores import scores
 from pyro.distributions import Normal
 from torch import Tensor
 
@@ -30,7 +32,7 @@ Scores: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     digits_epochs: int = 100
@@ -41,24 +43,13 @@ class Config:
     """Runs per variant on the digits (one on Fashion-MNIST), of seeds 0, 1, ..."""
     samples: int = 30
     """Networks drawn from the posterior for each prediction."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and FashionMNIST; torchvision downloads them otherwise."""
-    seed: int = 0
-    """Seed of the posterior draws."""
     output: Path = Path("results/choose_defaults")
     """Folder for results."""
-    smoke: bool = False
-    """One epoch and one seed on the digits only, to see that it works."""
-
-
-def recipe_init(site: dict[str, Any]) -> Tensor:
-    """Initial means as in the Fashion-MNIST recipe of 2018, uniform in [-0.2, 0.2]."""
-    return torch.empty_like(site["value"]).uniform_(-0.2, 0.2)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What may differ from the defaults."""
+    """Differences from the defaults."""
 
     prior: Callable[[], Any] = lambda: Normal(0.0, 1.0)
     guide: dict[str, Any] = field(default_factory=dict)
@@ -75,18 +66,18 @@ VARIANTS = {
     "initial rho -3": Variant(guide={"init_rho": -3.0}),
     "initial rho -4": Variant(guide={"init_rho": -4.0}),
     "initial rho -6": Variant(guide={"init_rho": -6.0}),
-    "initial means uniform in +-0.2": Variant(guide={"init_loc": recipe_init}),
+    "initial means uniform in +-0.2": Variant(guide={"init_loc": uniform_means(0.2)}),
     "constant learning rate": Variant(fit={"lr_schedule": "constant"}),
 }
 
 
 @dataclass(frozen=True)
 class Task:
-    """One data set: training and validation parts, out-of-domain inputs, network, length."""
+    """One data set: training and validation parts, out-of-distribution inputs, network, length."""
 
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
-    foreign: Tensor
+    ood: Tensor
     sizes: tuple[int, ...]
     epochs: int
     seeds: int
@@ -102,12 +93,12 @@ def digits_task(config: Config) -> Task:
 
 
 def fashion_task(config: Config) -> Task:
-    """Fashion-MNIST's training part; MNIST's is out of domain."""
+    """Fashion-MNIST's training part; MNIST's is out-of-distribution."""
     x, y = data.load_images("fashion_mnist", root=config.data_root)
-    foreign, _ = data.load_images("mnist", root=config.data_root)
+    ood, _ = data.load_images("mnist", root=config.data_root)
     train, valid = data.split(x.flatten(1), y, fraction=0.2, seed=1)
     sizes = (784, 400, 400, 10)
-    return Task(train, valid, foreign[:10_000].flatten(1), sizes, config.fashion_epochs, 1)
+    return Task(train, valid, ood[:10_000].flatten(1), sizes, config.fashion_epochs, 1)
 
 
 def score(task: Task, variant: Variant, seed: int, config: Config) -> Scores:
@@ -119,11 +110,8 @@ def score(task: Task, variant: Variant, seed: int, config: Config) -> Scores:
     bbb.fit(model, guide, task.train, epochs=task.epochs, seed=seed, **variant.fit)
     x, y = task.valid
     inside = bbb.predict(model, guide, x, num_samples=config.samples, seed=config.seed)
-    outside = bbb.predict(model, guide, task.foreign, num_samples=config.samples, seed=config.seed)
-    return {
-        "accuracy": metrics.accuracy(inside.probs, y),
-        "nll": metrics.nll(inside.probs, y),
-        "ece": metrics.ece(inside.probs, y),
+    outside = bbb.predict(model, guide, task.ood, num_samples=config.samples, seed=config.seed)
+    return scores(inside.probs, y) | {
         "auroc": metrics.auroc(outside.entropy, inside.entropy),
     }
 
@@ -155,22 +143,23 @@ def table(name: str, results: dict[str, Scores]) -> Table:
 
 
 def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
-    """Accuracy against out-of-domain detection."""
+    """Accuracy against out-of-distribution detection."""
     with plots.style():
         figure, ax = plt.subplots()
         for marker, (variant, s) in zip("*osD^vPXh", results.items(), strict=True):
             size = 13 if marker == "*" else 7
             ax.plot(100 * s["auroc"], s["nll"], marker, ms=size, label=variant)
-        ax.set_xlabel("out-of-domain AUROC (%)")
+        ax.set_xlabel("out-of-distribution AUROC (%)")
         ax.set_ylabel("validation NLL (nats)")
-        ax.set_title(f"{name}: what each default trades")
+        ax.set_title(f"{name}: NLL and detection")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    caption = "Lower is more accurate and better calibrated, further right detects foreign inputs."
+    caption = "NLL (lower is better) and AUROC of out-of-distribution detection (higher is better)."
     return run.picture(figure, name.lower().replace("-", "_"), caption)
 
 
 def main(config: Config) -> dict[str, Any]:
     """Run the comparison, print the tables, write the results."""
+    torch.set_num_threads(config.threads)
     run = Run(config, config.output)
     tasks = {"Digits": digits_task(config)}
     if config.fashion_epochs and not config.smoke:
@@ -181,10 +170,8 @@ def main(config: Config) -> dict[str, Any]:
         Section(name, f"{tasks[name].epochs} epochs.", [table(name, r)], [draw(run, name, r)])
         for name, r in results.items()
     ]
-    for section in sections:
-        print(f"\n{section.tables[0]}")
     text = "One change at a time from the defaults, scored on validation data."
-    run.report("How the defaults were chosen", text, sections, record)
+    run.report("Ablation of the defaults", text, sections, record)
     return record
 
 

@@ -1,4 +1,4 @@
-"""MNIST by a network of 478,410 random weights, and what is left of it when most of them go.
+"""Bayesian MLP on MNIST: accuracy, signal-to-noise ratios and pruning of 478,410 weights.
 
     python experiments/mnist_mlp.py [--preset published] [--repeats 3] [--data-root ROOT]
 
@@ -32,39 +32,38 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _exported import compare
-from _images import images
-from _repeats import repeat, scores, shown
-from _tensorboard import TensorBoard
-from matplotlib.ticker import MaxNLocator, PercentFormatter
-from pyro.distributions import Normal, TorchDistribution
+from _helpers.images import images
+from _helpers.initial_values import make_prior, normal_means
+from _helpers.pruned_speed import compare
+from _helpers.pruning_report import (
+    EXPORTED,
+    FRACTIONS,
+    SOURCE,
+    Scores,
+    Trained,
+    accuracy,
+    accuracy_table,
+    draw_curves,
+    draw_pruning,
+    draw_ratios,
+    draw_unpruned,
+    draw_weights,
+    export_table,
+    networks_table,
+    pruning_table,
+    slug,
+)
+from _helpers.repeats import repeat
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section
+from _helpers.scores import scores
+from _helpers.tensorboard import TensorBoard
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
-
-Scores: TypeAlias = dict[str, Any]
-
-SOURCE = "MXNet tutorial"
-PUBLISHED_EPOCHS = (0.9455, 0.9593, 0.9641, 0.9684, 0.9723, 0.9733, 0.9756, 0.9749, 0.9765, 0.9775)
-PUBLISHED_PRUNING = {
-    0.1: 0.9777,
-    0.25: 0.9779,
-    0.5: 0.9756,
-    0.75: 0.9602,
-    0.95: 0.7259,
-    0.99: 0.3753,
-    1.0: 0.098,
-}
-FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
-EXPORTED = (0.0, 0.75, 0.95, 0.98)
-FIRST, CORNER = "network.fc1.weight", (0, 0)  # from a pixel that no digit reaches
 
 
 class SkippingMLP(bbb.BayesianMLP):
@@ -75,16 +74,16 @@ class SkippingMLP(bbb.BayesianMLP):
         return self.fc3(self.activation1(self.fc1(x)))
 
 
-NETWORKS = {"whole": bbb.BayesianMLP, "skipping": SkippingMLP}
+NETWORKS = {"full": bbb.BayesianMLP, "skipping": SkippingMLP}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between the networks of one recipe."""
+    """Differences between the networks of one recipe."""
 
     prior: tuple[float, ...]
     """(scale,) of a Normal, or (pi, sigma1, sigma2) of a scale mixture."""
-    network: Literal["whole", "skipping"] = "whole"
+    network: Literal["full", "skipping"] = "full"
     """All layers, or all but the second."""
 
 
@@ -97,17 +96,17 @@ class Recipe:
     init_loc: float | None
     """Standard deviation of the initial means; None is He's initialisation."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     optimizer: Literal["sgd", "adam"]
     """Without momentum, or fused Adam."""
     lr: float
     """Learning rate at the start, of the free energy in nats summed over the minibatch."""
     lr_schedule: str
-    """How the learning rate goes on."""
+    """Learning-rate schedule."""
     epochs: int
     """Passes over the training images."""
     estimator: str = "reparam"
-    """How gradients are estimated."""
+    """Gradient estimator."""
     hidden: tuple[int, ...] = (400, 400)
     """Units of the hidden layers."""
     pixel_scale: float = 255 / 126
@@ -115,7 +114,7 @@ class Recipe:
     batch_size: int = 128
     """Images per step."""
     kl_schedule: str = "uniform"
-    """How the KL is shared out among the minibatches."""
+    """Schedule of the KL weight over minibatches."""
 
 
 RECIPES = {
@@ -158,71 +157,32 @@ REMARKS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipe."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
+    """Name of the recipe."""
     samples: int = 50
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
     """Timed passes of each exported network."""
-    data_root: Path | None = None
-    """Folder that holds MNIST; torchvision downloads it otherwise."""
-    threads: int = 1
-    """Processor threads."""
     tensorboard: bool = False
     """Write loss parts and weight histograms for TensorBoard into the folder of results."""
     output: Path = Path("results/mnist_mlp")
     """Folder for results."""
-    smoke: bool = False
-    """Two epochs on a few small digits that need no download, to see that it works."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A network after its training, with the test accuracy after every epoch."""
-
-    model: bbb.BayesianModel
-    guide: bbb.AutoSoftplusNormal
-    history: bbb.History
-    curve: list[float]
-
-    def accuracy(self, data: Data) -> float:
-        """Of the network of mean weights."""
-        return accuracy(self.model, self.guide, data)
-
-    def pruned(self, fraction: float) -> "Trained":
-        """The same without the weights of lowest signal-to-noise ratio."""
-        return replace(self, guide=bbb.prune(self.guide, fraction))
-
-
-def accuracy(model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, data: Data) -> float:
-    """Accuracy of the network of mean weights."""
-    return metrics.accuracy(bbb.predict_mean(model, guide, data[0]).probs, data[1])
-
-
-def prior(parameters: tuple[float, ...]) -> TorchDistribution:
-    """A zero-mean Normal of that scale, or a scale mixture."""
-    return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
 
 
 def train(
     recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data, callbacks: list[Any]
 ) -> Trained:
-    """One network; the test images are looked at after every epoch, and nothing follows from it."""
+    """Train one network and record its test accuracy by epoch; nothing is chosen by it."""
     torch.manual_seed(seed)  # for the initial means
     sizes = [train_data[0].shape[1], *recipe.hidden, 10]
     variant = recipe.variants[name]
-    network = NETWORKS[variant.network](sizes, prior=prior(variant.prior))
+    network = NETWORKS[variant.network](sizes, prior=make_prior(variant.prior))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(train_data[0]))
-    guide = bbb.AutoSoftplusNormal(
-        model, init_loc=initial_locs(recipe.init_loc), init_rho=recipe.init_rho
-    )
+    start = None if recipe.init_loc is None else normal_means(recipe.init_loc)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     curve: list[float] = []
     history = bbb.fit(
         model,
@@ -241,11 +201,6 @@ def train(
     return Trained(model, guide, history, curve)
 
 
-def initial_locs(spread: float | None) -> Any:
-    """The guide's ``init_loc`` for means drawn from N(0, spread^2)."""
-    return None if spread is None else lambda site: spread * torch.randn(site["value"].shape)
-
-
 def evaluate(
     trained: Trained, config: Config, seed: int, train_data: Data, test_data: Data
 ) -> Scores:
@@ -256,8 +211,8 @@ def evaluate(
     return {
         "accuracy_by_epoch": {str(i): a for i, a in enumerate(trained.curve, start=1)},
         "train_accuracy": trained.accuracy(train_data),
-        "mean_network": scores(bbb.predict_mean(trained.model, trained.guide, x), y),
-        "ensemble": scores(ensemble, y),
+        "mean_network": scores(bbb.predict_mean(trained.model, trained.guide, x).probs, y),
+        "ensemble": scores(ensemble.probs, y),
         "share_below_0_db": float((ratios < 1).double().mean()),
         "pruning": {str(f): trained.pruned(f).accuracy(test_data) for f in FRACTIONS},
         "exported": export(trained, x, config.repetitions),
@@ -271,150 +226,6 @@ def export(trained: Trained, x: Tensor, repetitions: int) -> Scores:
     return compare(modules, x, repetitions)
 
 
-def accuracy_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network after each epoch."""
-    epochs = [int(epoch) for epoch in record["mean"][names[0]]["accuracy_by_epoch"]]
-    rows = [
-        (
-            str(epoch),
-            f"{100 * PUBLISHED_EPOCHS[epoch - 1]:.2f}" if epoch <= len(PUBLISHED_EPOCHS) else "",
-            *(shown(record, name, "accuracy_by_epoch", str(epoch)) for name in names),
-        )
-        for epoch in epochs
-        if epoch <= len(PUBLISHED_EPOCHS) or epoch % 10 == 0
-    ]
-    return Table(("test accuracy (%) after epoch", SOURCE, *names), rows)
-
-
-def networks_table(record: Scores, names: list[str], samples: int) -> Table:
-    """The mean network and the ensemble, in figures that know of probabilities."""
-    rows = [
-        (
-            f"{name}: {label}",
-            shown(record, name, kind, "accuracy"),
-            shown(record, name, kind, "nll", factor=1, digits=4),
-            shown(record, name, kind, "ece"),
-        )
-        for name in names
-        for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
-    ]
-    return Table(("on the test images", "accuracy (%)", "NLL (nats)", "ECE (%)"), rows)
-
-
-def pruning_table(record: Scores, names: list[str]) -> Table:
-    """Test accuracy of the mean network against what was removed."""
-    rows = [
-        (
-            f"{100 * fraction:.0f}",
-            f"{100 * PUBLISHED_PRUNING[fraction]:.2f}" if fraction in PUBLISHED_PRUNING else "",
-            *(shown(record, name, "pruning", str(fraction)) for name in names),
-        )
-        for fraction in FRACTIONS
-    ]
-    return Table(("weights removed (%)", f"{SOURCE}: accuracy (%)", *names), rows)
-
-
-def export_table(record: Scores, name: str) -> Table:
-    """Size and speed against the dense network."""
-    rows = [
-        (
-            f"{100 * fraction:.0f}",
-            shown(record, name, "pruning", str(fraction)),
-            shown(record, name, "exported", str(fraction), "bytes", factor=1e-3, digits=0),
-            shown(record, name, "exported", str(fraction), "size", digits=1),
-            shown(record, name, "exported", str(fraction), "latency_one", factor=1),
-            shown(record, name, "exported", str(fraction), "latency_thousand", factor=1),
-        )
-        for fraction in EXPORTED
-    ]
-    columns = (
-        f"{name}: removed (%)",
-        "accuracy (%)",
-        "file (kB)",
-        "of the dense file (%)",
-        "time for 1 image, dense = 1",
-        "for 1,000 images, dense = 1",
-    )
-    return Table(columns, rows)
-
-
-def draw_curves(run: Run, networks: Mapping[str, Trained]) -> Picture:
-    """Test accuracy over the epochs beside the published one."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        for (name, trained), marker in zip(networks.items(), "osD", strict=False):
-            epochs = range(1, len(trained.curve) + 1)
-            ax.plot(epochs, trained.curve, f"{marker}-", markersize=4, label=name)
-        published = range(1, len(PUBLISHED_EPOCHS) + 1)
-        ax.plot(published, PUBLISHED_EPOCHS, "k^--", markersize=4, linewidth=1.0, label=SOURCE)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-        ax.set(xlabel="epoch", ylabel="test accuracy, mean network")
-        best = max(trained.curve[-1] for trained in networks.values())
-        ax.set_title(f"{best:.2%} at the end")
-        ax.legend(loc="lower right")
-    caption = "Test accuracy of the network of mean weights after every epoch."
-    return run.picture(figure, "accuracy", caption)
-
-
-def draw_weights(run: Run, name: str, trained: Trained) -> Picture:
-    """The posterior of one weight that data cannot reach and of one that they determine."""
-    ratio = bbb.signal_to_noise(trained.guide)[FIRST]
-    surest = divmod(int(ratio.argmax()), ratio.shape[1])
-    with plots.style():
-        figure, axes = plt.subplots(2, figsize=(4.8, 4.4))
-        for ax, index, what in zip(axes, (CORNER, surest), ("No data", "The surest"), strict=True):
-            plots.weight_density(ax, trained.guide, FIRST, index)
-            ax.locator_params(axis="x", nbins=6)
-            ax.set_title(f"{what}: {ax.get_title(loc='left')}", fontsize="small")
-    caption = (
-        f"{name}: posterior of a weight from the corner pixel, which no digit reaches, and of the "
-        "first layer's weight with the highest signal-to-noise ratio. The dotted line is zero."
-    )
-    return run.picture(figure, f"weights_{slug(name)}", caption)
-
-
-def draw_ratios(run: Run, name: str, trained: Trained, below: float) -> Picture:
-    """Density and cumulative share of the signal-to-noise ratio."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.snr_density_and_cdf(ax, bbb.signal_to_noise(trained.guide))
-        ax.set_title(f"{below:.0%} of the weights are more noise than signal")
-    caption = f"{name}: all weights and biases; below 0 dB the mean is smaller than the sd."
-    return run.picture(figure, f"snr_{slug(name)}", caption)
-
-
-def draw_pruning(run: Run, name: str, pruning: Mapping[str, float]) -> Picture:
-    """The pruning curve beside the published one."""
-    accuracies = list(pruning.values())
-    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
-    published = list(PUBLISHED_PRUNING), list(PUBLISHED_PRUNING.values())
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.pruning_curve(ax, FRACTIONS, accuracies, reference=published)
-        ax.set_title(f"Removing {spared:.0%} costs at most one point")
-    caption = f"{name}: test accuracy of the mean network, without training after the removal."
-    return run.picture(figure, f"pruning_{slug(name)}", caption)
-
-
-def draw_kept(run: Run, name: str, trained: Trained, fraction: float = 0.95) -> Picture:
-    """Where in the image the weights begin that are left."""
-    kept = trained.pruned(fraction).guide.loc(FIRST) != 0
-    share = kept.double().mean(0)  # [pixels]
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(3.6, 3.4))
-        plots.image(ax, share)
-        figure.colorbar(ax.images[0], ax=ax, format=PercentFormatter(1.0, decimals=0))
-        ax.set_title(f"{int((share > 0).sum())} of {len(share)} pixels are still read")
-    caption = f"{name}: share of a pixel's weights that are left when {fraction:.0%} are removed."
-    return run.picture(figure, f"kept_{slug(name)}", caption)
-
-
-def slug(name: str) -> str:
-    """A name for files."""
-    return name.lower().replace(",", "").replace(" ", "_")
-
-
 def sections(
     config: Config, run: Run, networks: Mapping[str, Trained], record: Scores
 ) -> list[Section]:
@@ -425,21 +236,21 @@ def sections(
             draw_weights(run, name, trained),
             draw_ratios(run, name, trained, first[name]["share_below_0_db"]),
             draw_pruning(run, name, first[name]["pruning"]),
-            draw_kept(run, name, trained),
+            draw_unpruned(run, name, trained),
         )
         for name, trained in networks.items()
     }
     return [
         Section(
             "Accuracy",
-            "Test accuracy of the network of mean weights after every epoch, beside that of the "
+            "Test accuracy of the network of mean weights after every epoch, with the one of the "
             f"{SOURCE}, and at the end also of the ensemble that averages the probabilities of "
             f"{config.samples} networks drawn from the posterior.",
             [networks_table(record, names, config.samples), accuracy_table(record, names)],
             [draw_curves(run, networks)],
         ),
         Section(
-            "What the network knows about its weights",
+            "Signal-to-noise ratio of the weights",
             "Every weight has a mean and a standard deviation. Their ratio says how much it would "
             "matter to set the weight to zero.",
             pictures=[picture for name in names for picture in pictures[name][:2]],
@@ -452,9 +263,9 @@ def sections(
             [picture for name in names for picture in pictures[name][2:]],
         ),
         Section(
-            "The pruned network as an ordinary one",
+            "Export of the pruned network",
             "Exported with to_module: mean weights only, layers with fewer than half of their "
-            "weights in sparse storage. Times are medians of passes in which the networks took "
+            "weights in sparse storage. Times are medians of passes in which the modules took "
             f"turns, on {config.threads} processor thread(s), relative to the dense network.",
             [export_table(record, name) for name in names],
         ),
@@ -491,10 +302,7 @@ def main(config: Config) -> dict[str, Any]:
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     parts = sections(config, run, first, record)
-    for table in (table for part in parts for table in part.tables):
-        print(f"\n{table}")
-    path = run.report("MNIST with few weights", REMARKS[config.preset], parts, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Pruning an MNIST classifier", REMARKS[config.preset], parts, record)
     return record
 
 

@@ -1,4 +1,4 @@
-"""Which mushrooms to eat, learned by eating them: Thompson sampling against epsilon-greedy agents.
+"""Contextual bandit on UCI's mushrooms: Thompson sampling against epsilon-greedy agents.
 
     python experiments/mushroom_bandit.py [--preset published] [--device cuda]
 
@@ -23,35 +23,38 @@ of the interactions.
   minutes on one processor core. There Bayes by Backprop has the least regret. The smaller noise was
   chosen on seeds 100 and 101, by the regret after 12,000.
 
-All seeds and agents of a kind learn side by side, each from its own mushrooms alone.
+All seeds and agents of a kind are one batched network; each learns from its own mushrooms alone.
 """
 
-import statistics
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib.pyplot as plt
-import numpy as np
 import torch
 import tyro
-from _bandit import Mushrooms, RecordedAgent, Rounds, SideBySide, encode
-from _common import Picture, Run, Section, Table
-from _outcome import Found, Outcome, joined, save
-from _repeats import over
+from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, StackedMLP, encode
+from _helpers.bandit_results import (
+    AGENTS,
+    BBB,
+    GREEDY,
+    Found,
+    Outcome,
+    draw_mistakes,
+    draw_regret,
+    joined,
+    regret_table,
+    save,
+    summarise,
+)
+from _helpers.run import DataSettings, Run, Section
 from torch import Tensor
 from tqdm.auto import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import bandits, plots, priors
+from pyro_bbb import bandits, priors
 
-BBB = "Bayes by Backprop"
-GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
-AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
 REPORTED = 500  # interactions between two looks at the device
-MARKS = (1_000, 5_000, 20_000, 50_000)
-LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,13 @@ class Recipe:
     options: dict[str, float]
     """Its arguments."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     noise: float
     """Standard deviation of the likelihood, in units of reward."""
     unit: float
     """Rewards are divided by it for the network."""
     weigh_by: str
-    """Number of observations that the KL is shared among, see `bandits.ThompsonAgent`."""
+    """Number of observations that weights the KL, see `bandits.ThompsonAgent`."""
     lr: float
     """Adam's learning rate of Bayes by Backprop."""
     greedy_lr: float
@@ -107,45 +110,37 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipe."""
-    seed: int = 0
-    """First seed of mushrooms, luck and initial values; draws depend on it too."""
+    """Name of the recipe."""
     seeds: int = 5
-    """How many consecutive seeds, side by side."""
+    """Number of consecutive seeds, trained as one batch."""
     agents: tuple[Literal["bbb", "greedy", "greedy1", "greedy5"], ...] = (
         "bbb",
         "greedy",
         "greedy1",
         "greedy5",
     )
-    """Who plays: Bayes by Backprop, and those that act at random in 0, 1 and 5 %."""
+    """Agents: Bayes by Backprop, and epsilon-greedy ones with 0, 1 and 5 % random actions."""
     interactions: int | None = None
     """Mushrooms offered; by default as the recipe says."""
     device: str = "cpu"
-    """Where to learn: cpu or cuda."""
+    """Device, cpu or cuda."""
     compile: bool = True
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
     minutes: float | None = None
-    """Stop after so many, with what there is."""
+    """Time limit; the report then covers the interactions so far."""
     pieces: tuple[Path, ...] = ()
     """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
-    data_root: Path | None = None
-    """Folder that holds mushroom/agaricus-lepiota.data; by default $PYRO_BBB_DATA."""
-    threads: int = 1
-    """Processor threads."""
     output: Path = Path("results/mushroom_bandit")
     """Folder for results."""
-    smoke: bool = False
-    """A few interactions with made-up mushrooms, to see that it works."""
 
 
 @dataclass
 class Kind:
-    """Agents that learn in one way, side by side, and their mushrooms."""
+    """Agents that learn in one way as a batch, and their mushrooms."""
 
     names: tuple[str, ...]
     agent: bandits.ThompsonAgent
@@ -192,9 +187,9 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
 def make_model(
     recipe: Recipe, seeds: list[int], *, bayesian: bool, device: str
 ) -> tuple[bbb.BayesianModel, Any]:
-    """One network and posterior per seed; those of the plain networks are points."""
+    """One network and posterior per seed; plain networks have point estimates."""
     prior = priors.make(recipe.prior, **recipe.options) if bayesian else priors.make("normal")
-    network = SideBySide(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
+    network = StackedMLP(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
     likelihood = bbb.likelihoods.Gaussian(recipe.noise / recipe.unit)
     model = bbb.BayesianModel(network, likelihood, num_data=recipe.memory)
     start = {"weights": network.he(seeds)}
@@ -208,7 +203,7 @@ def make_model(
 def make_agent(
     config: Config, recipe: Recipe, model: Any, guide: Any, options: dict[str, Any]
 ) -> bandits.ThompsonAgent:
-    """What acts and learns."""
+    """Make an agent."""
     options = options | {
         name: getattr(recipe, name) for name in ("memory", "batch_size", "num_batches")
     }
@@ -226,7 +221,7 @@ def make_agent(
 
 
 def play(config: Config, recipe: Recipe) -> Outcome:
-    """What the interactions came to; writes it on the way."""
+    """Play all interactions; intermediate results are written every minute."""
     torch.manual_seed(config.seed)
     kinds = make_kinds(config, recipe)
     rounds, basket = Rounds([(k.agent, k.mushrooms) for k in kinds], config.device), recipe.basket
@@ -248,101 +243,13 @@ def play(config: Config, recipe: Recipe) -> Outcome:
 
 
 def tables(kinds: list[Kind], done: int) -> Found:
-    """What the agents were told so far."""
+    """Collect the regret so far by agent."""
     found: Found = {}
     for kind in kinds:
         both = (kind.mushrooms.regret, kind.mushrooms.realised)
         parts = (table[:done].cpu().chunk(len(kind.names), 1) for table in both)
         found |= dict(zip(kind.names, zip(*parts, strict=True), strict=True))
     return found
-
-
-def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
-    """One agent's figures, from its regret in each interaction."""
-    total, last = regret.double().cumsum(0), regret[-max(1, len(regret) // 10) :]
-    at = {f"regret at {n:,}": float(total[n - 1]) for n in MARKS if n <= len(total)}
-    return at | {
-        "regret": float(total[-1]),
-        "realised regret": float(realised.double().sum()),
-        "regret per interaction at the end": float(last.double().mean()),
-        "poisonous eaten": int((regret == 15).sum()),
-        "edible passed": int((regret == 5).sum()),
-    }
-
-
-def summarise(outcome: Outcome) -> dict[str, Any]:
-    """Figures by seed, and over the seeds their mean, sd, median, least and largest."""
-    records = {
-        str(seed): {
-            name: score(regret[:, column], realised[:, column])
-            for name, (regret, realised) in outcome.found.items()
-        }
-        for column, seed in enumerate(outcome.seeds)
-    }
-    kinds = {"mean": statistics.fmean, "median": statistics.median, "min": min, "max": max}
-    if len(records) > 1:
-        kinds["sd"] = statistics.stdev
-    over_seeds = {name: over(kind, list(records.values())) for name, kind in kinds.items()}
-    return {"seeds": records} | over_seeds
-
-
-def regret_table(summary: dict[str, Any]) -> Table:
-    """One row per agent: cumulative regret on the way, and what became of the mushrooms."""
-    first = next(iter(summary["median"].values()))
-    marks = [name for name in first if name.startswith("regret at")]
-    rows = []
-    for name, median in summary["median"].items():
-        least, most = (summary[kind][name]["regret"] for kind in ("min", "max"))
-        rows.append(
-            (
-                name,
-                *(f"{median[mark]:,.0f}" for mark in marks),
-                f"{median['regret']:,.0f} ({least:,.0f} to {most:,.0f})",
-                f"{median['regret per interaction at the end']:.3f}",
-                f"{median['poisonous eaten']:,.0f}",
-                f"{median['edible passed']:,.0f}",
-            )
-        )
-    end = ("at the end (range)", "per interaction in the last tenth")
-    return Table(("agent", *marks, *end, "poisonous eaten", "edible passed"), rows)
-
-
-def draw_regret(run: Run, found: Found, finding: str) -> Picture:
-    """Cumulative regret, as figure 6 of the paper has it."""
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 4.2))
-        for name, (regret, _) in found.items():
-            total = regret.double().cumsum(0).clamp(min=1)  # a logarithm needs something to show
-            at = np.unique(np.geomspace(10, len(total), 400).astype(int)) - 1
-            (median,) = ax.plot(at + 1, total.median(1).values[at], LINES[name], label=name)
-            low, high = total.min(1).values[at], total.max(1).values[at]
-            ax.fill_between(at + 1, low, high, color=median.get_color(), alpha=0.15, lw=0)
-        ax.set(xlabel="interactions", ylabel="cumulative regret", xscale="log", yscale="log")
-        ax.set_title(finding)
-        ax.legend(loc="lower right")
-    caption = "Median and range over the seeds; regret is that of expected rewards."
-    return run.picture(figure, "regret", caption)
-
-
-def draw_mistakes(run: Run, found: Found) -> Picture:
-    """What goes wrong in the course of time: poisonous eaten, edible passed."""
-    count = len(next(iter(found.values()))[0])
-    block = max(1, count // 50)
-    with plots.style():
-        figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True)
-        kinds = {"poisonous and eaten": 15, "edible and passed": 5}
-        for ax, (what, cost) in zip(axes, kinds.items(), strict=True):
-            for name, (regret, _) in found.items():
-                share = (regret[: count // block * block] == cost).double()
-                share = share.unflatten(0, (-1, block)).mean(1)  # [blocks, seeds]
-                at = block * (torch.arange(len(share)) + 0.5)
-                ax.plot(at, 100 * share.mean(1), LINES[name], label=name)
-            ax.set(xlabel="interactions", title=what.capitalize())
-            ax.set_yscale("symlog", linthresh=0.1)
-        axes[0].set_ylabel("share of the mushrooms (%)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    caption = f"Means over the seeds and over {block:,} interactions; linear below 0.1 %."
-    return run.picture(figure, "mistakes", caption)
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -370,7 +277,6 @@ def main(config: Config) -> dict[str, Any]:
     figures = {"recipe": outcome.recipe, "device": outcome.device, "interactions": done, **summary}
     record = run.finish(figures)
     table = regret_table(summary)
-    print(f"\n{table}")
     medians = {name: figures["regret"] for name, figures in summary["median"].items()}
     finding = f"After {done:,} mushrooms {min(medians, key=medians.get)} has the least regret"
     each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())
@@ -378,7 +284,7 @@ def main(config: Config) -> dict[str, Any]:
     pictures = [draw_regret(run, found, finding), draw_mistakes(run, found)]
     source = "Runs put together" if config.pieces else f"Preset {config.preset}"
     run.report(
-        "Which mushrooms to eat",
+        "Mushroom bandit",
         f"{source}, {len(outcome.seeds)} seeds.",
         [Section("Regret", text, [table], pictures)],
         record,

@@ -1,11 +1,11 @@
-"""MNIST by SGD, dropout and Bayes by Backprop: Table 1 of the paper, with what it leaves out.
+"""MNIST by SGD, dropout and Bayes by Backprop: Table 1 of the paper, with NLL, ECE and AUROC.
 
     python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda | --jobs 2]
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of
 400, 800 or 1,200 ReLU units, trained on 50,000 images; 10,000 are for choosing, and the test images
-are read once for a recipe, after it is chosen. Beside the error stand the negative log-likelihood,
-the calibration error, how well garments are told from digits, and the posterior's standard
+are read once for a recipe, after it is chosen. Reported are the error, the negative log-likelihood,
+the calibration error, the out-of-distribution detection of garments, and the posterior's standard
 deviations before and after training: with tiny ones the method is an ordinary network in disguise.
 
 ``--preset published`` uses the settings that a public reproduction found best (prior and initial
@@ -26,7 +26,7 @@ six seeds for each setting:
 
 The Gaussian prior's recipe is of the first search: 0.02 throughout, a cosine to 0, no averaging.
 
-Every training is a job of its own: ``--jobs`` of them run at a time, finished ones are kept in the
+Every training is a job: ``--jobs`` of them run at a time, finished ones are cached in the
 folder of results, and the same command goes on where an earlier one was stopped. So the methods can
 be trained by several commands; ``--collect`` then reports on those that are in the folder.
 """
@@ -42,8 +42,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, keep
-from _paper import (
+from _helpers.paper import (
     BINS,
     GAUSSIAN,
     METHODS,
@@ -57,7 +56,8 @@ from _paper import (
     shortened,
     train,
 )
-from _repeats import over
+from _helpers.repeats import over
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, write_json
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
 
@@ -73,37 +73,27 @@ PUBLISHED = {  # test error in per cent, by method and width
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
     preset: Preset = "ours"
-    """Which recipes."""
+    """Name of the recipes."""
     widths: tuple[int, ...] = (400, 800, 1200)
     """Units of each of the two hidden layers."""
     methods: tuple[str, ...] = METHODS
     """Rows of the table."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means."""
     epochs: int | None = None
     """Passes over the training images, if not the recipe's."""
     draws: int = 100
     """Networks drawn from the posterior for predictions."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and Fashion-MNIST; torchvision downloads them otherwise."""
     device: str = "cpu"
-    """Where to compute; on a GPU the training step is captured in a CUDA graph."""
+    """Device; on a GPU the training step is captured in a CUDA graph."""
     jobs: int = 1
     """Trainings at a time, each a process; on a GPU they take turns, so that one is best."""
-    threads: int = 1
-    """Processor threads of each."""
     output: Path = Path("results/paper_mnist")
     """Folder for results."""
     collect: bool = False
-    """Train nothing; report on those of the trainings that are in the folder of results."""
-    smoke: bool = False
-    """Tiny networks and a few small digits that need no download, to see that it works."""
+    """Train nothing; report on the trainings in the folder of results."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +106,7 @@ class Job:
     recipe: Recipe
 
     def path(self, folder: Path) -> Path:
-        """Where its figures are kept."""
+        """Return the path of its figures."""
         return folder / "runs" / f"{self.method.replace(', ', '_')}_{self.width}_{self.seed}.json"
 
 
@@ -131,13 +121,13 @@ def jobs_of(config: Config) -> list[Job]:
 
 
 def terms(job: Job, config: Config) -> Scores:
-    """What decides a job's figures beside its seed, as JSON has it."""
+    """Settings that determine a job's figures, as JSON."""
     recipe: Scores = json.loads(json.dumps(asdict(job.recipe)))
     return recipe | {"draws": config.draws}
 
 
 def known(job: Job, config: Config) -> Scores | None:
-    """What was found before on the same terms."""
+    """Read the cached figures of a job with the same settings."""
     path = job.path(config.output)
     if not path.exists():
         return None
@@ -157,7 +147,7 @@ def work(job: Job, config: Config) -> Scores:
     figures["recipe"] = terms(job, config)
     if job.method == MIXTURE and job.width == max(config.widths) and job.seed == config.seed:
         bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
-    keep(job.path(config.output), figures)
+    write_json(job.path(config.output), figures)
     return figures
 
 
@@ -195,7 +185,7 @@ def cell(entry: Scores | None, name: str, factor: float = 100, digits: int = 2) 
 
 
 def error_table(summary: Scores, config: Config) -> Table:
-    """Test errors beside the paper's."""
+    """Tabulate test errors, and the paper's."""
     rows = [
         (
             method,
@@ -214,8 +204,8 @@ def error_table(summary: Scores, config: Config) -> Table:
     return Table(("test error (%)", *columns), rows)
 
 
-def honesty_table(summary: Scores, config: Config) -> Table:
-    """What the error does not say."""
+def calibration_table(summary: Scores, config: Config) -> Table:
+    """Tabulate NLL, ECE, AUROC and scales."""
     rows = [
         (
             f"{method}, {width}",
@@ -254,7 +244,7 @@ def first_seeds(summary: Scores, width: int) -> Scores:
 
 
 def draw_curves(run: Run, summary: Scores, width: int) -> Picture:
-    """Validation error over the epochs, the methods beside one another."""
+    """Plot validation error by epoch and method."""
     curves = {m: each["validation_curve"] for m, each in first_seeds(summary, width).items()}
     with plots.style():
         figure, ax = plt.subplots()
@@ -284,7 +274,7 @@ def draw_weights(run: Run, summary: Scores, width: int) -> Picture:
         ax.set(xlabel="weight", ylabel="density", yscale="log", xticks=np.linspace(-0.2, 0.2, 5))
         ax.set_title(f"Weights of the trained networks, 2 x {width} units")
         ax.legend()
-    caption = "All weights and biases; of Bayes by Backprop those of one draw. Logarithmic."
+    caption = "All weights and biases; for Bayes by Backprop of one posterior sample. Logarithmic."
     return run.picture(figure, "weights", caption)
 
 
@@ -306,7 +296,7 @@ def draw_errors(run: Run, summary: Scores, config: Config) -> Picture:
 
 
 SUMMARY = (
-    "Bayes by Backprop with the scale mixture prior beside ordinary training, on the paper's own "
+    "Bayes by Backprop with the scale mixture prior against ordinary training, on the paper's own "
     "terms; and what its error does not say of its uncertainty."
 )
 
@@ -332,21 +322,18 @@ def main(config: Config) -> dict[str, Any]:
             [draw_errors(run, summary, config)],
         ),
         Section(
-            "What the error does not say",
+            "Calibration and out-of-distribution detection",
             "NLL, ECE and AUROC are of the ensemble. The AUROC is the probability that a test "
             "garment's predictive entropy is above a test digit's. Scales are the standard "
             "deviations of the weights' posterior.",
-            [honesty_table(summary, config)],
+            [calibration_table(summary, config)],
             [
                 draw_curves(run, summary, max(config.widths)),
                 draw_weights(run, summary, max(config.widths)),
             ],
         ),
     ]
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("The paper's MNIST networks", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("The paper's MNIST networks", SUMMARY, sections, record)
     return record
 
 

@@ -1,4 +1,4 @@
-"""How many weights a trained network needs: Table 2 of the paper.
+"""Pruning by signal-to-noise ratio: Table 2 of the paper.
 
     python experiments/paper_pruning.py [--posterior results/paper_mnist/posterior]
 
@@ -20,9 +20,19 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _exported import compare
-from _paper import MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, shortened, train
+from _helpers.paper import (
+    MIXTURE,
+    Preset,
+    Scores,
+    Sets,
+    Trained,
+    error,
+    recipe_of,
+    shortened,
+    train,
+)
+from _helpers.pruned_speed import compare
+from _helpers.run import DataSettings, Picture, Run, Section, Table
 from matplotlib.ticker import PercentFormatter
 
 import pyro_bbb as bbb
@@ -35,15 +45,13 @@ WIDTH = 1200
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Preset = "ours"
     """Whether to train between removals as well."""
     posterior: Path | None = None
     """Folder of a trained network; without one it is trained first."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws."""
     epochs: int | None = None
     """Passes over the training images for the first training, if not the recipe's."""
     between: int = 15
@@ -52,16 +60,10 @@ class Config:
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
     """Timed passes of each exported network, on the CPU."""
-    data_root: Path | None = None
-    """Folder that holds MNIST and Fashion-MNIST; torchvision downloads them otherwise."""
     device: str = "cpu"
-    """Where to compute; on a GPU the training step is captured in a CUDA graph."""
-    threads: int = 1
-    """Processor threads."""
+    """Device; on a GPU the training step is captured in a CUDA graph."""
     output: Path = Path("results/paper_pruning")
     """Folder for results."""
-    smoke: bool = False
-    """A tiny network and a few small digits that need no download, to see that it works."""
 
 
 def start(config: Config, sets: Sets) -> Trained:
@@ -75,7 +77,7 @@ def start(config: Config, sets: Sets) -> Trained:
 
 
 def removed(trained: Trained, fraction: float) -> Trained:
-    """The same without the weights of lowest signal-to-noise ratio."""
+    """Prune the weights of lowest signal-to-noise ratio."""
     return replace(trained, guide=bbb.prune(trained.guide, fraction))
 
 
@@ -104,7 +106,7 @@ def evaluate(trained: Trained, sets: Sets, config: Config) -> Scores:
     x, y = sets.test
     return {
         "error": error(trained.point(x), y),
-        "ensemble_error": error(trained.ask(x, config.draws, config.seed), y),
+        "ensemble_error": error(trained.ensemble(x, config.draws, config.seed), y),
     }
 
 
@@ -119,7 +121,7 @@ def export(found: dict[float, Trained], sets: Sets, config: Config) -> Scores:
 
 
 def errors_table(figures: dict[str, Scores]) -> Table:
-    """Errors, and their change from the network with all weights, beside the paper's."""
+    """Errors, and their change from the network with all weights, and the paper's."""
     rows = []
     for fraction in FRACTIONS:
         published = PUBLISHED[fraction]
@@ -149,7 +151,7 @@ def export_table(exported: Scores) -> Table:
 
 
 def draw_ratios(run: Run, trained: Trained) -> Picture:
-    """Density and cumulative share of the signal-to-noise ratio in decibels."""
+    """Plot density and cumulative distribution of the signal-to-noise ratio in decibels."""
     ratios = {name: x.cpu() for name, x in bbb.signal_to_noise(trained.guide).items()}
     with plots.style():
         figure, ax = plt.subplots()
@@ -161,7 +163,7 @@ def draw_ratios(run: Run, trained: Trained) -> Picture:
 
 
 def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
-    """Error against the share of the weights that is left."""
+    """Plot the error by fraction of unpruned weights."""
     with plots.style():
         figure, ax = plt.subplots()
         left = [1 - fraction for fraction in FRACTIONS]
@@ -169,7 +171,7 @@ def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
             errors = [of_way[str(fraction)]["error"] for fraction in FRACTIONS]
             ax.plot(left, errors, f"{marker}-", label=name)
         ax.plot(left, list(PUBLISHED.values()), "k^--", linewidth=1.0, label="paper")
-        ax.set(xlabel="share of the weights that is left", ylabel="test error", xscale="log")
+        ax.set(xlabel="fraction of unpruned weights", ylabel="test error", xscale="log")
         ax.set_xticks(left, [f"{x:.0%}" for x in left])
         ax.minorticks_off()
         ax.invert_xaxis()
@@ -222,10 +224,7 @@ def main(config: Config) -> dict[str, Any]:
             [export_table(exported)],
         ),
     ]
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
-    path = run.report("How many weights are needed", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("How many weights are needed", SUMMARY, sections, record)
     return record
 
 

@@ -1,11 +1,11 @@
-"""Figure 5 of Blundell et al. (2015): a regression curve, and what lies beyond its data.
+"""Regression with predictive bands: Figure 5 of Blundell et al. (2015).
 
     python experiments/paper_regression.py --repeats 3
 
 The data of "Weight Uncertainty in Neural Networks" (https://arxiv.org/abs/1505.05424), section 5.2:
 y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e with e from N(0, 0.02^2), x in [0, 0.5],
-asked on [-0.2, 1.2]. The figure shows the median and the interquartile range of what a Bayes by
-Backprop network predicts, beside a plain network of the same shape and loss, and so do we, with
+predictions on [-0.2, 1.2]. The figure shows the median and the interquartile range of a Bayes by
+Backprop network's predictions, and of a plain network of the same shape and loss; so do we, with
 the central 90 % as well. A third answer is an ensemble of five plain networks from different
 starts. All predict a Normal whose standard deviation is one learned number (in truth the noise
 differs from input to input, as e is inside the sines).
@@ -32,14 +32,15 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _repeats import repeat, shown
-from torch import Tensor, nn
+from _helpers.initial_values import normal_means
+from _helpers.plain_regression import Plain, predict_plain
+from _helpers.repeats import repeat, shown
+from _helpers.run import Data, Picture, RepeatedSettings, Run, Section, Table
+from torch import Tensor
 from torch.distributions import Normal
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
-from pyro_bbb._utils.colors import BLUE, SKY, VERMILLION
 
 BAYES, PLAIN, ENSEMBLE = "Bayes by Backprop", "plain network", "ensemble of 5"
 NETWORKS = (BAYES, PLAIN, ENSEMBLE)
@@ -61,11 +62,11 @@ class Recipe:
     lr: float
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     shift: float = 0.0
-    """What is taken from the inputs before they are..."""
+    """Subtracted from the inputs before they are..."""
     stretch: float = 1.0
     """...multiplied by this."""
     init_rho: float = -5.0
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     steps: int = 3000
     """Steps on all data at once."""
     points: int = 500
@@ -74,7 +75,7 @@ class Recipe:
     """Learning rate of the plain networks, which start from He's initial weights."""
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the networks see of x."""
+        """Scale the inputs."""
         return (x - self.shift) * self.stretch
 
 
@@ -87,23 +88,15 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """The paper's prior and a network of its usual size, or what the ELBO prefers."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
-    seed: int = 0
-    """Seed of the data, initial values and draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
-    threads: int = 1
-    """Processor threads. For a network this small more do not help."""
     output: Path = Path("results/paper_regression")
     """Folder for results."""
-    smoke: bool = False
-    """A few steps only, to see that it works."""
 
 
 def curve(x: Tensor, noise: Tensor) -> Tensor:
@@ -120,7 +113,7 @@ def observe(x: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """Training data, fresh data from the same law, and where the networks are asked."""
+    """Training data, fresh data from the same law, and the inputs of predictions."""
 
     train: Data
     fresh: Data
@@ -145,7 +138,7 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
     """Bayes by Backprop."""
     torch.manual_seed(seed)
     model, sd = make_model(recipe), recipe.init_sd
-    start = "he" if sd is None else lambda site: sd * torch.randn(site["value"].shape)
+    start = "he" if sd is None else normal_means(sd)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     history = bbb.fit(
         model,
@@ -158,28 +151,6 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
         seed=seed,
     )
     return model, guide, history
-
-
-class Plain(nn.Module):
-    """The same network without random weights.
-
-    Args:
-        units: of the hidden layers.
-    """
-
-    def __init__(self, units: tuple[int, ...]) -> None:
-        super().__init__()
-        sizes, layers = [1, *units, 1], list[nn.Module]()
-        for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
-            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-            nn.init.kaiming_normal_(layers[-2].weight)
-        self.mean = nn.Sequential(*layers[:-1])
-        self.log_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Normal:
-        """The predicted Normal."""
-        loc = self.mean(x)
-        return Normal(loc, self.log_scale.exp().expand_as(loc))
 
 
 def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
@@ -196,16 +167,8 @@ def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
     return network
 
 
-def predict_plain(networks: list[Plain], x: Tensor) -> bbb.RegressionPrediction:
-    """Networks without random weights as an ensemble, which may be of one."""
-    with torch.no_grad():
-        each = [network(x) for network in networks]
-    loc, scale = (torch.stack([getattr(n, name) for n in each]) for name in ("loc", "scale"))
-    return bbb.RegressionPrediction(Normal(loc, scale))
-
-
 def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:
-    """Of the central interval; by default the interquartile range."""
+    """Compute the width of the central interval; by default the interquartile range."""
     low, high = prediction.interval(level)
     return high - low
 
@@ -213,7 +176,7 @@ def width(prediction: bbb.RegressionPrediction, level: float = 0.5) -> Tensor:
 def score(
     at: bbb.RegressionPrediction, fresh: bbb.RegressionPrediction, problem: Problem, seed: int
 ) -> dict[str, Any]:
-    """How sure on and off the data, and how often fresh values of the true law are inside."""
+    """Compute epistemic sd, interval widths, coverage and NLL on and off the data."""
     x = problem.x.flatten()
     on, off = (x > 0.05) & (x < 0.45), (x < -0.05) | (x > 0.55)
     beyond = (x < 0) | (x > 0.5)
@@ -236,7 +199,7 @@ def score(
 
 
 def one_seed(config: Config, recipe: Recipe, seen: dict[str, Any], seed: int) -> dict[str, Any]:
-    """All three with one seed's data; the first seed's are kept for the picture."""
+    """Train and score all three with one seed's data; ``seen`` collects the first seed's."""
     problem = Problem.of(seed, recipe.points)
     steps, samples = (10, 10) if config.smoke else (recipe.steps, config.samples)
     model, guide, history = train(recipe, problem.train, seed, steps)
@@ -263,7 +226,7 @@ def results_table(summary: dict[str, Any]) -> Table:
         "off",
         "interquartile range on the data",
         "off",
-        "truth in 50 % on the data (%)",
+        "coverage (%) of 50 % on the data",
         "in 90 %",
         "in 90 %, off the data",
         "NLL (nats)",
@@ -287,14 +250,14 @@ def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:
         figure, axes = plt.subplots(1, 3, sharex=True, sharey=True, figsize=(10.5, 3.8))
         for ax, (name, (problem, prediction)) in zip(axes, seen.items(), strict=True):
             x = problem.x.flatten()
-            for level, colour, label in ((0.9, SKY, "90 %"), (0.5, BLUE, "50 %")):
+            for level, colour, label in ((0.9, plots.SKY, "90 %"), (0.5, plots.BLUE, "50 %")):
                 low, high = (end.flatten() for end in prediction.interval(level))
                 text = f"central {label}"
                 ax.fill_between(x, low, high, color=colour, alpha=0.45, lw=0, label=text)
-            ax.plot(x, prediction.quantile(0.5), color=BLUE, label="median")
+            ax.plot(x, prediction.quantile(0.5), color=plots.BLUE, label="median")
             truth = curve(problem.x, torch.zeros(1))
             ax.plot(x, truth, "k--", lw=1.0, label="curve without noise")
-            ax.plot(*problem.train, "x", color=VERMILLION, ms=2.5, mew=0.6, label="data")
+            ax.plot(*problem.train, "x", color=plots.VERMILLION, ms=2.5, mew=0.6, label="data")
             ax.set(xlabel="x", xlim=(-0.2, 1.2), ylim=(-1.0, 2.0))
             off = float(width(prediction).flatten()[x > 0.55].mean())
             ax.set_title(f"{name}: quartiles {off:.2f} apart beyond", fontsize=9)
@@ -308,7 +271,7 @@ def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:
 
 
 def draw_widths(run: Run, seen: dict[str, Any]) -> Picture:
-    """The interquartile range along x, beside that of the true law."""
+    """Plot the interquartile range by x, and the true law's."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(5.6, 3.4))
         for (name, (problem, prediction)), line in zip(
@@ -337,15 +300,13 @@ def main(config: Config) -> dict[str, Any]:
     text = (
         "On the data: the mean over 0.05 < x < 0.45; off the data: over x < -0.05 and x > 0.55. "
         "The truth: 2,000 fresh values on the data, and one at each of 360 inputs beyond "
-        "[0, 0.5]. NLL is that of the fresh values on the data. One network has no epistemic "
+        "[0, 0.5]. NLL is of the fresh values on the data. One network has no epistemic "
         f"uncertainty at all; the Bayesian one's is {shown(summary, 'ratio', factor=1, digits=1)} "
         "times as large off the data as on them. ± is the standard deviation over seeds."
     )
     pictures = [draw_bands(run, seen), draw_widths(run, seen)]
-    print(f"\n{table}")
     sections = [Section("Many curves fit the data", text, [table], pictures)]
-    path = run.report("A curve, and what lies beyond", SUMMARY, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Regression and extrapolation", SUMMARY, sections, record)
     return record
 
 

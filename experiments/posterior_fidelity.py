@@ -1,14 +1,14 @@
-"""Which guide to trust: what each family of posteriors predicts, beside the exact one by NUTS.
+"""Fidelity of variational families: predictive distances of every guide to NUTS.
 
     python experiments/posterior_fidelity.py [--problems sine diabetes breast_cancer]
 
 Three problems that are small and smooth enough for NUTS to solve: the sine regression of the Keras
 and TFP articles of 2019, and two of scikit-learn's real sets. NUTS is the reference if its four
 chains agree, by the rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the
-network's output at inputs on and off the data. Weights cannot be compared, as units may change
-places and signs without changing the function.
+network's output at inputs on and off the data. Weights cannot be compared, as units may be
+permuted or change their sign without changing the function.
 
-Every guide is trained on the whole training set in each step, half of the steps at a constant
+Every guide is trained on the full training set in each step, half of the steps at a constant
 learning rate and half along a cosine to 0, so that what remains is the family's distance and not
 the optimiser's; one guide is trained twice as long to see that. The floor is the distance between
 two halves of NUTS, chains 1-2 against 3-4. Learning rates, and that ``full_rank`` and ``flow``
@@ -19,22 +19,30 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _fidelity import LEVEL, PROBLEMS, Problem, compare, functions, score
-from torch import Tensor
+from _helpers.fidelity import (
+    LEVEL,
+    NUTS,
+    OFF,
+    ON,
+    PATH,
+    PROBLEMS,
+    Predictions,
+    Problem,
+    compare,
+    draw_bands,
+    functions,
+    score,
+    verdict,
+)
+from _helpers.run import Run, Section, Settings, Table
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
 
-Predictions: TypeAlias = dict[str, bbb.Prediction]
-ON, OFF, PATH = "on the data", "off the data", "path"
-NUTS = "NUTS"
 FLOOR = "floor"
 SUMMARY = (
     "Distances are between what a guide predicts and what NUTS predicts. Function: 1-Wasserstein "
@@ -42,21 +50,21 @@ SUMMARY = (
     "input, averaged over inputs, in standard deviations of NUTS's draws. A point in their middle "
     "would score about 0.8. y: the same for the targets, in standard deviations of theirs. Total "
     "variation: difference of the predicted class probabilities. Sd: the standard deviation of the "
-    "guide's draws over that of NUTS's, 1 being right. The first row is NUTS against itself, "
+    "guide's draws over that of NUTS's; the ideal is 1. The first row is NUTS against itself, "
     "chains 1-2 against 3-4: smaller distances are noise."
 )
 OVERVIEW = (
-    "Where there are no data posteriors differ most. A standard deviation below 1 is false "
-    "confidence; above 1, needless doubt."
+    "Where there are no data posteriors differ most. A standard deviation below 1 is over"
+    "confidence; above 1, underconfidence."
 )
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Settings of one run."""
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
-    """Which problems, of sine, diabetes and breast_cancer."""
+    """Problems, of sine, diabetes and breast_cancer."""
     steps: int = 3000
     """Training steps of each guide."""
     lr: float = 0.05
@@ -71,14 +79,8 @@ class Config:
     """Compile the gradient of NUTS, which needs a C++ compiler and takes less time then."""
     workers: int = 2
     """Processes for the chains."""
-    seed: int = 0
-    """Seed of data, training and draws."""
-    threads: int = 1
-    """Threads of this process."""
     output: Path = Path("results/posterior_fidelity")
     """Folder for results."""
-    smoke: bool = False
-    """Two steps and eight draws of one problem, to see that it works."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Approach:
     """Factor of the number of steps."""
     lr_factor: float = 1.0
     after: str | None = None
-    """Which approach's means to start from."""
+    """Approach whose means are the initial ones."""
 
 
 def of_five(guide: str, **fit: Any) -> Approach:
@@ -126,16 +128,18 @@ def constant_then_cosine(progress: float) -> float:
     return 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(2 * math.pi * (progress - 0.5)))
 
 
-def ask(problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config) -> Predictions:
+def predict_at(
+    problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config
+) -> Predictions:
     """Predictions on the data, off it, and along the picture's path."""
     inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
     options = {"num_samples": config.draws, "seed": config.seed}
-    return {place: bbb.predict(model, posterior, x, **options) for place, x in inputs.items()}
+    return {region: bbb.predict(model, posterior, x, **options) for region, x in inputs.items()}
 
 
 def differences(found: Predictions, gold: Predictions) -> dict[str, dict[str, float]]:
     """`compare` on and off the data."""
-    return {place: compare(found[place], gold[place]) for place in (ON, OFF)}
+    return {region: compare(found[region], gold[region]) for region in (ON, OFF)}
 
 
 def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions]:
@@ -153,13 +157,13 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
         compile=config.compile,
         seed=config.seed,
     )
-    whole = replace(config, draws=4 * config.chain_length)
-    gold = ask(problem, model, chains, whole)
+    long = replace(config, draws=4 * config.chain_length)
+    gold = predict_at(problem, model, chains, long)
     halves = [
         {name: values.unflatten(0, (2, -1))[half] for name, values in chains.items()}
         for half in range(2)
     ]
-    one, other = (ask(problem, model, half, whole) for half in halves)
+    one, other = (predict_at(problem, model, half, long) for half in halves)
     record = {
         **diagnose(chains, gold),
         "seconds": chains.seconds,
@@ -171,7 +175,7 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
 
 def diagnose(chains: bbb.Chains, gold: Predictions) -> dict[str, Any]:
     """R-hat and effective sample sizes of function values, and of the noise's scale if latent."""
-    values = {place: functions(gold[place]).unflatten(0, (4, -1)) for place in (ON, OFF)}
+    values = {region: functions(gold[region]).unflatten(0, (4, -1)) for region in (ON, OFF)}
     noise = {name: x for name, x in chains.by_chain.items() if name.startswith("likelihood.")}
     quantities = replace(chains, by_chain=values | noise)
     r_hat, bulk, tail = quantities.r_hat(), quantities.ess("bulk"), quantities.ess("tail")
@@ -209,7 +213,7 @@ def train(
     seconds = perf_counter() - began
     last = history.loss[-max(1, len(history.loss) // 20) :]
     record = {"seconds": seconds, "loss": sum(last) / len(last)}
-    return record, ask(problem, model, guide, config), guide
+    return record, predict_at(problem, model, guide, config), guide
 
 
 def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, Predictions]]:
@@ -231,22 +235,6 @@ def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, P
     return {"title": problem.title, NUTS: record, "guides": figures}, predictions
 
 
-def verdict(nuts: dict[str, Any]) -> str:
-    """Whether the reference is one, in words."""
-    worst = max(nuts["r_hat"].values())
-    rest = (
-        f"effective sample size at least {min(nuts['ess_bulk'].values()):.0f} (bulk) and "
-        f"{min(nuts['ess_tail'].values()):.0f} (tail), {nuts['divergences']} divergences, "
-        f"{nuts['gradients_per_draw']:.0f} gradients per draw, {nuts['seconds']:.0f} s."
-    )
-    if worst < 1.01:
-        return f"The four chains agree: R-hat at most {worst:.3f}, {rest}"
-    return (
-        f"The four chains do NOT agree (R-hat up to {worst:.3f}, 1.01 or more): "
-        f"NUTS is no reference here, and distances to it mean little; {rest}"
-    )
-
-
 def fidelity_table(record: dict[str, Any]) -> Table:
     """One problem: distances, spread and scores of NUTS and of every guide."""
     nuts = record[NUTS]
@@ -263,7 +251,7 @@ def fidelity_table(record: dict[str, Any]) -> Table:
         "NLL",
         "seconds",
     )
-    itself = {place: nuts[FLOOR][place] | {"sd_ratio": 1.0} for place in (ON, OFF)}
+    itself = {region: nuts[FLOOR][region] | {"sd_ratio": 1.0} for region in (ON, OFF)}
     rows = [_row("NUTS, half against half", nuts | itself)]
     rows += [_row(name, guide) for name, guide in record["guides"].items()]
     return Table(columns, rows)
@@ -273,7 +261,7 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
     if "failed" in figures:
         return [name, "no mode found", *9 * ["–"]]
     measures = ("function", "predictive", "sd_ratio")
-    cells = [f"{figures[place][measure]:.2f}" for measure in measures for place in (ON, OFF)]
+    cells = [f"{figures[region][measure]:.2f}" for measure in measures for region in (ON, OFF)]
     scores = figures["scores"]
     if "accuracy" in scores:
         cells += [f"{100 * scores['accuracy']:.1f}", f"{100 * scores['ece']:.1f}"]
@@ -300,51 +288,6 @@ def _off(figures: dict[str, Any]) -> list[str]:
     return [f"{figures[OFF][measure]:.2f}" for measure in ("function", "sd_ratio")]
 
 
-def draw_bands(
-    run: Run,
-    name: str,
-    problem: Problem,
-    figures: dict[str, Any],
-    predictions: dict[str, Predictions],
-) -> Picture:
-    """Every guide's functions along the path in a panel of its own, NUTS outlined in all."""
-    gold = functions(predictions[NUTS][PATH])
-    guides = {name: found for name, found in predictions.items() if name != NUTS}
-    classes = isinstance(predictions[NUTS][PATH], bbb.ClassificationPrediction)
-    rows = math.ceil(len(guides) / 4)
-    with plots.style():
-        figure, axes = plt.subplots(
-            rows, 4, figsize=(9.6, 1.9 * rows + 0.5), sharex=True, sharey=True, squeeze=False
-        )
-        for ax, (guide, found) in zip(axes.flat, guides.items(), strict=False):
-            data = problem.train if len(problem.train[0][0]) == 1 else None
-            plots.function_band(
-                ax, problem.at, functions(found[PATH]), reference=gold, data=data, level=LEVEL
-            )
-            share = figures[guide][OFF]["sd_ratio"]
-            ax.set_title(f"{guide}\noff the data {share:.0%} of NUTS's sd", fontsize="x-small")
-        for ax in axes.flat[len(guides) :]:
-            ax.set_axis_off()
-        axes.flat[0].set_ylim(*((-0.03, 1.03) if classes else _limits(gold)))
-        figure.supxlabel(problem.labels[0], fontsize="medium")
-        figure.supylabel(problem.labels[1], fontsize="medium")
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        labels = [label.replace("reference", NUTS) for label in labels]
-        figure.legend(handles, labels, loc="outside upper center", ncols=5)
-    caption = (
-        f"Blue: the central {LEVEL:.0%} of each guide's functions; black lines: that of NUTS, the "
-        "same in all panels."
-    )
-    return run.picture(figure, f"bands_{name}", caption)
-
-
-def _limits(gold: Tensor) -> tuple[float, float]:
-    """What NUTS fills, and a quarter of it above and below."""
-    low, high = float(gold.quantile(0.05, 0).min()), float(gold.quantile(0.95, 0).max())
-    margin = (high - low) / 4
-    return low - margin, high + margin
-
-
 def main(config: Config) -> dict[str, Any]:
     """Solve every problem by NUTS and by every guide; returns what ``metrics.json`` holds."""
     if config.smoke:
@@ -367,10 +310,7 @@ def main(config: Config) -> dict[str, Any]:
     overview = Section("Overview", OVERVIEW, tables=[overview_table(problems)])
     recipes = {name: asdict(approach) for name, approach in APPROACHES.items()}
     record = run.finish({"problems": problems, "approaches": recipes})
-    for section in (*sections, overview):
-        print(f"\n{section.text}\n\n{section.tables[0]}")
-    path = run.report("Which guide to trust", SUMMARY, [overview, *sections], record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Fidelity of variational families", SUMMARY, [overview, *sections], record)
     return record
 
 

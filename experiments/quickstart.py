@@ -1,16 +1,16 @@
-"""Real handwritten digits and a noisy sine: what a Bayesian neural network knows, and knows not.
+"""Bayesian networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
 
     python experiments/quickstart.py
 
 1. A Bayesian network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by Bayes
    by Backprop. Printed: accuracy, NLL and ECE of single sampled networks, of the network of mean
-   weights and of the ensemble; how well uncertainty tells digits from inputs that are none (patches
+   weights and of the ensemble; out-of-distribution detection (patches
    of photographs, digits with shuffled pixels, noise); how many of each the network refuses.
-2. A small network learns 10 sin(2 pi x) from 32 noisy points and is asked far outside them: the
+2. A small network learns 10 sin(2 pi x) from 32 noisy points and predicts far outside them: the
    experiment of https://krasserm.github.io/2019/03/14/bayesian-neural-networks/, with its prior,
    spread of initial means, learning rate at the start and number of steps.
 
-A quarter of the digits is the test set, kept for the end. A tenth of the rest is never trained on:
+A quarter of the digits is the test set, read at the end. A tenth of the rest is never trained on:
 the refusal threshold comes from it. Width, epochs, learning rate and initial scale were compared on
 three such splits of the training part: a few dozen settings, scored by accuracy, NLL, ECE and by
 how well they tell validation digits from patches of the photograph china.jpg, shuffled digits and
@@ -22,7 +22,6 @@ Pictures, ``report.html`` and every printed number (``metrics.json``) go to the 
 Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds.
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,8 +30,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, digits, stratified
-from _weights import draw_weights
+from _helpers.digit_figures import (
+    DIGITS,
+    PHOTOGRAPHS,
+    Predictions,
+    draw_entropies,
+    draw_loss,
+    draw_votes,
+)
+from _helpers.initial_values import normal_means
+from _helpers.run import Run, Section, Settings, Table, digits, stratified
+from _helpers.scores import scores
+from _helpers.sine import sine
+from _helpers.weight_plots import draw_pruning, draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 from tqdm import tqdm
@@ -41,15 +51,12 @@ import pyro_bbb as bbb
 from pyro_bbb import metrics, plots
 
 Scores: TypeAlias = dict[str, dict[str, float]]
-Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
 
-DIGITS = "test digits"
-PHOTOGRAPHS = "photograph patches"
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Settings of one run."""
 
     epochs: int = 100
@@ -59,26 +66,20 @@ class Config:
     lr: float = 3e-3
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     init_rho: float = -4.0
-    """Where the weights' standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     samples: int = 100
     """Networks drawn from the posterior for each prediction on digits."""
     answered: float = 0.95
-    """Share of validation digits that the refusal threshold lets through."""
+    """Coverage of the validation digits at the refusal threshold."""
     regression_epochs: int = 1500
     """Full-batch steps on the sine."""
     regression_samples: int = 500
     """Networks drawn from the posterior of the sine."""
-    seed: int = 0
-    """Seed of initial values, minibatches and posterior draws. The split of the digits is fixed."""
-    threads: int = 1
-    """Processor threads. For networks this small more do not help, and on a busy machine harm."""
     output: Path = Path("results/quickstart")
     """Folder for results."""
-    smoke: bool = False
-    """Run everything for a few steps only, to see that it works."""
 
 
-def foreign_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
+def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
     """Inputs that are no digits, each kind ``[n, 64]`` in [0, 1]."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(x.shape, generator=generator).argsort(-1)
@@ -98,31 +99,22 @@ def photograph_patches(name: str = "flower.jpg") -> Tensor:
     return (patches - low) / (high - low)
 
 
-def score(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Accuracy and ECE in [0, 1], NLL in nats per digit."""
-    return {
-        "accuracy": metrics.accuracy(probs, y),
-        "nll": metrics.nll(probs, y),
-        "ece": metrics.ece(probs, y),
-    }
-
-
 def compare_networks(
     ensemble: bbb.ClassificationPrediction, mean: bbb.ClassificationPrediction, y: Tensor
 ) -> Scores:
     """Sampled networks one by one (mean and sd), the network of mean weights, the ensemble."""
-    singles = [score(probs, y) for probs in ensemble.sample_probs]
+    singles = [scores(probs, y) for probs in ensemble.sample_probs]
     columns = {key: np.array([single[key] for single in singles]) for key in singles[0]}
     return {
         "sampled": {key: float(column.mean()) for key, column in columns.items()},
         "sampled_sd": {key: float(column.std(ddof=1)) for key, column in columns.items()},
-        "mean_network": score(mean.probs, y),
-        "ensemble": score(ensemble.probs, y),
+        "mean_network": scores(mean.probs, y),
+        "ensemble": scores(ensemble.probs, y),
     }
 
 
-def detect_foreign(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
-    """For each kind of input the share refused and the AUROC against the test digits.
+def detect_ood(ensembles: Predictions, means: Predictions, threshold: float) -> Scores:
+    """Compute for each kind of input the rate of refusal and the AUROC against test digits.
 
     Three measures of uncertainty compete: the entropy of the ensemble, its epistemic part, and the
     entropy of the mean network, which knows nothing of the weights' uncertainty.
@@ -130,13 +122,13 @@ def detect_foreign(ensembles: Predictions, means: Predictions, threshold: float)
     inside, plain = ensembles[DIGITS], means[DIGITS]
     return {
         kind: {
-            "inputs": len(foreign.probs),
-            "auroc_entropy": metrics.auroc(foreign.entropy, inside.entropy),
-            "auroc_epistemic": metrics.auroc(foreign.epistemic, inside.epistemic),
+            "inputs": len(ood.probs),
+            "auroc_entropy": metrics.auroc(ood.entropy, inside.entropy),
+            "auroc_epistemic": metrics.auroc(ood.epistemic, inside.epistemic),
             "auroc_mean_network": metrics.auroc(means[kind].entropy, plain.entropy),
-            "refused": float(foreign.refuse(threshold).double().mean()),
+            "refused": float(ood.refuse(threshold).double().mean()),
         }
-        for kind, foreign in ensembles.items()
+        for kind, ood in ensembles.items()
     }
 
 
@@ -152,7 +144,7 @@ def prune_and_score(
 
 
 def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section]]:
-    """Train the classifier; look at its answers on digits and on foreign inputs."""
+    """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
     train, valid = stratified(*train_part, 0.1)
     network = bbb.BayesianMLP([64, config.hidden, config.hidden, 10])
@@ -161,18 +153,19 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
     epochs, lr, seed = config.epochs, config.lr, config.seed
     history = bbb.fit(model, guide, train, epochs=epochs, lr=lr, seed=seed)
 
-    def ask(x: Tensor) -> bbb.ClassificationPrediction:
+    def predict(x: Tensor) -> bbb.ClassificationPrediction:
         return bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
 
-    threshold = float(ask(valid[0]).confidence.quantile(1 - config.answered))
-    inputs = {DIGITS: x, **foreign_inputs(x, seed)}
-    ensembles = {kind: ask(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
+    threshold = float(predict(valid[0]).confidence.quantile(1 - config.answered))
+    inputs = {DIGITS: x, **ood_inputs(x, seed)}
+    ensembles = {kind: predict(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
     means = {kind: bbb.predict_mean(model, guide, each) for kind, each in inputs.items()}
 
     networks = compare_networks(ensembles[DIGITS], means[DIGITS], y)
-    detection = detect_foreign(ensembles, means, threshold)
+    detection = detect_ood(ensembles, means, threshold)
     answered = ~ensembles[DIGITS].refuse(threshold)
     pruning = prune_and_score(model, guide, x, y)
+    caption = "Test accuracy of the mean network."
     results = {
         "test_digits": networks,
         "threshold": threshold,
@@ -188,17 +181,15 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "the mean negative log-probability of the true class, ECE the gap between confidence "
             "and accuracy.",
             tables=[networks_table(networks, config.samples)],
-            pictures=[
-                draw_loss(run, history),
-            ],
+            pictures=[draw_loss(run, history)],
         ),
         Section(
-            "Inputs that are no digits",
+            "Out-of-distribution detection",
             f"The network refuses where no class has a probability above {threshold:.2f}, a value "
-            f"that {config.answered:.0%} of the validation digits exceed. Of the test digits that "
-            f"it answers, {results['accuracy_where_answered']:.1%} are right. "
-            "AUROC is the probability that a foreign input is less certain than a test digit, by "
-            "three measures of uncertainty: 50 % is a coin toss.",
+            f"that {config.answered:.0%} of the validation digits exceed. The accuracy on the "
+            f"answered test digits is {results['accuracy_where_answered']:.1%}. "
+            "AUROC is the probability that an out-of-distribution input is less certain than a "
+            "test digit, by three measures of uncertainty: 50 % is a coin toss.",
             tables=[detection_table(detection)],
             pictures=[*draw_votes(run, inputs, ensembles, y), draw_entropies(run, ensembles)],
         ),
@@ -206,7 +197,10 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "Weights and pruning",
             "For the pruning curve all weights and biases are ranked together by |mean| / standard "
             "deviation and the lowest set to exactly zero, with no training afterwards.",
-            pictures=[*draw_weights(run, guide), draw_pruning(run, pruning)],
+            pictures=[
+                *draw_weights(run, guide),
+                draw_pruning(run, "pruning", caption, FRACTIONS, pruning),
+            ],
         ),
     ]
     return results, sections
@@ -220,10 +214,8 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
     prior = bbb.ScaleMixtureNormal(pi=0.5, sigma1=1.5, sigma2=0.1)
     network = bbb.BayesianMLP([1, 20, 20, 1], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(scale=1.0), num_data=len(x_data))
-    start = prior.stddev  # the source's: means spread like the prior
-    guide = bbb.AutoSoftplusNormal(
-        model, init_loc=lambda site: start * torch.randn(site["value"].shape)
-    )
+    start = normal_means(prior.stddev)  # as in the source
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start)
     epochs, draws, seed = config.regression_epochs, config.regression_samples, config.seed
     bbb.fit(model, guide, (x_data, y_data), epochs=epochs, batch_size=32, lr=0.08, seed=seed)
 
@@ -248,18 +240,13 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
         "data could remove (epistemic), the light one adds the noise of sd 1 (total)."
     )
     section = Section(
-        "A sine, and where it has not been seen",
+        "Regression inside and outside the data",
         "The bands must hug the truth on [-0.5, 0.5], where the data are, and open beyond: the "
         "network cannot know that the wave goes on, and should say so.",
         tables=[sine_table(results)],
         pictures=[run.picture(figure, "regression_band", caption)],
     )
     return results, section
-
-
-def sine(x: Tensor) -> Tensor:
-    """The truth without its noise."""
-    return 10 * torch.sin(2 * math.pi * x)
 
 
 def networks_table(networks: Scores, samples: int) -> Table:
@@ -310,74 +297,6 @@ def sine_table(results: dict[str, float]) -> Table:
     return Table(("sine regression", "value"), [(name, f"{value:.2f}") for name, value in rows])
 
 
-def draw_loss(run: Run, history: bbb.History) -> Picture:
-    """Both costs over the epochs."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.loss_parts(ax, history).set_title("The loss and its two parts")
-    caption = (
-        "Complexity cost: divergence of the posterior from the prior. Data cost: negative "
-        "log-likelihood of all training digits."
-    )
-    return run.picture(figure, "loss_parts", caption)
-
-
-def draw_entropies(run: Run, ensembles: Predictions) -> Picture:
-    """Predictive entropy of each kind of input."""
-    outside = {kind: p.entropy for kind, p in ensembles.items() if kind != DIGITS}
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.entropy_histogram(ax, ensembles[DIGITS].entropy, outside)
-        ax.set_title("How uncertain the ensemble is")
-    caption = "Predictive entropy; ln 10 = 2.3 nats is a uniform guess among ten classes."
-    return run.picture(figure, "entropy", caption)
-
-
-def draw_votes(
-    run: Run, inputs: dict[str, Tensor], ensembles: Predictions, y: Tensor
-) -> list[Picture]:
-    """Votes on the three surest and unsurest test digits, and on three middling photographs."""
-    order = ensembles[DIGITS].entropy.argsort()
-    middling = ensembles[PHOTOGRAPHS].entropy.argsort()
-    half = len(middling) // 2
-    groups = [
-        ("sure", DIGITS, order[:3], "The three test digits of lowest entropy."),
-        ("unsure", DIGITS, order[-3:], "The three test digits of highest entropy."),
-        (
-            "foreign",
-            PHOTOGRAPHS,
-            middling[half - 1 : half + 2],
-            "Three photograph patches, those of middling entropy.",
-        ),
-    ]
-    pictures = []
-    for name, kind, indices, caption in groups:
-        prediction = ensembles[kind]
-        with plots.style():
-            figure, axes = plt.subplots(3, 2, figsize=(4.8, 5.4), width_ratios=(1, 2))
-            for (left, right), index in zip(axes, indices.tolist(), strict=True):
-                plots.image(left, inputs[kind][index])
-                plots.votes(right, prediction, index)
-                truth = f"a {int(y[index])}; " if kind == DIGITS else ""
-                right.set_title(f"{truth}entropy {float(prediction.entropy[index]):.2f} nats")
-            for ax in axes[:-1, 1]:
-                ax.set_xlabel("")
-            handles = axes[0, 1].get_legend_handles_labels()
-            figure.legend(*handles, loc="outside lower center", ncols=2)
-        pictures.append(run.picture(figure, f"votes_{name}", caption))
-    return pictures
-
-
-def draw_pruning(run: Run, accuracies: list[float]) -> Picture:
-    """The pruning curve and how much can go for one point of accuracy."""
-    spared = max(f for f, a in zip(FRACTIONS, accuracies, strict=True) if a >= accuracies[0] - 0.01)
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.pruning_curve(ax, FRACTIONS, accuracies)
-        ax.set_title(f"Removing {spared:.0%} costs at most one point")
-    return run.picture(figure, "pruning", "Test accuracy of the mean network.")
-
-
 def main(config: Config) -> dict[str, Any]:
     """Run both parts, print the tables, write the results; returns what ``metrics.json`` holds."""
     if config.smoke:
@@ -389,14 +308,11 @@ def main(config: Config) -> dict[str, Any]:
     wave, section = learn_sine(config, run)
     sections.append(section)
     record = run.finish({"digits": classifier, "sine": wave})
-    for table in (table for section in sections for table in section.tables):
-        print(f"\n{table}")
     summary = (
         "A Bayesian neural network holds a distribution over its weights. Each draw from it is a "
         "network; where the networks disagree, the data have not settled the answer."
     )
-    path = run.report("What a Bayesian network knows, and knows not", summary, sections, record)
-    print(f"\n{record['seconds']} s; report: {path}")
+    run.report("Bayesian networks on digits and a sine", summary, sections, record)
     return record
 
 

@@ -2,8 +2,8 @@
 
     python experiments/sine_regression.py [--preset published] [--repeats 3]
 
-y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network is
-asked on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
+y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network
+predicts on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
 
 - fixed mixture prior: https://krasserm.github.io/2019/03/14/bayesian-neural-networks/ (Keras);
 - mixture prior whose pi, sigma1 and sigma2 are learned with the posterior, and a Normal prior with
@@ -17,28 +17,24 @@ seeds 0 to 2: (pi, sigma1, sigma2) = (.5, 1.5, .1) 364 to 373 nats, (.5, 2, .5) 
 
 The fourth variant learns the noise as well: its 512 points have noise that grows from left to
 right, and the band splits into what more data would remove (epistemic) and what it would not
-(aleatoric). Beside the fixed prior's band stands that of NUTS, whose draws are from the same
+(aleatoric). A further band is from NUTS with the fixed prior, whose draws are from the same
 model's exact posterior.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
-from _common import Data, Picture, Run, Section, Table
-from _repeats import repeat, shown
-from torch import Tensor
+from _helpers.initial_values import normal_means
+from _helpers.repeats import repeat, shown
+from _helpers.run import RepeatedSettings, Run, Section, Table
+from _helpers.sine import BANDS, UNIT_SCALE, Problem, draw_bands, draw_mixture, draw_noise, sine
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots, priors
-
-UNIT_SCALE = math.log(math.e - 1)  # the rho at which softplus(rho) = 1
-BANDS = "bands"
+from pyro_bbb import metrics, priors
 
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 
@@ -54,11 +50,11 @@ class Recipe:
     init_sd: float
     """Standard deviation of the initial means."""
     init_rho: float
-    """Where the standard deviations softplus(rho) start."""
+    """Initial rho; standard deviations are softplus(rho)."""
     lr: float
     """Adam's learning rate at the start."""
     lr_schedule: str
-    """How it goes on."""
+    """Learning-rate schedule."""
     num_particles: int
     """Draws per step."""
     epochs: int = 1500
@@ -101,15 +97,11 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RepeatedSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
-    """Which recipes."""
-    seed: int = 0
-    """Seed of the data's noise, initial values and draws."""
-    repeats: int = 1
-    """Runs with consecutive seeds; figures are their means, pictures are of the first."""
+    """Name of the recipes."""
     samples: int = 500
     """Networks drawn from the posterior for each prediction."""
     nuts_samples: int = 250
@@ -118,40 +110,8 @@ class Config:
     """A draw of NUTS takes at most 2 to this power leapfrog steps."""
     workers: int = 2
     """Processes for the chains of NUTS."""
-    threads: int = 1
-    """Processor threads. For a network this small more do not help."""
     output: Path = Path("results/sine_regression")
     """Folder for results."""
-    smoke: bool = False
-    """A few steps only, to see that it works."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The data of one seed, and where the network is asked."""
-
-    data: Data
-    x: Tensor
-    noise: Callable[[Tensor], Tensor]
-
-    @classmethod
-    def of(cls, seed: int, *, even_noise: bool) -> "Problem":
-        """32 points with noise of sd 1; or 512 whose noise grows from 0.2 to 2.2."""
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.linspace(-0.5, 0.5, 32 if even_noise else 512)[:, None]
-        noise = torch.ones_like if even_noise else growing
-        y = sine(x) + noise(x) * torch.randn(x.shape, generator=generator)
-        return cls((x, y), torch.linspace(-1.5, 1.5, 1000)[:, None], noise)
-
-
-def sine(x: Tensor) -> Tensor:
-    """The truth without its noise."""
-    return 10 * torch.sin(2 * math.pi * x)
-
-
-def growing(x: Tensor) -> Tensor:
-    """Standard deviation of the uneven noise."""
-    return 0.2 + 2 * (x + 0.5)
 
 
 def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
@@ -177,7 +137,7 @@ def train(
     model = make_model(recipe, len(problem.data[0]))
     guide = bbb.AutoSoftplusNormal(
         model,
-        init_loc=lambda site: recipe.init_sd * torch.randn(site["value"].shape),
+        init_loc=normal_means(recipe.init_sd),
         init_rho=recipe.init_rho,
     )
     path: list[tuple[float, float, float]] = []
@@ -203,7 +163,7 @@ def train(
 
 
 def score(prediction: bbb.RegressionPrediction, problem: Problem) -> dict[str, float]:
-    """How sure the networks are on and off the data, and whether rightly so."""
+    """Compute epistemic sd on and off the data, coverage and errors."""
     distance = problem.x.abs().flatten()
     inside, truth = distance < 0.5, sine(problem.x)
     low, high = (prediction.mean + k * prediction.std for k in (-2, 2))
@@ -271,7 +231,7 @@ def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
         "epistemic sd on the data",
         "off the data",
         "ratio",
-        "truth within 2 sd (%)",
+        "coverage of 2 sd (%)",
     )
     keys = ("epistemic_sd_on_data", "epistemic_sd_off_data", "ratio", "coverage_of_truth")
     factors = (1, 1, 1, 100)
@@ -292,86 +252,11 @@ def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
 
 
 def mixture_table(summary: dict[str, Any]) -> Table:
-    """What the learned prior became."""
+    """Tabulate the learned prior."""
     start = [f"{_LEARNED[key]:.2f}" for key in ("pi", "sigma1", "sigma2")]
     end = [shown(summary, "learned mixture", key, factor=1) for key in ("pi", "sigma1", "sigma2")]
     columns = ("mixture prior", "pi", "sigma 1", "sigma 2")
     return Table(columns, [("at the start", *start), ("learned", *end)])
-
-
-def draw_bands(
-    run: Run, bands: dict[str, Any], nuts: bbb.RegressionPrediction | None, ratios: dict[str, float]
-) -> list[Picture]:
-    """One panel per variant on shared axes; NUTS has the last."""
-    panels: dict[str, Any] = {}
-    for name, (problem, prediction, _) in bands.items():
-        title = f"{name}: {ratios[name]:.1f} times as unsure off the data"
-        panels[name] = problem, prediction, title
-        if nuts is not None and not panels.get("NUTS"):
-            panels["NUTS"] = problem, nuts, f"NUTS, {name}: {ratios['NUTS']:.1f} times"
-    with plots.style():
-        rows = math.ceil(len(panels) / 2)
-        figure, axes = plt.subplots(
-            rows, 2, sharex=True, sharey=True, figsize=(9.6, 3.4 * rows), squeeze=False
-        )
-        for ax in axes.flat[len(panels) :]:
-            ax.set_visible(False)
-        for ax, (problem, prediction, title) in zip(axes.flat, panels.values(), strict=False):
-            truth = sine(problem.x)
-            plots.regression_band(ax, problem.x, prediction, data=problem.data, truth=truth)
-            ax.set_title(title, fontsize=10)
-            ax.label_outer()
-        axes.flat[len(panels) - 2].tick_params(labelbottom=True)  # nothing below it
-        for name, ax in zip(panels, axes.flat, strict=False):
-            if name in bands:
-                mean = bands[name][2]
-                ax.plot(bands[name][0].x, mean, color="black", lw=1, ls=":", label="mean network")
-        axes[0, 0].set_ylim(-45, 45)
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    caption = (
-        "Mean and 2 sd bands of the posterior's networks. The dark band is what more data would "
-        "remove, the light one adds the noise. Dotted: the one network of mean weights."
-    )
-    return [run.picture(figure, BANDS, caption)]
-
-
-def draw_noise(run: Run, problem: Problem, prediction: bbb.RegressionPrediction) -> Picture:
-    """The two kinds of uncertainty apart."""
-    x = problem.x.flatten()
-    inside = x.abs() <= 0.5
-    with plots.style():
-        figure, ax = plt.subplots()
-        ax.plot(x, prediction.aleatoric_std.flatten(), label="aleatoric")
-        ax.plot(x, prediction.epistemic_std.flatten(), label="epistemic")
-        ax.plot(x[inside], problem.noise(x)[inside], "k--", lw=1.2, label="true noise")
-        ax.axvspan(-0.5, 0.5, color="0.92", zorder=0)
-        ax.set(xlabel="x", ylabel="standard deviation", yscale="log")
-        ax.set_title("The noise is learned where there are data")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    caption = "The shaded range has data. Beyond it nothing is known of the noise either."
-    return run.picture(figure, "noise", caption)
-
-
-def draw_mixture(run: Run, path: list[tuple[float, float, float]]) -> Picture:
-    """The learned prior over training, and as a density."""
-    start, end = path[0], path[-1]
-    with plots.style():
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6))
-        for values, label in zip(
-            zip(*path, strict=True), ("pi", "sigma 1", "sigma 2"), strict=True
-        ):
-            left.plot(values, label=label)
-        left.set(xlabel="step", ylabel="value", ylim=(0, None))
-        left.set_title("The prior's three parameters in training")
-        left.legend()
-        w = torch.linspace(-4, 4, 801)
-        for values, label in ((start, "at the start"), (end, "learned")):
-            right.plot(w, bbb.ScaleMixtureNormal(*values).log_prob(w).exp(), label=label)
-        right.set(xlabel="weight", ylabel="density", yscale="log")
-        right.set_title("The prior of every weight")
-        right.legend()
-    caption = "One pi, sigma 1 and sigma 2 for all weights, learned by maximising the ELBO."
-    return run.picture(figure, "learned_mixture", caption)
 
 
 def sections_of(
@@ -393,7 +278,9 @@ def sections_of(
     bands = draw_bands(run, seen[BANDS], exact, ratios)
     learned_prior = [mixture_table(summary)], [draw_mixture(run, seen["path"])]
     sections = [
-        Section("Sure on the data, unsure beyond", text, [results_table(summary, nuts)], bands),
+        Section(
+            "Epistemic uncertainty on and off the data", text, [results_table(summary, nuts)], bands
+        ),
         Section("A prior that learns its own shape", "Type-II maximum likelihood.", *learned_prior),
     ]
     if "learned noise" in seen[BANDS]:
@@ -415,9 +302,6 @@ def main(config: Config) -> dict[str, Any]:
     recipes = {name: asdict(recipe) for name, recipe in RECIPES[config.preset].items()}
     record = run.finish({"recipe": recipes, **summary, "nuts": nuts})
     sections = sections_of(run, summary, seen, nuts, exact)
-    for section in sections:
-        for table in section.tables:
-            print(f"\n{table}")
     run.report(
         "A noisy sine",
         f"Preset {config.preset}, {config.repeats} run(s); figures are means.",

@@ -1,23 +1,23 @@
-"""The scikit-learn estimator with its default settings beside five of scikit-learn's own.
+"""`BayesianRegressor` with its default settings against five estimators of scikit-learn.
 
     python experiments/sklearn_comparison.py --data-root FOLDER
 
 FOLDER has ``uci/NAME/data.npz`` (or is named by ``PYRO_BBB_DATA``): UCI regression sets with the
 splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336. On the first splits
-of each set every method is fitted and asked for the test rows:
+of each set every method is fitted and predicts the test rows:
 
 - ``BayesianRegressor()``, its default settings whatever the set;
 - ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
   part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
-  units) and ``RandomForestRegressor``, inputs scaled where the method asks for it;
+  units) and ``RandomForestRegressor``, inputs scaled where the method needs it;
 - ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles.
 
 Reported: RMSE in the targets' unit, mean log-density of the test targets (nats per row) where the
-method has a density, share of the test targets inside the 90 % intervals where it has intervals,
+method has a density, coverage of the 90 % intervals where it has intervals,
 and the processor seconds of fitting and predicting, on one thread. Means over splits and their
 standard errors (standard deviation / sqrt(splits)).
 
-Scores are kept in the output's folder ``judged``; a run that was interrupted goes on from there,
+Scores are cached in the output's folder ``scores``; a run that was interrupted goes on from there,
 and after a change of a method that folder has to go. The defaults were chosen on the sets' training
 parts, a fifth of each held out.
 """
@@ -29,150 +29,34 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table, keep
-from numpy.typing import NDArray
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
+from _helpers.run import DataSettings, Picture, Run, Section, Table, write_json
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.linear_model import BayesianRidge
-from sklearn.neural_network import MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from pyro_bbb import plots
 from pyro_bbb.data import load_uci
-from pyro_bbb.sklearn import BayesianRegressor
-
-Array = NDArray[np.float64]
 
 SETS = ("bostonHousing", "energy", "naval-propulsion-plant", "wine-quality-red", "yacht")
-LEVEL = 0.9
-Z = 1.6448536269514722  # of a Normal's 90 % interval
-GP_ROWS = 700  # of which a Gaussian process learns
-OURS = "BayesianRegressor"
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     datasets: tuple[str, ...] = SETS
     """Names of the sets."""
     splits: int = 5
     """Of each set the first so many splits."""
-    data_root: Path | None = None
-    """Folder with uci/NAME/data.npz; by default PYRO_BBB_DATA."""
-    seed: int = 0
-    """Seed of every method."""
-    threads: int = 1
-    """Processor threads of torch."""
     output: Path = Path("results/sklearn_comparison")
     """Folder for results."""
-    smoke: bool = False
-    """Two small sets made up here and little training, to see that it works."""
-
-
-class Answer(NamedTuple):
-    """What a method says of the test rows; None where it does not say it."""
-
-    mean: Array
-    log_density: Array | None
-    lower: Array | None
-    upper: Array | None
-
-
-class Split(NamedTuple):
-    """One split of a set; targets ``[n]``."""
-
-    x: Array
-    y: Array
-    x_test: Array
-    y_test: Array
-
-
-def ask_ours(split: Split, seed: int, **options: Any) -> Answer:
-    """The estimator as it comes."""
-    regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
-    found = regressor.posterior_predictive(split.x_test)
-    lower, upper = found.interval(LEVEL)
-    log_density = found.log_prob(torch.from_numpy(split.y_test))
-    parts = (found.mean[:, 0], log_density, lower[:, 0], upper[:, 0])
-    return Answer(*(part.numpy() for part in parts))
-
-
-def ask_normal(model: Any, split: Split) -> Answer:
-    """A method that says a mean and a standard deviation."""
-    mean, std = model.fit(split.x, split.y).predict(split.x_test, return_std=True)
-    z = (split.y_test - mean) / std
-    log_density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
-    return Answer(mean, log_density, mean - Z * std, mean + Z * std)
-
-
-def ask_ridge(split: Split, seed: int) -> Answer:
-    """Linear, with learned noise and shrinkage."""
-    return ask_normal(make_pipeline(StandardScaler(), BayesianRidge()), split)
-
-
-def ask_process(split: Split, seed: int) -> Answer:
-    """A Gaussian process by its evidence, on some rows of a large set."""
-    rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
-    part = split._replace(x=split.x[rows], y=split.y[rows])
-    lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
-    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 10.0))
-    process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
-    return ask_normal(make_pipeline(StandardScaler(), process), part)
-
-
-def ask_mlp(split: Split, seed: int) -> Answer:
-    """The plain network of the same size, trained to the end."""
-    network = MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=seed)
-    scaled = TransformedTargetRegressor(
-        make_pipeline(StandardScaler(), network), transformer=StandardScaler()
-    )
-    mean = scaled.fit(split.x, split.y).predict(split.x_test)
-    return Answer(mean, None, None, None)
-
-
-def ask_forest(split: Split, seed: int) -> Answer:
-    """A forest as it comes."""
-    forest = RandomForestRegressor(random_state=seed).fit(split.x, split.y)
-    return Answer(forest.predict(split.x_test), None, None, None)
-
-
-def ask_boosting(split: Split, seed: int) -> Answer:
-    """Boosted trees for the mean, and for both ends of the interval."""
-    options: list[dict[str, Any]] = [
-        {},
-        {"loss": "quantile", "quantile": 0.5 * (1 - LEVEL)},
-        {"loss": "quantile", "quantile": 0.5 * (1 + LEVEL)},
-    ]
-    mean, lower, upper = (
-        HistGradientBoostingRegressor(random_state=seed, **each)
-        .fit(split.x, split.y)
-        .predict(split.x_test)
-        for each in options
-    )
-    return Answer(mean, None, lower, upper)
-
-
-METHODS: dict[str, Callable[[Split, int], Answer]] = {
-    OURS: ask_ours,
-    "BayesianRidge": ask_ridge,
-    "Gaussian process": ask_process,
-    "MLPRegressor": ask_mlp,
-    "random forest": ask_forest,
-    "quantile boosting": ask_boosting,
-}
 
 
 def read_splits(name: str, config: Config) -> list[Split]:
@@ -193,10 +77,10 @@ def made_up(name: str, seed: int) -> Split:
     return Split(x[:50], y[:50], x[50:], y[50:])
 
 
-def judge(
+def evaluate(
     method: Callable[[Split, int], Answer], split: Split, seed: int, threads: int
 ) -> dict[str, float]:
-    """Fits and asks one method, and scores its answers."""
+    """Fit one method and score its predictions."""
     started = time.process_time()
     with warnings.catch_warnings(), threadpool_limits(threads):
         warnings.simplefilter("ignore", ConvergenceWarning)  # of an optimum at a bound
@@ -233,32 +117,31 @@ def main(config: Config) -> dict[str, Any]:
     with tqdm(todo, dynamic_ncols=True) as bar:
         for i, name, label in bar:
             bar.set_description(f"{name}, {label}")
-            found = judge_once(label, name, splits[name][i], i, config)
+            found = evaluate_once(label, name, splits[name][i], i, config)
             records.setdefault((name, label), []).append(found)
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
     tables = [table(name, sets[name]) for name in sets]
-    print("\n\n".join(map(str, tables)))
     record = run.finish({"sets": sets, "splits": number, "level": LEVEL})
     report(run, sets, tables, record)
     return record
 
 
-def judge_once(
+def evaluate_once(
     label: str, name: str, split: Split, number: int, config: Config
 ) -> dict[str, float]:
     """The scores of one method on one split; a run that was interrupted goes on from them."""
-    path = config.output / "judged" / f"{name}-{number}-{label}-{config.seed}.json"
+    path = config.output / "scores" / f"{name}-{number}-{label}-{config.seed}.json"
     if not path.exists():
-        method = ask_quickly if config.smoke and label == OURS else METHODS[label]
-        found = judge(method, split, config.seed + number, config.threads)
-        keep(path, found)
+        method = fit_briefly if config.smoke and label == OURS else METHODS[label]
+        found = evaluate(method, split, config.seed + number, config.threads)
+        write_json(path, found)
     scores: dict[str, float] = json.loads(path.read_text())
     return scores
 
 
-def ask_quickly(split: Split, seed: int) -> Answer:
+def fit_briefly(split: Split, seed: int) -> Answer:
     """The estimator, hardly trained."""
-    return ask_ours(split, seed, epochs=2, num_samples=20)
+    return fit_ours(split, seed, epochs=2, num_samples=20)
 
 
 def table(name: str, methods: dict[str, Any]) -> Table:
@@ -297,12 +180,12 @@ def report(run: Run, sets: dict[str, Any], tables: list[Table], record: dict[str
     )
     section = Section(
         "Default settings on UCI regression sets",
-        f"Means and standard errors over {record['splits']} splits. Coverage is that of 90 % "
+        f"Means and standard errors over {record['splits']} splits. Coverage is of 90 % "
         "intervals; the nearer to 90 % the better.",
         tables=tables,
         pictures=[draw_errors(run, sets), draw_coverage(run, sets)],
     )
-    run.report("BayesianRegressor beside scikit-learn's methods", summary_text, [section], record)
+    run.report("BayesianRegressor and scikit-learn's methods", summary_text, [section], record)
 
 
 def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
@@ -318,23 +201,23 @@ def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
         ax.set(xscale="log", xlabel="RMSE over the lowest of the set")
         ax.set_xticks(ticks := [1, 2, 5, 10, 20, 50, 100, 200], list(map(str, ticks)))
         ax.minorticks_off()
-        ax.set_title("Errors beside the best method of each set")
+        ax.set_title("Errors relative to the best method of each set")
     return run.picture(figure, "errors", "RMSE of each method, divided by the lowest of the set.")
 
 
 def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
-    """Share of the truth inside of 90 % intervals."""
+    """Plot the coverage of 90 % intervals."""
 
-    def shares(methods: dict[str, Any], label: str) -> float:
+    def refused_fractions(methods: dict[str, Any], label: str) -> float:
         return float(methods[label].get("coverage", {"mean": math.nan})["mean"])
 
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 3.6))
-        dots(ax, sets, shares)
+        dots(ax, sets, refused_fractions)
         ax.axvline(LEVEL, color="black", linewidth=0.8, linestyle=":")
         ax.xaxis.set_major_formatter("{x:.0%}")
-        ax.set(xlabel="test targets inside the 90 % intervals")
-        ax.set_title("Are the intervals as wide as they should be?")
+        ax.set(xlabel="coverage of 90 % intervals")
+        ax.set_title("Calibration of 90 % intervals")
     caption = "Coverage of 90 % intervals, of the methods that have intervals. The line is 90 %."
     return run.picture(figure, "coverage", caption)
 

@@ -17,7 +17,7 @@ taken.
      "log_likelihood": {"mean": m, "standard_error": s},  nats per row of the test part
      "splits": n, "coverage": {...}, "per_split": {...}, "seconds_per_split": t}
 
-beside ``recipe``, ``seed`` and other keys of the run itself (`RESERVED`). Mean and standard error
+next to ``recipe``, ``seed`` and other keys of the run itself (`RESERVED`). Mean and standard error
 are over the splits: s = sd / sqrt(n), where sd divides by n - 1 (null for one split). The
 log-likelihood is the logarithm of the posterior predictive, a mixture over all draws, averaged over
 the rows. Each split that is done is a file in ``splits/NAME``; a run that was interrupted goes on
@@ -26,7 +26,7 @@ from there, and splits of another recipe, seed or table are computed anew.
 ``--preset published`` is the plain recipe: one network, prior N(0, 1), one draw of all weights per
 step, 40 epochs in batches of 32 (at most 64 per epoch), Adam with 0.01, noise of a learned scale.
 
-``--preset ours`` trains eight networks side by side, each with a factorised posterior and a noise
+``--preset ours`` trains an ensemble of eight networks, each with a factorised posterior and a noise
 of its own, and predicts by the mixture of the eight. Their KL is weighted by 0.25, for a factorised
 posterior of few rows else switches most units off. Prior N(0, 2 / fan-in); batches of 256 (at most
 64 per epoch), at least 1,500 steps and 60 epochs, Adam from 0.025 along a cosine to 0.
@@ -46,61 +46,32 @@ was seen there, RMSE / log-likelihood:
   0.3, where one noise has 3.35 / -2.71), as Student-t noise does (4.08 / -2.60 at weight 1).
 """
 
-import math
 import os
-import statistics
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import joblib
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _common import Picture, Run, Section, Table
-from _uci import Recipe, Task, digest, finished, run_and_keep
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from _helpers.run import DataSettings, Run, Section
+from _helpers.uci import Recipe, Task, digest, finished, run_and_write
+from _helpers.uci_report import (
+    SCORES,
+    comparison,
+    coverage_table,
+    draw_coverage,
+    draw_scores,
+    score_table,
+    summary_of,
+)
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
-from pyro_bbb._utils.colors import VERMILLION
-
-Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
 
 RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "versions", "threads")
-METHODS = ("VI", "PBP", "tuned dropout")
-OURS = "this run"
-SCORES = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
-LEVELS = (0.5, 0.8, 0.9, 0.95)
 
-# VI (Graves 2011) and PBP as Gal and Ghahramani (2016, "Dropout as a Bayesian Approximation") print
-# them; tuned dropout: grid search of 2018, https://github.com/yaringal/DropoutUncertaintyExps
-PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
-    "bostonHousing": {
-        "rmse": ((4.32, 0.29), (3.01, 0.18), (2.90, 0.18)),
-        "log_likelihood": ((-2.90, 0.07), (-2.57, 0.09), (-2.40, 0.04)),
-    },
-    "energy": {
-        "rmse": ((2.65, 0.08), (1.80, 0.05), (0.54, 0.06)),
-        "log_likelihood": ((-2.39, 0.03), (-2.04, 0.02), (-1.21, 0.01)),
-    },
-    "naval-propulsion-plant": {
-        "rmse": ((0.01, None), (0.01, None), (0.00, None)),
-        "log_likelihood": ((3.73, 0.12), (3.73, 0.01), (4.45, 0.00)),
-    },
-    "wine-quality-red": {
-        "rmse": ((0.65, 0.01), (0.64, 0.01), (0.62, 0.01)),
-        "log_likelihood": ((-0.98, 0.01), (-0.97, 0.01), (-0.93, 0.01)),
-    },
-    "yacht": {
-        "rmse": ((6.89, 0.67), (1.02, 0.05), (0.67, 0.05)),
-        "log_likelihood": ((-3.43, 0.16), (-1.63, 0.02), (-1.25, 0.01)),
-    },
-}
 
 RECIPES = {
     "published": Recipe(
@@ -133,29 +104,21 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """The plain recipe, or the one that was found on validation data."""
-    data_root: Path | None = None
-    """Folder of the tables' folders, or one with uci/ below it; by default $PYRO_BBB_DATA."""
     datasets: tuple[str, ...] = ()
     """Names of the tables, which are their folders'; by default all that are there."""
     part: Literal["test", "validation"] = "test"
-    """What is scored; for validation a fifth of the train part is held out."""
+    """Scored part; for validation a fifth of the train part is held out."""
     splits: int | None = None
-    """How many of a table's splits, from its first; by default all."""
+    """Number of splits, from a table's first; by default all."""
     workers: int = 1
     """Processes that work on splits; -1 is one for each processor."""
-    seed: int = 0
-    """Seed of initial values, minibatches and draws; the splits are those of the files."""
-    threads: int = 1
-    """Processor threads of each process."""
     output: Path = Path("results/uci_regression")
     """Folder for results, and for the splits from which a run goes on."""
-    smoke: bool = False
-    """Two splits and a few steps, of made-up tables if none is given, to see that it works."""
 
 
 def find_tables(root: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
@@ -203,7 +166,7 @@ def made_up_tables(folder: Path) -> dict[str, Path]:
 
 
 def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Task]:
-    """All splits of all tables, those of large tables first; every table is checked."""
+    """Make tasks of all splits, large tables first; every table is checked."""
     if config.splits is not None and config.splits < 1:
         raise ValueError(f"splits must be at least 1, got {config.splits}")
     tasks: list[tuple[int, Task]] = []
@@ -221,7 +184,7 @@ def run_all(config: Config, run: Run, tasks: list[Task]) -> dict[str, list[dict[
     todo = [t for t in tasks if known[t.name, t.split] is None]
     run.started -= sum(scores["seconds"] for scores in known.values() if scores)  # as if done now
     parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
-    jobs = (joblib.delayed(run_and_keep)(t, config.output, config.threads) for t in todo)
+    jobs = (joblib.delayed(run_and_write)(t, config.output, config.threads) for t in todo)
     bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="split", dynamic_ncols=True)
     with bar:
         for task, scores in parallel(jobs):
@@ -232,140 +195,6 @@ def run_all(config: Config, run: Run, tasks: list[Task]) -> dict[str, list[dict[
         name: [scores for (of, _), scores in sorted(known.items()) if of == name and scores]
         for name in sorted({t.name for t in tasks})
     }
-
-
-def over_splits(values: Iterable[float]) -> dict[str, float | None]:
-    """Mean and standard error, sd / sqrt(n) with the sd that divides by n - 1."""
-    numbers = list(values)
-    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    return {"mean": statistics.fmean(numbers), "standard_error": error}
-
-
-def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Predicted probabilities of a target at most the true one, of all splits' rows."""
-    return np.concatenate([split["quantiles"] for split in scores])
-
-
-def coverage(quantiles: np.ndarray[Any, np.dtype[np.float64]], level: float) -> float:
-    """Share of the targets in the central interval of this level."""
-    return float((np.abs(2 * quantiles - 1) <= level).mean())
-
-
-def summary_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """What ``metrics.json`` has of one table."""
-    columns = {key: [split[key] for split in scores] for key in SCORES}
-    covered = {f"{level:.0%}": coverage(quantiles_of(scores), level) for level in LEVELS}
-    return {
-        **{key: over_splits(values) for key, values in columns.items()},
-        "coverage": covered,
-        "splits": len(scores),
-        "per_split": columns,
-        "seconds_per_split": statistics.fmean(split["seconds"] for split in scores),
-    }
-
-
-def rows_of(name: str, summary: dict[str, Any], score: str) -> dict[str, Figure]:
-    """A table's figures by method, the published ones where there are any."""
-    ours = summary[score]["mean"], summary[score]["standard_error"]
-    published = PUBLISHED.get(name, {}).get(score, ())
-    return dict(zip(METHODS, published, strict=False)) | {OURS: ours}
-
-
-def shown(figure: Figure) -> str:
-    """Mean and standard error to the latter's first digit, with two decimals at least."""
-    mean, error = figure
-    if not error:
-        return f"{mean:.2f}" if abs(mean) >= 0.1 or not mean else f"{mean:.2g}"
-    digits = max(2, -math.floor(math.log10(error)))
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-
-def score_table(summaries: dict[str, Any], score: str) -> Table:
-    """One row per table, one column per method."""
-    columns = (f"{SCORES[score]}, mean ± standard error", *METHODS, OURS)
-    rows = []
-    for name, summary in summaries.items():
-        figures = rows_of(name, summary, score)
-        cells = (shown(figures[method]) if method in figures else "–" for method in columns[1:])
-        rows.append((name, *cells))
-    return Table(columns, rows)
-
-
-def coverage_table(summaries: dict[str, Any]) -> Table:
-    """How often targets lie in central intervals, in per cent."""
-    levels = [f"{level:.0%}" for level in LEVELS]
-    rows = [(n, *(f"{100 * s['coverage'][k]:.1f}" for k in levels)) for n, s in summaries.items()]
-    return Table(("targets within (%)", *levels), rows)
-
-
-def comparison(summaries: dict[str, Any]) -> str:
-    """In how many of the published figures this run does better, or nearly as well."""
-    won, near, total = 0, 0, 0
-    for name in summaries.keys() & PUBLISHED.keys():
-        for score, sign in (("rmse", -1), ("log_likelihood", 1)):
-            vi, pbp, dropout = (f for f in PUBLISHED[name][score])
-            ours = summaries[name][score]["mean"]
-            won += all(sign * (ours - theirs[0]) > 0 for theirs in (vi, pbp))
-            # two decimals are published; half of the last one is for rounding in binary
-            near += sign * (round(ours, 2) - dropout[0]) > -(dropout[1] or 0.0) - 0.005
-            total += 1
-    if not total:
-        return "No figures are published for these tables here."
-    return (
-        f"Better than VI and than PBP in {won} of {total} figures; better than tuned dropout, or "
-        f"within its standard error, in {near} of {total}."
-    )
-
-
-def draw_scores(run: Run, summaries: dict[str, Any]) -> list[Picture]:
-    """A row of two panels per table that has published figures: every method with its error."""
-    names = [name for name in summaries if name in PUBLISHED]
-    if not names:
-        return []
-    with plots.style():
-        figure, axes = plt.subplots(
-            len(names), 2, figsize=(8.4, 1.35 * len(names) + 0.4), squeeze=False
-        )
-        for name, pair in zip(names, axes, strict=True):
-            for ax, score in zip(pair, SCORES, strict=True):
-                draw_row(ax, rows_of(name, summaries[name], score))
-            pair[0].set_title(name)
-            pair[1].tick_params(labelleft=False)
-        axes[-1, 0].set_xlabel("RMSE (the target's unit; less is better)")
-        axes[-1, 1].set_xlabel("log-likelihood (nats; more is better)")
-    caption = "Mean over the splits with one standard error. The same splits for all methods."
-    return [run.picture(figure, "scores", caption)]
-
-
-def draw_row(ax: Axes, figures: dict[str, Figure]) -> None:
-    """One line per method, ours below in another colour."""
-    for place, (method, (mean, error)) in enumerate(reversed(figures.items())):
-        colour = VERMILLION if method == OURS else "0.35"
-        ax.errorbar(mean, place, xerr=error or 0.0, fmt="o", color=colour, ms=5, lw=2)
-    ax.set_yticks(range(len(figures)), list(reversed(figures)))
-    ax.set_ylim(-0.6, len(figures) - 0.4)
-    ax.margins(x=0.08)
-    ax.locator_params(axis="x", nbins=6)
-    ax.grid(axis="x", color="0.9")
-
-
-def draw_coverage(run: Run, scores: dict[str, list[dict[str, Any]]]) -> Picture:
-    """Share of targets inside the central interval of every level."""
-    levels = np.linspace(0.01, 0.99, 99)
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(4.8, 3.8))
-        ax.plot([0, 1], [0, 1], ":", color="black", lw=1)
-        for number, (name, splits) in enumerate(scores.items()):
-            quantiles = quantiles_of(splits)
-            covered = [coverage(quantiles, level) for level in levels]
-            ax.plot(levels, covered, ("-", "--", "-.")[number // 6 % 3], label=name)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        ax.set(xlabel="level of the interval", ylabel="targets inside", xlim=(0, 1), ylim=(0, 1))
-        ax.set_title("Are intervals honest?")
-        ax.legend()
-    caption = "All splits together. On the dotted line they are; above it, wider than need be."
-    return run.picture(figure, "coverage", caption)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -391,14 +220,11 @@ def main(config: Config) -> dict[str, Any]:
         Section("Scores", finding, tables, draw_scores(run, summaries)),
         Section(
             "Intervals",
-            "Central intervals of the predictive distribution, and how many targets they hold.",
+            "Central intervals of the predictive distribution, and their coverage of the targets.",
             [coverage_table(summaries)],
             [draw_coverage(run, scores)],
         ),
     ]
-    for table in (*tables, coverage_table(summaries)):
-        print(f"\n{table}")
-    print(f"\n{finding}")
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"
     run.report(
         "Regression tables", f"Preset {config.preset}, scores on the {kind}.", sections, record

@@ -1,12 +1,13 @@
 """Likelihoods: from a network's outputs to the distribution of the observations.
 
-Each gives the arguments of a distribution family. Their leading dimension is the batch; all others
-belong to one observation.
+Each computes the arguments of a distribution family. Their leading dimension is the batch; the
+others belong to one observation.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_bbb._ops.softplus import softplus
+from pyro_bbb._utils.saving import Arguments, Modules, saveable
 from pyro_bbb._utils.validation import positive, tensor
 from pyro_bbb.distributions import observation as _families
 from pyro_bbb.priors import ByName, declare
@@ -37,17 +39,17 @@ class Likelihood(PyroModule):
         return family.to_event(len(family.batch_shape) - 1)
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Targets in the dtype that the family scores.
+        """Convert targets to the dtype that the family scores.
 
         Raises:
-            ValueError: they are not of a type that it takes.
+            ValueError: the family does not accept their dtype.
         """
         if y.is_complex():
             raise ValueError(f"y must hold real numbers, got dtype {y.dtype}")
         return y.to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Checks all targets against the network's outputs for a few examples.
+        """Check all targets against the network's outputs for a few examples.
 
         Args:
             outputs: network outputs of any number of examples, ``[batch, ...]``.
@@ -65,11 +67,11 @@ class Likelihood(PyroModule):
         self._check_values(outputs, align(y, self(outputs).event_shape))
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require_real(y)
+        _require("finite real numbers", y, y.isfinite())
 
 
 def align(y: Tensor, event_shape: torch.Size) -> Tensor:
-    """Targets with one event per row; ``[n]`` may stand for ``[n, 1]``.
+    """Reshape targets to one event per row; ``[n]`` is accepted for ``[n, 1]``.
 
     Raises:
         ValueError: the targets have another shape. (Broadcasting would be silently wrong.)
@@ -82,8 +84,9 @@ def align(y: Tensor, event_shape: torch.Size) -> Tensor:
     return y
 
 
+@saveable()
 class Categorical(Likelihood):
-    """Classes, one of C: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
+    """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
 
     family = _families.Categorical
 
@@ -98,7 +101,7 @@ class Categorical(Likelihood):
         return {"logits": outputs}
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """The labels as they are.
+        """The labels, unchanged.
 
         Raises:
             ValueError: they are not of an integer type.
@@ -114,8 +117,9 @@ class Categorical(Likelihood):
             raise ValueError(f"y must hold labels in [0, {classes - 1}], got {found}")
 
 
+@saveable()
 class Bernoulli(Likelihood):
-    """Yes or no: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
+    """Binary targets: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
 
     family = dist.Bernoulli
 
@@ -124,10 +128,29 @@ class Bernoulli(Likelihood):
         return {"logits": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        if not ((y == 0) | (y == 1)).all():
-            raise ValueError(f"y must hold 0 and 1 only, got {_offender(y, (y == 0) | (y == 1))}")
+        _require("0 and 1 only", y, (y == 0) | (y == 1))
 
 
+def _quantities(*names: str) -> Callable[[Any], Arguments]:
+    """Return a reader of known and latent quantities, and of the shapes of learned ones."""
+    return lambda likelihood: dict(_quantity(likelihood, name) for name in names)
+
+
+def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
+    if name in likelihood._pyro_params:
+        return f"learned_{name}", tuple(likelihood._parameters[f"{name}_unconstrained"].shape)
+    if name in likelihood._pyro_samples:
+        return name, likelihood._modules["prior"].for_weight(name).distribution
+    return name, getattr(likelihood, name)
+
+
+def _gaussian(cls: Any, arguments: Arguments, modules: Modules) -> Any:
+    if "learned_scale" in arguments:
+        return cls.learned(torch.ones(arguments["learned_scale"]))
+    return cls(**arguments)
+
+
+@saveable(_quantities("scale"), build=_gaussian)
 class Gaussian(Likelihood):
     r"""Real targets with Normal noise, $y \sim N(f(x), \sigma^2)$, in the targets' unit.
 
@@ -149,11 +172,11 @@ class Gaussian(Likelihood):
 
     @classmethod
     def learned(cls, init: float | Tensor = 1.0) -> Gaussian:
-        """Noise of unknown scale, as a point estimate trained with the guide from ``init``.
+        """Noise of unknown scale, a point estimate trained with the guide from ``init``.
 
         Raises:
-            ValueError: the start is not positive and finite.
-            TypeError: it is neither a number nor a tensor.
+            ValueError: ``init`` is not positive and finite.
+            TypeError: ``init`` is neither a number nor a tensor.
         """
         value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
         likelihood = cls()
@@ -166,6 +189,7 @@ class Gaussian(Likelihood):
         return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
 
 
+@saveable()
 class HeteroscedasticGaussian(Likelihood):
     """Normal noise that depends on the input: outputs ``[batch, 2 d]`` are d means, d raw scales.
 
@@ -186,8 +210,9 @@ class HeteroscedasticGaussian(Likelihood):
         return {"loc": loc, "scale": softplus(raw)}
 
 
+@saveable()
 class Poisson(Likelihood):
-    """Counts: outputs are logarithms of the rates, targets whole numbers from 0."""
+    """Counts: outputs are logarithms of the rates, targets integers from 0."""
 
     family = _families.LogRatePoisson
 
@@ -196,12 +221,12 @@ class Poisson(Likelihood):
         return {"log_rate": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require_real(y)
-        valid = (y >= 0) & (y == y.floor() if y.is_floating_point() else True)
-        if not valid.all():
-            raise ValueError(f"y must hold counts 0, 1, 2, ..., got {_offender(y, valid)}")
+        _require("finite real numbers", y, y.isfinite())
+        integer = y == y.floor() if y.is_floating_point() else True
+        _require("counts 0, 1, 2, ...", y, (y >= 0) & integer)
 
 
+@saveable(_quantities("df", "scale"))
 class StudentT(Likelihood):
     """Real targets with heavy-tailed noise; outputs are the locations.
 
@@ -229,7 +254,7 @@ class StudentT(Likelihood):
 
 
 def _set_positive(module: PyroModule, **quantities: Any) -> None:
-    """Gives a module positive quantities: known (kept as they are) or latent (sample sites)."""
+    """Give a module positive quantities: known (constants) or latent (sample sites)."""
     latent = {name: x for name, x in quantities.items() if isinstance(x, Distribution)}
     for name, prior in latent.items():
         if torch.as_tensor(getattr(prior.support, "lower_bound", -math.inf)).min() < 0:
@@ -252,7 +277,7 @@ def _set_known(module: PyroModule, name: str, value: Any) -> None:
 
 
 def _known(name: str, value: Any) -> float | Tensor:
-    """A positive number, or a copy of a tensor of such."""
+    """Return a positive number, or a copy of a tensor of positive numbers."""
     if not isinstance(value, Tensor):
         return positive(name, value)
     if value.is_complex() or not ((value > 0) & value.isfinite()).all():
@@ -266,16 +291,10 @@ def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
     try:
         return value.expand_as(outputs)
     except RuntimeError as error:
-        raise ValueError(
-            f"expected {name} to broadcast to outputs of shape {list(outputs.shape)}, "
-            f"got shape {list(value.shape)}"
-        ) from error
+        expected = f"{name} to broadcast to outputs of shape {list(outputs.shape)}"
+        raise ValueError(f"expected {expected}, got shape {list(value.shape)}") from error
 
 
-def _require_real(y: Tensor) -> None:
-    if not y.isfinite().all():
-        raise ValueError(f"y must hold finite real numbers, got {_offender(y, y.isfinite())}")
-
-
-def _offender(y: Tensor, valid: Tensor) -> object:
-    return y[~valid][0].item() if not valid.all() else y.dtype
+def _require(values: str, y: Tensor, valid: Tensor) -> None:
+    if not valid.all():
+        raise ValueError(f"y must hold {values}, got {y[~valid][0].item()}")

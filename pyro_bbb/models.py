@@ -1,4 +1,4 @@
-"""The probabilistic program: random weights, a network, and observations given its outputs."""
+"""Probabilistic model: random weights, a network, and a likelihood of its outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyro_bbb.priors import Prior
 
 
 class BayesianModel(PyroModule):
-    r"""A network with random weights, and a likelihood of the observations given its outputs.
+    r"""Network with random weights, and a likelihood of the observations given its outputs.
 
     With `Trace_ELBO` a minibatch $D_i$ costs $F_i = \pi_i\,\mathrm{KL}[q\|p] - \log p(D_i|w)$
     nats (Blundell et al. 2015, equations 8 and 9), $\pi_i$ being ``kl_weight``. It is an ordinary
@@ -35,7 +35,7 @@ class BayesianModel(PyroModule):
     Args:
         network: a `PyroModule` with `PyroSample` weights.
         likelihood: from the network's outputs to the distribution of the observations.
-        num_data: size of the whole training set, N.
+        num_data: size of the full training set, N.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -60,7 +60,7 @@ class BayesianModel(PyroModule):
         name_parts(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs `forward`; parameters are the model's own, never another model's by name."""
+        """Run `forward` with the model's own parameters, never another model's by name."""
         announce_one(self)
         with own_store(self) as store:
             result = super().__call__(*args, **kwargs)
@@ -70,18 +70,18 @@ class BayesianModel(PyroModule):
     def forward(
         self, x: Tensor, y: Tensor | None = None, kl_weight: float | Tensor = 1.0
     ) -> Tensor:
-        """The generative program.
+        """Sample or score the observations.
 
-        Inside a vectorised plate around the model (particles, draws) each of its entries has
-        weights and outputs of its own.
+        Inside a vectorised plate (of particles or samples) each entry has its own weights and
+        outputs.
 
         Args:
             x: inputs, ``[batch, ...]``.
-            y: targets, ``[batch, ...]``; ``None`` draws the observations.
+            y: targets, ``[batch, ...]``; ``None`` samples the observations.
             kl_weight: factor of the log-density of all latent variables, at least 0.
 
         Returns:
-            The observations, given or drawn.
+            The observations, given or sampled.
 
         Raises:
             ValueError: shapes do not fit, or the weight is negative.
@@ -101,14 +101,14 @@ class BayesianModel(PyroModule):
         if y is not None:
             outputs = next(iter(arguments.values()))
             y = align(self.likelihood.prepare(tensor("y", y), outputs), observation.event_shape)
-            if len(y) != observation.batch_shape[-1]:  # else one row would stand for all
+            if len(y) != observation.batch_shape[-1]:  # else one row would be broadcast
                 rows = observation.batch_shape[-1]
                 raise ValueError(f"expected y of {rows} rows as x has, got {len(y)}")
         with pyro.plate("data", observation.batch_shape[-1], dim=-1):
             return pyro.sample("obs", observation, obs=y)
 
     def draw_latents(self) -> None:
-        """Draws all declared latents, and announces the ordinary parameters to SVI.
+        """Sample all declared latents, and announce the ordinary parameters to SVI.
 
         Without data, so that a guide knows the latents from the start.
         """
@@ -122,14 +122,14 @@ class BayesianModel(PyroModule):
         """The plates' shape around the model, and the likelihood's arguments for its entries."""
         sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
         shapes = {site["fn"].batch_shape for site in sites.values()}
-        plates = torch.broadcast_shapes(*shapes)[:-1]  # the last dimension is that of the data
+        plates = torch.broadcast_shapes(*shapes)[:-1]  # without the dimension of the data
         if not plates:
             return plates, self._arguments_at(x)
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
         # a failed attempt at all draws at once would count a batch twice
-        run = one_by_one if self.training and _keeps_track(self.network) else over_draws
+        run = one_by_one if self.training and _changes_buffers(self.network) else over_draws
         arguments = run(partial(self._with_latents, x), draws)
         return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
 
@@ -146,7 +146,7 @@ class BayesianModel(PyroModule):
         return self._arguments_at(x)
 
     def initial_locs(self) -> dict[str, Tensor]:
-        """Values that converted weights had before, by site name: where a guide starts."""
+        """Values of weights before conversion, by site name: initial means of a guide."""
         return {
             f"{path}.{name}": value
             for path, part in self.named_modules()
@@ -177,7 +177,7 @@ class BayesianModel(PyroModule):
 
     @locked
     def check(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Checks that data fit network and likelihood, by running the first two examples.
+        """Check that data fit network and likelihood, by running the first two examples.
 
         Args:
             x: inputs, ``[n, ...]``.
@@ -224,8 +224,8 @@ def _refuse_unknown(model: nn.Module, store: dict[str, Tensor]) -> None:
             )
 
 
-def _keeps_track(network: nn.Module) -> bool:
-    """Whether a forward pass may change buffers; those of priors are constants."""
+def _changes_buffers(network: nn.Module) -> bool:
+    """Tell whether a forward pass may change buffers; buffers of priors are constant."""
     priors = (part for part in network.modules() if isinstance(part, Prior))
     constant = {part for prior in priors for part in prior.modules()}
     return any(
@@ -237,7 +237,7 @@ def _keeps_track(network: nn.Module) -> bool:
 
 
 def _forget_calls(part: PyroModule) -> None:
-    """Lets a module that already ran by itself become part of a model."""
+    """Reset the Pyro context of a module that has run outside a model."""
     context = _Context()
     for module in part.modules():
         if isinstance(module, PyroModule):

@@ -18,7 +18,7 @@ G = TypeVar("G", bound="PrunableGuide")
 
 
 class PrunableGuide(Protocol):
-    """What pruning needs of a guide."""
+    """Guide with a mean and a scale per weight."""
 
     @property
     def weight_names(self) -> list[str]:
@@ -48,11 +48,11 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
 
 
 def prune(guide: G, fraction: float) -> G:
-    """Removes the weights of lowest signal-to-noise ratio, all layers and biases ranked together.
+    """Remove the weights of lowest signal-to-noise ratio, all layers and biases ranked together.
 
     Args:
-        guide: a trained guide; it stays as it is.
-        fraction: share of the weights to remove, in [0, 1]; those already removed count.
+        guide: a trained guide; not changed.
+        fraction: fraction of the weights to remove, in [0, 1]; those already removed count.
 
     Returns:
         A new guide, in which removed weights are exactly 0 with scale exactly 0, also in further
@@ -77,13 +77,13 @@ def prune(guide: G, fraction: float) -> G:
 
 
 def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
-    """The model without the prior of the weights that a guide has removed.
+    """Return the model without the prior density of weights that a guide has removed.
 
-    At 0 that is constant for a fixed prior, but would draw a learned one towards the zeros.
+    A fixed prior has a constant density at 0, but a learned one would be drawn towards the zeros.
     """
     return mask_pruned(model, unpruned_entries(guide))
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:
-    """The ratio; a weight of mean and scale 0 has no signal."""
+    """Return the ratio, 0 for a weight of mean and scale 0."""
     return (loc.abs() / scale).where(loc != 0, 0.0)

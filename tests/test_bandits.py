@@ -23,7 +23,7 @@ SIGMAS = 6  # of a share, about 2e-9 for each
 def bandit(monkeypatch):
     """What the experiment's agents and mushrooms are made of."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module("_bandit")
+    return importlib.import_module("_helpers.bandit")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_epsilon_is_the_share_of_random_actions():
 
 def test_agents_side_by_side_have_an_epsilon_each(bandit):
     torch.manual_seed(0)
-    network = bandit.SideBySide(2, [119, 4, 1], dist.Normal(0.0, 1.0))
+    network = bandit.StackedMLP(2, [119, 4, 1], dist.Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=10)
     agent = bandits.ThompsonAgent(
         model, guides.make("delta", model), bandit.encode, 2, epsilon=torch.tensor([0.0, 1.0])
@@ -329,9 +329,9 @@ def test_the_network_sees_mushroom_and_action(bandit):
 # --- agents side by side ---
 
 
-def side_by_side(bandit, seeds, bayesian, record=None, **options):
+def grouped_network(bandit, seeds, bayesian, record=None, **options):
     prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
-    network = bandit.SideBySide(len(seeds), [119, 6, 5, 1], prior)
+    network = bandit.StackedMLP(len(seeds), [119, 6, 5, 1], prior)
     model = bbb.BayesianModel(network, likelihoods.Gaussian(0.7), num_data=10)
     start = {"weights": network.he(seeds)}
     name, temperature = ("softplus_normal", 1.0) if bayesian else ("delta", 0.0)
@@ -343,9 +343,9 @@ def side_by_side(bandit, seeds, bayesian, record=None, **options):
 
 
 def test_each_network_side_by_side_is_the_plain_one(bandit):
-    network = bandit.SideBySide(3, [119, 6, 5, 1], dist.Normal(0.0, 1.0))
+    network = bandit.StackedMLP(3, [119, 6, 5, 1], dist.Normal(0.0, 1.0))
     weights = network.he([0, 1, 2])
-    assert weights[1].equal(bandit.SideBySide(1, [119, 6, 5, 1], dist.Normal(0, 1)).he([1])[0])
+    assert weights[1].equal(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0, 1)).he([1])[0])
     x = torch.randn(7, 3, 119)
     with pyro.poutine.condition(data={"weights": weights}):
         found = network(x)
@@ -363,14 +363,14 @@ def test_each_network_side_by_side_is_the_plain_one(bandit):
 @pytest.mark.parametrize("bayesian", [True, False])
 def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypatch):
     """With the same noise: the ELBO is a sum over the agents, and Adam is elementwise."""
-    length = sum(bandit.SideBySide(1, [119, 6, 5, 1], dist.Normal(0.0, 1.0)).lengths)
+    length = sum(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0.0, 1.0)).lengths)
     source = torch.Generator().manual_seed(1)
     noise = torch.randn(100, 2, length, generator=source)
     x, rewards = torch.rand(9, 2, 117).round(), torch.randn(9, 2)
     actions = torch.randint(2, (9, 2))
     ends = []
     for who in ([0, 1], [0], [1]):
-        agent, steps = side_by_side(bandit, [10 + w for w in who], bayesian), iter(noise)
+        agent, steps = grouped_network(bandit, [10 + w for w in who], bayesian), iter(noise)
         monkeypatch.setattr(torch, "randn", lambda *_, s=steps, w=who, **__: next(s)[w])
         for part in torch.arange(9).split(3):
             torch.manual_seed(int(part[0]))  # the order of the minibatches
@@ -385,7 +385,7 @@ def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypat
 @pytest.mark.parametrize("bayesian", [True, False])
 def test_a_recorded_step_is_the_step(bandit, bayesian):
     x, actions, rewards = torch.rand(9, 2, 117).round(), torch.randint(2, (9, 2)), torch.randn(9, 2)
-    agent = side_by_side(bandit, [0, 1], bayesian, record=lambda graph: graph)
+    agent = grouped_network(bandit, [0, 1], bayesian, record=lambda graph: graph)
     agent.observe(x, actions, rewards)
     batch = agent._inputs[:4], agent._rewards[:4], torch.tensor(0.3) if bayesian else 0.0
     ends = []
@@ -436,7 +436,7 @@ def test_a_captured_round_is_the_round_to_the_bit_and_reads_nothing(bandit, baye
     x = torch.rand(50, 117, generator=torch.Generator().manual_seed(0)).round()
     ends, device = [], Watched()
     for captured in (False, True):
-        agent = side_by_side(bandit, [0, 1], bayesian)
+        agent = grouped_network(bandit, [0, 1], bayesian)
         mushrooms = bandit.Mushrooms(x, x[:, 0] > 0, [0, 1], 12, basket=2)
         rounds = bandit.Rounds([(agent, mushrooms)], "cpu")
         if captured:

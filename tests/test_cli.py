@@ -18,7 +18,7 @@ from pyro_bbb.cli import encoding as columns
 from pyro_bbb.cli import tasks
 from pyro_bbb.cli.entry_point import COMMANDS, main
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.metrics import WORDS, quantile, score
+from pyro_bbb.cli.metrics import SCORE_NAMES, quantile, score
 from pyro_bbb.cli.model import Model, smallest_sets
 from pyro_bbb.cli.table_io import read
 from pyro_bbb.sklearn import _fitting as _learner
@@ -79,10 +79,10 @@ def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
     assert "'price' makes this a regression: it holds 120 different numbers" in out
     assert "left out, as they have one value only: 'country'" in out
     assert "120 rows; 4 columns become 6 numbers" in out
-    assert "scores on 12 rows held out" in out and "root mean squared error" in out
+    assert "scores on 12 rows held out" in out and "RMSE" in out
     again = as_json(capsys, *words, "--out", tmp_path / "again")
     assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
-    assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= WORDS.keys()
+    assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= SCORE_NAMES.keys()
     both = [Model.load(tmp_path / name) for name in ("model", "again")]
     rows = both[0].inputs(HOUSES)
     assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed

@@ -1,4 +1,4 @@
-"""The processes that work on one thing together, as `torchrun` starts them, or the one alone.
+"""Groups of processes, as `torchrun` starts them, by `torch.distributed`.
 
 All that goes between them goes through `torch.distributed`: gloo carries tensors on the CPU, nccl
 those on GPUs. Alone, everything here returns what it was given.
@@ -39,7 +39,7 @@ def alone() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Processes:
-    """Those that take part; every one of them must call each method, in the same order.
+    """A group of processes; each of them must call every method, in the same order.
 
     Args:
         rank: number of this process, from 0.
@@ -77,7 +77,7 @@ class Processes:
         return float(found)
 
     def broadcast_int(self, number: int) -> int:
-        """The first process's number."""
+        """Broadcast the number of the first process."""
         if self.size == 1:
             return number
         found = torch.tensor([number], device=self.device)
@@ -93,7 +93,7 @@ class Processes:
                 x.detach().copy_(value)
 
     def broadcast_bytes(self, text: bytes = b"") -> bytes:
-        """The first process's text."""
+        """Broadcast the text of the first process."""
         if self.size == 1:
             return text
         received = torch.empty(self.broadcast_int(len(text)), dtype=torch.uint8, device=self.device)
@@ -103,7 +103,7 @@ class Processes:
         return _text(received)
 
     def all_gather_bytes(self, text: bytes) -> list[bytes]:
-        """All processes' texts, by rank."""
+        """Gather the texts of all processes, by rank."""
         if self.size == 1:
             return [text]
         longest = int(self.largest(len(text)))
@@ -117,13 +117,13 @@ class Processes:
         ]
 
     def split_counts(self, count: int, unit: int = 1) -> list[int]:
-        """How many of so many things each process does, in whole units but for the last."""
+        """Split a count among the processes, in complete units but for the last."""
         units = -(-count // unit)
         ends = [min(count, unit * (units * (r + 1) // self.size)) for r in range(self.size)]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def at_least_one(self, counts: list[int]) -> int:
-        """This process's; one in the place of none, so that a result has its shape."""
+        """The count of this process, at least 1, so that a result has its shape."""
         return max(1, counts[self.rank])
 
     def join(self, x: Tensor, counts: list[int]) -> Tensor:

@@ -1,9 +1,8 @@
-"""One thread at a time: the others wait until the global state that one has changed is back.
+"""Global lock around code that changes global state of Pyro and torch.
 
-Pyro keeps its effect handlers, its parameters and whether it validates, and torch its generator,
-in places that all threads share. Two trainings in threads so run one after the other, and each
-gives what it gives alone. A thread that already has its turn may go on: a callback of one training
-can run another one.
+Pyro has one stack of effect handlers, one parameter store and one validation switch for all
+threads, torch one generator. The lock runs trainings in threads one after the other. It is
+reentrant: a callback of one training may run another one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ GLOBAL_LOCK = threading.RLock()
 
 
 def locked(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """A function that waits for its turn, and has it until it returns or raises."""
+    """Decorate a function to hold the global lock until it returns or raises."""
 
     @functools.wraps(function)
     def locked_call(*args: Args.args, **kwargs: Args.kwargs) -> Result:

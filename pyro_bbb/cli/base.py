@@ -11,7 +11,7 @@ from pyro_bbb.cli.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every command takes."""
+    """Base of the commands, with the options that all of them take."""
 
     json: bool = False
     """Print the result as one JSON object; words and progress go to the standard error."""

@@ -1,4 +1,4 @@
-"""What a command says: to a person on the terminal, or to a program as JSON."""
+"""Console output of a command: text for a person, or JSON for a program."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from pyro_bbb.cli.metrics import WORDS
+from pyro_bbb.cli.metrics import SCORE_NAMES
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Console:
-    """Where words, results and progress go.
+    """Output of a command: lines, results and progress bars.
 
     Args:
         as_json: whether the results are one JSON object on the standard output, and words go to
@@ -30,7 +30,7 @@ class Console:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is a person to see a bar."""
+        """Return whether the output is a terminal, which shows a bar."""
         return not self.quiet and sys.stderr.isatty()
 
     def print(self, words: str) -> None:
@@ -42,10 +42,10 @@ class Console:
         """Scores, a line each."""
         width = max(map(len, scores))
         for name, value in scores.items():
-            self.print(f"  {name:{width}}  {value:10.4g}  {WORDS[name]}")
+            self.print(f"  {name:{width}}  {value:10.4g}  {SCORE_NAMES[name]}")
 
     def result(self, result: dict[str, Any]) -> None:
-        """What the command returns, where that is to be JSON."""
+        """Print the result of the command, if JSON is wanted."""
         if self.as_json:
             print(json.dumps(result, indent=1, allow_nan=False))
 

@@ -27,12 +27,12 @@ Missing: TypeAlias = Literal["refuse", "fill"]
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
 
 
-_MOSTLY = 0.5  # share of numbers from which a text is thought to be a slip among them
+_MOSTLY = 0.5  # fraction of numbers from which a text is thought to be a slip among them
 
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of the table becomes columns of numbers.
+    """Encoding of one column of the table as columns of numbers.
 
     Args:
         name: its name.
@@ -83,7 +83,7 @@ class Column:
 
 
 def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str]]:
-    """How each column of a training table is encoded, and the names of those that say nothing.
+    """Encodings of the columns of a training table, and the names of constant columns.
 
     Raises:
         BadInput: a column cannot be used, or has missing values that are refused.

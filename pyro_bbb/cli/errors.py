@@ -1,4 +1,4 @@
-"""What the user can mend: bad files, bad values, options that do not fit."""
+"""Errors in user input: bad files, bad values, options that do not fit."""
 
 
 class BadInput(ValueError):

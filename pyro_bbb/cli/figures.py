@@ -30,7 +30,7 @@ class Picture:
 
 
 def draw(function: Callable[[Axes], object], title: str, caption: str) -> Picture:
-    """What a function draws, under a title."""
+    """Draw by a function, under a title."""
     with plots.style():
         figure = Figure(figsize=(5.2, 3.7))
         ax = figure.subplots()
@@ -42,7 +42,7 @@ def draw(function: Callable[[Axes], object], title: str, caption: str) -> Pictur
 
 
 def of_answers(model: Model, rows: dict[str, Tensor]) -> list[Picture]:
-    """How the answers compare with the truth."""
+    """Figures of predictions against true targets."""
     level = model.about.level
     if "probs" not in rows:
         return [
@@ -53,28 +53,28 @@ def of_answers(model: Model, rows: dict[str, Tensor]) -> list[Picture]:
             ),
             draw(
                 lambda ax: coverage(ax, rows["pit"]),
-                "Are intervals as wide as they should be?",
-                "Share of the truth inside central intervals of each level; on the diagonal they "
-                "are right, below it too narrow.",
+                "Coverage of the intervals",
+                "Fraction of true targets inside central intervals of each level. On the diagonal "
+                "intervals are calibrated, below it too narrow.",
             ),
         ]
     answers = {"the model": ClassificationPrediction(rows["probs"].log().unsqueeze(0))}
     return [
         draw(
             lambda ax: plots.reliability(ax, rows["probs"], rows["y"]),
-            "Is it right as often as it says?",
-            "Accuracy among answers of each confidence, with 95 % intervals.",
+            "Reliability diagram",
+            "Accuracy of the predictions of each confidence, with 95 % intervals.",
         ),
         draw(
             lambda ax: plots.risk_coverage(ax, answers, rows["y"]),
-            "What refusing saves",
-            "Errors among the answers given, when the least confident ones are refused.",
+            "Risk-coverage",
+            "Error rate of the rows answered, as the least confident ones are refused.",
         ),
     ]
 
 
 def of_weights(model: Model) -> list[Picture]:
-    """How certain the weights are, of a guide that knows it of each."""
+    """Figure of the weights' signal-to-noise ratios, of an `AutoSoftplusNormal`."""
     guide = model.estimator.posterior_.guide
     if type(guide) is not AutoSoftplusNormal:
         return []
@@ -97,10 +97,10 @@ def predicted_and_true(ax: Axes, rows: dict[str, Tensor], threshold: float) -> N
 
 
 def coverage(ax: Axes, pit: Tensor) -> None:
-    """Share of the truth inside central intervals, by their level."""
+    """Draw the fraction of true targets inside central intervals, by their level."""
     depth = np.sort(np.abs(2 * pit.numpy() - 1))  # the level at which an interval reaches the truth
     ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
     ax.step(depth, np.arange(1, len(depth) + 1) / len(depth), where="post", color=BLUE)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:.0%}")
-    ax.set(xlabel="level of the interval", ylabel="truth inside", xlim=(0, 1), ylim=(0, 1))
+    ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))

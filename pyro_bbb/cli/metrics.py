@@ -1,4 +1,4 @@
-"""How good a model's answers are, by the true targets."""
+"""Scores of a model on rows whose targets are known, and their names in print."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor
 from pyro_bbb import metrics
 from pyro_bbb.cli.model import Answers, doubt, is_regression, set_sizes
 
-WORDS = {
-    "rmse": "root mean squared error",
-    "mae": "mean absolute error",
-    "r2": "share of the variance explained",
-    "log_likelihood": "log-density of the truth (nats per row)",
-    "coverage": "share of the truth inside its interval",
+SCORE_NAMES = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R2, fraction of the variance explained",
+    "log_likelihood": "log-likelihood (nats per row)",
+    "coverage": "coverage of the intervals",
     "width": "mean width of the intervals",
-    "accuracy": "share of right answers",
-    "nll": "negative log-probability of the true class (nats per row)",
+    "accuracy": "accuracy",
+    "nll": "NLL (nats per row)",
     "brier": "Brier score",
-    "ece": "expected calibration error",
-    "set_coverage": "share of the true classes inside their set",
-    "set_size": "mean number of classes in a set",
-    "refused": "share of rows refused",
-    "rmse_answered": "root mean squared error of the others",
-    "accuracy_answered": "share of right answers among the others",
+    "ece": "ECE, expected calibration error",
+    "set_coverage": "coverage of the label sets",
+    "set_size": "mean size of the label sets",
+    "refused": "fraction of rows refused",
+    "rmse_answered": "RMSE of the rows answered",
+    "accuracy_answered": "accuracy of the rows answered",
 }
 
 
 def by_row(answers: Iterable[Answers], truth: NDArray[Any]) -> dict[str, Tensor]:
-    """What scores and pictures need of each row; of the draws nothing is kept.
+    """Summarise each row for scores and figures, without its draws.
 
     Returns:
         ``y``, ``doubt``, ``log_prob``; of a regression ``mean``, ``lower``, ``upper`` and ``pit``
@@ -59,7 +59,7 @@ def score(rows: dict[str, Tensor], level: float, threshold: float) -> dict[str, 
     """All scores by name; those of the rows that are answered only where there are any."""
     answered = rows["doubt"] <= threshold
     scores = _classification(rows, level) if "probs" in rows else _regression(rows)
-    scores["refused"] = _share(~answered)
+    scores["refused"] = _fraction(~answered)
     if answered.any():
         if "probs" in rows:
             name, value = "accuracy", metrics.accuracy(rows["probs"][answered], rows["y"][answered])
@@ -70,7 +70,7 @@ def score(rows: dict[str, Tensor], level: float, threshold: float) -> dict[str, 
 
 
 def quantile(values: NDArray[np.float64], fraction: float) -> float:
-    """The least of the values that at least such a share of them do not exceed."""
+    """The smallest value not exceeded by less than such a fraction of the values."""
     return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 
@@ -90,17 +90,17 @@ def _regression(rows: dict[str, Tensor]) -> dict[str, float]:
 
 def _classification(rows: dict[str, Tensor], level: float) -> dict[str, float]:
     probs, y = rows["probs"], rows["y"]
-    ordered, places = probs.sort(-1, descending=True)
-    rank, sizes = (places == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
+    ordered, classes = probs.sort(-1, descending=True)
+    rank, sizes = (classes == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
     return {
         "accuracy": metrics.accuracy(probs, y),
         "nll": -float(rows["log_prob"].mean()),
         "brier": metrics.brier(probs, y),
         "ece": metrics.ece(probs, y),
-        "set_coverage": _share(rank < sizes),
+        "set_coverage": _fraction(rank < sizes),
         "set_size": float(sizes.double().mean()),
     }
 
 
-def _share(which: Tensor) -> float:
+def _fraction(which: Tensor) -> float:
     return float(which.double().mean())

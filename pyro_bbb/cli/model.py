@@ -32,7 +32,7 @@ _KEY = "table"  # in the metadata of the save
 
 @dataclass(frozen=True)
 class About:
-    """What a model knows of its table; it is saved as JSON with the model.
+    """Description of a model's table, saved as JSON with the model.
 
     Args:
         target: name of the column that it predicts.
@@ -140,7 +140,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says of some rows."""
+    """Predictions of a model for some rows."""
 
     model: Model
     prediction: Any
@@ -151,7 +151,7 @@ class Answers:
         )
 
     def refused(self) -> NDArray[np.bool_]:
-        """Which rows are less certain than almost all that the threshold was chosen by."""
+        """Rows less certain than almost all by which the threshold was chosen."""
         threshold = self.model.about.threshold
         wrong: NDArray[np.bool_] = doubt(self.prediction) > threshold
         return wrong
@@ -209,7 +209,7 @@ def smallest_sets(probs: torch.Tensor, level: float) -> list[list[int]]:
 
 
 def set_sizes(ordered: torch.Tensor, level: float) -> torch.Tensor:
-    """How many of the largest probabilities, ``[n, classes]`` from large to small, reach it."""
+    """Number of the largest of falling probabilities ``[n, classes]`` that reach the level."""
     return 1 + (ordered.cumsum(-1)[:, :-1] < level).sum(-1)
 
 

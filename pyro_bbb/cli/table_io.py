@@ -85,7 +85,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Whether the folder of a file that is to be written exists.
+    """Check that the folder of a file to be written exists.
 
     Raises:
         BadInput: it does not, or the path is that of a folder.

@@ -1,4 +1,4 @@
-"""Which task a target column sets, and the targets of either."""
+"""Recognition of the task from the target column, and the targets of each task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""MNIST and Fashion-MNIST as tensors, from a folder or a cache that downloads fill and mend.
+"""MNIST and Fashion-MNIST as tensors, from a folder or a cache filled by downloads.
 
 Every file is checked against torchvision's MD5 each time it is read. A download goes to a scratch
-folder and is moved, whole and verified, to its place: processes that download at once, or that are
+folder and is moved to the cache once verified: processes that download at once, or that are
 killed, leave no broken file there.
 """
 
@@ -22,12 +22,8 @@ from torch import Tensor
 from pyro_bbb.data.cache import cache_folder, given_root, is_intact, read_verified
 
 _CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
-
-
-_SCRATCH = "download-"  # how the folders of unfinished downloads begin
-
-
-_ABANDONED = 24 * 3600  # seconds after which such a folder has nobody to finish it
+_SCRATCH = "download-"  # prefix of the folders of unfinished downloads
+_ABANDONED = 24 * 3600  # age in seconds of an abandoned scratch folder
 
 
 def load_images(
@@ -37,7 +33,7 @@ def load_images(
     train: bool = True,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Images and labels of MNIST or Fashion-MNIST, whole, as two tensors.
+    """Images and labels of MNIST or Fashion-MNIST as two tensors.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
@@ -88,7 +84,7 @@ def _folder_of(
 
 
 def _fill_cache(image_set: Any, folder: Path, checksums: dict[str, str]) -> None:
-    """Downloads the set if one of the files is missing or damaged."""
+    """Download the set if one of the files is missing or damaged."""
     _remove_abandoned(folder)
     faulty = [file for file, md5 in checksums.items() if not is_intact(folder / file, "md5", md5)]
     if not faulty:
@@ -106,7 +102,7 @@ def _fill_cache(image_set: Any, folder: Path, checksums: dict[str, str]) -> None
 
 
 def _download(image_set: Any, folder: Path) -> None:
-    """Has torchvision download and verify the set; other processes see each file whole or not."""
+    """Download and verify the set by torchvision; files appear atomically in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         fetched = image_set(scratch, download=True)
@@ -115,7 +111,7 @@ def _download(image_set: Any, folder: Path) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what downloads that were killed have left."""
+    """Remove the scratch folders of downloads that were killed."""
     for scratch in folder.glob(_SCRATCH + "*"):
         with contextlib.suppress(FileNotFoundError):  # its process has just finished
             if time.time() - scratch.stat().st_mtime > _ABANDONED:

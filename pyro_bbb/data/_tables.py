@@ -25,19 +25,15 @@ _UCI_SHA256 = {
 
 
 _MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
-
-
 _DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
-
-
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 class UCIData(NamedTuple):
-    """A regression set, nothing normalised, and its standard splits.
+    """Regression set, not normalised, and its standard splits.
 
     Attributes:
-        x: features, float32 or as `read_uci` was asked ``[n, d]``; a column may be constant.
+        x: features, float32 or the dtype given to `read_uci`, ``[n, d]``; a column may be constant.
         y: targets, of the same type, ``[n]``.
         train_index: rows of each split's train part, int64 ``[splits, n_train]``.
         test_index: rows of each split's test part, int64 ``[splits, n_test]``.
@@ -66,7 +62,7 @@ def load_uci(
     root: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
 ) -> UCIData:
-    """A UCI regression set with its splits, from ``ROOT/uci/NAME/data.npz``.
+    """Load a UCI regression set with its splits, from ``ROOT/uci/NAME/data.npz``.
 
     The file holds ``X`` ``[n, d]``, ``y`` ``[n]``, and the row numbers of the splits
     ``train_index`` ``[splits, n_train]`` and ``test_index`` ``[splits, n_test]``. The splits of
@@ -91,12 +87,12 @@ def load_uci(
 
 
 def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
-    """A regression set with its splits from any file of the layout that `load_uci` describes.
+    """Read a regression set with its splits from any file of the layout that `load_uci` describes.
 
     Args:
-        path: the ``.npz`` file; whatever its name, its content need not be that of a known set.
-        dtype: of features and targets. What is to be standardised, as a column with a mean far
-            above its spread, is better read as ``torch.float64``.
+        path: the ``.npz`` file, of any name and content.
+        dtype: dtype of features and targets. Columns with a mean far above their spread are better
+            read as ``torch.float64`` before they are standardised.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -16,7 +16,7 @@ _READ_BATCH = 1024  # items collated at once when a Dataset is read
 def as_tensors(
     data: tuple[Any, Any] | Dataset[Any], *, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as a checked pair of tensors on one device; dtypes are kept.
+    """Inputs and targets as a checked pair of tensors on one device; dtypes do not change.
 
     Args:
         data: a pair ``(x, y)`` of tensors or numpy arrays whose rows are examples, or a map-style
@@ -42,12 +42,12 @@ def as_tensors(
     _check_lengths(x, y)
     _check_finite("x", x)
     _check_finite("y", y)
-    place = x.device if device is None else as_device(device)
-    return _data_only(x).to(place), _data_only(y).to(place)
+    target = x.device if device is None else as_device(device)
+    return _data_only(x).to(target), _data_only(y).to(target)
 
 
 class Minibatches:
-    """Batches of ``(x, y)``, shuffled anew at each iteration; the last, short one is kept.
+    """Batches of ``(x, y)``, shuffled anew at each iteration; the last may be short.
 
     An epoch costs one ``randperm`` on the CPU, so that the order is the same on every device, and
     one ``index_select`` per batch on the data's device.
@@ -56,7 +56,7 @@ class Minibatches:
         x: inputs, ``[n, ...]``.
         y: targets, ``[n, ...]``, on the same device.
         batch_size: examples per batch, at least 1; more than n makes one batch of n.
-        shuffle: draw a new order for each epoch, or keep the given one.
+        shuffle: whether each epoch has a new random order.
         generator: CPU generator of the orders; torch's global one by default.
 
     Raises:
@@ -111,7 +111,7 @@ def split(
     Args:
         x: inputs, ``[n, ...]``.
         y: targets, ``[n, ...]``.
-        fraction: share of the second part, in (0, 1); its size is ``round(fraction * n)``.
+        fraction: fraction of the second part, in (0, 1); its size is ``round(fraction * n)``.
         seed: of the random order; torch's global generator is not touched.
 
     Returns:
@@ -123,11 +123,11 @@ def split(
     """
     _check_lengths(x, y)
     fraction, seed = probability("fraction", fraction), as_seed("seed", seed)
-    held_out = round(fraction * len(x))
-    if not 0 < held_out < len(x):
+    holdout = round(fraction * len(x))
+    if not 0 < holdout < len(x):
         raise ValueError(f"fraction={fraction} of {len(x)} examples leaves one part empty")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    second, first = order[:held_out], order[held_out:]
+    second, first = order[:holdout], order[holdout:]
     return (
         (x[first.to(x.device)], y[first.to(y.device)]),
         (x[second.to(x.device)], y[second.to(y.device)]),
@@ -135,7 +135,7 @@ def split(
 
 
 def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
-    """Every item of a map-style dataset of pairs, collated."""
+    """Read and collate every item of a map-style dataset of pairs."""
     if isinstance(data, IterableDataset):
         raise TypeError(f"data must be a map-style Dataset, got {type(data).__name__}")
     if isinstance(data, TensorDataset):
@@ -161,7 +161,7 @@ def _to_tensor(name: str, value: Any) -> Tensor:
 
 
 def _data_only(value: Tensor) -> Tensor:
-    """The tensor without gradient, which training would leave in the user's."""
+    """Detach a tensor, so that training leaves no gradient in the user's."""
     return value.detach() if value.requires_grad else value
 
 

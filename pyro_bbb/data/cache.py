@@ -1,6 +1,6 @@
-"""Where data sets lie, and the content of files that are what they should be.
+"""Folders of data sets, and file content verified by checksums.
 
-A set lies under a root: the argument ``root`` of its reader, else what the environment variable
+A set is under a root: the argument ``root`` of its reader, else what the environment variable
 ``PYRO_BBB_DATA`` names, both of which may be read-only; else a cache folder of the user.
 """
 
@@ -28,12 +28,12 @@ def cache_folder() -> Path:
 
 
 def is_intact(path: Path, algorithm: str, expected: str) -> bool:
-    """Whether there is such a file and it has this checksum."""
+    """Tell whether a file exists and has this checksum."""
     return path.is_file() and _checksum(path.read_bytes(), algorithm) == expected
 
 
 def read_verified(path: Path, algorithm: str, expected: str) -> bytes:
-    """A file's content.
+    """Read a file and verify its checksum.
 
     Args:
         path: the file.

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._handlers.vmap import one_by_one, over_draws, stack
+from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import count, probabilities
 from pyro_bbb.deployment._strip_pyro import plain_copy
@@ -78,7 +79,7 @@ def to_ensemble(
 
 
 class DrawnEnsemble(nn.Module):
-    """What `to_ensemble` returns: networks of one architecture, and what they say together."""
+    """Ensemble of posterior draws as one plain torch module, the result of `to_ensemble`."""
 
     levels: Tensor
     scores: Tensor
@@ -106,7 +107,9 @@ class DrawnEnsemble(nn.Module):
         run = one_by_one if torch.compiler.is_compiling() else over_draws
         arguments = run(partial(self._arguments, x), self.drawn.weights())
         if issubclass(self._family, (Categorical, Bernoulli)):
-            classes = ClassificationPrediction(**finished(self._family, arguments))
+            classes = ClassificationPrediction(
+                finished(self._family, arguments)["sample_log_probs"]
+            )
             return {
                 "probs": classes.probs,
                 "aleatoric": _entropy(classes.sample_log_probs).mean(0),
@@ -196,11 +199,11 @@ def _quantiles(levels: Tensor, scores: Tensor, loc: Tensor, scale: Tensor) -> Te
     loc, scale = loc.double().unsqueeze(-1), scale.double().unsqueeze(-1)  # [S, n, d, 1]
     ends = loc + scale * scores
     low, high = ends.amin(0), ends.amax(0)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        below = _erf((middle - loc) / (scale * math.sqrt(2))).mean(0) < 2 * levels - 1
-        low, high = middle.where(below, low), high.where(below, middle)
-    return high.to(dtype)
+
+    def below(x: Tensor) -> Tensor:
+        return _erf((x - loc) / (scale * math.sqrt(2))).mean(0) < 2 * levels - 1
+
+    return bisect(below, low, high, _HALVINGS).to(dtype)
 
 
 def _erf(x: Tensor) -> Tensor:

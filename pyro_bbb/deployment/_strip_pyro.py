@@ -83,7 +83,7 @@ def _plain_class(cls: type) -> Any:
 
 
 def _own_code(cls: type) -> dict[str, Any]:
-    """What a class defines itself, apart from its constructor and random or learned attributes."""
+    """Members that a class defines, but for its constructor and random or learned attributes."""
     return {
         name: value
         for name, value in vars(cls).items()

@@ -1,4 +1,4 @@
-"""Guides: families of posteriors for a model, each under a name.
+"""Guides: variational families of posteriors, by name.
 
 | name | posterior |
 |---|---|
@@ -10,7 +10,7 @@
 | ``delta`` | a point, the MAP, `Delta` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
 | ``laplace_ggn`` | the same by the Gauss-Newton curvature, `LaplaceGGN` |
-| ``ensemble`` | several of these, each from its own start, `Ensemble` |
+| ``ensemble`` | several of these with different initial values, `Ensemble` |
 
 Imports the rooms up to `_handlers`, never `priors`. A new guide is one module here and one line in
 ``_registry.py``: its name in `GUIDES`.

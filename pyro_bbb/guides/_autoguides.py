@@ -1,10 +1,8 @@
-"""Pyro's own automatic guides, mended where they go wrong with networks.
+"""Pyro's autoguides as guides of this library: `Normal`, `Delta` and their base classes.
 
-Their mathematics is Pyro's. What changes is what `Guide` gives them all (parameters that exist from
-the start and are theirs, the weight of the KL, copies), where they start, and how they are drawn
-from. Pyro's defaults start weights at 0, where hidden units are alike, or at medians of a few prior
-draws, as wide for every layer; and with standard deviations of 0.1, noise in which wide networks
-drown.
+The mathematics is Pyro's; `Guide` adds its parameters, KL weight and copies, and the initial means
+differ. Pyro starts weights at 0, where hidden units are equal, or at medians of prior samples, as
+wide in every layer. Its initial standard deviation of 0.1 is too noisy for wide networks.
 """
 
 from __future__ import annotations
@@ -25,18 +23,18 @@ from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.latents import InitLoc, describe, start
 
-INIT_SCALE = math.log1p(math.exp(-5.0))  # that of AutoSoftplusNormal
+INIT_SCALE = math.log1p(math.exp(-5.0))  # the initial scale of AutoSoftplusNormal
 
 
-class _Space(NamedTuple):
-    """What a stock guide needs to know of a latent's prior."""
+class _Support(NamedTuple):
+    """Support and event dimensions of a latent, as Pyro's autoguides read them off its prior."""
 
     support: Any
     event_dim: int
 
 
-class Prototype(AutoGuide):
-    """Stands behind a stock guide, and hands it the latents where Pyro would run the model."""
+class PrototypeFromLatents(AutoGuide):
+    """Base of Pyro's autoguide in a wrapped one: the latents stand for a run of the model."""
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         (self.prototype_trace,) = args
@@ -44,8 +42,12 @@ class Prototype(AutoGuide):
         self._prototype_frames = {frame.name: frame for frame in frames}
 
 
-class Stock(Guide):
-    """In front of a stock guide: finds the latents and their start, and lets it build on them."""
+class WrappedAutoguide(Guide):
+    """Guide that finds the latents and their initial means for one of Pyro's autoguides.
+
+    Bases stand in the order ``WrappedAutoguide, Auto..., PrototypeFromLatents``: the first replaces
+    methods of Pyro's class, whose own calls of ``super()`` then reach the last.
+    """
 
     def _add_latents(self, trace: Any) -> None:
         known = Trace() if self.prototype_trace is None else self.prototype_trace.copy()
@@ -54,13 +56,13 @@ class Stock(Guide):
                 self._latents[name] = latent = describe(name, site)
                 value = latent.constrain(start(latent, site, self._initialise))
                 node = {"type": "sample", "name": name, "is_observed": False, "value": value}
-                space = _Space(site["fn"].support, site["fn"].event_dim)
+                space = _Support(site["fn"].support, site["fn"].event_dim)
                 known.add_node(name, **node, fn=space, cond_indep_stack=latent.frames)
         if len(known.nodes) > len(getattr(self.prototype_trace, "nodes", ())):
             self._build(known)
 
     def _build(self, known: Trace) -> None:
-        """Makes the parameters; those there already stay the objects that an optimiser holds."""
+        """Make the parameters; existing ones stay the objects that an optimiser knows."""
         before = dict(self.named_parameters())
         self._setup_prototype(known)
         for name, parameter in before.items():
@@ -85,12 +87,12 @@ class Stock(Guide):
         return found
 
 
-class Normal(Stock, autoguide.AutoNormal, Prototype):
-    """Independent Normals in Pyro's own parametrisation, `pyro.infer.autoguide.AutoNormal`.
+class Normal(WrappedAutoguide, autoguide.AutoNormal, PrototypeFromLatents):
+    """Independent Normals in Pyro's parametrisation, `pyro.infer.autoguide.AutoNormal`.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where the means start, see `AutoSoftplusNormal`.
+        init_loc: initial means, see `AutoSoftplusNormal`.
         init_scale: initial standard deviation of every latent, in unconstrained space.
     """
 
@@ -105,7 +107,7 @@ class Normal(Stock, autoguide.AutoNormal, Prototype):
         self._find_declared()
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
+        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient."""
         draws, shape = {}, (count("num_samples", num_samples),)
         with torch.no_grad():
             for latent in self._known_latents():
@@ -114,12 +116,12 @@ class Normal(Stock, autoguide.AutoNormal, Prototype):
         return draws
 
 
-class Delta(Stock, autoguide.AutoDelta, Prototype):
-    """A point: maximum a posteriori in the latents' own space, `pyro.infer.autoguide.AutoDelta`.
+class Delta(WrappedAutoguide, autoguide.AutoDelta, PrototypeFromLatents):
+    """Point estimate: MAP in the constrained space, `pyro.infer.autoguide.AutoDelta`.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where the point starts, see `AutoSoftplusNormal`.
+        init_loc: initial point, see `AutoSoftplusNormal`.
     """
 
     def __init__(self, model: Callable[..., Any], *, init_loc: InitLoc | None = None) -> None:
@@ -136,6 +138,6 @@ class Delta(Stock, autoguide.AutoDelta, Prototype):
         return self.sample_posterior(len(probabilities("quantiles", quantiles)))
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """The point as ``num_samples`` equal draws."""
+        """The point as ``num_samples`` equal samples."""
         num_samples = count("num_samples", num_samples)
         return {name: x.expand(num_samples, *x.shape) for name, x in self.median().items()}

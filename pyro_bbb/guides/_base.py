@@ -1,8 +1,8 @@
-"""What all our guides have in common, whatever family their posterior is of.
+"""Base class of the guides.
 
-The latents that a `BayesianModel` declares are known, and so the parameters exist, from the start.
-The parameters belong to their guide, not to Pyro's global store. The guide's log-density is
-weighted by ``kl_weight`` like the prior's. A copy leaves its original as it is.
+Parameters exist at construction, as a `BayesianModel` declares its latents without data. They
+belong to their guide, not to Pyro's global store. ``kl_weight`` scales the guide's log-density like
+the prior's. Copying a guide does not change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.guides import prototype_hide_fn
-from torch import nn
+from torch import Size, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import announce_one, own_store
@@ -31,7 +31,7 @@ Self = TypeVar("Self", bound="Guide")
 
 @dataclass(frozen=True)
 class ArgumentReader:
-    """Reads one argument of a call by name or position."""
+    """Reader of one argument of a call, by name or position."""
 
     name: str
     position: int | None
@@ -39,7 +39,7 @@ class ArgumentReader:
 
     @classmethod
     def of(cls, function: Any, name: str, default: Any) -> ArgumentReader:
-        """The reader for a function's, or a module's, argument ``name``."""
+        """Return the reader for argument ``name`` of a function or a module."""
         target = function.forward if isinstance(function, nn.Module) else function
         names = list(inspect.signature(target).parameters)
         return cls(name, names.index(name) if name in names else None, default)
@@ -53,12 +53,15 @@ class ArgumentReader:
 
 
 class Guide(AutoGuide):
-    """Base of the guides; a subclass says in `_add_latents` what parameters a latent needs.
+    """Base of the guides; a subclass makes the parameters of new latents in `_add_latents`.
+
+    `GUIDES` names the guides that can be saved. An option of the constructor is saved from the
+    attribute of its name with a leading underscore.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where the means start, see `AutoSoftplusNormal`.
-        **options: those of the Pyro guide that a subclass mends.
+        init_loc: initial means, see `AutoSoftplusNormal`.
+        **options: options of the Pyro autoguide that a subclass wraps.
 
     Raises:
         TypeError: the model is not callable, or ``init_loc`` of another kind.
@@ -85,11 +88,26 @@ class Guide(AutoGuide):
         """Names of the latent variables, in the model's order."""
         return list(self._latents)
 
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Names of the constructor's options besides the initial means."""
+        names = inspect.signature(cls.__init__).parameters
+        return [name for name in names if name not in ("self", "model", "init_loc")]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's options besides the initial means, by name."""
+        return {name: getattr(self, f"_{name}") for name in self.option_names()}
+
+    def latent_shapes(self) -> dict[str, Size]:
+        """Shapes of the latents, by site name."""
+        return {name: latent.shape for name, latent in self._latents.items()}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draws every latent, for the model's arguments.
+        """Sample every latent, for the model's arguments.
 
         Returns:
-            The draws by site name.
+            The samples by site name.
         """
         if not self._complete:
             self._find_latents(*args, **kwargs)
@@ -98,11 +116,11 @@ class Guide(AutoGuide):
             return super().__call__(*args, **kwargs)
 
     def _add_latents(self, trace: Any) -> None:
-        """Adds the parameters of those latents in a trace of the model that are not yet known."""
+        """Add the parameters of the latents in a trace of the model that are not yet known."""
         raise NotImplementedError
 
     def _find_declared(self) -> None:
-        """Adds the latents that are known without data; subclasses call it once constructed."""
+        """Add the latents that the model declares; subclasses call it once constructed."""
         if not hasattr(self.model, "draw_latents"):
             return
         with torch.no_grad(), own_store(self.model):
@@ -112,7 +130,7 @@ class Guide(AutoGuide):
         self._refuse_unknown(self._latents)
 
     def _find_latents(self, *args: Any, **kwargs: Any) -> None:
-        """Runs the model once for latents that its forward pass samples by itself."""
+        """Run the model once to find latents that its forward pass samples."""
         evaluated = evaluating(self.model) if isinstance(self.model, nn.Module) else ExitStack()
         known, frames = self.prototype_trace, self._prototype_frames
         with torch.no_grad(), torch.random.fork_rng(), evaluated:
@@ -124,7 +142,7 @@ class Guide(AutoGuide):
         self._complete = True
 
     def _prototype_hide_fn(self, site: Any) -> bool:
-        """What of the model's first run is no latent; so are the observations when not given."""
+        """Hide sites of the model's first run that are no latents, observations included."""
         hidden: bool = prototype_hide_fn(site)
         return hidden or (hasattr(self.model, "draw_latents") and site["name"] == "obs")
 
@@ -134,7 +152,7 @@ class Guide(AutoGuide):
         return list(self._latents.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without the model; unlike Pyro's, it leaves this guide as it is."""
+        """Return the state without the model; Pyro's method would remove it from this guide."""
         model, master = self._model, self.master
         try:
             state: dict[str, Any] = dict(super().__getstate__())
@@ -143,7 +161,7 @@ class Guide(AutoGuide):
         return state
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
-        """A guide with parameters of its own, for the same model (or its copy, if in ``memo``)."""
+        """Copy the parameters, for the same model (or its copy, if in ``memo``)."""
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -153,13 +171,13 @@ class Guide(AutoGuide):
 
 @runtime_checkable
 class Approximated(Protocol):
-    """A guide that training alone does not finish."""
+    """Guide that needs the training set once more after training."""
 
     def approximate(self, data: Any) -> None:
-        """Finishes the guide after training, from the whole training set."""
+        """Finish the guide after training, from the full training set."""
 
     def reset(self) -> None:
-        """Makes it ready for further training."""
+        """Make it ready for further training."""
 
 
 def _hide(site: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Ensembles: several guides, each trained from its own start, as one posterior.
+"""Ensembles: several guides with different initial values, as one posterior.
 
-Of points they are the deep ensembles of Lakshminarayanan et al. (2017), "Simple and Scalable
+Ensembles of points are the deep ensembles of Lakshminarayanan et al. (2017), "Simple and Scalable
 Predictive Uncertainty Estimation using Deep Ensembles".
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.guides._autoguides import Delta
@@ -22,7 +22,7 @@ from pyro_bbb.guides._laplace import Laplace
 
 
 class Ensemble(Guide):
-    """An equally weighted mixture of guides, which take turns at each call.
+    """Equally weighted mixture of guides, which take turns at each call.
 
     `fit` runs every member in every step, so that the loss is the mean of theirs; a member's
     gradient then carries the factor 1 / size, which Adam does not see. Ordinary parameters of the
@@ -30,11 +30,11 @@ class Ensemble(Guide):
 
     Args:
         model: the model.
-        make_member: makes one member for the model; called once per member.
+        make_member: function from the model to a member; called once per member.
         size: number of members.
 
     Raises:
-        ValueError: ``size`` is below 1, or points start all alike and so would stay.
+        ValueError: ``size`` is below 1, or points have equal initial values, and would stay equal.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Ensemble(Guide):
         self._refuse_equal_points()
 
     def add(self, member: Guide) -> None:
-        """Adds a guide for the same model as the last member.
+        """Add a guide for the same model as the last member.
 
         Raises:
             TypeError: it is none of `pyro_bbb.guides`.
@@ -75,15 +75,19 @@ class Ensemble(Guide):
         """Names of the latent variables, in the model's order."""
         return self.members[0].site_names
 
+    def latent_shapes(self) -> dict[str, Size]:
+        """Shapes of the latents, by site name."""
+        return self.members[0].latent_shapes()
+
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Draws every latent from the member whose turn it is.
+        """Sample every latent from the member whose turn it is.
 
         Args:
             *args: the model's arguments.
             **kwargs: the model's keyword arguments.
 
         Returns:
-            The draws by site name.
+            The samples by site name.
         """
         member = self.members[self._calls % self.size]
         self._calls += 1
@@ -91,7 +95,7 @@ class Ensemble(Guide):
         return draws
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Draws of all latents, ``[num_samples, ...]`` by site name: of each member in turn."""
+        """Samples of all latents, ``[num_samples, ...]`` by site name, of each member in turn."""
         num_samples = count("num_samples", num_samples)
         counts = [len(range(k, num_samples, self.size)) for k in range(self.size)]
         drawn = [
@@ -99,23 +103,23 @@ class Ensemble(Guide):
             for member, number in zip(self.members, counts, strict=True)
             if number
         ]
-        # draws lie member by member: number i is that of turn turns[i]
+        # samples are sorted by member: sample i belongs to turn turns[i]
         turns = [i for k in range(self.size) for i in range(k, num_samples, self.size)]
         order = torch.tensor(turns).argsort()
         return {name: torch.cat([draws[name] for draws in drawn])[order] for name in drawn[0]}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raises TypeError: between the members lies no network that works."""
+        """Raise TypeError: the mean of the members is no working network."""
         raise TypeError(
             "an ensemble has no single centre; use predict, or one of guide.members by itself"
         )
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raises TypeError, as `median`."""
+        """Raise TypeError, as `median`."""
         return self.median()
 
     def approximate(self, data: Any) -> None:
-        """Approximates the members that are to be, as `Laplace` ones are.
+        """Approximate the members that need it, such as `Laplace`.
 
         Args:
             data: the training set, as for `Laplace.approximate`.
@@ -125,7 +129,7 @@ class Ensemble(Guide):
                 member.approximate(data)
 
     def reset(self) -> None:
-        """Makes such members points again, for further training."""
+        """Make such members points again, for further training."""
         for member in self.members:
             if isinstance(member, Approximated):
                 member.reset()
@@ -142,12 +146,12 @@ class Ensemble(Guide):
         if points and len(states) == 2 and states[0]:
             if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
                 raise ValueError(
-                    "init_loc must give each member a start of its own, e.g. 'he', or they stay "
-                    "alike"
+                    "init_loc must give each member different initial values, got equal ones; use "
+                    "init_loc='he'"
                 )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for module in self.modules():
             if isinstance(module, AutoGuide):
-                module.master = None  # each member is whole by itself
+                module.master = None  # each member is a guide by itself

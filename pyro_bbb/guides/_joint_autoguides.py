@@ -1,4 +1,4 @@
-"""Pyro's automatic guides with one distribution of all latents together, mended as in `_stock`."""
+"""Pyro's autoguides with one joint distribution of all latents: low-rank, full-rank, flow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from pyro_bbb._utils.validation import count, positive
-from pyro_bbb.guides._autoguides import INIT_SCALE, Prototype, Stock
+from pyro_bbb.guides._autoguides import INIT_SCALE, PrototypeFromLatents, WrappedAutoguide
 from pyro_bbb.guides.latents import InitLoc
 
 _MAX_NUMBERS = 2**28  # in a guide's parameters: 1 GiB of float32
 
 
-class Joint(Stock):
-    """In front of a stock guide that has one distribution of all latents, as one long vector."""
+class JointAutoguide(WrappedAutoguide):
+    """Wrapper of an autoguide with one distribution of all latents, as one flat vector."""
 
     latent_dim: int
     loc: Any
@@ -30,7 +30,7 @@ class Joint(Stock):
     transform: Any
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
+        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient."""
         self._known_latents()
         num_samples = count("num_samples", num_samples)
         with torch.no_grad():
@@ -52,15 +52,15 @@ class Joint(Stock):
         super()._build(known)
 
     def _check_size(self, latent_dim: int) -> None:
-        """Raises ValueError where a guide for so many latents would not be feasible."""
+        """Raise ValueError if a guide for so many latents is not feasible."""
 
 
-class LowRank(Joint, autoguide.AutoLowRankMultivariateNormal, Prototype):
-    """A Normal of covariance low-rank plus diagonal, `AutoLowRankMultivariateNormal`.
+class LowRank(JointAutoguide, autoguide.AutoLowRankMultivariateNormal, PrototypeFromLatents):
+    """Normal of covariance low-rank plus diagonal, `AutoLowRankMultivariateNormal`.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where the means start, see `AutoSoftplusNormal`.
+        init_loc: initial means, see `AutoSoftplusNormal`.
         init_scale: initial standard deviation of every latent, about, in unconstrained space.
         rank: rank of the first part; by default about the root of the number of latents.
     """
@@ -76,20 +76,20 @@ class LowRank(Joint, autoguide.AutoLowRankMultivariateNormal, Prototype):
         init_scale = positive("init_scale", init_scale)
         rank = None if rank is None else count("rank", rank)
         super().__init__(model, init_loc=init_loc, init_scale=init_scale, rank=rank)
-        self._asked_rank = rank
+        self._rank = rank
         self._find_declared()
 
     def _build(self, known: Trace) -> None:
-        self.rank = self._asked_rank
+        self.rank = self._rank
         super()._build(known)
 
 
-class FullRank(Joint, autoguide.AutoMultivariateNormal, Prototype):
-    """A Normal of any covariance, `pyro.infer.autoguide.AutoMultivariateNormal`.
+class FullRank(JointAutoguide, autoguide.AutoMultivariateNormal, PrototypeFromLatents):
+    """Normal of any covariance, `pyro.infer.autoguide.AutoMultivariateNormal`.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where the means start, see `AutoSoftplusNormal`.
+        init_loc: initial means, see `AutoSoftplusNormal`.
         init_scale: initial standard deviation of every latent, in unconstrained space.
 
     Raises:
@@ -110,19 +110,19 @@ class FullRank(Joint, autoguide.AutoMultivariateNormal, Prototype):
         _refuse_size("full_rank", latent_dim, latent_dim**2, "low_rank, softplus_normal")
 
 
-class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
-    r"""An inverse autoregressive flow (Kingma et al. 2016), `pyro.infer.autoguide.AutoIAFNormal`.
+class Flow(JointAutoguide, autoguide.AutoIAFNormal, PrototypeFromLatents):
+    r"""Inverse autoregressive flow (Kingma et al. 2016), `pyro.infer.autoguide.AutoIAFNormal`.
 
-    Its draws are $\mu + \sigma f(\epsilon)$. The flow $f$ starts as the identity, so that the guide
-    starts as independent Normals. Its marginals have no closed form, so it has no medians.
+    Its samples are $\mu + \sigma f(\epsilon)$. The flow $f$ is initially the identity, and
+    the guide independent Normals. Its marginals have no closed form, so it has no medians.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
-        init_loc: where $\mu$ starts, see `AutoSoftplusNormal`.
-        init_scale: where $\sigma$ starts, in unconstrained space.
+        init_loc: initial $\mu$, see `AutoSoftplusNormal`.
+        init_scale: initial $\sigma$, in unconstrained space.
         hidden_dim: hidden units of each transform's network, at least the number of latents,
             which is the default.
-        num_transforms: how many transforms follow each other.
+        num_transforms: number of successive transforms.
 
     Raises:
         ValueError: the networks would hold more than 2^28 weights, or a number is out of range.
@@ -144,7 +144,7 @@ class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
         self._find_declared()
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raises TypeError: the marginals of a flow are known by their draws only."""
+        """Raises TypeError: the marginals of a flow are known by samples only."""
         raise TypeError("a flow's marginals have no closed form; use draws, sample_posterior(1000)")
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
         return dist.Normal(torch.zeros_like(self.loc), torch.ones_like(self.loc)).to_event(1)
 
     def get_transform(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """The flow, then location and scale; with a cache, or a draw's density would invert it."""
+        """The flow, then location and scale; a cache spares its inversion for the density."""
         return [
             *self.transform.parts,
             dist.transforms.AffineTransform(self.loc, self.scale, event_dim=1, cache_size=1),
@@ -190,14 +190,14 @@ class Flow(Joint, autoguide.AutoIAFNormal, Prototype):
                 nn.init.zeros_(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without the latest draw, which the transforms remember with its graph."""
+        """Return the state without the latest sample, which the transforms cache with its graph."""
         for part in self.transform or ():
             part._cached_x_y, part._cached_log_scale = (None, None), None
         return super().__getstate__()
 
 
 def _refuse_size(name: str, latent_dim: int, numbers: int, others: str) -> None:
-    """Raises ValueError if a guide's largest tensor would hold too many numbers."""
+    """Raise ValueError if a guide's largest tensor would hold too many numbers."""
     if numbers > _MAX_NUMBERS:
         raise ValueError(
             f"{name} for {latent_dim:,} latents needs {numbers:,} parameters, "

@@ -26,21 +26,17 @@ from torch import Tensor, nn
 
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.validation import tensor
-from pyro_bbb.guides._autoguides import Prototype
-from pyro_bbb.guides._joint_autoguides import Joint
+from pyro_bbb.guides._autoguides import PrototypeFromLatents
+from pyro_bbb.guides._joint_autoguides import JointAutoguide
 from pyro_bbb.guides.latents import InitLoc
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-
-
 _MAX_LATENTS = 4096
-
-
 _ROWS = 256  # of a matrix of derivatives at once
 
 
 class NoModeError(ArithmeticError):
-    """The point that `Laplace` is to approximate is no maximum of the log joint.
+    """Error of `Laplace`: the point is no maximum of the log joint.
 
     Args:
         smallest: the smallest curvature there, which would have to be positive.
@@ -56,14 +52,14 @@ class NoModeError(ArithmeticError):
         )
 
 
-class Laplace(Joint, AutoContinuous, Prototype):
-    """A point in training, then, once `approximate` has seen the data, a Normal around it.
+class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
+    """Point in training; a Normal around it once `approximate` has seen the data.
 
-    `fit` calls `approximate` at its end. The curvature is that of the whole data, in float64.
+    `fit` calls `approximate` at its end. The curvature is of the full data, in float64.
 
     Args:
         model: a `BayesianModel` of at most 4,096 latents.
-        init_loc: where the point starts, see `AutoSoftplusNormal`.
+        init_loc: initial point, see `AutoSoftplusNormal`.
 
     Raises:
         TypeError: the model is no `BayesianModel`.
@@ -84,8 +80,8 @@ class Laplace(Joint, AutoContinuous, Prototype):
         """Sets the covariance to the inverse Hessian of the negative log joint at the point.
 
         Args:
-            data: the training set, as one pair ``(x, y)`` or as batches of such. Examples left
-                out are stood for by the others.
+            data: the training set, as one pair ``(x, y)`` or as batches of such. Where examples
+                are left out, the others are weighted up.
 
         Raises:
             ValueError: no examples.
@@ -110,7 +106,7 @@ class Laplace(Joint, AutoContinuous, Prototype):
         return dist.MultivariateNormal(self.loc, scale_tril=self.scale_tril)
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient.
+        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
 
         Raises:
             RuntimeError: not yet approximated.
@@ -160,7 +156,7 @@ class Laplace(Joint, AutoContinuous, Prototype):
         return 0.5 * (total + total.T)
 
     def _curvature(self, model: Any, guide: Any, args: tuple[Any, ...]) -> Tensor:
-        """The Hessian of one batch's share of the negative log joint."""
+        """The Hessian of one batch's part of the negative log joint."""
         neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, *args)
         (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
         return _derivatives(gradient, guide.loc)
@@ -183,12 +179,12 @@ class Laplace(Joint, AutoContinuous, Prototype):
 
 
 class LaplaceGGN(Laplace):
-    """As `Laplace`, with the curvature of the model whose network is replaced by its tangent.
+    """Laplace's approximation with the Gauss-Newton curvature: the network replaced by its tangent.
 
     Where likelihood and prior are log-concave (Normal and class likelihoods, Normal priors) this
     is positive definite at any point, so that it needs neither a converged nor a smooth network.
-    Its draws are meant for the tangent, though: through the network itself, as `predict` uses
-    them, they underfit where the data leave many weights undetermined (Immer et al. 2021).
+    Its samples are meant for the tangent. `predict` passes them through the network itself, where
+    they underfit if the data leave many weights undetermined (Immer et al. 2021).
     """
 
     _examples = 64  # an output's derivative costs a pass over all of them

@@ -1,4 +1,4 @@
-"""Guides by name."""
+"""Guides by name: a new one needs a line here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 def ensemble(
     model: Callable[..., Any], size: int = 5, guide: str = "delta", **options: Any
 ) -> Ensemble:
-    """Guides of one name, each from its own start, as one posterior.
+    """Make an ensemble of guides of one name, with different initial values.
 
     Args:
         model: the model that the guides are for.
         size: number of members.
-        guide: their name; of ``"delta"`` it is a deep ensemble.
-        **options: keyword arguments of their class; ``init_loc`` is ``"he"`` where not given.
+        guide: name of the members; ``"delta"`` makes a deep ensemble.
+        **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default.
 
     Returns:
         The ensemble.
 
     Raises:
-        ValueError: an unknown name, a number out of range, or points that start all alike.
+        ValueError: an unknown name, a number out of range, or points with equal initial values.
     """
     options.setdefault("init_loc", "he")
     return Ensemble(model, partial(make, guide, **options), size)
@@ -49,7 +49,7 @@ GUIDES: dict[str, Callable[..., Guide]] = {
 
 
 def make(name: str, model: Callable[..., Any], **options: Any) -> Guide:
-    """A guide by its name.
+    """Make a guide by its name.
 
     Args:
         name: one of `GUIDES`.

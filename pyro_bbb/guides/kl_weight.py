@@ -1,4 +1,4 @@
-"""Which guides weigh their log-density by ``kl_weight``, and the weight for those that do not."""
+"""KL weight of guides: ours scale their log-density by ``kl_weight``, others are wrapped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyro_bbb.guides._base import ArgumentReader, Guide
 
 
 def weighs_kl(guide: Any) -> bool:
-    """Whether a guide weighs its log-density by ``kl_weight`` itself.
+    """Tell whether a guide scales its log-density by ``kl_weight`` itself.
 
     Raises:
-        TypeError: it is no guide, which can be called.
+        TypeError: it is not callable.
     """
     if not callable(guide):
         raise TypeError(f"guide must be a guide or a function, got {guide!r}")
@@ -24,7 +24,7 @@ def weighs_kl(guide: Any) -> bool:
 
 
 def with_kl_weight(guide: Any) -> Any:
-    """The guide with its log-density weighted like the prior's, where it does not do so itself."""
+    """Return a guide whose log-density is scaled like the prior's."""
     if weighs_kl(guide):
         return guide
 

@@ -1,4 +1,4 @@
-"""A model's latent variables as a guide needs to know them, and where their means start."""
+"""Latent variables of a model, read off their sample sites, and the initial means of a guide."""
 
 from __future__ import annotations
 
@@ -10,52 +10,65 @@ from typing import Any, TypeAlias
 
 import torch
 from pyro.infer.autoguide.initialization import init_to_median
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributions import ExpTransform, Transform, biject_to, constraints
 
 from pyro_bbb._utils.validation import finite, tensor
 
 Site: TypeAlias = dict[str, Any]
-
-
 InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[[Site], Tensor]"
 
 
 @dataclass(frozen=True)
 class Latent:
-    """One latent variable of the model, as the guide needs to know it."""
+    """A latent variable of the model.
+
+    Args:
+        name: name of its sample site.
+        shape: shape of its value.
+        transform: bijection from unconstrained space; ``None`` for real values.
+        event_dim: number of event dimensions.
+        frames: plates around the site.
+    """
 
     name: str
-    transform: Transform | None  # from unconstrained space; None for real-valued latents
+    shape: Size
+    transform: Transform | None
     event_dim: int
-    frames: tuple[Any, ...]  # plates around it
+    frames: tuple[Any, ...]
 
     def constrain(self, unconstrained: Tensor) -> Tensor:
-        """The latent's value at a point of unconstrained space, in memory of its own."""
+        """Return the value at a point of unconstrained space, in new memory."""
         return unconstrained.clone() if self.transform is None else self.transform(unconstrained)
 
     def unconstrain(self, value: Tensor) -> Tensor:
-        """The point of unconstrained space at a value."""
+        """Return the point of unconstrained space at a value."""
         return value if self.transform is None else self.transform.inv(value)
 
 
 def describe(name: str, site: Site) -> Latent:
-    """One latent from its sample site; ValueError if a Normal guide cannot hold it."""
+    """Read a latent off its sample site.
+
+    Raises:
+        ValueError: it is discrete, or in a subsampled plate.
+    """
     support, frames = site["fn"].support, tuple(f for f in site["cond_indep_stack"] if f.vectorized)
     if site["fn"].has_enumerate_support or getattr(support, "is_discrete", False):
         raise ValueError(f"latent {name!r} is discrete; a Normal guide needs continuous latents")
     if any(frame.full_size not in (None, frame.size) for frame in frames):
-        raise ValueError(f"latent {name!r} is in a subsampled plate, which this guide cannot hold")
+        raise ValueError(
+            f"latent {name!r} is in a subsampled plate, which a Normal guide cannot represent"
+        )
     event_dim = site["fn"].event_dim
     base = support
     while isinstance(base, constraints.independent):
         base = base.base_constraint
     real = base in (constraints.real, constraints.real_vector)
-    return Latent(name, None if real else _bijection(base), event_dim, frames)
+    return Latent(name, site["value"].shape, None if real else _bijection(base), event_dim, frames)
 
 
 def _bijection(support: Any) -> Transform:
-    """From unconstrained space; for positive latents the bare exponential, as in a LogNormal."""
+    """Return the bijection from unconstrained space; for positive values the exponential."""
     if support in (constraints.positive, constraints.nonnegative):
         return ExpTransform()  # torch's has an affine part, and so no closed-form KL
     bijection: Transform = biject_to(support)
@@ -63,7 +76,11 @@ def _bijection(support: Any) -> Transform:
 
 
 def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
-    """Where a latent starts, in unconstrained space; ValueError if that does not fit it."""
+    """Return the initial mean of a latent, in unconstrained space.
+
+    Raises:
+        ValueError: it has another shape, or is outside the support.
+    """
     value, expected = tensor(f"init_loc of {latent.name!r}", initialise(site)), site["value"]
     if value.shape != expected.shape:
         raise ValueError(
@@ -80,7 +97,7 @@ def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> T
 
 
 def as_initialiser(init_loc: Any) -> Callable[[Site], Tensor]:
-    """Whatever stands for initial means, as a function from a site to its initial value."""
+    """Convert any accepted ``init_loc`` to a function from a site to its initial value."""
     if init_loc is None or init_loc == "he":
         return _he
     if isinstance(init_loc, str):
@@ -111,7 +128,7 @@ def _he(site: Site) -> Tensor:
 
 
 def _centre(site: Site) -> Tensor:
-    """The prior's mean of a real-valued latent, where it has one; else its median."""
+    """Return the prior's mean of a real latent, where it is finite, else the median."""
     if _is_real(site):
         mean = site["fn"].mean
         if mean.isfinite().all():
@@ -139,7 +156,7 @@ def _as_tensor(key: str, value: Any) -> Tensor:
 
 
 def refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:
-    """Raises ValueError if tensors or a network name latents that the model has not."""
+    """Raise ValueError if tensors or a network name latents that the model lacks."""
     known = {*latents, *(name.removeprefix("network.") for name in latents)}
     if isinstance(init_loc, Mapping):
         unknown = set(init_loc) - known

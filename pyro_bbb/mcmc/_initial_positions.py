@@ -1,4 +1,4 @@
-"""Where Markov chains start."""
+"""Initial positions of Markov chains."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pyro_bbb.mcmc._potential import Potential
 
 @dataclass(frozen=True)
 class Settings:
-    """What every chain has in common."""
+    """Settings of all chains."""
 
     num_samples: int
     warmup_steps: int
@@ -29,7 +29,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Record:
+class ChainRecord:
     """One chain; its numbers by draw."""
 
     z: Tensor  # [draws, d]
@@ -59,7 +59,7 @@ def run_chain(
     start: Tensor,
     seed: int,
     advance: Callable[[], Any],
-) -> Record:
+) -> ChainRecord:
     count = 0
 
     def energy(params: dict[str, Tensor]) -> Tensor:
@@ -92,7 +92,7 @@ def run_chain(
     diverging = torch.zeros(len(rows), dtype=torch.bool)
     diverging[kernel.diagnostics()["divergences"]] = True
     stacked = torch.stack(z).detach(), torch.stack(log_density).detach()
-    return Record(
+    return ChainRecord(
         *stacked, diverging, torch.tensor(acceptance), torch.tensor(counts), float(kernel.step_size)
     )
 

@@ -34,7 +34,7 @@ _JOINABLE = (dist.Normal, SummedNormal, dist.Laplace, dist.StudentT, ScaleMixtur
 
 @dataclass(frozen=True)
 class Part:
-    """Where one latent stands in the flat vector, and how it comes out of it."""
+    """Slice of the flat vector that holds one latent, and its way out of it."""
 
     name: str
     start: int

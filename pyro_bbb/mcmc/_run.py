@@ -23,7 +23,7 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import starting_points
-from pyro_bbb.mcmc._kernel import Record, Settings, fastest, run_chain
+from pyro_bbb.mcmc._kernel import ChainRecord, Settings, fastest, run_chain
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.models import BayesianModel
 
@@ -90,7 +90,7 @@ def run_nuts(
         num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
     )
     begun = time.perf_counter()
-    x, y = _whole(model, data)
+    x, y = _require_count(model, data)
     seeds = _chain_seeds(seed, num_chains)
     total = num_chains * (warmup_steps + num_samples)
     bar = tqdm(total=total, unit="draw", disable=not progress, dynamic_ncols=True)
@@ -107,7 +107,7 @@ def run_nuts(
 
 def _in_turn(
     potential: Potential, settings: Settings, jobs: list[tuple[Tensor, int]], _: int, bar: Any
-) -> list[Record]:
+) -> list[ChainRecord]:
     gradient = fastest(potential, settings, jobs[0][0])
     return [run_chain(gradient, settings, *job, bar.update) for job in jobs]
 
@@ -118,7 +118,7 @@ def _in_processes(
     jobs: list[tuple[Tensor, int]],
     workers: int,
     bar: Any,
-) -> list[Record]:
+) -> list[ChainRecord]:
     try:
         shared = pickle.dumps((potential, settings, torch.get_default_dtype()))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -153,7 +153,7 @@ def _set_up(shared: bytes, done: Any, stop: Any) -> None:
     _worker.update(potential=potential, settings=settings, done=done, stop=stop)
 
 
-def _run_in_worker(start: Tensor, seed: int) -> Record:
+def _run_in_worker(start: Tensor, seed: int) -> ChainRecord:
     def advance() -> None:
         if _worker["stop"].is_set():
             raise RuntimeError("another chain failed")
@@ -178,7 +178,7 @@ def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
     return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
 
 
-def _join(potential: Potential, records: list[Record], seconds: float) -> Chains:
+def _join(potential: Potential, records: list[ChainRecord], seconds: float) -> Chains:
     def stacked(name: str) -> Tensor:
         return torch.stack([getattr(record, name) for record in records])
 
@@ -207,7 +207,7 @@ def _one_thread() -> Iterator[None]:
 # --- what comes in ---
 
 
-def _whole(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
+def _require_count(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
     """All of the data, checked."""
     x, y = as_tensors(data)
     if len(x) != model.num_data:

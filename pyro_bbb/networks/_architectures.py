@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bbb.networks._layers import (
-    BayesianConv2d,
-    BayesianLinear,
-    _is_size,
-    _require_size,
-    _require_tensor,
-)
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
+from pyro_bbb._utils.validation import count, tensor
+from pyro_bbb.networks._layers import BayesianConv2d, BayesianLinear
 from pyro_bbb.priors import PriorLike, as_prior
 
 
+def _with_layers(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    """Build a network whose layers may have been replaced."""
+    network: nn.Module = cls(**arguments)
+    network._modules.clear()
+    network._modules.update(modules)
+    return network
+
+
+@saveable(attributes("sizes"), modules=children, build=_with_layers)
 class BayesianMLP(nn.Sequential, PyroModule):
-    """A fully connected network: layers ``fc1``, ``fc2``, ... with activations between them.
+    """Fully connected network: layers ``fc1``, ``fc2``, ... with activations between them.
 
     Args:
         sizes: numbers of inputs, of each hidden layer's units, and of outputs.
-        activation: makes the module that stands between two layers, such as ``nn.ReLU``.
+        activation: makes the module between two layers, such as ``nn.ReLU``.
         prior: prior of all weights; patterns of a dict match names such as ``"fc1.weight"``.
 
     Raises:
@@ -45,15 +51,14 @@ class BayesianMLP(nn.Sequential, PyroModule):
             raise TypeError(f"sizes must be a list of positive integers, got {sizes!r}")
         if len(sizes) < 2:
             raise ValueError(f"sizes must list inputs and outputs at least, got {list(sizes)}")
-        if not all(map(_is_size, sizes)):
-            raise ValueError(f"sizes must hold positive integers, got {list(sizes)}")
+        sizes = [count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
         if isinstance(activation, nn.Module) or not callable(activation):
             raise TypeError(f"activation must make a module, as nn.ReLU does, got {activation!r}")
-        whole, layers = as_prior(prior), OrderedDict[str, nn.Module]()
+        full, layers = as_prior(prior), OrderedDict[str, nn.Module]()
         for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=1):
             if i > 1:
                 layers[f"activation{i - 1}"] = activation()
-            layers[f"fc{i}"] = BayesianLinear(n_in, n_out, prior=whole.scoped(f"fc{i}"))
+            layers[f"fc{i}"] = BayesianLinear(n_in, n_out, prior=full.scoped(f"fc{i}"))
         super().__init__(layers)
         self.sizes = tuple(sizes)
 
@@ -63,13 +68,16 @@ class BayesianMLP(nn.Sequential, PyroModule):
         Raises:
             ValueError: the inputs have another shape.
         """
-        _require_tensor(x)
+        tensor("x", x)
         if x.dim() < 2 or x.shape[-1] != self.sizes[0]:
             raise ValueError(f"expected x of shape [batch, {self.sizes[0]}], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
         return outputs
 
 
+@saveable(
+    lambda network: {"num_classes": network.fc2.out_features}, modules=children, build=_with_layers
+)
 class BayesianLeNet5(nn.Sequential, PyroModule):
     """LeNet-5 for grey images of 28 x 28: ``conv1`` to ``conv3`` of 5 x 5, then ``fc1``, ``fc2``.
 
@@ -87,18 +95,18 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
     plain_class = nn.Sequential
 
     def __init__(self, num_classes: int = 10, *, prior: PriorLike | None = None) -> None:
-        _require_size("num_classes", num_classes)
-        whole, layers = as_prior(prior), OrderedDict[str, nn.Module]()
+        num_classes = count("num_classes", num_classes)
+        full, layers = as_prior(prior), OrderedDict[str, nn.Module]()
         for i, (n_in, n_out) in enumerate([(1, 6), (6, 16), (16, 120)], start=1):
-            scoped = whole.scoped(f"conv{i}")
+            scoped = full.scoped(f"conv{i}")
             layers[f"conv{i}"] = BayesianConv2d(n_in, n_out, 5, padding="same", prior=scoped)
             layers[f"activation{i}"] = nn.ReLU()
             if i < 3:
                 layers[f"pool{i}"] = nn.MaxPool2d(2)
         layers["flatten"] = nn.Flatten()
-        layers["fc1"] = BayesianLinear(120 * 7 * 7, 84, prior=whole.scoped("fc1"))
+        layers["fc1"] = BayesianLinear(120 * 7 * 7, 84, prior=full.scoped("fc1"))
         layers["activation4"] = nn.ReLU()
-        layers["fc2"] = BayesianLinear(84, num_classes, prior=whole.scoped("fc2"))
+        layers["fc2"] = BayesianLinear(84, num_classes, prior=full.scoped("fc2"))
         super().__init__(layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +115,7 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
         Raises:
             ValueError: the images have another shape.
         """
-        _require_tensor(x)
+        tensor("x", x)
         if x.dim() != 4 or x.shape[1:] != (1, 28, 28):
             raise ValueError(f"expected x of shape [batch, 1, 28, 28], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)

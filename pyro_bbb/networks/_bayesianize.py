@@ -1,7 +1,7 @@
-"""`bayesianize`: from any torch network to the same network with random weights.
+"""`bayesianize`: conversion of any torch network to one with random weights.
 
-Every submodule becomes a `PyroModule` of its own class, so that its forward pass stays what it was;
-a parameter that is to be random becomes a `PyroSample`, which that forward pass reads instead.
+Every submodule becomes a `PyroModule` of its own class, and so its forward pass does not change. A
+selected parameter becomes a `PyroSample`, which the forward pass reads instead.
 """
 
 from __future__ import annotations
@@ -19,31 +19,29 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._handlers.sites import name_parts
-from pyro_bbb.networks._select import Place, Where, parts, places, select
+from pyro_bbb.networks._select import ParameterPath, Where, parameter_paths, parts, select
 from pyro_bbb.priors import Prior, PriorLike, as_prior, declare
 
 
 def bayesianize(
     module: nn.Module, prior: PriorLike | None = None, *, where: Where | None = None
 ) -> PyroModule:
-    """A copy of a network in which parameters are random: `PyroSample` sites of the same names.
+    """Copy a network and make parameters random: `PyroSample` sites of the same names.
 
-    What is not selected stays as it is: parameters are trained beside the guide, frozen ones
-    (``requires_grad=False``) stay frozen. The values that the parameters had are where
-    `AutoSoftplusNormal` starts. One parameter that stands in several places is one site, named by
-    the first of them; a recurrent layer keeps its draw over the whole sequence. The row of an
-    embedding's ``padding_idx`` stays as it was, whatever is drawn for it.
+    Other parameters do not change: they are trained with the guide, frozen ones
+    (``requires_grad=False``) stay frozen. The present values are the initial means of
+    `AutoSoftplusNormal`. A shared parameter is one site, named by its first path. A recurrent layer
+    uses one sample for all time steps. The row of an embedding's ``padding_idx`` is constant.
 
     Args:
-        module: any network, or a single layer; it stays as it is. Sites that a `PyroModule` has
-            already are kept.
+        module: any network, or a single layer; not changed. Existing sites of a `PyroModule` stay.
         prior: prior of the selected parameters; patterns of a dict match full names such as
             ``"encoder.0.weight"``. ``None`` is `pyro_bbb.priors.default_prior`.
-        where: what becomes random: a pattern as in a shell, which matches a module's path (and so
-            selects all in it) or a parameter's full name; a module type, likewise with all in it; a
-            function of path and module, for the parameters that the module itself holds; or a list
-            of these, any of which selects. ``None`` selects all but the parameters of normalisation
-            layers, which a pattern, type or function has to match by themselves.
+        where: selection of the random parameters: a shell pattern, which matches a module's path
+            (with all submodules) or a parameter's full name; a module type (with all submodules); a
+            function of path and module, for the module's own parameters; or a list of these, any of
+            which selects. ``None`` selects all but the parameters of normalisation layers, which a
+            pattern, type or function has to match by themselves.
 
     Returns:
         The network as a `PyroModule`, for `BayesianModel` or for Pyro alone.
@@ -51,14 +49,14 @@ def bayesianize(
     Raises:
         TypeError: ``module`` or ``where`` is of another kind, or a module is scripted.
         ValueError: a criterion selects nothing, the prior does not fit, or a selected parameter
-            cannot be random: without a shape yet, complex, or one that others are computed from.
+            cannot be random: without a shape yet, complex, or parametrised.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise TypeError(f"module must not be scripted, got {type(part).__name__} at {path!r}")
-    select(module, where)  # what is wrong is an error before the copy
+    select(module, where)  # errors are raised before the copy
     network, context = copy.deepcopy(module), _Context()
     chosen = select(network, where)
     for _, part in list(parts(network)):
@@ -70,9 +68,9 @@ def bayesianize(
 
 
 class Converted(PyroModule):
-    """A module of any class after conversion; its parameters are read through here."""
+    """Module of any class after conversion, through which its parameters are read."""
 
-    plain_class: type[nn.Module]  # what it was
+    plain_class: type[nn.Module]  # before conversion
     _pyro_bbb_initial: dict[str, Tensor]  # values of the sites before conversion
     _pyro_bbb_tied: dict[str, tuple[PyroModule, str]]  # sites of other modules by the name here
 
@@ -94,23 +92,23 @@ class Converted(PyroModule):
         return _empty, (type(self).plain_class,), self.__getstate__()
 
     def as_used(self, name: str, value: Tensor) -> Tensor:
-        """What the layer computes with where its site has ``value``."""
+        """Return the weight that the layer uses for a value of its site."""
         return value
 
 
 class _ConvertedEmbedding(Converted):
-    """Keeps the row of the padding."""
+    """Embedding whose padding row is constant."""
 
     def as_used(self, name: str, value: Tensor) -> Tensor:
-        padding, kept = self.padding_idx, self._pyro_bbb_initial.get(name)
-        if padding is None or kept is None:
+        padding, initial = self.padding_idx, self._pyro_bbb_initial.get(name)
+        if padding is None or initial is None:
             return value
         row = torch.arange(value.shape[-2], device=value.device).unsqueeze(-1) == padding
-        return torch.where(row, kept.to(value), value)
+        return torch.where(row, initial.to(value), value)
 
 
 class _ConvertedRNN(Converted):
-    """Collects its weights at every call, each as drawn for it."""
+    """Recurrent layer that collects the sampled weights at every call."""
 
     @property
     def _flat_weights(self) -> list[Any]:
@@ -120,16 +118,16 @@ class _ConvertedRNN(Converted):
 
     @_flat_weights.setter
     def _flat_weights(self, value: list[Any]) -> None:
-        """Nothing is kept between calls."""
+        """Ignored: the weights are collected at every call."""
 
     def _init_flat_weights(self) -> None:
-        """They are collected at the call."""
+        """Do nothing: the weights are collected at every call."""
 
     def _update_flat_weights(self) -> None:
-        """They are always those of the call."""
+        """Do nothing: the weights are collected at every call."""
 
     def flatten_parameters(self) -> None:
-        """Draws are not rearranged in place."""
+        """Do nothing: samples are not rearranged in memory."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the layer's own."""
@@ -153,32 +151,33 @@ def _converted(cls: Any) -> Any:
 
 
 def _empty(cls: Any) -> Any:
-    """A converted module without its state, for copies and pickles."""
+    """Make a converted module without state, for copies and pickles."""
     new = _converted(cls)
     return new.__new__(new)
 
 
 def mix_in(module: nn.Module, context: _Context) -> None:
-    """Pyro into one module, in place."""
+    """Convert one module in place to a `PyroModule`."""
     state = module.__dict__
     if not isinstance(module, PyroModule):
         state.update(_pyro_name="", _pyro_params=OrderedDict(), _pyro_samples=OrderedDict())
     state.setdefault("_pyro_bbb_initial", {})
     state.setdefault("_pyro_bbb_tied", {})
     state["_pyro_context"] = context
-    state.pop("_flat_weights", None)  # of a recurrent layer: what it had before
+    state.pop("_flat_weights", None)  # of a recurrent layer before conversion
     cls: Any = type(module)
     module.__class__ = _converted(cls)
 
 
-def _replace(network: nn.Module, chosen: list[Place], prior: Prior) -> None:
-    """Makes the chosen parameters sites, where they stand first, and reads of these elsewhere."""
+def _replace(network: nn.Module, chosen: list[ParameterPath], prior: Prior) -> None:
+    """Make the chosen parameters sites at their first paths, and references at further ones."""
     modules: dict[str, Any] = dict(network.named_modules())
-    standing = {(path, name): modules[path]._parameters[name] for path, name in places(network)}
-    random = {standing[place] for place in chosen}
-    first: dict[nn.Parameter, Place] = {}
+    paths = parameter_paths(network)
+    parameters = {(path, name): modules[path]._parameters[name] for path, name in paths}
+    random = {parameters[path] for path in chosen}
+    first: dict[nn.Parameter, ParameterPath] = {}
     owned: dict[str, dict[str, nn.Parameter]] = {}
-    for (path, name), value in standing.items():
+    for (path, name), value in parameters.items():
         if value in first:
             owner, owner_name = first[value]
             del modules[path]._parameters[name]

@@ -1,6 +1,6 @@
-"""Networks whose weights are random: Pyro modules that declare every weight as a `PyroSample`.
+"""Bayesian layers: Pyro modules whose weights and biases are `PyroSample` sites.
 
-Any `PyroModule` with `PyroSample` attributes serves as well; these are the usual building blocks.
+A network may use them together with any other `PyroModule`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,22 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, get_args
 
 from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import nn
 
+from pyro_bbb._utils.saving import Modules, attributes, saveable
+from pyro_bbb._utils.validation import count
 from pyro_bbb.priors import PriorLike, as_prior, declare
 
 PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]
 
 
+def _prior(layer: nn.Module) -> Modules:
+    return {"prior": layer.get_submodule("prior")}
+
+
+@saveable(attributes("in_features", "out_features", "bias"), modules=_prior)
 class BayesianLinear(nn.Linear, PyroModule):
-    r"""A linear layer $y = xW^\top + b$ with random $W$ and $b$.
+    r"""Linear layer $y = xW^\top + b$ with random $W$ and $b$.
 
     Args:
         in_features: size of each input.
@@ -37,15 +44,19 @@ class BayesianLinear(nn.Linear, PyroModule):
         *,
         prior: PriorLike | None = None,
     ) -> None:
-        _require_size("in_features", in_features)
-        _require_size("out_features", out_features)
+        in_features = count("in_features", in_features)
+        out_features = count("out_features", out_features)
         super().__init__(in_features, out_features, bias, device="meta")
         shapes = {"weight": (out_features, in_features)}
         declare(self, as_prior(prior), **shapes, **({"bias": (out_features,)} if bias else {}))
 
 
+_CONV2D = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode"
+
+
+@saveable(attributes(*_CONV2D.split()), modules=_prior)
 class BayesianConv2d(nn.Conv2d, PyroModule):
-    """A convolution over images with a random kernel and bias.
+    """Convolution over images with a random kernel and bias.
 
     Args:
         in_channels: channels of the input, C.
@@ -79,14 +90,14 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         *,
         prior: PriorLike | None = None,
     ) -> None:
-        _require_size("in_channels", in_channels)
-        _require_size("out_channels", out_channels)
+        in_channels = count("in_channels", in_channels)
+        out_channels = count("out_channels", out_channels)
+        groups = count("groups", groups)
         _require_pair("kernel_size", kernel_size)
         _require_pair("stride", stride)
         if padding not in ("same", "valid"):
             _require_pair("padding", padding, least=0)
         _require_pair("dilation", dilation)
-        _require_size("groups", groups)
         if in_channels % groups or out_channels % groups:
             found = f"{in_channels} and {out_channels} with groups={groups}"
             raise ValueError(
@@ -101,22 +112,8 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         declare(self, as_prior(prior), **shapes)
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _require_size(name: str, value: Any) -> None:
-    if not _is_size(value):
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
 def _require_pair(name: str, value: Any, least: int = 1) -> None:
     """Height and width, or one number for both."""
     pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
     if not all(isinstance(x, int) and not isinstance(x, bool) and x >= least for x in pair):
         raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")
-
-
-def _require_tensor(x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")

@@ -1,4 +1,4 @@
-"""Which parameters of a network `bayesianize` makes random: the meaning of its ``where``."""
+"""Selection of the parameters that `bayesianize` makes random, by its argument ``where``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ from pyro_bbb._handlers.sites import parts_of_prior
 from pyro_bbb.priors import Prior
 
 Criterion: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-
-
 Where: TypeAlias = "Criterion | list[Criterion] | tuple[Criterion, ...]"
-
-
-Place: TypeAlias = tuple[str, str]  # a module's path, and the name of one of its parameters
-
-
+ParameterPath: TypeAlias = tuple[str, str]  # a module's path, and a name of its parameters
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # batch and instance normalisation
     *(getattr(nn, f"{kind}Norm") for kind in ("Layer", "Group", "RMS")),
@@ -31,13 +25,13 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """A network's modules by path, those of priors left out."""
+    """Return a network's modules by path, without modules of priors."""
     priors = {m for prior in root.modules() if isinstance(prior, Prior) for m in prior.modules()}
     return ((path, part) for path, part in root.named_modules() if part not in priors)
 
 
-def places(root: nn.Module) -> list[Place]:
-    """Where trainable parameters stand; one parameter may stand in several places."""
+def parameter_paths(root: nn.Module) -> list[ParameterPath]:
+    """Return the paths of trainable parameters, several for a shared one."""
     return [
         (path, name)
         for path, part in parts(root)
@@ -48,16 +42,17 @@ def places(root: nn.Module) -> list[Place]:
     ]
 
 
-def select(root: nn.Module, where: Where | None) -> list[Place]:
-    """The places of the parameters that ``where`` chooses, as `bayesianize` describes it.
+def select(root: nn.Module, where: Where | None) -> list[ParameterPath]:
+    """Return the paths of the parameters that ``where`` selects, as in `bayesianize`.
 
     Raises:
         TypeError: a criterion is of another kind.
-        ValueError: there is no criterion, or one chooses nothing or what cannot be a site.
+        ValueError: there is no criterion, or one selects nothing or what cannot be a site.
     """
-    modules, candidates, chosen = dict(parts(root)), places(root), set[Place]()
+    modules, candidates = dict(parts(root)), parameter_paths(root)
+    chosen: set[ParameterPath] = set()
     for criterion in _criteria(where):
-        found = {place for place in candidates if _selects(criterion, modules, place)}
+        found = {path for path in candidates if _selects(criterion, modules, path)}
         if not found:
             by = "module" if where is None else f"where={criterion!r}"
             known = [f"{path} ({type(part).__name__})" for path, part in modules.items()]
@@ -67,7 +62,7 @@ def select(root: nn.Module, where: Where | None) -> list[Place]:
         if reason := _obstacle(modules[path], name):
             full_name = _join(path, name)
             raise ValueError(f"{full_name!r} cannot be random: {reason}, or leave it out by where=")
-    return [place for place in candidates if place in chosen]
+    return [path for path in candidates if path in chosen]
 
 
 def _criteria(where: Any) -> list[Any]:
@@ -86,8 +81,8 @@ def _criteria(where: Any) -> list[Any]:
     return criteria
 
 
-def _selects(criterion: Any, modules: dict[str, nn.Module], place: Place) -> bool:
-    path, name = place
+def _selects(criterion: Any, modules: dict[str, nn.Module], parameter: ParameterPath) -> bool:
+    path, name = parameter
     module = modules[path]
     if not isinstance(criterion, (str, type)):
         return bool(criterion(path, module))
@@ -106,7 +101,7 @@ def _matches(criterion: str | type, path: str, module: nn.Module | None) -> bool
 
 
 def _obstacle(module: nn.Module, name: str) -> str | None:
-    """Why a parameter cannot be a site, if so."""
+    """Return the reason why a parameter cannot be a site, if any."""
     parameter = module._parameters[name]
     hooks = {type(hook).__module__ for hook in module._forward_pre_hooks.values()}
     parametrised = isinstance(module, nn.utils.parametrize.ParametrizationList)

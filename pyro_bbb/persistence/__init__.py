@@ -1,7 +1,7 @@
 """Save and load a model with its guide, without executing code.
 
-Imports the rooms up to `models`. How a class is saved stands in ``_registry.py``; the files
-themselves are written and checked by ``archive.py``.
+Imports the rooms up to `models`. A class registers itself by `pyro_bbb._utils.saving.saveable`;
+torch's layers are listed in ``_torch_layers.py``. ``archive.py`` writes and checks the files.
 """
 
 from pyro_bbb.persistence._save_load import Loaded, load, save

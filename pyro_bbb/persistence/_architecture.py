@@ -1,47 +1,31 @@
-"""Networks and likelihoods as plain data, from which `build` makes them once more.
+"""Networks and likelihoods as plain data (`describe`), and built from such data (`build`).
 
-A blueprint has a node for each module, by its path, those inside before those that hold them: the
-name of a class, constructor arguments, and the paths of the modules inside. What stands in several
-places has one node. Names lead to classes through the fixed tables of `_layers` and `_kinds` only.
+A blueprint has a node for each module by its path, submodules first: the name of its class, the
+constructor's arguments, and the paths of its submodules. A shared module has one node. A name
+leads only to a class that `saveable` registered, or to one of torch's layers in `LAYERS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-import torch
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Tensor, nn
 
+from pyro_bbb._utils.saving import SAVED_CLASSES, Arguments, Modules, SavedClass
 from pyro_bbb.networks import Converted, mix_in
-from pyro_bbb.persistence._registry import (
-    KINDS,
-    LAYERS,
-    Arguments,
-    Modules,
-    layer_arguments,
-    random_shapes,
-    require_arguments,
-)
+from pyro_bbb.persistence._torch_layers import LAYERS
 from pyro_bbb.persistence.json_codec import CannotDescribe, decode, encode
-from pyro_bbb.priors import Prior, declare
+from pyro_bbb.priors import Prior
+from pyro_bbb.priors.declaration import declare, declared_shapes
 
 Node: TypeAlias = dict[str, Any]
-
-
 Blueprint: TypeAlias = dict[str, Node]
 
 
-_OURS = {cls.__name__: cls for cls in KINDS}
-
-
-_NAMES = {cls: name for name, cls in (LAYERS | _OURS).items()}
-
-
 def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprint:
-    """The blueprint of a network or a likelihood.
+    """Return the blueprint of a network or a likelihood.
 
     Args:
         root: the module.
@@ -49,8 +33,8 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
         tensors: gets the constants that are tensors, by names that begin with ``constants.``.
 
     Raises:
-        CannotDescribe: a part is of a class that the format does not know, or was changed in a
-            way that its constructor's arguments do not tell.
+        CannotDescribe: the format does not know a class, or a module was changed in a way that its
+            constructor's arguments do not show.
     """
     blueprint: Blueprint = {}
     constants: dict[str, Tensor] = {}
@@ -66,22 +50,22 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
 
 
 def build(blueprint: Blueprint, path: str, tensors: dict[str, Tensor]) -> nn.Module:
-    """The module of a blueprint; parameters and buffers of torch's layers have no memory yet.
+    """Return the module of a blueprint; tensors of torch's layers are on the meta device.
 
     Args:
-        blueprint: as `describe` gave it.
-        path: that of the module to return.
-        tensors: the constants, which are taken out.
+        blueprint: a result of `describe`.
+        path: the path of the module to return.
+        tensors: the constants; those used are removed.
 
     Raises:
-        KeyError: a name, path or argument is unknown or lacking.
+        KeyError: a name, path or argument is unknown or missing.
     """
     modules: Modules = {}
-    for place, node in blueprint.items():
-        modules[place] = _build(modules, tensors, **node)
-    for place, node in blueprint.items():
+    for node_path, node in blueprint.items():
+        modules[node_path] = _build(modules, tensors, **node)
+    for node_path, node in blueprint.items():
         for name, (owner, owner_name) in node.get("tied", {}).items():
-            converted: Any = modules[place]
+            converted: Any = modules[node_path]
             del converted._parameters[name]
             converted._pyro_bbb_tied[name] = modules[owner], owner_name
     return modules[path]
@@ -94,12 +78,12 @@ def _describe(
     paths: dict[nn.Module, str],
     tensors: dict[str, Tensor],
 ) -> str:
-    """Adds a module and what is in it; the path where it stands first."""
+    """Add a module and its submodules to a blueprint; return the first path of the module."""
     if module in paths:
         return paths[module]
     paths[module] = path
     name, form = _class_of(module, path)
-    arguments, inside = _take_apart(name, module, path)
+    arguments, inside = _read(name, module, path)
     node: Node = {"kind": name, **form}
     node["arguments"] = {
         key: encode(value, f"constants.{path}.{key}", tensors) for key, value in arguments.items()
@@ -108,7 +92,7 @@ def _describe(
         key: _describe(part, f"{path}.{key}", blueprint, paths, tensors)
         for key, part in inside.items()
     }
-    if name in LAYERS and (random := random_shapes(module)):
+    if name in LAYERS and (random := declared_shapes(module)):
         node["random"] = random
     if tied := vars(module).get("_pyro_bbb_tied"):
         node["tied"] = {key: [paths[owner], theirs] for key, (owner, theirs) in tied.items()}
@@ -128,14 +112,11 @@ def _build(
     random: dict[str, list[int]] | None = None,
     tied: Any = None,
 ) -> nn.Module:
-    parts = {key: modules[place] for key, place in inside.items()}
+    parts = {key: modules[path] for key, path in inside.items()}
     values = {key: decode(value, tensors) for key, value in arguments.items()}
     prior: Any = parts.pop("prior") if random else None
-    if kind in LAYERS:
-        require_arguments(kind, values)
-        module = _make_layer(PyroModule[LAYERS[kind]] if pyro else LAYERS[kind], values, parts)
-    else:
-        module = KINDS[_OURS[kind]].make(values, parts)
+    saved = _saved_class(kind)
+    module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, parts)
     if converted:
         mix_in(module, _Context())
     if random:
@@ -143,63 +124,55 @@ def _build(
     return module
 
 
-def _make_layer(cls: Any, arguments: Arguments, parts: Modules) -> nn.Module:
-    """A layer of torch without memory for its parameters."""
-    with torch.device("meta"):
-        layer: nn.Module = cls([]) if issubclass(cls, nn.ModuleList) else cls(**arguments)
-    layer._modules.update(parts)
-    return layer
+def _saved_class(name: str) -> SavedClass:
+    return LAYERS[name] if name in LAYERS else SAVED_CLASSES[name]
 
 
 def _class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
-    """Name of a module's class in the tables, and how Pyro has come into it."""
+    """Return the registered name of a module's class, and how Pyro was mixed in."""
     converted = isinstance(module, Converted)
     cls: Any = type(module).plain_class if converted else type(module)  # type: ignore[attr-defined]
     form = {"converted": True} if converted else {}
-    if cls in _NAMES:
-        return _NAMES[cls], form
-    base = cls.__bases__[0]
-    if base in LAYERS.values() and cls is PyroModule[base]:
-        return _NAMES[base], {"pyro": True, **form}
+    for name, saved in (LAYERS | SAVED_CLASSES).items():
+        if saved.cls is cls:
+            return name, form
+        if name in LAYERS and saved.cls in cls.__bases__ and PyroModule[saved.cls] is cls:
+            return name, {"pyro": True, **form}
     raise CannotDescribe(f"{path} is a {cls.__module__}.{cls.__qualname__}")
 
 
-def _take_apart(name: str, module: nn.Module, path: str) -> tuple[Arguments, Modules]:
-    """Constructor's arguments, and the modules inside."""
-    elsewhere: Iterable[str] = (*random_shapes(module), *vars(module).get("_pyro_bbb_tied", ()))
+def _read(name: str, module: nn.Module, path: str) -> tuple[Arguments, Modules]:
+    """Return the constructor's arguments, and the submodules that it does not make."""
+    saved = _saved_class(name)
     try:
-        if name in LAYERS:
-            parts: Any = dict(module._modules)
-            return layer_arguments(name, module, elsewhere), parts
-        kind = KINDS[_OURS[name]]
-        return kind.arguments(module), kind.inside(module)
+        return saved.arguments(module), saved.modules(module)
     except (KeyError, AttributeError) as error:
-        raise CannotDescribe(f"{path}, a {name}, was changed, it lacks {error}") from error
+        raise CannotDescribe(
+            f"{path}, a {name}, lacks an argument of its constructor: {error}"
+        ) from error
 
 
-# --- whether a blueprint says everything ---
+# --- check of a blueprint ---
 
 
 def _difference(root: nn.Module, twin: nn.Module, path: str) -> str | None:
-    """What of a module its twin from the blueprint has otherwise, if anything."""
+    """Return a difference between a module and its twin built from the blueprint, if any."""
     ours, twins = (dict(x.named_modules(prefix=path)) for x in (root, twin))
     if others := ours.keys() ^ twins.keys():
         return f"{path} was changed after its construction: {sorted(others)}"
-    for place, module in ours.items():
-        if any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks")):
-            return f"{place} has hooks"
-        own, made = _visible(module), _visible(twins[place])
-        for name in own | made:
-            if own.get(name) != made.get(name):
-                return (
-                    f"{place} was changed after its construction: {name} is {own.get(name)!r}, "
-                    f"not {made.get(name)!r}"
-                )
+    for name, module in ours.items():
+        if any(hooks for key, hooks in vars(module).items() if key.endswith("_hooks")):
+            return f"{name} has hooks"
+        own, built = _visible(module), _visible(twins[name])
+        for key in own | built:
+            if own.get(key) != built.get(key):
+                change = f"{key} is {own.get(key)!r}, not {built.get(key)!r}"
+                return f"{name} was changed after its construction: {change}"
     return None
 
 
 def _visible(module: nn.Module) -> dict[str, Any]:
-    """What a module's behaviour can depend on, without the values of tensors."""
+    """Return all that a module's behaviour depends on but the values of tensors."""
     own = vars(module)
     attributes = {} if isinstance(module, Prior) else own
     tensors = module._parameters | module._buffers

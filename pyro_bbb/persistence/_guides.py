@@ -1,4 +1,8 @@
-"""A guide as plain data: its name, its options, and the latents that it holds."""
+"""Guides as plain data (`record`), and made from such data (`make`).
+
+A record has the guide's name in `GUIDES`, its options, and the latents that the model does not
+declare but its forward pass samples.
+"""
 
 from __future__ import annotations
 
@@ -10,107 +14,78 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.indep_messenger import CondIndepStackFrame
-from torch import Size
 from torch.distributions import ExpTransform
 
-from pyro_bbb.guides import GUIDES, AutoSoftplusNormal, Ensemble, Guide
+from pyro_bbb.guides import GUIDES, Ensemble, Guide
 from pyro_bbb.guides.latents import Latent
 
 Record = dict[str, Any]
 
 
-_OPTIONS: dict[str, dict[str, str]] = {  # option -> attribute
-    "softplus_normal": {"init_rho": "_init_rho"},
-    "normal": {"init_scale": "_init_scale"},
-    "low_rank": {"init_scale": "_init_scale", "rank": "_asked_rank"},
-    "full_rank": {"init_scale": "_init_scale"},
-    "flow": {
-        "init_scale": "_init_scale",
-        "hidden_dim": "_hidden_dim",
-        "num_transforms": "_num_transforms",
-    },
-    "delta": {},
-    "laplace": {},
-    "laplace_ggn": {},
-}
-
-
-_NAMES = {GUIDES[name]: name for name in _OPTIONS}
-
-
 def record(guide: Any, declared: set[str]) -> Record:
-    """What `make` needs besides tensors.
+    """Return all that `make` needs besides tensors.
 
     Args:
         guide: the guide.
-        declared: names of the latents that the model tells of without data.
+        declared: names of the latents that the model declares.
 
     Raises:
-        TypeError: the guide is none of `guides.GUIDES`.
+        TypeError: the guide is not in `GUIDES`.
         ValueError: a latent that the forward pass samples has a support that the format lacks.
     """
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]
         return {"name": "ensemble", "members": members, "calls": guide._calls % guide.size}
-    name = _NAMES.get(type(guide))
+    name = next((name for name, cls in GUIDES.items() if cls is type(guide)), None)
     if name is None:
         raise TypeError(f"guide must be one of {sorted(GUIDES)}, got a {type(guide).__name__}")
-    found, shapes = {}, latent_shapes(guide)
-    for latent in guide._latents.values():
-        if latent.name not in declared:
-            found[latent.name] = _record_latent(latent, shapes[latent.name])
-    options = {option: getattr(guide, own) for option, own in _OPTIONS[name].items()}
     return {
         "name": name,
-        "options": options,
+        "options": guide.options,
         "pruned": bool(getattr(guide, "unpruned", {})),
-        "found": found,
+        "found": {x.name: _latent(x) for x in guide._latents.values() if x.name not in declared},
     }
 
 
-def make(record: Record, model: Any, fill: Callable[[Guide, str], None], path: str) -> Guide:
-    """The guide of a record, for a model.
+def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str) -> Guide:
+    """Return the guide of a record, for a model.
 
     Args:
-        record: as `record` gave it.
+        record: a result of `record`.
         model: the model.
-        fill: gives a guide the tensors whose names begin so.
-        path: how they do.
+        fill: sets the tensors of a guide to those saved under a prefix.
+        prefix: the guide's prefix.
 
     Raises:
-        KeyError: a name or a key is unknown or lacking.
+        KeyError: a name or a key is unknown or missing.
     """
     if record["name"] == "ensemble":
-        _require_keys(record, {"name", "members", "calls"})
-        first, *others = (
-            make(member, model, fill, f"{path}member.{i}.")
-            for i, member in enumerate(record["members"])
-        )
-        ensemble = Ensemble(model, lambda model: first, 1)
-        for member in others:
-            ensemble.add(member)
-        ensemble._calls = operator.index(record["calls"])
-        return ensemble
+        return _ensemble(record, model, fill, prefix)
     _require_keys(record, {"name", "options", "pruned", "found"})
-    _require_keys(record["options"], set(_OPTIONS[record["name"]]))
     cls: Any = GUIDES[record["name"]]
+    _require_keys(record["options"], set(cls.option_names()))
     guide: Guide = cls(model, **record["options"])
     if record["found"]:
-        guide._add_latents(_trace_of(record["found"]))
+        guide._add_latents(_trace(record["found"]))
     if record["pruned"]:
         guide = guide.without({})
-    fill(guide, path)
+    fill(guide, prefix)
     return guide
 
 
-def latent_shapes(guide: Any) -> dict[str, Size]:
-    """Shapes of the latents, in their own space, by name."""
-    if isinstance(guide, Ensemble):
-        return latent_shapes(guide.members[0])
-    if isinstance(guide, AutoSoftplusNormal):
-        return {name: _shape(x, guide.loc(name).shape) for name, x in guide._latents.items()}
-    nodes = {} if guide.prototype_trace is None else guide.prototype_trace.nodes
-    return {name: nodes[name]["value"].shape for name in guide._latents}
+def _ensemble(
+    record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str
+) -> Ensemble:
+    _require_keys(record, {"name", "members", "calls"})
+    first, *others = (
+        make(member, model, fill, f"{prefix}member.{i}.")
+        for i, member in enumerate(record["members"])
+    )
+    ensemble = Ensemble(model, lambda model: first, 1)
+    for member in others:
+        ensemble.add(member)
+    ensemble._calls = operator.index(record["calls"])
+    return ensemble
 
 
 def _require_keys(record: Record, keys: set[str]) -> None:
@@ -118,27 +93,22 @@ def _require_keys(record: Record, keys: set[str]) -> None:
         raise KeyError(f"a guide's record must have the keys {sorted(keys)}, got {list(record)}")
 
 
-def _shape(latent: Latent, unconstrained: Size) -> Size:
-    transform = latent.transform
-    return unconstrained if transform is None else Size(transform.forward_shape(unconstrained))
-
-
-def _record_latent(latent: Latent, shape: Size) -> Record:
+def _latent(latent: Latent) -> Record:
     if latent.transform is not None and type(latent.transform) is not ExpTransform:
         raise ValueError(
             f"latent {latent.name!r}, which the forward pass samples by itself, must be of real or "
             "positive values to be saved; declare it as a PyroSample instead"
         )
     return {
-        "shape": list(shape),
+        "shape": list(latent.shape),
         "positive": latent.transform is not None,
         "event_dim": latent.event_dim,
         "plates": [[frame.name, frame.dim, frame.size] for frame in latent.frames],
     }
 
 
-def _trace_of(found: Record) -> Trace:
-    """Sites like those that the model's forward pass would show, for their names and spaces."""
+def _trace(found: Record) -> Trace:
+    """Return a trace with sites of the latents' names, supports and plates."""
     trace = Trace()
     for name, latent in found.items():
         zeros = torch.zeros(latent["shape"])
@@ -148,11 +118,6 @@ def _trace_of(found: Record) -> Trace:
             for plate, dim, size in latent["plates"]
         )
         fn = family(zeros, torch.ones_like(zeros)).to_event(latent["event_dim"])
-        site = {
-            "type": "sample",
-            "name": name,
-            "is_observed": False,
-            "value": torch.ones_like(zeros),
-        }
-        trace.add_node(name, **site, fn=fn, cond_indep_stack=frames)
+        node = {"type": "sample", "is_observed": False, "value": torch.ones_like(zeros)}
+        trace.add_node(name, name=name, **node, fn=fn, cond_indep_stack=frames)
     return trace

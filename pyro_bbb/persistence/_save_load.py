@@ -1,7 +1,7 @@
 """`save` and `load`: a model and its guide as a folder of two files.
 
-``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` says of what network,
-priors, likelihood and guide they are, by names from fixed tables. Loading runs nothing from either.
+``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` describes the network,
+priors, likelihood and guide by registered names. Loading executes nothing from either.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pyro_bbb._version import __version__
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe
-from pyro_bbb.persistence._guides import latent_shapes, make, record
+from pyro_bbb.persistence._guides import make, record
 from pyro_bbb.persistence._schema import about, require_json, require_same, require_types
 from pyro_bbb.persistence.archive import Json, LoadError, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
-from pyro_bbb.persistence.state_dict import State
+from pyro_bbb.persistence.state_dict import State, cpu_copy
 
-_INITIAL = "initial."  # names of the values that converted weights had
+_INITIAL = "initial."  # prefix of the values of weights before `bayesianize`
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load` returns; ``model, guide = load(path)`` takes the two apart.
+    """Result of `load`; ``model, guide = load(path)`` unpacks the two.
 
     Args:
         model: the model.
         guide: its guide.
-        metadata: what `save` was given.
-        versions: those of pyro_bbb, pyro and torch that saved it.
+        metadata: the metadata given to `save`.
+        versions: versions of pyro_bbb, pyro and torch that saved it.
     """
 
     model: BayesianModel
@@ -61,18 +61,18 @@ def save(
     *,
     metadata: Mapping[str, Json] | None = None,
 ) -> None:
-    """Saves a model and its guide; a save that is there already is replaced as a whole.
+    """Save a model and its guide, replacing an earlier save in one step.
 
     At any moment, also if the process is killed, the folder holds the old save or the new one.
-    Networks made of the layers here and torch's, converted ones too, are saved with their
-    architecture. Of others, such as those of a class of your own or with a callable prior, the
-    tensors are, and `load` has to be given the network.
+    Networks of this library's and torch's layers, converted ones too, are saved with their
+    architecture. For other networks, of your own class or with a callable prior, only tensors are
+    saved, and `load` needs the network.
 
     Args:
-        path: the folder, which is made if need be.
-        model: the model; it stays as it is.
+        path: the folder; created if missing.
+        model: the model; not changed.
         guide: one of `guides.GUIDES` for that model, trained, pruned or fresh.
-        metadata: whatever is to be kept with them, of JSON's types: `History.as_dict`, scores.
+        metadata: further content of JSON's types, such as `History.as_dict` or scores.
 
     Raises:
         TypeError: an argument is of another kind, or metadata has no form in JSON.
@@ -85,37 +85,7 @@ def save(
         raise TypeError(f"metadata must be a dict, got {metadata!r}")
     metadata = dict(metadata or {})
     require_json("metadata", metadata)
-    sites = _lists(model.latent_shapes())
-    guide_record = record(guide, set(sites))
-    latents = {name: list(shape) for name, shape in latent_shapes(guide).items()}
-    if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
-        raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
-
-    initial = {_INITIAL + name: value for name, value in model.initial_locs().items()}
-    state = State(initial)
-    parts = {
-        name: _describe(part, name, state.tensors)
-        for name, part in (("network", model.network), ("likelihood", model.likelihood))
-    }
-    state.add(model, "model.")
-    state.add(guide, "guide.")
-    spec = {
-        "versions": {
-            "pyro_bbb": __version__,
-            "pyro": pyro.__version__,
-            "torch": str(torch.__version__),
-        },
-        "num_data": model.num_data,
-        **parts,
-        "guide": guide_record,
-        "sites": sites,
-        "latents": latents,
-        "evaluating": [name for name, part in model.named_modules() if not part.training],
-        "frozen": state.frozen,
-        "aliases": state.aliases,
-        "metadata": metadata,
-    }
-    write(folder, spec, {name: _for_file(value) for name, value in state.tensors.items()})
+    write(folder, *_content(model, guide, metadata))
 
 
 @locked
@@ -127,27 +97,26 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Loaded:
-    """Loads what `save` saved, ready to predict, to be trained on, pruned or exported.
+    """Load a saved model and guide, ready for prediction, training, pruning or export.
 
     Nothing from the files is executed.
 
     Args:
         path: the folder.
-        network: a network of the architecture that was saved, as one gives it to `BayesianModel`,
-            where that was of a class of your own. It stays as it is; its priors are those of the
-            loaded model.
+        network: a network of the saved architecture, where that is of your own class. It is copied,
+            with its priors.
         likelihood: likewise.
-        device: where to; by default the CPU.
+        device: device of the tensors; by default the CPU.
         dtype: float type of all parameters; by default as saved.
 
     Returns:
-        Model and guide, and what was saved with them.
+        Model, guide, metadata and versions.
 
     Raises:
         FileNotFoundError: there is nothing saved at that path.
         LoadError: a file is damaged, of a newer format, or does not fit the network.
         TypeError: an argument is of another kind.
-        ValueError: the device is not there.
+        ValueError: the device is not available.
     """
     target = as_device("cpu" if device is None else device)
     if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -168,6 +137,40 @@ def load(
     return loaded
 
 
+def _content(
+    model: BayesianModel, guide: Any, metadata: dict[str, Json]
+) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Return the description and the tensors to be written."""
+    sites = _lists(model.latent_shapes())
+    guide_record = record(guide, set(sites))
+    latents = _lists(guide.latent_shapes())
+    if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
+        raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
+    state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
+    network = _describe(model.network, "network", state.tensors)
+    likelihood = _describe(model.likelihood, "likelihood", state.tensors)
+    state.add(model, "model.")
+    state.add(guide, "guide.")
+    spec = {
+        "versions": {
+            "pyro_bbb": __version__,
+            "pyro": pyro.__version__,
+            "torch": str(torch.__version__),
+        },
+        "num_data": model.num_data,
+        "network": network,
+        "likelihood": likelihood,
+        "guide": guide_record,
+        "sites": sites,
+        "latents": latents,
+        "evaluating": [name for name, part in model.named_modules() if not part.training],
+        "frozen": state.frozen,
+        "aliases": state.aliases,
+        "metadata": metadata,
+    }
+    return spec, {name: cpu_copy(value) for name, value in state.tensors.items()}
+
+
 def _load(
     tensors: dict[str, Tensor],
     given: dict[str, Any],
@@ -184,7 +187,7 @@ def _load(
     aliases: dict[str, str],
     metadata: dict[str, Json],
 ) -> Loaded:
-    """Model and guide on the CPU, in the dtype that they had."""
+    """Build model and guide on the CPU, in their saved dtypes."""
     described = {"network": network, "likelihood": likelihood}
     parts = {name: _part(name, given[name], described[name], tensors) for name in described}
     model = BayesianModel(num_data=num_data, **parts)
@@ -195,7 +198,7 @@ def _load(
     for name, part in model.named_modules():
         part.training = name not in evaluating
     new_guide = make(guide, model, state.fill, "guide.")
-    require_same("latent", latents, _lists(latent_shapes(new_guide)))
+    require_same("latent", latents, _lists(new_guide.latent_shapes()))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
     return Loaded(model, new_guide, metadata, versions)
@@ -212,25 +215,25 @@ def _describe(part: nn.Module, name: str, tensors: dict[str, Tensor]) -> Json:
 
 
 def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) -> Any:
-    """The network or the likelihood: a copy of what was given, or from its description."""
+    """Return network or likelihood: a copy of the given one, or built from its description."""
     constants = _take(tensors, f"constants.{name}.", keep_prefix=True)
     if given is not None:
         return copy.deepcopy(given).to(device="cpu", dtype=_common_dtype(tensors))
     if (reason := described.get("unknown")) is not None:
         raise LoadError(
-            f"the {name} was saved without its architecture ({reason}): construct it as it was and "
-            f"give it, load(path, {name}=...)"
+            f"the {name} was saved without its architecture ({reason}): construct it and pass it, "
+            f"load(path, {name}=...)"
         )
     return build(described["parts"], name, constants)
 
 
 def _set_initial(model: BayesianModel, values: dict[str, Tensor]) -> None:
-    """The values that converted weights had; they are no part of torch's state."""
+    """Set the values of weights before conversion; they are not in torch's state dict."""
     for name, value in values.items():
         path, _, leaf = name.rpartition(".")
         initial = getattr(model.get_submodule(path), "_pyro_bbb_initial", None)
         if initial is None:
-            raise LoadError(f"{path} was made by bayesianize, which the network given was not")
+            raise LoadError(f"network must be made by bayesianize as the saved {path} was")
         initial[leaf] = value
 
 
@@ -243,20 +246,16 @@ def _move_initial(model: BayesianModel, device: torch.device, dtype: torch.dtype
 # --- tensors ---
 
 
-def _for_file(value: Tensor) -> Tensor:
-    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
 def _take(
     tensors: dict[str, Tensor], prefix: str, *, keep_prefix: bool = False
 ) -> dict[str, Tensor]:
-    """Takes out the tensors whose names begin so."""
+    """Remove and return the tensors whose names have a prefix."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name if keep_prefix else name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype | None:
-    """That of all floating parameters and buffers, if they have one in common."""
+    """Return the dtype of all floating parameters and buffers, if they have one."""
     states = (x for name, x in tensors.items() if name.startswith(("model.", "guide.")))
     dtypes = {x.dtype for x in states if x.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else None

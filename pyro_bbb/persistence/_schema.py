@@ -1,4 +1,4 @@
-"""What has to hold of a saved model's description, and of what is to go into one."""
+"""Checks of a saved model's description, and of metadata to be saved."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ _TYPES: dict[str, type] = {
 
 @contextmanager
 def about(path: str | PathLike[str], versions: Json) -> Iterator[None]:
-    """Says of which save an error is; whatever does not fit the format is a `LoadError`."""
+    """Turn every error inside into a `LoadError` that names the save."""
     try:
         yield
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error
-    except Exception as error:  # of a description that `save` has not written, or with other code
+    except Exception as error:  # the description is altered, or of other code
         raise LoadError(
             f"{path}, saved by {versions}, does not build: {type(error).__name__}: {error}"
         ) from error
 
 
 def require_types(spec: dict[str, Json]) -> None:
-    """Refuses a description that lacks a key, has another, or one of another type."""
+    """Raise LoadError if keys of a description are missing, unexpected or of another type."""
     if others := spec.keys() ^ _TYPES.keys():
-        raise LoadError(f"the description must have the keys {list(_TYPES)}, not so {others}")
+        raise LoadError(f"the description has missing or unexpected keys: {sorted(others)}")
     for name, kind in _TYPES.items():
         if type(spec[name]) is not kind:
             raise LoadError(f"{name} must be {kind.__name__}, got {type(spec[name]).__name__}")
 
 
-def require_same(what: str, saved: dict[str, list[int]], found: dict[str, list[int]]) -> None:
-    """Refuses shapes by name that are not those saved."""
+def require_same(kind: str, saved: dict[str, list[int]], found: dict[str, list[int]]) -> None:
+    """Raise LoadError if shapes by name differ from the saved ones."""
     for name in saved | found:
         if name not in saved:
-            raise LoadError(f"{what} {name} is not saved, and the network expects it")
+            raise LoadError(f"{kind} {name} is not saved, and the network expects it")
         if name not in found:
-            raise LoadError(f"{what} {name} is saved, and the network has none, only {list(found)}")
+            raise LoadError(f"{kind} {name} is saved, and the network has none, only {list(found)}")
         if saved[name] != found[name]:
             raise LoadError(
-                f"{what} {name} has shape {saved[name]}, the network expects {found[name]}"
+                f"{kind} {name} has shape {saved[name]}, the network expects {found[name]}"
             )
 
 
 def require_json(where: str, value: Any) -> None:
-    """Refuses what has no form in JSON, and says where it is."""
+    """Raise an error that names the first value without a form in JSON."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -1,8 +1,7 @@
-"""A folder with tensors and a description of them, written as one, and read without trust.
+"""Folder with tensors and their JSON description: replaced atomically, verified when read.
 
-``spec.json`` names the file of tensors by its hash and is replaced last, so that a reader, or a
-crash at any moment, meets the old pair or the new one. It holds its own hash too, taken with zeros
-in the place of that.
+``spec.json`` names the file of tensors by its hash and is replaced last: a reader, also after a
+crash, finds the old pair or the new one. It contains its own hash, computed with zeros for it.
 """
 
 from __future__ import annotations
@@ -24,37 +23,25 @@ from torch import Tensor
 from pyro_bbb._utils.distributed import Processes
 
 Json: TypeAlias = Any
-
-
 FORMAT, VERSION = "pyro_bbb", 1
-
-
 _SPEC = "spec.json"
-
-
 _ZEROS = "0" * 64
-
-
 _HASH = re.compile("[0-9a-f]{64}")
-
-
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
-
-
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
 
 
 class LoadError(ValueError):
-    """What was to be loaded is damaged, of a newer format, or of another model."""
+    """The files are damaged, of a newer format, or of another model."""
 
 
 def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
-    """Writes or replaces a folder's pair of files.
+    """Write or replace a folder's pair of files.
 
     Args:
-        folder: is made where it does not exist; other files in it stay.
+        folder: created if missing; other files in it stay.
         spec: content for JSON, without the keys that `seal` adds.
-        tensors: on the CPU, contiguous, each with memory of its own.
+        tensors: on the CPU, contiguous, without shared memory.
     """
     data = serialise(dict(tensors))
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
@@ -68,7 +55,7 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
 
 
 def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
-    """The description and the tensors as they were written.
+    """Return the description and the tensors of a folder.
 
     Raises:
         FileNotFoundError: there is nothing saved at that path.
@@ -83,12 +70,12 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
         except FileNotFoundError as error:
             if (folder / _SPEC).read_bytes() != text:
                 continue  # another process has just replaced both
-            raise LoadError(f"{file} is missing, which {_SPEC} beside it describes") from error
+            raise LoadError(f"{file} is missing, which {_SPEC} describes") from error
         return spec, _parse_tensors(data, spec.pop("tensors"), file)
 
 
 def tidy(folder: Path) -> None:
-    """Removes what processes that were killed while they wrote have left in a folder."""
+    """Remove the temporary files of processes that were killed while writing."""
     present = _present_tensors(folder)
     for path in folder.iterdir():
         if _LEFT_BEHIND.fullmatch(path.name) and path.name != present:
@@ -96,7 +83,7 @@ def tidy(folder: Path) -> None:
 
 
 def seal(content: dict[str, Json]) -> bytes:
-    """JSON of the content behind the format's name and version and the whole text's hash.
+    """Return JSON of the content after the format's name, its version and the text's hash.
 
     Raises:
         ValueError: a number is not finite.
@@ -108,7 +95,11 @@ def seal(content: dict[str, Json]) -> bytes:
 
 
 def unseal(text: bytes, path: Path) -> dict[str, Json]:
-    """The content of what `seal` wrote; LoadError for anything else."""
+    """Return the content that `seal` wrote.
+
+    Raises:
+        LoadError: the text is anything else.
+    """
     try:
         spec = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -128,7 +119,7 @@ def unseal(text: bytes, path: Path) -> dict[str, Json]:
         not _is_hash(said)
         or sha256(text.replace(said.encode(), _ZEROS.encode(), 1)).hexdigest() != said
     ):
-        raise LoadError(f"{path} is altered: it does not have the sha256 that it says")
+        raise LoadError(f"{path} is altered: it does not have the sha256 that it states")
     tensors = spec.get("tensors")
     if not (isinstance(tensors, dict) and tensors.keys() == {"sha256", "bytes"}):
         raise LoadError(f"{path} must describe the file of tensors")
@@ -143,7 +134,7 @@ def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[s
             f"{file} is truncated or altered: it has {len(data)} bytes of {identity['bytes']}"
         )
     if sha256(data).hexdigest() != identity["sha256"]:
-        raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} says")
+        raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} states")
     try:
         return parse(data)
     except SafetensorError as error:
@@ -151,7 +142,7 @@ def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[s
 
 
 def _present_tensors(folder: Path) -> str | None:
-    """Name of the file of tensors that a folder's present description is of."""
+    """Return the name of the file of tensors in a folder's present description."""
     try:
         return _tensors_name(unseal((folder / _SPEC).read_bytes(), folder)["tensors"])
     except (FileNotFoundError, LoadError):
@@ -163,7 +154,7 @@ def _tensors_name(identity: dict[str, Json]) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Writes a file that is whole from the moment that it has its name."""
+    """Write a file atomically: a temporary one, flushed to disk, then renamed."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with part.open("xb") as file:
@@ -189,25 +180,21 @@ def _is_hash(value: Json) -> bool:
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return found
 
 
 def _refuse(constant: str) -> Json:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]
-
-
 _OF_RANK = "rank{}."
-
-
 _ERRORS = {"FileNotFoundError": FileNotFoundError, "LoadError": LoadError, "OSError": OSError}
 
 
 def read_for_all(folder: Path, processes: Processes) -> Content:
-    """The description and the tensors, as `read` gives them.
+    """Return the result of `read` on all processes.
 
     Raises:
         FileNotFoundError: there is nothing saved at that path.
@@ -223,15 +210,15 @@ def read_for_all(folder: Path, processes: Processes) -> Content:
     return spec, parse(processes.broadcast_bytes(serialise(tensors) if processes.first else b""))
 
 
-def first_does(processes: Processes, what: Callable[[], None]) -> None:
-    """The first process does it; an error there is one in all."""
+def first_does(processes: Processes, action: Callable[[], None]) -> None:
+    """Run an action on the first process; its error is raised on all."""
     if processes.size == 1:
-        what()
+        action()
         return
     error: Exception | None = None
     if processes.first:
         try:
-            what()
+            action()
         except (OSError, LoadError) as raised:
             error = raised
     text = "" if error is None else f"{_kind(error)}\n{error}"
@@ -241,7 +228,7 @@ def first_does(processes: Processes, what: Callable[[], None]) -> None:
 
 
 def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """Every process's tensors: those of the first by their names, others' behind their rank."""
+    """Gather the tensors of all processes; names of later ranks get a prefix."""
     if processes.size == 1:
         return dict(own)
     named = map(parse, processes.all_gather_bytes(serialise(dict(own))))
@@ -253,7 +240,7 @@ def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]
 
 
 def of_one(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """The tensors of one process among what `of_all` gave, and those of all."""
+    """Select the tensors of one process, and the common ones, from the result of `of_all`."""
     prefix = _OF_RANK.format(rank)
     mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
     return {**tensors, **mine}

@@ -1,4 +1,8 @@
-"""Constructor arguments as JSON and back: numbers, strings, tuples, tensors, distributions."""
+"""Python values as JSON with tensors apart, and back.
+
+`encode` and `decode` are for constructor arguments, distributions among them; every sequence is a
+tuple. `pack` and `unpack` are for optimizer states, where dicts may have integer keys.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,6 @@ _FAMILIES: dict[str, tuple[Any, list[str]]] = {
 
 
 _NAMES = {family: name for name, (family, _) in _FAMILIES.items()}
-
-
 DTYPES = {
     str(x).removeprefix("torch."): x
     for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -44,19 +46,19 @@ DTYPES = {
 
 
 class CannotDescribe(ValueError):
-    """The format has no words for a network, a prior or a likelihood."""
+    """A network, a prior or a likelihood cannot be expressed in the format."""
 
 
 def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for an argument.
+    """Return the JSON form of an argument.
 
     Args:
         value: the argument.
-        key: its name, under which a tensor in it is put.
+        key: its name, also the name of a tensor in it.
         tensors: gets the tensors.
 
     Raises:
-        CannotDescribe: it is of another kind.
+        CannotDescribe: the format has no form for it.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -73,7 +75,7 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The argument that `encode` was given, lists as tuples; takes its tensors out."""
+    """Return the argument of `encode`, lists as tuples, and remove its tensors."""
     if isinstance(value, list):
         return tuple(decode(item, tensors) for item in value)
     if not isinstance(value, dict):
@@ -95,8 +97,8 @@ def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> di
         record = {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
         given = isinstance(value, ScaleMixtureNormal) and value.same_for_each
         return record | ({"given": list(given)} if given else {})
-    whole = {part: encode(x, f"{key}.{part}", tensors) for part, x in parameters.items()}
-    return {"distribution": name, "dtype": None, "parameters": whole}
+    packed = {part: encode(x, f"{key}.{part}", tensors) for part, x in parameters.items()}
+    return {"distribution": name, "dtype": None, "parameters": packed}
 
 
 def _decode_distribution(
@@ -114,7 +116,7 @@ def _decode_distribution(
     else:
         values = {k: torch.tensor(float(x), dtype=DTYPES[dtype]) for k, x in parameters.items()}
     made: Distribution = family(**values)
-    if given:  # a mixture of numbers, which the tensors are rounded from
+    if given:  # Python numbers of a mixture, before they were rounded to tensors
         pi, sigma1, sigma2 = map(float, given)
         rounded = values["pi"], values["sigma1"], values["sigma2"]
         pairs = zip((pi, sigma1, sigma2), rounded, strict=True)
@@ -125,10 +127,10 @@ def _decode_distribution(
 
 
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Json:
-    """The value's form in JSON; its tensors are added under names that begin with ``name``.
+    """Return the JSON form of a value; tensors are added under names that begin with ``name``.
 
     Raises:
-        TypeError: it holds something else than numbers, strings, tensors, lists and dicts of them.
+        TypeError: it has parts other than numbers, strings, tensors, lists and dicts.
     """
     if isinstance(value, Tensor):
         tensors[name] = value
@@ -142,12 +144,12 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if not (value is None or isinstance(value, bool | int | float | str)):
-        raise TypeError(f"{name} must be of numbers and tensors to be kept, got {value!r}")
+        raise TypeError(f"{name} must consist of numbers and tensors, got {value!r}")
     return value
 
 
 def unpack(packed: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """What `pack` was given."""
+    """Return the value that `pack` packed."""
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()

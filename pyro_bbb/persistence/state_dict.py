@@ -1,7 +1,6 @@
-"""Parameters and buffers of modules by name, shared ones once, and back into modules.
+"""Parameters and buffers of several modules by name: shared ones once, frozen ones marked.
 
-Torch's ``state_dict`` has a shared parameter under each of its names, and says nothing of which
-parameters are frozen.
+Torch's ``state_dict`` repeats a shared parameter under each name and does not mark frozen ones.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class State:
     frozen: list[str] = field(default_factory=list)
 
     def add(self, module: nn.Module, prefix: str) -> None:
-        """Adds a module's tensors.
+        """Add a module's tensors.
 
         Raises:
-            TypeError: its state holds something else.
+            TypeError: its state dict has a value that is no tensor.
         """
         first: dict[int, str] = {}
         for name, value in module.state_dict(keep_vars=True).items():
@@ -48,10 +47,10 @@ class State:
                 self.frozen.append(own)
 
     def fill(self, module: nn.Module, prefix: str) -> None:
-        """Gives a module its tensors, and takes them out.
+        """Copy tensors into a module, and remove them here.
 
         Raises:
-            LoadError: one is lacking, has another shape, or is shared otherwise.
+            LoadError: one is missing, has another shape, or is shared differently.
         """
         self._make_buffers(module, prefix)
         used: dict[str, Tensor] = {}
@@ -78,12 +77,17 @@ class State:
             del self.tensors[key]
 
     def _make_buffers(self, module: nn.Module, prefix: str) -> None:
-        """Memory for buffers that a module has only at times, such as Laplace's factor."""
+        """Allocate buffers that are ``None`` at first, such as the factor of `Laplace`."""
         for path, part in module.named_modules():
             for leaf, buffer in part._buffers.items():
                 name = prefix + ".".join(filter(None, [path, leaf]))
                 if buffer is None and name in self.tensors:
                     part._buffers[leaf] = torch.empty_like(self.tensors[name])
+
+
+def cpu_copy(value: Tensor) -> Tensor:
+    """Copy a tensor to new contiguous memory on the CPU."""
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _set(module: nn.Module, name: str, value: Tensor) -> None:

@@ -36,13 +36,13 @@ from pyro_bbb.training import fit
 DRAWS = 100  # networks that vote
 
 
-PRUNED = 0.75  # share of the weights removed
+PRUNED = 0.75  # fraction of the weights removed
 
 
 CLASSES = 10
 
 
-ANSWERED = 0.95  # share of held-out digits that the threshold lets through
+ANSWERED = 0.95  # fraction of held-out digits that the threshold lets through
 
 
 SHAPES = ((64,), (784,), (1, 8, 8), (1, 28, 28))  # of the inputs that a network may take
@@ -87,7 +87,7 @@ class Classifier:
             return None
 
     def ask(self, x: Tensor, *, pruned: bool = False) -> ClassificationPrediction:
-        """What the sampled networks say of pictures ``[n, side * side]``."""
+        """Predict pictures ``[n, side * side]``."""
         guide = self.pruned if pruned else self.guide
         inputs = x.reshape(-1, *self.shape)
         found = predict(self.model, guide, inputs, num_samples=DRAWS, seed=_SEED)

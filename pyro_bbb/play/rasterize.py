@@ -30,7 +30,7 @@ Strokes: TypeAlias = Sequence[Points]
 _FINE = 4  # dots per pixel and direction while drawing
 
 
-_INK = 0.305  # share of the 32x32 pixels; the digits' mean, their sd is 0.034
+_INK = 0.305  # fraction of the 32x32 pixels; the digits' mean, their sd is 0.034
 
 
 _EDGE = 0.08  # of the height: what counts as the top row, and as the bottom row
@@ -97,7 +97,7 @@ def _fitted(strokes: Strokes, room: Points, stretch: float, side: int) -> Stroke
 
 
 def _painted(strokes: Strokes, pen: float, side: int) -> Points:
-    """How much of each pixel a round pen covers, ``[side, side]``."""
+    """Fraction of each pixel that a round pen covers, ``[side, side]``."""
     canvas = Image.new("L", (side * _FINE, side * _FINE))
     draw, radius = ImageDraw.Draw(canvas), pen * _FINE / 2
     for stroke in strokes:

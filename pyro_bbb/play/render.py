@@ -74,7 +74,7 @@ def split(prediction: ClassificationPrediction) -> str:
 
 
 def point_at(x: float, y: float) -> tuple[float, float] | None:
-    """Where a click on the plot lies on the axes from -1 to 1; None beside them."""
+    """Position of a click on the axes from -1 to 1, or ``None`` outside of them."""
     across = 2 * (x - _LEFT) / (_RIGHT - _LEFT) - 1
     up = 1 - 2 * (y - _TOP) / (_BOTTOM - _TOP)
     return (across, up) if abs(across) <= 1 and abs(up) <= 1 else None
@@ -114,7 +114,7 @@ def _frame() -> str:
 
 
 def legend() -> str:
-    """What the colours of the plot are."""
+    """Legend of the plot."""
     parts = [
         (BLUE, "epistemic ± 2 sd: what more points would remove"),
         (SKY, f"total ± 2 sd: with the noise of the points, sd {NOISE:g} (aleatoric)"),

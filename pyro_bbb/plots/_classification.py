@@ -19,7 +19,7 @@ _LINES = ("-", "--", "-.", ":")
 
 
 def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
-    """How the sampled networks vote on one input, beside the probabilities they average to.
+    """Draw the votes of the sampled networks on one input, with their mean probabilities.
 
     Args:
         ax: where to draw.
@@ -27,7 +27,7 @@ def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
         index: which of the ``n`` inputs.
 
     Returns:
-        ``ax``: bars are the share of networks whose most probable class it is, diamonds the mean
+        ``ax``: bars are the fraction of networks whose most probable class it is, diamonds the mean
         probability. The legend is left to the caller, who may have many such pictures.
     """
     inputs = kind("prediction", prediction, ClassificationPrediction).label.shape
@@ -114,7 +114,7 @@ def risk_coverage(
         ax: where to draw.
         answers: predictions for the same inputs, by the name of who made them.
         y: true classes, ``[n]``.
-        minimum: smallest share of inputs answered that is shown.
+        minimum: smallest fraction of inputs answered that is shown.
 
     Returns:
         ``ax``, both axes in per cent, a line for each name.
@@ -144,7 +144,7 @@ def risk_coverage(
 def entropy_histogram(
     ax: Axes, inside: Tensor, outside: Tensor | Mapping[str, Tensor], *, bins: int = 30
 ) -> Axes:
-    """How uncertain the predictions are, on inputs like the training set and on foreign ones.
+    """Draw the predictive entropy, in distribution and out of distribution.
 
     Args:
         ax: where to draw.
@@ -153,7 +153,7 @@ def entropy_histogram(
         bins: number of bins, shared by all.
 
     Returns:
-        ``ax``: the share of each kind's inputs in every bin.
+        ``ax``: the fraction of each kind's inputs in every bin.
     """
     kinds = outside if isinstance(outside, Mapping) else {"out of domain": outside}
     values = {"in domain": _entropies("inside", inside)}
@@ -164,7 +164,7 @@ def entropy_histogram(
         ax.hist(v, bins=list(edges), weights=weights, color=colour, alpha=0.25)
         ax.hist(v, bins=list(edges), weights=weights, color=colour, histtype="step", label=name)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    ax.set(xlabel="predictive entropy (nats)", ylabel="share of inputs")
+    ax.set(xlabel="predictive entropy (nats)", ylabel="fraction of inputs")
     ax.legend()
     return ax
 

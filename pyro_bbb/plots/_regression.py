@@ -63,7 +63,7 @@ def function_band(
     data: tuple[Tensor, Tensor] | None = None,
     level: float = 0.9,
 ) -> Axes:
-    """Where sampled functions run: their median and the central interval that holds most of them.
+    """Draw sampled functions: their median and a central interval.
 
     Args:
         ax: where to draw.
@@ -71,7 +71,7 @@ def function_band(
         functions: values of S sampled functions there, ``[S, n]`` or ``[S, n, 1]``.
         reference: functions of another posterior; its band and median are outlined.
         data: training inputs and targets, drawn as points.
-        level: share of the functions inside the band, at each input by itself.
+        level: fraction of the functions inside the band, at each input by itself.
 
     Returns:
         ``ax``. The legend is left to the caller, who may have many such pictures.

@@ -124,11 +124,11 @@ def pruning_curve(
     accuracies: Sequence[float],
     reference: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Axes:
-    """Accuracy of a network against the share of its weights that was set to zero.
+    """Accuracy of a network against the fraction of its weights set to zero.
 
     Args:
         ax: where to draw.
-        fractions: removed shares, in [0, 1].
+        fractions: removed fractions, in [0, 1].
         accuracies: accuracy at each, in [0, 1].
         reference: fractions and accuracies of a published curve to compare with.
 
@@ -154,13 +154,13 @@ def pruning_curve(
 
 
 def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
-    r"""Density and cumulative share of the signal-to-noise ratio of all weights together.
+    r"""Density and cumulative fraction of the signal-to-noise ratio of all weights together.
 
     In decibels of $|\mu|/\sigma$, that is $10\log_{10}(|\mu|/\sigma)$: 0 dB where mean and standard
     deviation are equal.
 
     Args:
-        ax: where to draw the density; the cumulative share gets a twin of it, on the right.
+        ax: where to draw the density; the cumulative fraction gets a twin of it, on the right.
         snr: what `pyro_bbb.signal_to_noise` returned. Ratios that are 0 or
             infinite (pruned or deterministic weights) are left out.
 

@@ -1,16 +1,16 @@
 """The posterior predictive: draws of the outputs, and their summaries.
 
-Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the two samplers behind it in
-``_weight_samples.py`` and ``_output_samples.py``; a new summary of a prediction goes into
-``_summaries.py``.
+Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in
+``_draws.py``, the two samplers in ``_weight_samples.py`` and ``_output_samples.py``; a new summary
+of a prediction goes into ``_summaries.py``.
 """
 
+from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._predict import (
     ESTIMATORS as ESTIMATORS,
 )
 from pyro_bbb.prediction._predict import (
     finished,
-    posterior_draws,
     predict,
     predict_mean,
 )

@@ -120,7 +120,7 @@ class MomentTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What an operation gives that takes such a weight.
+        """Apply an operation to such a weight.
 
         Raises:
             ValueError: its outputs would not be independent Normals of each row.

@@ -1,7 +1,7 @@
-"""What a prediction says: probabilities, intervals, and uncertainty split by its source.
+"""Summaries of a prediction: probabilities, intervals, aleatoric and epistemic uncertainty.
 
-The total is split by the laws of total entropy and of total variance into what the data leave open
-even for known weights (aleatoric) and what the weights leave open (epistemic).
+The laws of total entropy and of total variance split the total uncertainty: aleatoric remains for
+known weights, epistemic is due to the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.validation import fraction, tensor
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.likelihoods import align
@@ -28,9 +29,12 @@ class ClassificationPrediction:
 
     Args:
         sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
+        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
+            input by itself.
     """
 
     sample_log_probs: Tensor
+    sampler: str = "weights"
 
     @cached_property
     def sample_probs(self) -> Tensor:
@@ -77,7 +81,7 @@ class ClassificationPrediction:
         return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
 
     def refuse(self, threshold: float) -> Tensor:
-        """Where to give no answer: no class is more probable than the threshold; bool ``[n]``.
+        """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
 
         Raises:
             ValueError: the threshold is outside [0, 1].
@@ -113,9 +117,12 @@ class RegressionPrediction:
 
     Args:
         components: the draws' distributions, batch shape ``[S, n, d]``, in the targets' unit.
+        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
+            input by itself.
     """
 
     components: Any
+    sampler: str = "weights"
 
     @property
     def sample_means(self) -> Tensor:
@@ -185,14 +192,11 @@ class RegressionPrediction:
         probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
         low, high = exact._bracket(probability)
-        for _ in range(64):
-            middle = 0.5 * (low + high)
-            below = exact.cdf(middle) < probability
-            low, high = middle.where(below, low), high.where(below, middle)
+        high = bisect(lambda middle: exact.cdf(middle) < probability, low, high, 64)
         return (high.round() if self.components.support.is_discrete else high).to(self.mean)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """The central interval that holds a share ``level`` of the mixture.
+        """The central interval of probability ``level`` under the mixture.
 
         Args:
             level: probability inside, in (0, 1).

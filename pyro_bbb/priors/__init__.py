@@ -16,10 +16,11 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 
-Imports the rooms up to `_handlers`. A new prior is one module here and one line in ``__init__``:
-its name in `PRIORS`.
+Imports the rooms up to `_handlers`. A new prior is one module here and one line in
+``_registry.py``: its name in `PRIORS`. The decorator `saveable` says how its class is saved.
 """
 
+from pyro_bbb.priors import _registry as _registry  # fills PRIORS
 from pyro_bbb.priors._base import (
     PRIORS,
     ByName,
@@ -29,18 +30,14 @@ from pyro_bbb.priors._base import (
     PriorFunction,
     PriorLike,
     as_prior,
-    declare,
     default_prior,
     make,
 )
-from pyro_bbb.priors._base import (
-    SitePrior as SitePrior,
-)
 from pyro_bbb.priors._fixed import FanInNormal
 from pyro_bbb.priors._from_guide import FromGuide, from_guide
-from pyro_bbb.priors._from_guide import Marginal as Marginal
 from pyro_bbb.priors._hierarchical import HierarchicalNormal
 from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
+from pyro_bbb.priors.declaration import declare
 
 __all__ = [
     "ByName",

@@ -1,29 +1,27 @@
-"""What a prior is, its forms, and how a module's weights come under it."""
+"""The `Prior` base class, and priors made of distributions, functions and name patterns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
 
 PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
-
-
 PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
 
 
 class Prior(nn.Module):
-    """Gives each weight its prior distribution; subclasses implement `forward`.
+    """Prior distribution of each weight, by name and shape; subclasses implement `forward`.
 
     A prior is a module, so that its tensors follow the network's device and dtype, and parameters
     of its own are trained with the network's.
@@ -34,21 +32,21 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepares a weight, once, before it is declared; by default checks that the prior fits.
+        """Prepare a weight before it is declared; by default check that the prior fits.
 
         A prior may register parameters or `PyroSample` latents of its own on the module. Their
-        names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``: so they are
-        known as the prior's, and stay behind where the network becomes an ordinary one.
+        names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``. These mark them
+        as the prior's, so that `to_module` leaves them out.
 
         Args:
-            module: the module that is to have the weight.
+            module: the module of the weight.
             name: the weight's name in it.
             shape: the weight's shape.
         """
         self(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
-        """The prior that weight ``name`` has: this one, if it does not choose among others."""
+        """The prior of weight ``name``: this one, unless it chooses among others."""
         return self
 
     def scoped(self, prefix: str) -> Prior:
@@ -56,6 +54,7 @@ class Prior(nn.Module):
         return self
 
 
+@saveable(attributes("distribution"))
 class Independent(Prior):
     """One scalar distribution for every weight, independently.
 
@@ -96,7 +95,7 @@ class Independent(Prior):
 
 
 class Function(Prior):
-    """A prior computed by a callable, at every draw.
+    """Prior computed by a callable, at every sample.
 
     Args:
         function: ``(module, name, shape)`` to a distribution of single weights, or to one whose
@@ -118,6 +117,17 @@ class Function(Prior):
         return _expand(distribution, name, shape)
 
 
+def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    patterns = dict(zip(arguments["patterns"], modules.values(), strict=True))
+    prior: ByName = cls(patterns, _prefix=arguments["prefix"])
+    return prior
+
+
+@saveable(
+    lambda prior: {"patterns": prior._patterns, "prefix": prior._prefix},
+    modules=lambda prior: children(prior.priors),
+    build=_by_name,
+)
 class ByName(Prior):
     """Different priors for different weights; the first matching pattern counts.
 
@@ -145,7 +155,7 @@ class ByName(Prior):
         return distribution
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """As the prior by the first pattern that matches."""
+        """Prepare the weight by the first prior whose pattern matches."""
         self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
@@ -168,11 +178,11 @@ class ByName(Prior):
         return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
 
 
-PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by `pyro_bbb.priors`
+PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by ``_registry.py``
 
 
 def make(name: str, **options: Any) -> Prior:
-    """A prior by its name.
+    """Make a prior by its name.
 
     Args:
         name: a name in `pyro_bbb.priors.PRIORS`.
@@ -195,10 +205,10 @@ def default_prior() -> Prior:
 
 
 def as_prior(prior: PriorLike | None) -> Prior:
-    """Whatever stands for a prior, as a `Prior`; ``None`` is `default_prior`.
+    """Convert any accepted form of a prior to a `Prior`; ``None`` is `default_prior`.
 
     Raises:
-        TypeError: ``prior`` is none of the accepted kinds.
+        TypeError: ``prior`` has no accepted form.
         ValueError: an unknown name.
     """
     if prior is None:
@@ -217,66 +227,6 @@ def as_prior(prior: PriorLike | None) -> Prior:
         "prior must be a distribution, a pyro_bbb.priors.Prior, the name of one, a callable "
         f"(module, name, shape) -> distribution, or a dict of name patterns to these, got {prior!r}"
     )
-
-
-class SitePrior:
-    """What a `PyroSample` calls: asks the module's own prior, also in a copy of the module."""
-
-    def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self.name, self.shape = name, Size(shape)
-
-    def __call__(self, module: nn.Module) -> Distribution:
-        distribution: Distribution = prior_of(module, self.name)(module, self.name, self.shape)
-        return distribution
-
-
-def prior_of(module: nn.Module, name: str) -> Any:
-    """The prior of a declared weight."""
-    return module._modules["prior"].for_weight(name)  # type: ignore[union-attr,operator]
-
-
-def announced(module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
-    """A prior's parameter, announced to SVI as ``name`` of the module where that runs in a model.
-
-    `BayesianModel` announces all parameters itself; a network that is a Pyro model by itself needs
-    this.
-    """
-    context = getattr(module, "_pyro_context", None)
-    if context is None or not context.active or not parameter.requires_grad:
-        return parameter
-    return own_param(module._pyro_get_fullname(name), parameter)  # type: ignore[operator]
-
-
-def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
-    """Makes weights of a module random: one `PyroSample` each, all under one prior.
-
-    Args:
-        module: the module; gets the prior as its child ``prior``.
-        prior: gives the distributions.
-        **shapes: the weights' names and shapes.
-
-    Raises:
-        ValueError: the prior does not fit a shape, or has no pattern for a name.
-        TypeError: an argument is of another kind.
-    """
-    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
-    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
-    module.add_module("prior", prior)
-    for name, size in sizes.items():
-        prior.attach(module, name, size)
-        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
-
-
-def _size(name: str, shape: Sequence[int]) -> Size:
-    try:
-        size = Size(shape)
-    except TypeError as error:
-        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
-    if any(length < 0 for length in size):
-        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
-    return size
 
 
 def _require_pyro(distribution: Distribution) -> None:

@@ -1,22 +1,29 @@
-"""Priors without parameters of their own."""
+"""Priors without trained parameters."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro.distributions as dist
 from torch import Size, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb._utils.validation import finite, positive
 from pyro_bbb.distributions import ScaleMixtureNormal
-from pyro_bbb.priors._base import PRIORS, Independent, Prior
-from pyro_bbb.priors._hierarchical import horseshoe, inverse_gamma
-from pyro_bbb.priors._learned import LearnedNormal, LearnedScaleMixture
+from pyro_bbb.priors._base import Independent, Prior
 
 
+def _fan_in_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    prior: FanInNormal = cls(**arguments)
+    prior.by_fan_in.update(modules)
+    return prior
+
+
+@saveable(attributes("gain"), modules=lambda prior: children(prior.by_fan_in), build=_fan_in_normal)
 class FanInNormal(Prior):
-    r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases: layers keep their scale.
+    r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases.
 
     With the ReLU gain $g = \sqrt 2$ a random network of any width and depth passes on the second
     moment of its input (He et al. 2015, "Delving Deep into Rectifiers").
@@ -40,30 +47,21 @@ class FanInNormal(Prior):
         return distribution
 
 
-def _normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
+def normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
+    """Return independent Normals."""
     return Independent(dist.Normal(finite("loc", loc), positive("scale", scale)))
 
 
-def _laplace(scale: float = 1.0) -> Prior:
+def laplace(scale: float = 1.0) -> Prior:
+    """Return independent Laplace distributions around 0."""
     return Independent(dist.Laplace(0.0, positive("scale", scale)))
 
 
-def _student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
+def student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
+    """Return independent Student t distributions around 0."""
     return Independent(dist.StudentT(positive("df", df), 0.0, positive("scale", scale)))
 
 
-def _scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
+def scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
+    """Return independent scale mixtures of two Normals, of Blundell et al. (2015)."""
     return Independent(ScaleMixtureNormal(pi, sigma1, sigma2))
-
-
-PRIORS.update(
-    normal=_normal,
-    laplace=_laplace,
-    student_t=_student_t,
-    scale_mixture=_scale_mixture,
-    fan_in_normal=FanInNormal,
-    learned_scale_mixture=LearnedScaleMixture,
-    learned_normal=LearnedNormal,
-    horseshoe=horseshoe,
-    inverse_gamma=inverse_gamma,
-)

@@ -1,4 +1,4 @@
-"""A trained guide as the prior of the next task.
+"""Posterior of one task as the prior of the next: variational continual learning.
 
 Nguyen et al. (2018), "Variational Continual Learning".
 """
@@ -15,25 +15,24 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
 from pyro_bbb.priors._base import Independent, Prior, PriorLike, as_prior
 
 _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
-
-
-_SKEWNESS = 1e-3  # relative difference of the distances to both quantiles, from which no Normal
+_SKEWNESS = 1e-3  # largest relative difference of a Normal's distances to both quantiles
 
 
 def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
-    """The posterior of one task as the prior of the next.
+    """Make the posterior of one task the prior of the next.
 
-    Each weight has its marginal Normal under the guide as it is now, without gradient. Correlations
-    are dropped: a full-rank posterior passes on its variances only.
+    Each weight has its marginal Normal under the present guide, without gradient. Correlations are
+    dropped: a full-rank posterior passes on its variances only.
 
     Args:
         guide: a trained guide with Normal marginals: `AutoSoftplusNormal`, or one of Pyro's that
             has ``median`` and ``quantiles``.
-        default: prior of weights that the guide does not have, or has no Normal marginal of;
-            without it they are an error where the network is built.
+        default: prior of weights without a Normal marginal in the guide; without it they are an
+            error where the network is built.
 
     Returns:
         A prior by the weights' names in the network, without the model's ``network.``.
@@ -51,6 +50,23 @@ def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
     return FromGuide(marginals, None if default is None else as_prior(default))
 
 
+def _modules(prior: FromGuide) -> Modules:
+    default: Modules = {} if prior.default is None else {"default": prior.default}
+    return children(prior.marginals) | default
+
+
+def _from_guide(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    default = modules.pop("default", None)
+    marginals = dict(zip(arguments["names"], modules.values(), strict=True))
+    prior: FromGuide = cls(marginals, default, _prefix=arguments["prefix"])
+    return prior
+
+
+@saveable(
+    lambda prior: {"names": prior._names, "prefix": prior._prefix},
+    modules=_modules,
+    build=_from_guide,
+)
 class FromGuide(Prior):
     """The marginals of a guide by name; see `from_guide`."""
 
@@ -68,7 +84,7 @@ class FromGuide(Prior):
         return distribution
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """As the weight's marginal or default prior."""
+        """Prepare the weight by its marginal or default prior."""
         self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
@@ -84,7 +100,7 @@ class FromGuide(Prior):
         if self.default is None:
             raise ValueError(
                 f"the guide has no Normal posterior of {full_name!r} for a prior, only of "
-                f"{list(self._names)}; default= would be the prior of others"
+                f"{list(self._names)}; pass default= for weights the guide lacks"
             )
         return self.default.for_weight(name)
 
@@ -95,8 +111,9 @@ class FromGuide(Prior):
         return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
 
 
+@saveable(lambda prior: {"loc": prior.distribution.loc, "scale": prior.distribution.scale})
 class Marginal(Independent):
-    """Independent Normals of a shape that the weight must have."""
+    """Independent Normals of the weight's shape."""
 
     def __init__(self, loc: Tensor, scale: Tensor) -> None:
         super().__init__(dist.Normal(loc, scale))
@@ -117,15 +134,15 @@ class Marginal(Independent):
 
 
 def _normal_marginals(guide: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Name, mean and standard deviation of the latents whose quantiles are those of a Normal."""
+    """Yield name, mean and standard deviation of each latent with Normal quantiles."""
     with own_store(guide), torch.no_grad():
         quantiles = guide.quantiles([_ONE_BELOW, 0.5, _ONE_ABOVE])
     for name, (below, loc, above) in quantiles.items():
         scale = (above - below) / 2
         if not (loc.isfinite() & (scale > 0) & scale.isfinite()).all():
             raise ValueError(
-                f"guide must have finite means and positive scales, not so {name!r}; pruned "
-                "weights have scale 0, which as a prior they would keep for ever"
+                f"guide must have finite means and positive scales, got others for {name!r}; "
+                "pruned weights have scale 0 and cannot become priors"
             )
         rounding = 8 * torch.finfo(loc.dtype).eps * loc.abs()
         if ((above + below - 2 * loc).abs() <= _SKEWNESS * scale + rounding).all():

@@ -1,4 +1,4 @@
-r"""Priors whose scale is a latent variable itself: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
+r"""Priors with a latent scale: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
 
 The guide infers the scale of each group of weights along with them. A half-Cauchy scale (Carvalho
 et al. 2010, "The horseshoe estimator for sparse signals"), here one for each unit's weights, has a
@@ -9,7 +9,7 @@ inverse-gamma variance a group of weights is jointly Student t.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
 import torch
@@ -17,13 +17,26 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._utils.saving import Arguments, attributes, saveable
 from pyro_bbb._utils.validation import positive
 from pyro_bbb.distributions import without_validation
-from pyro_bbb.priors._base import Independent, Prior, prior_of
+from pyro_bbb.priors._base import Independent, Prior
+from pyro_bbb.priors.declaration import prior_of
 
 Per = Literal["layer", "unit"]
 
 
+def _build(cls: Any, arguments: Arguments, modules: Any) -> nn.Module:
+    latent = {arguments["kind"]: modules["hyperprior"].distribution}
+    prior: HierarchicalNormal = cls(per=arguments["per"], **latent)
+    return prior
+
+
+@saveable(
+    attributes("kind", "per"),
+    modules=lambda prior: {"hyperprior": prior.hyperprior},
+    build=_build,
+)
 class HierarchicalNormal(Prior):
     r"""$w \sim N(0, \tau^2)$ with a latent $\tau$, or $\tau^2$, of every group of weights.
 
@@ -62,13 +75,13 @@ class HierarchicalNormal(Prior):
         self.hyperprior = Independent(given)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Registers the latent scales on the module."""
+        """Register the latent scales on the module."""
         part = self._part(name)
         latent = _Hyperprior(name, part, shape[: self._group_dims(shape)])
         setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normal for the drawn scales, with their plates (if any) as batch shape."""
+        """The Normal for the sampled scales, with their plates (if any) as batch shape."""
         drawn: Tensor = getattr(module, self._part(name))  # [*plates, *groups]
         scale = drawn if self.kind == "scale" else drawn.sqrt()
         groups = self._group_dims(shape)
@@ -85,7 +98,7 @@ class HierarchicalNormal(Prior):
         return f"{name}_prior_{self.kind}"
 
     def _group_dims(self, shape: Size) -> int:
-        """How many of a weight's first dimensions count its groups."""
+        """Number of a weight's leading dimensions that index its groups."""
         return 1 if self.per == "unit" and len(shape) > 1 else 0
 
 
@@ -103,7 +116,7 @@ def inverse_gamma(
 
 
 class _Hyperprior:
-    """What the latent's `PyroSample` calls: asks the prior of the weight."""
+    """Distribution of the latent's `PyroSample`, from the prior that the weight has."""
 
     def __init__(self, weight: str, part: str, shape: Size) -> None:
         self.weight, self.part, self.shape = weight, part, shape

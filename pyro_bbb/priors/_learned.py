@@ -1,4 +1,4 @@
-r"""Priors with parameters of their own, which maximise the ELBO together with the guide's.
+r"""Priors with trained parameters, which maximise the ELBO together with the guide's.
 
 Such an empirical Bayes prior (type-II maximum likelihood) is a point estimate: the ELBO rewards it
 for the weights that the posterior has, and has no cost for its own freedom.
@@ -7,6 +7,7 @@ for the weights that the posterior has, and has no cost for its own freedom.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -14,15 +15,18 @@ from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_bbb._utils.saving import Arguments, Modules, attributes, saveable
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import ScaleMixtureNormal, without_validation
-from pyro_bbb.priors._base import Prior, announced
+from pyro_bbb.priors._base import Prior
+from pyro_bbb.priors.declaration import announced
 
 
+@saveable()
 class LearnedScaleMixture(Prior):
     r"""$\pi N(0, \sigma_1^2) + (1 - \pi) N(0, \sigma_2^2)$ with one learned triple for all weights.
 
-    The prior of Blundell et al. (2015), equation 7, with its parameters trained like the guide's:
+    The prior of Blundell et al. (2015), equation 7, with trained parameters:
     the log-odds of $\pi$ and the logarithms of the scales, which are unconstrained.
 
     Args:
@@ -63,7 +67,7 @@ class LearnedScaleMixture(Prior):
         return self.log_sigma2.exp()
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The mixture as it is now, expanded to ``shape``."""
+        """The present mixture, expanded to ``shape``."""
         logit, log_sigma1, log_sigma2 = (
             announced(module, f"{name}_prior_{key}", parameter)
             for key, parameter in self.named_parameters()
@@ -77,8 +81,15 @@ class LearnedScaleMixture(Prior):
         return ", ".join(f"{key}={value:.4g}" for key, value in values)
 
 
+def _learned_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+    prior: LearnedNormal = cls()
+    prior.scale = arguments["scale"]  # in its dtype
+    return prior
+
+
+@saveable(attributes("scale"), build=_learned_normal)
 class LearnedNormal(Prior):
-    """$N(t, s^2)$ with a learned location t for each weight, at first 0.
+    """$N(t, s^2)$ with a learned location t for each weight, initially 0.
 
     The locations are parameters of the module that has the weight, as ``weight_prior_loc``. At the
     optimum they are the posterior means: the KL then bounds only the posterior's scales.
@@ -97,7 +108,7 @@ class LearnedNormal(Prior):
         self.register_buffer("scale", torch.tensor(positive("scale", scale)), persistent=False)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Registers the locations on the module."""
+        """Register the locations on the module."""
         module.register_parameter(f"{name}_prior_loc", nn.Parameter(self.scale.new_zeros(shape)))
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:

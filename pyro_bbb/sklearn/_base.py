@@ -1,4 +1,4 @@
-"""What the regressor and the classifier for scikit-learn have in common."""
+"""Base of the regressor and the classifier for scikit-learn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyro_bbb._utils.validation import count
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save
 from pyro_bbb.persistence.archive import Json
-from pyro_bbb.sklearn._fitting import Posterior, learn, learn_on
+from pyro_bbb.sklearn._fitting import FittedPosterior, learn, learn_on
 from pyro_bbb.sklearn._params import Recipe
 from pyro_bbb.sklearn._scaling import Scaling
 from pyro_bbb.training.history import History
@@ -36,7 +36,7 @@ _KEY = "estimator"  # in the metadata of a save
 
 
 class Uncertainty(NamedTuple):
-    """How uncertain each prediction is, and why.
+    """Uncertainty of each prediction, by its source.
 
     Attributes:
         aleatoric: what noise, or classes that overlap, leave open even for known weights.
@@ -55,7 +55,7 @@ def as_random_seed(random_state: Any) -> int:
 class BayesianEstimator(BaseEstimator):
     """Base of the estimators: their parameters, training, and keeping what was learned."""
 
-    posterior_: Posterior
+    posterior_: FittedPosterior
     x_scaling_: Scaling
 
     def __init__(
@@ -186,11 +186,11 @@ class BayesianEstimator(BaseEstimator):
         new = cls(**record["parameters"])
         new._seed = record["seed"]
         new._restore(record)
-        new.posterior_ = Posterior(loaded.model, loaded.guide, History(), record["seen"])
+        new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
         return new
 
     def _record(self) -> dict[str, Json]:
-        """What was learned besides the posterior, for JSON."""
+        """Fitted attributes other than the posterior, for JSON."""
         names = getattr(self, "feature_names_in_", None)
         return {
             "features": self.n_features_in_,

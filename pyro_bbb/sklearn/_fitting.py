@@ -33,7 +33,7 @@ _SMALL = 2**16  # weights
 
 
 @dataclass(frozen=True)
-class Posterior:
+class FittedPosterior:
     """A model with its trained guide.
 
     Args:
@@ -68,16 +68,18 @@ class Posterior:
 
 def learn(
     recipe: Recipe, likelihood: Likelihood, x: Tensor, y: Tensor, outputs: int, seed: int
-) -> Posterior:
+) -> FittedPosterior:
     """Trains a new network of so many outputs on rows ``[n, d]`` and targets ``[n, ...]``."""
     with seeded(seed):
         network = _network(recipe, [x.shape[1], *recipe.hidden, outputs], recipe.make_prior())
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
-    return Posterior(model, guide, _train(recipe, model, guide, x, y, seed), len(x))
+    return FittedPosterior(model, guide, _train(recipe, model, guide, x, y, seed), len(x))
 
 
-def learn_on(recipe: Recipe, before: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
+def learn_on(
+    recipe: Recipe, before: FittedPosterior, x: Tensor, y: Tensor, seed: int
+) -> FittedPosterior:
     r"""Learns from further rows: the posterior is their prior (Nguyen et al. 2018).
 
     The estimate of a Gaussian noise is a running one over all rows. It is held while the weights
@@ -97,7 +99,7 @@ def learn_on(recipe: Recipe, before: Posterior, x: Tensor, y: Tensor, seed: int)
         guide = _double(recipe.make_guide(model))
         _start_from(guide, before.guide)
     history = _train(recipe, model, guide, x, y, seed)
-    after = Posterior(model, guide, history, before.num_seen + len(x))
+    after = FittedPosterior(model, guide, history, before.num_seen + len(x))
     _update_noise(after, before.num_seen, x, y, seed)
     return after
 
@@ -161,7 +163,7 @@ def _start_from(guide: Any, before: Any) -> None:
         guide.load_state_dict(own | shared)
 
 
-def _update_noise(after: Posterior, num_before: int, x: Tensor, y: Tensor, seed: int) -> None:
+def _update_noise(after: FittedPosterior, num_before: int, x: Tensor, y: Tensor, seed: int) -> None:
     """Updates the running estimate of a Gaussian's noise, if it is one."""
     raw = getattr(after.model.likelihood, "scale_unconstrained", None)  # its logarithm
     if type(after.model.likelihood) is not Gaussian or not isinstance(raw, nn.Parameter):

@@ -1,4 +1,4 @@
-"""What the estimators' parameters stand for: names, or objects, to the parts of a model.
+"""Hyperparameters of the estimators, resolved to the parts of a model.
 
 | parameter | names |
 |---|---|
@@ -68,7 +68,7 @@ NOISES: dict[str, Callable[[int], Likelihood]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is built and trained; the fields are the estimators' parameters.
+    """Hyperparameters of network and training, named as in the estimators.
 
     Raises:
         ValueError: an unknown name, or a number out of range.

@@ -236,7 +236,7 @@ def _checkpoint(
 def _step_scope(
     estimator: str, optim: Any, frozen: Frozen
 ) -> Callable[[], AbstractContextManager[None]]:
-    """The context of each step by itself: callbacks run outside of all this."""
+    """The context of each single step; callbacks run outside of it."""
     known: frozenset[torch.Tensor] = frozenset()
     if isinstance(optim, JointOptim):
         known, optim.frozen = frozenset(optim.parameters), frozen.parameters

@@ -52,7 +52,7 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
 
 
 def make_program(guide: Any, batches: Batches, config: FitConfig, history: History) -> StepProgram:
-    """What a training step computes; model and guide are checked against each other first."""
+    """Assemble the computation of a training step, after a check of guide against model."""
     model, weighted = batches.model, with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples())
     batches.processes.align(tensors_of(model, guide))

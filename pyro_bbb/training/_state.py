@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence.archive import Json, of_all, of_one
 from pyro_bbb.persistence.json_codec import pack, unpack
-from pyro_bbb.persistence.state_dict import State
+from pyro_bbb.persistence.state_dict import State, cpu_copy
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim
@@ -19,7 +19,7 @@ from pyro_bbb.training.optim import JointOptim
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
         epoch: whole epochs done.
@@ -79,7 +79,7 @@ class TrainingState:
             "processes": self.batches.processes.size,
         }
         tensors = {**own, **numbers, **self._of_processes()}
-        return spec, {name: _copy(x) for name, x in tensors.items()}
+        return spec, {name: cpu_copy(x) for name, x in tensors.items()}
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         """Go back to such a state."""
@@ -114,7 +114,3 @@ class TrainingState:
         if self.device.type == "cuda":
             states["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return of_all(states, self.batches.processes)
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""What a training run leaves behind: the negative ELBO and its parts, per epoch and per step."""
+"""Record of a training run: the negative ELBO and its parts, per epoch and per step."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class JointOptim(PyroOptim):
         self.frozen: Set[Tensor] = frozenset()
         if parameters:
             self._names = {parameter: name for name, parameter in parameters.items()}
-            self._hold(list(parameters.values()))
+            self._add_parameters(list(parameters.values()))
 
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
         """One step of all parameters that have a gradient; their gradients are dropped after it.
@@ -84,8 +84,8 @@ class JointOptim(PyroOptim):
         """
         for parameter in self.frozen:
             parameter.grad = None
-        held = set(self.parameters)
-        self._hold([p for p in params if p not in held and p not in self.frozen])
+        known = set(self.parameters)
+        self._add_parameters([p for p in params if p not in known and p not in self.frozen])
         if self.optimizer is not None:
             try:
                 self._finish_gradients()
@@ -127,7 +127,7 @@ class JointOptim(PyroOptim):
         groups = self.optimizer.param_groups if self.optimizer else ()
         return [parameter for group in groups for parameter in group["params"]]
 
-    def _hold(self, parameters: list[Any]) -> None:
+    def _add_parameters(self, parameters: list[Any]) -> None:
         if parameters and self.optimizer is None:
             self.optimizer = self.pt_optim_constructor(parameters, **self.pt_optim_args)  # type: ignore[operator,arg-type]
         elif parameters and self.optimizer is not None:
@@ -150,7 +150,7 @@ class JointOptim(PyroOptim):
             parameter.masked_fill_(mask, value)
 
     def _finish_gradients(self) -> None:
-        """Where the gradients of a step are final: checks their norm, and bounds it if asked."""
+        """Check the norm of the final gradients of a step, and clip it if wanted."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = self._checked(torch.nn.utils.get_total_norm(grads), grads)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
@@ -180,10 +180,10 @@ def make_optim(
     lr: float,
     joint: Callable[..., JointOptim] = JointOptim,
 ) -> PyroOptim:
-    """What `SVI` is to step the parameters of some modules with.
+    """Make the optimiser of `SVI` for the parameters of some modules.
 
     Args:
-        modules: their parameters that require a gradient are held; others than modules have none.
+        modules: the optimiser takes their parameters that require a gradient; functions have none.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam. A `PyroOptim` is taken as it is.
         lr: learning rate at the start.

@@ -248,9 +248,9 @@ NETWORKS = [
         bad={
             "one": ({"sizes": [3]}, "sizes must list inputs and outputs at least"),
             "none": ({"sizes": []}, "sizes must list inputs and outputs at least"),
-            "zero": ({"sizes": [3, 0, 2]}, r"sizes must .* positive integers, got \[3, 0, 2\]"),
-            "text": ({"sizes": ["3", "2"]}, "sizes must .* positive integers"),
-            "floats": ({"sizes": [3.0, 2.0]}, "sizes must .* positive integers"),
+            "zero": ({"sizes": [3, 0, 2]}, r"sizes\[1\] must be an integer of at least 1, got 0"),
+            "text": ({"sizes": ["3", "2"]}, r"sizes\[0\] must be an integer"),
+            "floats": ({"sizes": [3.0, 2.0]}, r"sizes\[0\] must be an integer"),
             "an activation made": ({"activation": nn.ReLU()}, "activation must .*nn.ReLU"),
             "no activation": ({"activation": "relu"}, "activation must .*'relu'"),
             "no pattern": ({"prior": {"fc1.*": "normal"}}, "no pattern for 'fc2"),

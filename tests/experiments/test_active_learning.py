@@ -17,7 +17,7 @@ CLASSES = 4
 @pytest.fixture
 def pool(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_pool")
+    return importlib.import_module("_helpers.label_pool")
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def says(probs):
 
 def by_value(x):
     """Two draws that disagree the more, the larger an input is."""
-    share = 0.5 + x.double() / 1000
-    draw = torch.stack([share, 1 - share], -1)
+    fraction = 0.5 + x.double() / 1000
+    draw = torch.stack([fraction, 1 - fraction], -1)
     return bbb.ClassificationPrediction(torch.stack([draw, draw.flip(-1)]).log())
 
 
@@ -96,14 +96,14 @@ def test_only_so_many_candidates_are_looked_at(pool):
     some = pool.Pool(*examples(), 8, generator())
     asked = []
 
-    def ask(x):
+    def predict(x):
         asked.append(x)
         return by_value(x)
 
-    pool.acquire(some, "BALD", ask, 3, 20)
+    pool.acquire(some, "BALD", predict, 3, 20)
     (x,) = asked
     assert len(x) == 20 and set(some.rows[8:].tolist()) == set(x.topk(3).values.int().tolist())
-    pool.acquire(some, "BALD", ask, 30, 20)
+    pool.acquire(some, "BALD", predict, 30, 20)
     assert len(asked[1]) == 30 and not asked[1].equal(x)
 
 

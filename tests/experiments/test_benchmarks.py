@@ -29,12 +29,12 @@ def load(monkeypatch):
 
 @pytest.fixture
 def work(load):
-    return load("_work").Work(hidden=5, batch=4)
+    return load("_parts.tasks").Work(hidden=5, batch=4)
 
 
 @pytest.fixture
 def contenders(load):
-    return load("_contenders").CONTENDERS
+    return load("_parts.methods").METHODS
 
 
 def excused(name, reason):
@@ -78,12 +78,12 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
 
 
 def test_the_program_of_the_captured_step_runs_without_a_gpu(load, tmp_path):
-    captured = load("captured")
-    config = captured.Config(
+    cuda_graph = load("cuda_graph")
+    config = cuda_graph.Config(
         widths=(6,), examples=256, epochs=2, device="cpu", output=tmp_path / "out"
     )
-    content = captured.main(config)
-    assert content == json.loads((tmp_path / "out" / "captured.json").read_text())
+    content = cuda_graph.main(config)
+    assert content == json.loads((tmp_path / "out" / "cuda_graph.json").read_text())
     row = content["milliseconds_per_step"]["6"]
     assert row.keys() == {"scale mixture", "Gaussian", "ordinary"}
     assert all(value > 0 for value in row.values())
@@ -110,10 +110,10 @@ def test_one_suite_alone(load, tmp_path):
 
 def test_contenders_train_equally_many_numbers(contenders, work):
     weights = 784 * 5 + 5 + 5 * 5 + 5 + 5 * 10 + 10
-    for name, contender in contenders.items():
-        trainer = contender.prepare(work)
+    for name, method in contenders.items():
+        trainer = method.prepare(work)
         if isinstance(trainer, str):
-            assert contender.package is not None and excused(name, trainer), f"{name}: {trainer}"
+            assert method.package is not None and excused(name, trainer), f"{name}: {trainer}"
             continue
         expected = weights if name == "deterministic" else 2 * weights
         assert trainer.num_parameters == expected, name
@@ -121,7 +121,7 @@ def test_contenders_train_equally_many_numbers(contenders, work):
 
 def test_lenet5_has_the_same_parameters_for_everyone(load, contenders, work):
     lenet5 = dataclasses.replace(work, architecture="lenet5")
-    floor, *bayesian = load("_contenders").IMAGES
+    floor, *bayesian = load("_parts.methods").IMAGES
     weights = contenders[floor].prepare(lenet5).num_parameters
     assert weights == 545_546
     for name in bayesian:
@@ -134,9 +134,9 @@ def test_plain_pytorch_and_ours_have_one_loss(load, work, draws, monkeypatch):
     """With the same means, scales and noise, in float64, to rounding."""
     torch.set_default_dtype(torch.float64)
     x, y = work.data()
-    kl_weight = len(x) / load("_work").NUM_DATA
-    model, guide = load("_pyro").guided(work)
-    plain = load("_plain").PlainMLP(work.sizes)
+    kl_weight = len(x) / load("_parts.tasks").NUM_DATA
+    model, guide = load("_parts.pyro_methods").guided(work)
+    plain = load("_parts.baselines").PlainMLP(work.sizes)
     with torch.no_grad():  # large scales, so that no term of the loss is small
         for site in guide.site_names:
             layer, kind = site.removeprefix("network.").split(".")
@@ -163,12 +163,13 @@ def test_plain_pytorch_and_ours_have_one_loss(load, work, draws, monkeypatch):
 @pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
 def test_measured_steps_are_those_of_fit(load, work, estimator):
     """Every step goes through the meter, and together they are what `fit` does."""
-    model, guide = load("_pyro").guided(work, num_data=work.batch)
+    model, guide = load("_parts.pyro_methods").guided(work, num_data=work.batch)
     before = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     options = {"estimator": estimator, "num_particles": 2}
     measured = []
     torch.manual_seed(0)
-    load("_pyro").fit_steps(model, guide, work, **options).take(3, lambda s: measured.append(s()))
+    steps = load("_parts.pyro_methods").fit_steps(model, guide, work, **options)
+    steps.take(3, lambda step: measured.append(step()))
     assert len(measured) == 3
 
     after = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
@@ -181,8 +182,8 @@ def test_measured_steps_are_those_of_fit(load, work, estimator):
 
 def test_every_contender_trains(contenders, work):
     faster = dataclasses.replace(work, lr=1e-2, draws=2)
-    for name, contender in contenders.items():
-        trainer = contender.prepare(faster)
+    for name, method in contenders.items():
+        trainer = method.prepare(faster)
         if isinstance(trainer, str):
             continue
         before = {key: value.detach().clone() for key, value in trainer.module.named_parameters()}
@@ -195,7 +196,7 @@ def test_every_contender_trains(contenders, work):
 
 
 def test_two_stock_guides_do_not_share_parameters(load, work):
-    stock = load("_pyro").stock("mixture")
+    stock = load("_parts.pyro_methods").stock("mixture")
     trainers = [stock(work), stock(dataclasses.replace(work, hidden=6))]
     for trainer in trainers:
         trainer.take(1, lambda step: step())
@@ -203,7 +204,7 @@ def test_two_stock_guides_do_not_share_parameters(load, work):
 
 
 def test_missing_and_broken_packages_are_named(load):
-    prepare = load("_work").prepare
+    prepare = load("_parts.tasks").prepare
     assert prepare("no-such-distribution", lambda: 1) == "not installed"
     assert prepare("torch", lambda: 1) == 1
     reason = prepare("torch", lambda: [][0])
@@ -216,7 +217,7 @@ def test_parameters_registered_twice_count_once(load):
     shared = nn.Linear(3, 2)
     module = nn.ModuleList([shared, nn.Linear(3, 2)])
     module[1].weight = nn.Parameter(shared.weight)  # another object with the same memory
-    assert load("_work").Trainer(None, module).num_parameters == 3 * 2 + 2 + 2
+    assert load("_parts.tasks").Trainer(None, module).num_parameters == 3 * 2 + 2 + 2
 
 
 # --- statistics ---
@@ -240,7 +241,7 @@ class Clock:
 
 
 def test_turns_rotate_and_the_first_runs_are_not_counted(load):
-    timing, clock, log = load("_timing"), Clock(), []
+    timing, clock, log = load("_parts.timing"), Clock(), []
     actions = {
         name: timing.Action(
             timing.timed(timing.repeated(clock.running(seconds, log, name)), clock=clock),
@@ -255,7 +256,7 @@ def test_turns_rotate_and_the_first_runs_are_not_counted(load):
 
 
 def test_rounds_begin_until_the_time_has_passed(load):
-    timing, clock = load("_timing"), Clock()
+    timing, clock = load("_parts.timing"), Clock()
     actions = {"a": timing.Action(timing.timed(timing.repeated(clock.running(1.0))))}
     options = {"min_rounds": 2, "warmup": 0, "clock": clock}
     assert len(timing.interleave(actions, seconds=4.5, **options)["a"]) == 5
@@ -264,7 +265,7 @@ def test_rounds_begin_until_the_time_has_passed(load):
 def test_ratios_are_taken_within_rounds(load):
     """A machine that slows down by ten between rounds changes no ratio."""
     rounds = {"floor": [[1.0, 1.0], [10.0, 10.0]], "other": [[2.0, 4.0], [30.0, 30.0]]}
-    comparison = load("_timing").Comparison("steps", "title", "floor", rounds)
+    comparison = load("_parts.timing").Comparison("steps", "title", "floor", rounds)
     assert comparison.ratios("other") == [3.0, 3.0] and comparison.ratio("other") == 3.0
     assert comparison.ratio("floor", "other") == pytest.approx(1 / 3)
     assert comparison.times("other") == [2e3, 4e3, 30e3, 30e3]
@@ -273,13 +274,13 @@ def test_ratios_are_taken_within_rounds(load):
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
 def test_quartiles_are_numpys(load, count):
     values = np.random.default_rng(count).exponential(size=count).tolist()
-    found = load("_timing").interquartile(values)
+    found = load("_parts.timing").interquartile(values)
     assert found == pytest.approx(tuple(np.quantile(values, [0.25, 0.75])))
     assert found[0] <= median(values) <= found[1]
 
 
 def test_collection_is_off_while_timing_and_back_afterwards(load):
-    timing, gc, states = load("_timing"), importlib.import_module("gc"), []
+    timing, gc, states = load("_parts.timing"), importlib.import_module("gc"), []
     action = timing.Action(timing.timed(timing.repeated(lambda: states.append(gc.isenabled()))))
     assert gc.isenabled()
     timing.interleave({"a": action}, seconds=0, min_rounds=2, warmup=1)
@@ -287,16 +288,16 @@ def test_collection_is_off_while_timing_and_back_afterwards(load):
 
 
 def test_peak_of_tensors_is_what_was_held_at_once(load):
-    memory, held = load("_memory"), []
+    memory, allocated = load("_parts.memory"), []
 
     def run():
-        held.append(torch.zeros(1000))
+        allocated.append(torch.zeros(1000))
         del (before := [torch.zeros(50_000)])[:]  # a peak too early to count
         with torch.profiler.record_function(memory.STEADY):
             first = torch.zeros(2000)
             second = first + 1
             del first
-            held.append(torch.zeros(500))
+            allocated.append(torch.zeros(500))
             del second
         assert not before
 
@@ -306,11 +307,11 @@ def test_peak_of_tensors_is_what_was_held_at_once(load):
 
 
 def test_aims_say_what_was_reached(load):
-    results, timing = load("_results"), load("_timing")
-    names = load("_contenders")
+    results, timing = load("_parts.results"), load("_parts.timing")
+    names = load("_parts.methods")
     rounds = {names.FLOOR: [[1.0]], names.OURS: [[2.5]], names.PLAIN: [[4.0]]}
     title = "width 8, batch 128"
-    found = results.Results(load("_effort").SMOKE)
+    found = results.Results(load("_parts.budget").SMOKE)
     found.comparisons.append(timing.Comparison("steps", title, names.FLOOR, rounds))
     verdicts = {(aim.limit, aim.value): aim.verdict for aim in results.aims(found)}
     assert verdicts == {
@@ -325,23 +326,23 @@ def test_aims_say_what_was_reached(load):
 
 @pytest.mark.slow
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
-    seats, contenders = load("_seats"), load("_contenders")
+    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
     makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}
-    with seats.seats(makes, one_process=False) as places:
-        seat, other = places[contenders.FLOOR], dataclasses.replace(work, batch=3)
-        assert seat.prepare([work, other]) is None
+    with start_workers.start_workers(makes, one_process=False) as workers:
+        worker, other = workers[contenders.FLOOR], dataclasses.replace(work, batch=3)
+        assert worker.prepare([work, other]) is None
         for each in (work, other):
-            times = seat.take(each, 4)
+            times = worker.take(each, 4)
             assert len(times) == 4 and all(0 < seconds < 60 for seconds in times)
-        assert seat.prepare([work]) is None
-        with pytest.raises(RuntimeError, match="process of a contender failed"):
-            seat.take(other, 1)  # is not prepared any more
+        assert worker.prepare([work]) is None
+        with pytest.raises(RuntimeError, match="process of a method failed"):
+            worker.take(other, 1)  # is not prepared any more
 
 
 def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch):
-    seats, contenders = load("_seats"), load("_contenders")
-    missing = dataclasses.replace(contenders.CONTENDERS[contenders.FLOOR], package="no-such")
-    monkeypatch.setitem(contenders.CONTENDERS, "missing", missing)
+    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
+    missing = dataclasses.replace(contenders.METHODS[contenders.FLOOR], package="no-such")
+    monkeypatch.setitem(contenders.METHODS, "missing", missing)
     makes = {"missing": partial(contenders.training, "missing")}
-    with seats.seats(makes, one_process=True) as places:
-        assert places["missing"].prepare([work]) == "not installed"
+    with start_workers.start_workers(makes, one_process=True) as workers:
+        assert workers["missing"].prepare([work]) == "not installed"

@@ -41,11 +41,11 @@ def experiment(request, monkeypatch):
 @pytest.fixture
 def common(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_common")
+    return importlib.import_module("_helpers.run")
 
 
 def test_every_experiment_is_listed():
-    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    files = {path.stem for path in FOLDER.glob("*.py")}
     assert files == set(EXPERIMENTS)
 
 
@@ -95,18 +95,18 @@ def test_digits_are_split_once_for_all_and_by_class(common):
 @pytest.mark.parametrize("experiment", ["quickstart"], indirect=True)
 def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
     x = torch.rand(450, 64)
-    foreign = experiment.foreign_inputs(x, seed=0)
-    for each in foreign.values():
+    ood = experiment.ood_inputs(x, seed=0)
+    for each in ood.values():
         assert each.shape[1] == 64 and each.isfinite().all() and each.min() >= 0 and each.max() <= 1
-    shuffled = foreign["shuffled digits"]
+    shuffled = ood["shuffled digits"]
     assert shuffled.sort(-1).values.equal(x.sort(-1).values) and not shuffled.equal(x)
-    assert len(foreign["photograph patches"]) == (427 // 32) * (640 // 32)
+    assert len(ood["photograph patches"]) == (427 // 32) * (640 // 32)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatch, steps):
     monkeypatch.syspath_prepend(FOLDER)
-    passes = importlib.import_module("_lenet5").Passes(10, 4, steps, seed=0)
+    passes = importlib.import_module("_helpers.lenet5").Passes(10, 4, steps, seed=0)
     assert len(passes) == steps
     batches = [rows for _ in range(20) for rows in passes][:15]
     assert {len(rows) for rows in batches} == {4}
@@ -117,7 +117,7 @@ def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatc
 
 def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    whitening = importlib.import_module("_whitening").Whitening
+    whitening = importlib.import_module("_helpers.whitening").Whitening
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
@@ -140,12 +140,12 @@ def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monke
 
 def test_halfway_is_found_in_a_noisy_series(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    fashion = importlib.import_module("fashion_mnist")
+    halfway = importlib.import_module("_helpers.fashion_figures").halfway
     generator = torch.Generator().manual_seed(0)
     falling = torch.linspace(10.0, 0.0, 1001) + 0.1 * torch.randn(1001, generator=generator)
-    assert abs(fashion.halfway(falling.tolist()) - 525) < 15  # half a window after the middle
-    assert abs(fashion.halfway((-falling).tolist()) - 525) < 15
-    assert fashion.halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
+    assert abs(halfway(falling.tolist()) - 525) < 15  # half a window after the middle
+    assert abs(halfway((-falling).tolist()) - 525) < 15
+    assert halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
 
 
 def test_short_batches_are_left_out_of_the_record(monkeypatch):
@@ -154,10 +154,10 @@ def test_short_batches_are_left_out_of_the_record(monkeypatch):
     x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
     trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
-    steps, whole = trained.history.steps, fashion.whole_batches(trained.history.steps)
-    kept = [0, 1, 3, 4]  # of batches of 4, 4, 2
-    for name, series in vars(whole).items():
-        assert series == [getattr(steps, name)[i] for i in kept], name
+    full_batches = importlib.import_module("_helpers.fashion_figures").full_batches
+    steps, expected = trained.history.steps, [0, 1, 3, 4]  # of batches of 4, 4, 2
+    for name, series in vars(full_batches(steps)).items():
+        assert series == [getattr(steps, name)[i] for i in expected], name
 
 
 def test_table_is_aligned_markdown(common):
@@ -172,7 +172,7 @@ def test_table_is_aligned_markdown(common):
 
 def test_repeated_figures_become_mean_and_sd(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
     summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
     assert set(summary["seeds"]) == {"3", "4", "5"}
     assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
@@ -185,7 +185,7 @@ def test_repeated_figures_become_mean_and_sd(monkeypatch):
 def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tmp_path):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
     ran = []
 
     def one(seed, fails=()):
@@ -209,7 +209,7 @@ def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tm
 
 def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_repeats")
+    repeats = importlib.import_module("_helpers.repeats")
 
     def one(seed):
         return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}

@@ -18,7 +18,7 @@ FIGURES = ROOT / "docs" / "results" / "posterior_fidelity.json"
 @pytest.fixture
 def fidelity(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_fidelity")
+    return importlib.import_module("_helpers.fidelity")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 @pytest.fixture
 def paper(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_paper")
+    return importlib.import_module("_helpers.paper")
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_ordinary_training_learns_the_digits(paper, sets, schedule, dropout, bou
     assert trained.curve["20"] < bound < trained.curve["1"]
     point = trained.point(sets.test[0])
     assert paper.error(point, sets.test[1]) < bound
-    assert trained.ask(sets.test[0], 3, 0).probs.equal(point.probs), "dropout is in use"
+    assert trained.ensemble(sets.test[0], 3, 0).probs.equal(point.probs), "dropout is in use"
     assert len(trained.weights(0)) == 784 * 60 + 60 * 60 + 60 * 10 + 130
 
 
@@ -149,7 +149,7 @@ def test_the_averaged_posterior_is_the_mean_of_the_second_halfs_epochs(paper, se
 def test_rates_end_at_their_floor_and_temperatures_where_they_should(paper):
     recipe = paper.Recipe(lr_floor=0.25, temperature=0.1, initial_temperature=0.4, epochs=2)
     rate, schedule = paper._rate(recipe), paper._schedule(recipe)
-    assert [rate(share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.625, 0.25])
+    assert [rate(progress) for progress in (0, 0.5, 1)] == pytest.approx([1, 0.625, 0.25])
     counts = {"num_batches": 1, "batch_size": 1, "num_data": 1}
     found = [schedule.weight(batch=1, epoch=epoch, **counts) for epoch in (0, 1, 2)]
     assert found == pytest.approx([0.2, 0.1, 0.1])
@@ -184,7 +184,7 @@ def test_evaluation_tells_the_ensemble_from_its_draws(paper, sets):
     test = torch.zeros(2, 784), torch.tensor([0, 1])
 
     class Known(paper.Trained):
-        def ask(self, x, draws, seed):
+        def ensemble(self, x, draws, seed):
             if x is sets.garments:
                 return bbb.ClassificationPrediction(torch.full((2, 5, 10), 0.1).log())
             return bbb.ClassificationPrediction(torch.stack([right, wrong]).log())

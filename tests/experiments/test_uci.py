@@ -20,13 +20,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def parts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_uci")
+    return importlib.import_module("_helpers.uci")
 
 
 @pytest.fixture
 def experiment(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     return importlib.import_module("uci_regression")
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("_helpers.uci_report")
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def quick(experiment, monkeypatch):
         done.append((task.name, task.split))
         return {"rmse": float(task.split), "log_likelihood": -1.0, "quantiles": [0.5]}
 
-    monkeypatch.setattr(importlib.import_module("_uci"), "run_task", scored)
+    monkeypatch.setattr(importlib.import_module("_helpers.uci"), "run_task", scored)
     return done
 
 
@@ -85,7 +91,7 @@ def test_densities_and_moments_are_those_of_the_mixture_in_the_targets_unit(part
     of_y = parts.Scaling.of(torch.tensor([[970.0], [971.0], [975.0]], dtype=torch.float64))
     y = torch.tensor([969.0, 972.0, 973.5, 980.0], dtype=torch.float64)
     standardised = bbb.RegressionPrediction(dist.Normal(loc, scale.expand(5, 4, 3)))
-    prediction = parts.in_units(standardised, of_y)
+    prediction = parts.unscaled(standardised, of_y)
 
     mean, std = (np.array(part.item()) for part in (of_y.mean, of_y.std))
     assert (mean, std) == (pytest.approx(972.0), pytest.approx(np.std([970.0, 971.0, 975.0])))
@@ -109,7 +115,7 @@ def test_densities_and_moments_are_those_of_the_mixture_in_the_targets_unit(part
 
 def test_networks_side_by_side_do_not_see_each_other(parts):
     torch.manual_seed(0)
-    network = parts.side_by_side(3, 4, members=2)
+    network = parts.grouped_network(3, 4, members=2)
     hidden, output = network[0], network[3]
     x = torch.randn(5, 3)
     for member, rows in enumerate((slice(0, 4), slice(4, 8))):
@@ -231,7 +237,7 @@ def test_what_is_done_is_not_done_again(experiment, quick, tmp_path, monkeypatch
     write(tmp_path)
     write(tmp_path, "other", X=np.random.default_rng(2).normal(size=(10, 3)))
     options = {"datasets": ("table", "other"), "output": tmp_path / "out"}
-    parts = importlib.import_module("_uci")
+    parts = importlib.import_module("_helpers.uci")
     scored, left = parts.run_task, iter(range(4))
 
     def interrupted(task):
@@ -336,19 +342,19 @@ def test_published_figures_are_compared_strictly(experiment):
     assert "No figures" in experiment.comparison({"mine": {}})
 
 
-def test_known_tables_are_drawn_beside_published_figures(experiment, tmp_path):
+def test_known_tables_are_drawn_beside_published_figures(experiment, report, tmp_path):
     summary = {k: {"mean": 1.0, "standard_error": 0.1} for k in ("rmse", "log_likelihood")}
     runs = experiment.Run(experiment.Config(), tmp_path)
     (picture,) = experiment.draw_scores(runs, {"yacht": summary, "mine": summary})
     assert picture.path.stat().st_size > 1000
     assert not experiment.draw_scores(runs, {"mine": summary})
-    assert experiment.rows_of("mine", summary, "rmse") == {experiment.OURS: (1.0, 0.1)}
+    assert report.rows_of("mine", summary, "rmse") == {report.OURS: (1.0, 0.1)}
 
 
-def test_coverage_counts_central_intervals(experiment):
+def test_coverage_counts_central_intervals(experiment, report):
     quantiles = np.array([0.01, 0.1, 0.3, 0.5, 0.96])
     for level, share in ((0.1, 0.2), (0.5, 0.4), (0.85, 0.6), (0.95, 0.8), (0.99, 1.0)):
-        assert experiment.coverage(quantiles, level) == pytest.approx(share), level
+        assert report.coverage(quantiles, level) == pytest.approx(share), level
 
 
 @pytest.mark.parametrize(
@@ -362,8 +368,8 @@ def test_coverage_counts_central_intervals(experiment):
         ((4.45, 0.0), "4.45"),
     ],
 )
-def test_figures_show_the_first_digit_of_their_error(experiment, figure, text):
-    assert experiment.shown(figure) == text
+def test_figures_show_the_first_digit_of_their_error(experiment, report, figure, text):
+    assert report.shown(figure) == text
 
 
 @pytest.mark.slow

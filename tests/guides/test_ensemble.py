@@ -56,7 +56,7 @@ def test_members_for_a_converted_network_do_not_all_start_at_its_weights():
 
 @pytest.mark.parametrize("name", ["delta", "laplace", "laplace_ggn"])
 def test_points_that_start_alike_are_refused(name):
-    with pytest.raises(ValueError, match="init_loc must give each member a start of its own"):
+    with pytest.raises(ValueError, match="init_loc must give each member different initial values"):
         make(name, init_loc=0.1)
     make(name, size=1, init_loc=0.1)
 
@@ -166,7 +166,7 @@ def test_predictions_average_the_members_evenly_however_they_are_chunked(monkeyp
     x, _ = data()
     apart = torch.stack([bbb.predict_mean(model, member, x).mean for member in guide.members])
     for chunk in (2**24, 1, 200):
-        monkeypatch.setattr("pyro_bbb.prediction._predict._CHUNK", chunk)
+        monkeypatch.setattr("pyro_bbb.prediction._draws._CHUNK", chunk)
         found = bbb.predict(model, guide, x, num_samples=6)
         torch.testing.assert_close(found.mean, apart.mean(0))
 

@@ -57,7 +57,7 @@ def test_a_convolution_that_wraps_around_commutes_with_shifts():
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, None])
 def test_channels_are_positive_integers(name, value):
     channels = {"in_channels": 3, "out_channels": 2} | {name: value}
-    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {value!r}"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {value!r}"):
         BayesianConv2d(**channels, kernel_size=3)
 
 
@@ -121,7 +121,7 @@ def test_images_of_another_shape_are_refused(shape):
 
 @pytest.mark.parametrize("num_classes", [0, -1, 2.5, True])
 def test_the_number_of_classes_is_a_positive_integer(num_classes):
-    with pytest.raises(ValueError, match="num_classes must be a positive integer, got"):
+    with pytest.raises(ValueError, match="num_classes must be an integer of at least 1, got"):
         BayesianLeNet5(num_classes)
 
 

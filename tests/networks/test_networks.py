@@ -55,7 +55,7 @@ def test_each_call_draws_anew():
 @pytest.mark.parametrize("name", ["in_features", "out_features"])
 def test_sizes_are_positive_integers(name, value):
     sizes = {"in_features": 3, "out_features": 2} | {name: value}
-    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {value!r}"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {value!r}"):
         BayesianLinear(**sizes)
 
 
@@ -104,7 +104,7 @@ def test_an_mlp_has_inputs_and_outputs(sizes):
 
 @pytest.mark.parametrize("sizes", [[3, 0, 1], [0, 1], [3, 2.5, 1], [3, 4, -1]])
 def test_the_sizes_of_an_mlp_are_positive_integers(sizes):
-    with pytest.raises(ValueError, match="sizes must hold positive integers, got"):
+    with pytest.raises(ValueError, match=r"sizes\[\d\] must be an integer of at least 1, got"):
         BayesianMLP(sizes)
 
 

@@ -18,6 +18,7 @@ import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
 from pyro_bbb._handlers.flat_site import get_traces, side_by_side
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.saving import SAVED_CLASSES, attributes, saveable
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.persistence import LoadError
 from pyro_bbb.persistence.json_codec import decode, encode
@@ -382,6 +383,41 @@ def test_a_loaded_model_is_exported(tmp_path):
     pair = trained(converted())
     loaded = round_trip(tmp_path, *pair)
     assert torch.equal(bbb.to_module(*loaded)(X), bbb.to_module(*pair)(X))
+
+
+# --- a new prior and a new guide ---
+
+
+def test_a_new_prior_is_saved_as_its_class_says(tmp_path, monkeypatch):
+    monkeypatch.setitem(SAVED_CLASSES, "Wide", None)  # removed again afterwards
+
+    @saveable(attributes("spread"))
+    class Wide(priors.Prior):
+        def __init__(self, spread=2.0):
+            super().__init__()
+            self.spread = spread
+
+        def forward(self, module, name, shape):
+            return dist.Normal(torch.zeros(shape), self.spread).to_event(len(shape))
+
+    monkeypatch.setitem(priors.PRIORS, "wide", Wide)
+    pair = trained(mlp("wide"))
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded)
+    assert type(loaded.model.network[0].prior) is Wide and loaded.model.network[0].prior.spread == 2
+
+
+def test_a_new_guide_is_saved_by_its_name_and_options(tmp_path, monkeypatch):
+    class Diagonal(guides.Normal):
+        def __init__(self, model, *, init_loc=None, init_scale=0.1, label=None):
+            super().__init__(model, init_loc=init_loc, init_scale=init_scale)
+            self._label = label
+
+    monkeypatch.setitem(guides.GUIDES, "diagonal", Diagonal)
+    pair = trained(mlp(), guide="diagonal", label="x")
+    loaded = round_trip(tmp_path, *pair)
+    assert_same(pair, loaded)
+    assert loaded.guide.options == {"init_scale": 0.1, "label": "x"}
 
 
 # --- networks of a class of one's own ---

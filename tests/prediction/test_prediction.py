@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
 from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
-from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
-from pyro_bbb.prediction import _predict as prediction_module
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction, _draws
 from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
@@ -127,11 +126,11 @@ def test_chunks_of_draws_join_in_order(double, monkeypatch):
     whole = bbb.predict(model, draws, x)
     counted = count_passes(model)
     numbers = sum(values[0].numel() for values in draws.values())
-    monkeypatch.setattr(prediction_module, "_CHUNK", 3 * (numbers + 1))
+    monkeypatch.setattr(_draws, "_CHUNK", 3 * (numbers + 1))
     parts = bbb.predict(model, draws, x)
     assert len(counted) == 3  # of 3, 3 and 1 draws
     torch.testing.assert_close(parts.sample_log_probs, whole.sample_log_probs)
-    monkeypatch.setattr(prediction_module, "_CHUNK", 1)  # less than one draw
+    monkeypatch.setattr(_draws, "_CHUNK", 1)  # less than one draw
     by_ones = bbb.predict(model, bbb.AutoSoftplusNormal(model), x, num_samples=4)
     assert by_ones.sample_probs.shape == (4, 5, 3)
 
@@ -705,3 +704,14 @@ def test_latents_in_a_plate_of_the_forward_pass_are_predicted_with(double, famil
     found = bbb.predict(model, draws, x)
     torch.testing.assert_close(found.sample_means, expected)
     assert bbb.predict(model, guide, x, num_samples=3).mean.shape == (n, 1)
+
+
+def test_the_prediction_says_how_it_was_drawn():
+    model = classifier((3, 4, 2))
+    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(2, 3)
+    assert bbb.predict(model, guide, x, num_samples=2).sampler == "weights"
+    assert bbb.predict(model, guide, x[:1], num_samples=2).sampler == "outputs"
+    assert bbb.predict(model, guide, x[:1], num_samples=2, estimator="reparam").sampler == "weights"
+    assert (
+        bbb.predict(model, guide, x, num_samples=2, estimator="local_reparam").sampler == "outputs"
+    )

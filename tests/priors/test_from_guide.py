@@ -208,7 +208,7 @@ def test_another_shape_is_refused_where_it_would_broadcast():
 def test_pruned_and_point_guides_are_refused():
     model = build("normal")
     guide = bbb.AutoSoftplusNormal(model)
-    with pytest.raises(ValueError, match="positive scales, not so 'network.fc1.*pruned"):
+    with pytest.raises(ValueError, match="positive scales, got others for 'network.fc1.*pruned"):
         from_guide(bbb.prune(guide, fraction=0.9))
     point = AutoDelta(model)
     bbb.fit(model, point, (torch.randn(8, 3), torch.randn(8, 1)), epochs=1, progress=False)

@@ -90,20 +90,20 @@ def sibling_imports(source: str, siblings: set[str]) -> set[str]:
 
 
 def test_experiments_share_only_helpers():
-    paths = sorted(EXPERIMENTS.glob("*.py"))
-    experiments = {path.stem for path in paths if not path.stem.startswith("_")}
+    paths = sorted(EXPERIMENTS.rglob("*.py"))
+    experiments = {path.stem for path in paths if path.parent == EXPERIMENTS}
     assert experiments
     for path in paths:
         source = path.read_text()
         others = sibling_imports(source, experiments - {path.stem})
-        assert not others, f"{path.name} imports the experiment {others}; share a _helper"
+        assert not others, f"{path.name} imports the experiment {others}; share a helper"
         assert not sibling_imports(source, {"tests"}), f"{path.name} imports tests"
 
 
 def test_imports_of_another_experiment_are_found():
     for source in ("import sine", "from experiments.sine import f", "from . import sine"):
         assert sibling_imports(source, {"sine"}) == {"sine"}
-    assert sibling_imports("from experiments._common import f", {"sine"}) == set()
+    assert sibling_imports("from experiments._helpers.run import f", {"sine"}) == set()
 
 
 # --- importing the library ---

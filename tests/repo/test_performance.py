@@ -45,9 +45,9 @@ def predict():
     return ratios(titles, "100 deterministic passes")
 
 
-def captured():
+def cuda_graph():
     """Milliseconds per step on a GPU, and the ratio to the ordinary network's."""
-    record = json.loads((ROOT / "docs" / "results" / "captured.json").read_text())
+    record = json.loads((ROOT / "docs" / "results" / "cuda_graph.json").read_text())
     rows = [
         [name, *(f"{row[name]:.3f} ({row[name] / row['ordinary']:.2f})" for row in widths)]
         for widths in [list(record["milliseconds_per_step"].values())]
@@ -57,7 +57,7 @@ def captured():
     return table([record["device"], *heads], rows)
 
 
-@pytest.mark.parametrize("part", [aims, steps, predict, captured])
+@pytest.mark.parametrize("part", [aims, steps, predict, cuda_graph])
 def test_a_table_is_that_of_the_run(part):
     assert f"<!-- {part.__name__} -->\n{part()}\n<!-- end -->" in DOCUMENT
 

@@ -79,7 +79,7 @@ COMMANDS = {"lenet5_fashion": "lenet5_mnist.py --dataset fashion_mnist"}
 @pytest.fixture
 def shown(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_repeats").shown
+    return importlib.import_module("_helpers.repeats").shown
 
 
 def read(run):
@@ -137,14 +137,14 @@ def test_the_table_has_what_the_runs_found(figure, shown):
 
 def test_every_committed_run_is_of_a_listed_experiment():
     runs = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*_*.json")}
-    others = {"posterior", "sklearn", "uci_regression", "paper_mnist", "paper_pruning"}
+    others = {"cuda", "posterior", "sklearn", "uci_regression", "paper_mnist", "paper_pruning"}
     assert runs - others == {figure[2] for figure in FIGURES}
 
 
 @pytest.mark.parametrize("score", ["rmse", "log_likelihood"])
 def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    uci = importlib.import_module("uci_regression")
+    uci = importlib.import_module("_helpers.uci_report")
     run = json.loads((RESULTS / "uci_regression_ours.json").read_text())
     for name in uci.PUBLISHED:
         assert run[name]["splits"] == 20

@@ -13,7 +13,7 @@ CPU, GPU = "2 cores of a shared AMD EPYC server", "NVIDIA H200"
 MACHINES = {None: CPU, "cpu": CPU, "cuda": GPU}  # by the record's device, else as it says
 COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats SEEDS`
     "benchmarks": "benchmarks/run.py",
-    "captured": "benchmarks/captured.py",
+    "cuda_graph": "benchmarks/cuda_graph.py",
     "scaling": "benchmarks/scaling.py",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",

@@ -35,7 +35,7 @@ def test_the_errors_are_those_of_the_runs(mnist):
 
 def test_so_is_what_the_error_does_not_say(mnist):
     methods = record("paper_mnist_ours")["methods"]
-    for name, *cells, _, final in mnist.honesty_table(methods, mnist.Config()).rows:
+    for name, *cells, _, final in mnist.calibration_table(methods, mnist.Config()).rows:
         if final == "–":  # an ordinary network is its own mean and its own draw
             cells[1:3] = "–", "–"
         assert line(name, *cells, final) in PAGE

@@ -115,6 +115,6 @@ def test_the_model_of_one_worker_is_the_line_and_a_ring_the_textbooks(monkeypatc
 def test_the_benchmark_runs(monkeypatch, tmp_path):
     """By one process; two are started by other tests."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    worker = importlib.import_module("_worker")
+    worker = importlib.import_module("_parts.ddp_worker")
     found = worker.main(worker.Task(batch_sizes=[4, 8], width=3, steps=2, epochs=1, threads=1))
     assert set(found["steps"]) == {"4", "8"} and min(found["steps"].values()) > 0

@@ -536,7 +536,7 @@ def test_an_optimiser_whose_state_cannot_be_kept_is_named(tmp_path):
             self.state[self.param_groups[0]["params"][0]]["memory"] = object()
             return super().step(closure)
 
-    with pytest.raises(TypeError, match=r"optimizer.state.0.memory must be of numbers and tensors"):
+    with pytest.raises(TypeError, match=r"optimizer.state.0.memory must consist of numbers and"):
         fit(make(), tmp_path, optimizer=Odd, lr=1e-4)
 
 

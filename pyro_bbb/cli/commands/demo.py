@@ -55,16 +55,21 @@ class Demo(Command):
         name: str,
         train: pl.DataFrame,
         test: pl.DataFrame,
-        foreign: pl.DataFrame,
+        out_of_distribution: pl.DataFrame,
         target: str,
         console: Console,
     ) -> dict[str, Any]:
         """Trains, predicts and reports on one table."""
-        paths = {part: self.out / f"{name}-{part}.csv" for part in ("train", "test", "foreign")}
-        for path, table in zip(paths.values(), (train, test, foreign), strict=True):
+        paths = {
+            part: self.out / f"{name}-{part}.csv"
+            for part in ("train", "test", "out_of_distribution")
+        }
+        for path, table in zip(paths.values(), (train, test, out_of_distribution), strict=True):
             write(table, path)
         model, page = self.out / f"{name}-model", self.out / f"{name}-report.html"
-        answers = {p: self.out / f"{name}-{p}-predictions.csv" for p in ("test", "foreign")}
+        answers = {
+            p: self.out / f"{name}-{p}-predictions.csv" for p in ("test", "out_of_distribution")
+        }
         steps: list[Command] = [
             Train(
                 data=paths["train"], target=target, out=model, epochs=self.epochs, seed=self.seed
@@ -83,7 +88,7 @@ class Demo(Command):
             results.append(step.run(console))
         shares = [each["refused"] / each["rows"] for each in results[1:3]]
         console.print(
-            f"refused: {shares[0]:.0%} of the usual rows, {shares[1]:.0%} of the foreign ones"
+            f"refused: {shares[0]:.0%} in distribution, {shares[1]:.0%} out of distribution"
         )
         return {
             "scores": results[3]["scores"],

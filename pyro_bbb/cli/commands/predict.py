@@ -47,8 +47,8 @@ class Predict(Command):
         inputs = model.inputs(table)
         answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
         found = pl.concat([each.table() for each in answers])
-        if taken := set(self.keep) & set(found.columns):
-            raise BadInput(f"--keep: {sorted(taken)} are names of the predictions, too")
+        if used := set(self.keep) & set(found.columns):
+            raise BadInput(f"--keep: {sorted(used)} are names of the predictions, too")
         write(pl.DataFrame([*kept, *found.get_columns()]), self.out)
         refused = int(found["refused"].sum())
         console.print(

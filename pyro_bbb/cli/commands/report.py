@@ -16,11 +16,11 @@ from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
-from pyro_bbb.cli.metrics import WORDS, score
+from pyro_bbb.cli.metrics import SCORE_NAMES, score
 from pyro_bbb.cli.model import About, Model
 from pyro_bbb.cli.table_io import check_folder, replacing
 
-_MOST_DOUBTED = 10  # rows that are listed
+_LEAST_CERTAIN = 10  # rows that are listed
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _of_rows(
     number = len(rows["y"])
     text = f"Of the {number} rows of {name}, none of which need to have been in training."
     found = Section(f"Scores on {name}", text, *_table(scores), pictures=of_answers(model, rows))
-    return [found, _doubted(model, rows)]
+    return [found, _least_certain(model, rows)]
 
 
 def _of_training(about: About) -> Section:
@@ -100,9 +100,9 @@ def _of_columns(model: Model) -> Section:
     return Section("Network and columns", text, headings, rows, of_weights(model))
 
 
-def _doubted(model: Model, rows: dict[str, Tensor]) -> Section:
+def _least_certain(model: Model, rows: dict[str, Tensor]) -> Section:
     """The rows of which the model is least certain."""
-    worst = rows["doubt"].argsort(descending=True)[:_MOST_DOUBTED].tolist()
+    worst = rows["doubt"].argsort(descending=True)[:_LEAST_CERTAIN].tolist()
     table = []
     for row in worst:
         doubt = float(rows["doubt"][row])
@@ -123,7 +123,7 @@ def _answer(model: Model, rows: dict[str, Tensor], row: int) -> tuple[str, str]:
 
 
 def _table(scores: dict[str, float]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    return ("score", "value"), [(WORDS[k], f"{value:.4g}") for k, value in scores.items()]
+    return ("score", "value"), [(SCORE_NAMES[k], f"{value:.4g}") for k, value in scores.items()]
 
 
 def _page(about: About, sections: list[Section], name: str) -> str:

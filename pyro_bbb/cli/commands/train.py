@@ -22,7 +22,7 @@ from pyro_bbb.cli.tasks import Task, recognise, require_classes, targets
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 _FEWEST = 4  # rows to learn from
-_FEWEST_HELD_OUT = 10  # with fewer, the scores would say nothing
+_FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Train(Command):
             wanted = min(wanted, len(order) - len(first))
         if len(y) < _FEWEST:
             raise BadInput(f"{self.data} has {len(y)} rows, fewer than the {_FEWEST} to learn from")
-        kept = len(y) - wanted if wanted >= _FEWEST_HELD_OUT else len(y)
+        kept = len(y) - wanted if wanted >= _FEWEST_HOLDOUT else len(y)
         return order[:kept], order[kept:]
 
     def _fit(

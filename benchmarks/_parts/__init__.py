@@ -1,0 +1,1 @@
+"""Methods, tasks, timing and reports of the benchmarks."""

@@ -1,0 +1,1 @@
+"""Helpers: code of several experiments, and tables and figures of long ones."""

@@ -1,0 +1,356 @@
+"""The networks of the paper's MNIST experiments: data, recipes, training and figures.
+
+Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of
+ReLU units, pixels divided by 126, 50,000 images for training and 10,000 for choosing.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import pyro_bbb as bbb
+from _helpers.images import images, train_and_validation
+from _helpers.initial_values import make_prior
+from _helpers.run import Data
+from pyro_bbb import metrics
+
+Scores: TypeAlias = dict[str, Any]
+Preset: TypeAlias = Literal["published", "ours"]
+
+SGD, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "BBB, Gaussian", "BBB, scale mixture"
+METHODS = (SGD, DROPOUT, GAUSSIAN, MIXTURE)
+BINS = np.linspace(-0.2, 0.2, 101)
+EVALUATIONS = 30  # times that the validation error is noted in a training
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hyper-parameters of one training."""
+
+    prior: tuple[float, ...] = ()
+    """(scale,) of a Normal, or (pi, sigma1, sigma2) of a mixture; () is an ordinary network."""
+    dropout: tuple[float, float] = (0.0, 0.0)
+    """Dropout rates of inputs and hidden units, for an ordinary network."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam, or plain stochastic gradient descent."""
+    lr: float = 1e-3
+    """Learning rate at the start."""
+    lr_schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning-rate schedule."""
+    epochs: int = 300
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images per step."""
+    init_rho: float = -5.0
+    """Initial rho; standard deviations are softplus(rho)."""
+    estimator: str = "local_reparam"
+    """Gradient estimator."""
+    num_particles: int = 1
+    """Draws of the weights per step."""
+    temperature: float = 1.0
+    """Factor of the KL at the end."""
+    initial_temperature: float | None = None
+    """Its factor at the start, if another one."""
+    lr_floor: float = 0.0
+    """Final factor of a cosine schedule."""
+    averaged: bool = False
+    """Whether a posterior's parameters are averaged over the epochs of the training's second
+    half."""
+    kl_schedule: str = "uniform"
+    """Schedule of the KL weight over minibatches."""
+
+
+def mixture(pi: float, minus_ln_sigma1: float, minus_ln_sigma2: float) -> tuple[float, ...]:
+    """A scale mixture by the logarithms that the paper tabulates."""
+    return pi, math.exp(-minus_ln_sigma1), math.exp(-minus_ln_sigma2)
+
+
+_OURS = {
+    SGD: Recipe(optimizer="sgd", lr=0.1),
+    DROPOUT: Recipe(dropout=(0.2, 0.5)),
+    GAUSSIAN: Recipe(prior=(math.exp(-1),), temperature=0.02, epochs=100),
+    MIXTURE: Recipe(
+        prior=mixture(0.75, 1, 7),
+        initial_temperature=0.273,
+        temperature=0.005,
+        lr_floor=0.3,
+        averaged=True,
+        epochs=100,
+    ),
+}
+_PLAIN = {"optimizer": "sgd", "lr": 1e-2, "lr_schedule": "constant", "epochs": 600}
+_BAYES = {"lr": 1e-4, "lr_schedule": "constant", "epochs": 600, "estimator": "reparam"}
+_PUBLISHED = {
+    SGD: Recipe(**_PLAIN),
+    DROPOUT: Recipe(**_PLAIN, dropout=(0.2, 0.5)),
+    GAUSSIAN: Recipe(**_BAYES, prior=(math.exp(-1),), init_rho=-7.0),
+}
+_REPRODUCED = {  # the best settings of a public reproduction, by width
+    400: {"prior": mixture(0.25, 1, 6), "init_rho": -8.0},
+    800: {"prior": mixture(0.25, 0, 8), "init_rho": -7.0},
+    1200: {"prior": mixture(0.25, 1, 8), "init_rho": -7.0},
+}
+
+
+def recipe_of(preset: Preset, method: str, width: int) -> Recipe:
+    """The recipe of a method for networks of some width."""
+    if preset == "ours":
+        return _OURS[method]
+    if method == MIXTURE:
+        return Recipe(**_BAYES, **_REPRODUCED.get(width, _REPRODUCED[1200]))
+    return _PUBLISHED[method]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images of the four parts, pixels divided by 126, flat."""
+
+    train: Data
+    validation: Data
+    test: Data
+    garments: Tensor
+
+    @classmethod
+    def load(cls, root: Path | None, device: str, smoke: bool) -> "Sets":
+        """MNIST, the training part split, and the test part of Fashion-MNIST."""
+
+        def seen(data: Data) -> Data:
+            return (data[0].flatten(1) * (255 / 126)).to(device), data[1].to(device)
+
+        parts = (images("mnist", root, train=part, smoke=smoke) for part in (True, False))
+        learning, test = map(seen, parts)
+        ood = seen(images("fashion_mnist", root, train=False, smoke=smoke))
+        return cls(*train_and_validation(learning), test, ood[0])
+
+
+@dataclass
+class Trained:
+    """A trained network, ordinary or of random weights."""
+
+    network: nn.Module | None = None
+    model: bbb.BayesianModel | None = None
+    guide: bbb.AutoSoftplusNormal | None = None
+    curve: dict[str, float] = field(default_factory=dict)
+    """Validation error in [0, 1] of the mean network by epoch."""
+    seconds: float = 0.0
+
+    def point(self, x: Tensor) -> bbb.ClassificationPrediction:
+        """Predict by one network: the ordinary one, or the one of mean weights."""
+        if self.network is None:
+            return bbb.predict_mean(self.model, self.guide, x)
+        with torch.no_grad():
+            return bbb.ClassificationPrediction(self.network.eval()(x).log_softmax(-1)[None])
+
+    def ensemble(self, x: Tensor, draws: int, seed: int) -> bbb.ClassificationPrediction:
+        """The ensemble of networks drawn from the posterior; an ordinary network by itself."""
+        if self.network is not None:
+            return self.point(x)
+        return bbb.predict(
+            self.model, self.guide, x, num_samples=draws, seed=seed, estimator="reparam"
+        )
+
+    def weights(self, seed: int) -> Tensor:
+        """All weights and biases of one network."""
+        if self.network is not None:
+            return torch.cat([w.detach().flatten() for w in self.network.parameters()])
+        torch.manual_seed(seed)
+        draws = self.guide.sample_posterior(1)
+        return torch.cat([w.flatten() for w in draws.values()])
+
+
+def error(prediction: bbb.ClassificationPrediction, y: Tensor) -> float:
+    """Compute the error rate."""
+    return float((prediction.label != y).double().mean())
+
+
+def train(recipe: Recipe, width: int, seed: int, sets: Sets, *, progress: bool = True) -> Trained:
+    """Train a network and record its validation error; nothing is chosen by it."""
+    torch.manual_seed(seed)
+    sizes = [sets.train[0].shape[1], width, width, 10]
+    trained = Trained()
+
+    def validate(epoch: int) -> None:
+        if epoch % max(1, recipe.epochs // EVALUATIONS) == 0 or epoch == recipe.epochs:
+            x, y = sets.validation
+            trained.curve[str(epoch)] = error(trained.point(x), y)
+
+    if recipe.prior:
+        _train_bayesian(trained, recipe, sizes, seed, sets.train, validate, progress)
+    else:
+        _train_ordinary(trained, recipe, sizes, sets.train, validate)
+    return trained
+
+
+def _train_bayesian(
+    trained: Trained,
+    recipe: Recipe,
+    sizes: list[int],
+    seed: int,
+    data: Data,
+    validate: Callable[[int], None],
+    progress: bool,
+) -> None:
+    network = bbb.BayesianMLP(sizes, prior=make_prior(recipe.prior))
+    trained.model = bbb.BayesianModel(
+        network, bbb.likelihoods.Categorical(), num_data=len(data[0])
+    ).to(data[0].device)
+    guide = bbb.AutoSoftplusNormal(trained.model, init_rho=recipe.init_rho).to(data[0].device)
+    trained.guide = guide
+    average = [_averaging(guide, recipe.epochs)] if recipe.averaged else []
+    history = bbb.fit(
+        trained.model,
+        guide,
+        data,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        lr=recipe.lr,
+        lr_schedule=_rate(recipe),
+        num_particles=recipe.num_particles,
+        kl_schedule=_schedule(recipe),
+        estimator=recipe.estimator,
+        callbacks=[*average, lambda end: validate(end.epoch + 1)],
+        cuda_graph=data[0].is_cuda,
+        progress=progress,
+        seed=seed,
+    )
+    trained.seconds = sum(history.seconds)
+
+
+def _averaging(guide: bbb.AutoSoftplusNormal, epochs: int) -> Callable[[bbb.EpochEnd], None]:
+    """Leaves the mean of what the parameters are after each epoch of the second half."""
+    mean = AveragedModel(guide)
+
+    def average(end: bbb.EpochEnd) -> None:
+        if end.epoch >= epochs // 2:
+            mean.update_parameters(guide)
+        if end.epoch + 1 == epochs:
+            guide.load_state_dict(mean.module.state_dict())
+
+    return average
+
+
+def _schedule(recipe: Recipe) -> bbb.KLSchedule:
+    return bbb.KLSchedule(
+        recipe.kl_schedule,
+        temperature=recipe.temperature,
+        initial_temperature=recipe.initial_temperature,
+        cooling_epochs=0 if recipe.initial_temperature is None else recipe.epochs,
+    )
+
+
+def _rate(recipe: Recipe) -> Callable[[float], float]:
+    """Return factors of the learning rate by the progress of the training."""
+    if recipe.lr_schedule == "constant":
+        return lambda progress: 1.0
+    floor = recipe.lr_floor
+    return lambda progress: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _train_ordinary(
+    trained: Trained, recipe: Recipe, sizes: list[int], data: Data, validate: Callable[[int], None]
+) -> None:
+    """Cross-entropy by torch's own optimisers; on a GPU the step is captured in a CUDA graph."""
+    (x, y), batch = data, recipe.batch_size
+    trained.network = network = ordinary(sizes, recipe.dropout).to(x.device)
+    lr = torch.tensor(recipe.lr, device=x.device)
+    options: dict[str, Any] = {"lr": lr, "fused": True}
+    optimizer: torch.optim.Optimizer
+    if recipe.optimizer == "sgd":
+        optimizer = torch.optim.SGD(network.parameters(), **options)
+    else:
+        optimizer = torch.optim.Adam(network.parameters(), capturable=x.is_cuda, **options)
+    buffers = x[:batch].clone(), y[:batch].clone()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(network(buffers[0]), buffers[1]).backward()
+        optimizer.step()
+
+    started = time.perf_counter()
+    take = _captured(step, network, optimizer) if x.is_cuda else step
+    total, done, rate = recipe.epochs * (len(x) // batch), 0, _rate(recipe)
+    for epoch in range(1, recipe.epochs + 1):
+        network.train()
+        for rows in torch.randperm(len(x), device=x.device).split(batch):
+            if len(rows) == batch:
+                lr.fill_(recipe.lr * rate(done / total))
+                for buffer, part in zip(buffers, data, strict=True):
+                    torch.index_select(part, 0, rows, out=buffer)
+                take()
+                done += 1
+        validate(epoch)
+    trained.seconds = time.perf_counter() - started
+
+
+def _captured(
+    step: Callable[[], None], network: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[], None]:
+    """The step as a CUDA graph; the steps that prepare it leave the network as it was."""
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        for parameter, value in zip(network.parameters(), before, strict=True):
+            parameter.copy_(value)
+            for moment in optimizer.state[parameter].values():
+                moment.zero_()
+    return graph.replay
+
+
+def ordinary(sizes: list[int], dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Sequential:
+    """Linear layers with ReLU between, and dropout before each where there is some."""
+    layers: list[nn.Module] = []
+    for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        if i:
+            layers.append(nn.ReLU())
+        rate = dropout[min(i, 1)]
+        if rate:
+            layers.append(nn.Dropout(rate))
+        layers.append(nn.Linear(n_in, n_out))
+        nn.init.kaiming_normal_(layers[-1].weight, nonlinearity="relu")
+        nn.init.zeros_(layers[-1].bias)
+    return nn.Sequential(*layers)
+
+
+def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
+    """All figures of a trained network; the test images are read here and nowhere before."""
+    (x, y), (x_val, y_val) = sets.test, sets.validation
+    answer, ood = (trained.ensemble(part, draws, seed) for part in (x, sets.garments))
+    figures = {
+        "error": error(answer, y),
+        "mean_network_error": error(trained.point(x), y),
+        "draws_error": float((answer.sample_probs.argmax(-1) != y).double().mean()),
+        "validation_error": error(trained.ensemble(x_val, draws, seed), y_val),
+        "nll": metrics.nll(answer.probs, y),
+        "ece": metrics.ece(answer.probs, y),
+        "auroc": metrics.auroc(ood.entropy, answer.entropy),
+        "validation_curve": trained.curve,
+        "seconds": trained.seconds,
+    }
+    counts, _ = np.histogram(trained.weights(seed).cpu().numpy(), BINS)
+    figures["weights"] = {"counts": [int(n) for n in counts]}
+    if trained.guide is not None:
+        scales = [trained.guide.scale(name).flatten() for name in trained.guide.weight_names]
+        figures["median_scale"] = float(torch.cat(scales).median())
+    return figures
+
+
+def shortened(recipe: Recipe, epochs: int | None) -> Recipe:
+    """A recipe with another number of epochs, if one is given."""
+    return recipe if epochs is None else replace(recipe, epochs=epochs)

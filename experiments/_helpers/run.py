@@ -1,0 +1,240 @@
+"""Settings, tables and reports of an experiment, and its folder of results.
+
+A run writes into its folder ``config.json`` at the start, pictures as PNG files, ``metrics.json``
+at the end, and ``report.html``, which needs no other file and no network.
+"""
+
+import atexit
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+HERE = Path(__file__).parent
+PACKAGES = ("pyro-bbb", "pyro-ppl", "torch", "torchvision", "numpy", "scikit-learn", "matplotlib")
+Data: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of every experiment."""
+
+    seed: int = 0
+    """Seed of initial values, minibatches and posterior samples. Splits of real data are fixed."""
+    threads: int = 1
+    """Processor threads of each process. Small networks gain nothing from more."""
+    smoke: bool = False
+    """Run everything on tiny sizes and without downloads, to test that it works."""
+
+
+@dataclass(frozen=True)
+class RepeatedSettings(Settings):
+    """Settings of experiments that run with several seeds."""
+
+    repeats: int = 1
+    """Runs with consecutive seeds; tables show their means, figures the first."""
+
+
+@dataclass(frozen=True)
+class DataSettings(Settings):
+    """Settings of experiments on data sets from files."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; by default $PYRO_BBB_DATA, else images are downloaded."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a row of headings; the first column is the rows' names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        """Format as aligned Markdown."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+        names, *others = widths
+        text = [
+            _line([first.ljust(names), *map(str.rjust, rest, others)]) for first, *rest in lines
+        ]
+        rule = _line(["-" * names, *("-" * (width - 1) + ":" for width in others)])
+        return "\n".join([text[0], rule, *text[1:]])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """PNG file with a caption."""
+
+    path: Path
+    caption: str
+
+    @property
+    def data(self) -> str:
+        """The file as base64 text."""
+        return base64.b64encode(self.path.read_bytes()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of a report: heading, text, tables and figures."""
+
+    heading: str
+    text: str
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+
+
+@dataclass
+class Run:
+    """One run of an experiment and the folder it writes to.
+
+    Of several processes started by torchrun, the others are silent and write to a temporary
+    folder.
+    """
+
+    config: Settings
+    folder: Path
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        """Make the folder and record the configuration."""
+        if os.environ.get("RANK", "0") != "0":
+            self.folder = Path(tempfile.mkdtemp())
+            atexit.register(shutil.rmtree, self.folder)
+            sys.stdout = open(os.devnull, "w")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write("config.json", dataclasses.asdict(self.config))
+
+    def seeds(self) -> Path:
+        """Folder for the figures of single seeds, of runs that differ in nothing but these."""
+        settings = dataclasses.asdict(self.config)
+        for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard"):
+            settings.pop(name, None)
+        text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
+        return self.folder / "seeds" / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def picture(self, figure: Figure, name: str, caption: str) -> Picture:
+        """Save a figure as ``name.png`` and close it."""
+        path = self.folder / f"{name}.png"
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+        return Picture(path, caption)
+
+    def finish(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Write ``metrics.json``: the figures, and where, when and with what they were made."""
+        record = metrics | {
+            "seed": self.config.seed,
+            "seconds": round(time.perf_counter() - self.started, 1),
+            "commit": commit(),
+            "python": platform.python_version(),
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+        }
+        self._write("metrics.json", record)
+        return record
+
+    def report(
+        self, title: str, summary: str, sections: Sequence[Section], record: dict[str, Any]
+    ) -> None:
+        """Print the tables and write ``report.html``; ``record`` is the result of `finish`."""
+        jinja = Environment(
+            loader=FileSystemLoader(HERE),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+        )
+        html = jinja.get_template("report.html").render(
+            title=title,
+            summary=summary,
+            sections=sections,
+            record=record,
+            config=dataclasses.asdict(self.config),
+        )
+        path = self.folder / "report.html"
+        path.write_text(html, encoding="utf-8")
+        for table in (table for section in sections for table in section.tables):
+            print(f"\n{table}")
+        print(f"\n{record['seconds']} s; report: {path}")
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=2, default=str, allow_nan=False)
+        (self.folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def digits() -> tuple[Data, Data]:
+    """Scikit-learn's 1,797 digits: pixels ``[n, 64]`` in [0, 1] and labels ``[n]``, split for good.
+
+    Returns:
+        1,347 for training and choosing, 450 for the test alone; every class in proportion. All
+        experiments use this split: no setting was chosen by any test digit.
+    """
+    x, y = load_digits(return_X_y=True)
+    x = x.astype(np.float32) / 16
+    return stratified(torch.from_numpy(x), torch.from_numpy(y), 0.25)
+
+
+def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Data, Data]:
+    """Random split that puts ``fraction`` of every class into the second part."""
+    rows = np.arange(len(y))
+    parts = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
+    first, second = ((x[part], y[part]) for part in parts)
+    return first, second
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide the figures, those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The source's git commit, ending in ``+`` if files were changed since; None outside git."""
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", *words], cwd=HERE, capture_output=True, text=True, check=True
+            ).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.strip() + ("+" if changes.strip() else "")

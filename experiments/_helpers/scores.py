@@ -1,0 +1,40 @@
+"""Scores of classification and out-of-distribution detection."""
+
+from typing import Any
+
+from torch import Tensor
+
+import pyro_bbb as bbb
+from _helpers.repeats import shown
+from pyro_bbb import metrics
+
+MEASURES = ("entropy", "epistemic", "confidence")
+
+
+def scores(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Compute accuracy and ECE in [0, 1], and NLL in nats per example."""
+    return {
+        "accuracy": metrics.accuracy(probs, y),
+        "nll": metrics.nll(probs, y),
+        "ece": metrics.ece(probs, y),
+    }
+
+
+def score_cells(summary: dict[str, Any], *keys: str, digits: int = 4) -> tuple[str, str, str]:
+    """Format accuracy, NLL and ECE for a table; ``digits`` are the NLL's decimals."""
+    return (
+        shown(summary, *keys, "accuracy"),
+        shown(summary, *keys, "nll", factor=1, digits=digits),
+        shown(summary, *keys, "ece"),
+    )
+
+
+def detect(
+    ood: bbb.ClassificationPrediction, in_distribution: bbb.ClassificationPrediction
+) -> dict[str, float]:
+    """Compute the AUROC of out-of-distribution detection by three measures of uncertainty."""
+    return {
+        "entropy": metrics.auroc(ood.entropy, in_distribution.entropy),
+        "epistemic": metrics.auroc(ood.epistemic, in_distribution.epistemic),
+        "confidence": metrics.auroc(-ood.confidence, -in_distribution.confidence),
+    }

@@ -1,0 +1,242 @@
+"""One split of a regression table: standardise, train, predict in the table's own units, score.
+
+Processes of `uci_regression` run these tasks; files of finished ones resume an interrupted run.
+"""
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+import pyro_bbb as bbb
+from _helpers.run import Data, write_json
+from pyro_bbb import metrics, priors
+
+ROUNDING = 1e-12  # a column whose deviations are below this fraction of its size is constant
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Networks, posterior and training, for all sets alike."""
+
+    prior: str
+    """Name of the prior in `pyro_bbb.priors`."""
+    options: dict[str, float]
+    """Its arguments."""
+    members: int
+    """Ensemble members, each with its own posterior and an equal weight in predictions."""
+    init_rho: float
+    """Initial rho; standard deviations are softplus(rho)."""
+    temperature: float
+    """Weight of the KL in the ELBO; 1 is Bayes' rule."""
+    lr: float
+    """Adam's learning rate at the start."""
+    lr_schedule: str
+    """Learning-rate schedule."""
+    least_batch: int
+    """Rows per step, at least; larger tables have more..."""
+    most_batches: int
+    """... so that there are at most so many steps per epoch."""
+    least_epochs: int
+    """Passes over the rows, at least..."""
+    least_steps: int
+    """... and as many more as make so many steps."""
+    draws: int = 100
+    """Draws from each member's posterior for predictions."""
+    units: int = 50
+    """Hidden units..."""
+    units_of_large: int = 100
+    """... and those for a table of more than LARGE rows."""
+
+
+LARGE = 20_000  # rows; of the protocol's sets, protein and year have more, and get 100 units
+
+
+@dataclass(frozen=True)
+class Task:
+    """One split of one table, and all that decides its figures."""
+
+    name: str
+    """Name of the table."""
+    path: str
+    """Its file."""
+    split: int
+    """Number of the split, from 0."""
+    part: str
+    """Scored part: ``"test"``, or ``"validation"``, a fifth of the train part."""
+    recipe: Recipe
+    """Hyper-parameters."""
+    seed: int
+    """Seed; each split derives its own from it."""
+    digest: str
+    """SHA-256 of the file."""
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that determines the figures; folders and processes do not."""
+        own = {key: value for key, value in asdict(self).items() if key != "path"}
+        return own | {"pyro_bbb": bbb.__version__, "torch": str(torch.__version__)}
+
+    @property
+    def own_seed(self) -> int:
+        """Seed of the split, independent of the order of splits."""
+        words = f"{self.seed} {self.name} {self.split}"
+        return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4])
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """$z = (v - m) / s$ of each column; columns that do not vary become 0.
+
+    Args:
+        mean: m, ``[columns]``, float64.
+        std: s, ``[columns]``, infinite where a column is constant.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Scaling":
+        """Estimate from float64 rows ``[n, columns]``; the standard deviation divides by n."""
+        mean, std = values.mean(0), values.std(0, correction=0)
+        constant = std <= ROUNDING * values.abs().amax(0)
+        return cls(mean, std.masked_fill(constant, math.inf))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The standardised values in single precision, in which networks are trained."""
+        return ((values - self.mean) / self.std).float()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
+    """Build an ensemble of one-hidden-layer networks as one: inputs ``[n, d]``, outputs ``[n, m]``.
+
+    The output layer is a convolution whose groups are the members, so that none sees another's
+    units; trained together they are as good as trained one by one, at little more than one's cost.
+    """
+    hidden = members * units
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Unflatten(1, (hidden, 1)),
+        nn.Conv1d(hidden, members, 1, groups=members),
+        nn.Flatten(),
+    )
+
+
+def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.BayesianModel, Any]:
+    """A trained model and guide for standardised data ``[n, d]`` and ``[n]``."""
+    x, y = data
+    network = bbb.bayesianize(
+        grouped_network(x.shape[1], units, recipe.members),
+        prior=priors.make(recipe.prior, **recipe.options),
+    )
+    noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
+    model = bbb.BayesianModel(network, noise, num_data=len(x))
+    torch.manual_seed(seed)
+    guide = bbb.AutoSoftplusNormal(model, init_loc="he", init_rho=recipe.init_rho)
+    batch_size = max(recipe.least_batch, -(-len(x) // recipe.most_batches))
+    steps_per_epoch = -(-len(x) // batch_size)
+    bbb.fit(
+        model,
+        guide,
+        (x, y[:, None].expand(-1, recipe.members).contiguous()),
+        epochs=max(recipe.least_epochs, -(-recipe.least_steps // steps_per_epoch)),
+        batch_size=batch_size,
+        lr=recipe.lr,
+        lr_schedule=recipe.lr_schedule,
+        kl_schedule=bbb.KLSchedule(temperature=recipe.temperature),
+        loss="mean_field",
+        progress=False,
+        seed=seed,
+    )
+    return model, guide
+
+
+def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.RegressionPrediction:
+    """The mixture over draws and members, in the target's own units and double precision.
+
+    Args:
+        prediction: of standardised targets, components ``[draws, n, members]``.
+        scaling: of the targets, one column.
+
+    Returns:
+        Components ``[draws * members, n, 1]``: $p(y) = p(z) / s$.
+    """
+    components = prediction.components
+    loc, scale = (
+        part.double().movedim(-1, 1).flatten(0, 1).unsqueeze(-1)
+        for part in torch.broadcast_tensors(components.loc, components.scale)
+    )
+    normals = dist.Normal(scaling.mean + scaling.std * loc, scaling.std * scale)
+    return bbb.RegressionPrediction(normals)
+
+
+def score(prediction: bbb.RegressionPrediction, y: Tensor) -> dict[str, Any]:
+    """Figures of one split; targets ``[n]`` in their own units.
+
+    Returns:
+        ``rmse``; ``log_likelihood``, the mean log-density of the mixture, nats; ``quantiles``:
+        the predicted probability of a target at most each true one, from which coverage follows.
+    """
+    return {
+        "rmse": metrics.rmse(prediction.mean.squeeze(-1), y),
+        "log_likelihood": float(prediction.log_prob(y).mean()),
+        "quantiles": [round(q, 5) for q in prediction.cdf(y[:, None]).flatten().tolist()],
+    }
+
+
+def run_task(task: Task) -> dict[str, Any]:
+    """Trains and scores."""
+    table = bbb.data.read_uci(task.path, dtype=torch.float64)
+    (x, y), (x_test, y_test) = table.split(task.split)
+    if task.part == "validation":
+        (x, y), (x_test, y_test) = bbb.data.split(x, y, fraction=0.2, seed=task.own_seed)
+    of_x, of_y = Scaling.of(x), Scaling.of(y[:, None])
+    if of_y.std.isinf().any():
+        raise ValueError(f"y of {task.path} must vary, got one value in split {task.split}")
+    recipe = task.recipe
+    units = recipe.units if len(table.x) <= LARGE else recipe.units_of_large
+    standardised = of_x(x), of_y(y[:, None]).squeeze(1)
+    model, guide = train(recipe, standardised, units, task.own_seed)
+    prediction = bbb.predict(
+        model, guide, of_x(x_test), num_samples=recipe.draws, seed=task.own_seed
+    )
+    return score(unscaled(prediction, of_y), y_test)
+
+
+def split_file(folder: Path, task: Task) -> Path:
+    """Return the path of a split's figures."""
+    return folder / "splits" / task.name / f"{task.split}.json"
+
+
+def finished(folder: Path, task: Task) -> dict[str, Any] | None:
+    """The figures of a split that an earlier run left, if that run's task was the same."""
+    path = split_file(folder, task)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    scores: dict[str, Any] = record["scores"]
+    return scores if record["fingerprint"] == task.fingerprint else None
+
+
+def run_and_write(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str, Any]]:
+    """Run a task and write its scores atomically."""
+    torch.set_num_threads(threads)
+    began = time.perf_counter()
+    scores = run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
+    write_json(split_file(folder, task), {"fingerprint": task.fingerprint, "scores": scores})
+    return task, scores

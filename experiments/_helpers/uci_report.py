@@ -1,0 +1,190 @@
+"""Scores of `uci_regression` over splits, their tables and figures."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from _helpers.run import Picture, Run, Table
+from pyro_bbb import plots
+
+Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
+
+
+METHODS = ("VI", "PBP", "tuned dropout")
+
+
+OURS = "this run"
+
+
+SCORES = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
+
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+# VI (Graves 2011) and PBP as Gal and Ghahramani (2016, "Dropout as a Bayesian Approximation") print
+# them; tuned dropout: grid search of 2018, https://github.com/yaringal/DropoutUncertaintyExps
+PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
+    "bostonHousing": {
+        "rmse": ((4.32, 0.29), (3.01, 0.18), (2.90, 0.18)),
+        "log_likelihood": ((-2.90, 0.07), (-2.57, 0.09), (-2.40, 0.04)),
+    },
+    "energy": {
+        "rmse": ((2.65, 0.08), (1.80, 0.05), (0.54, 0.06)),
+        "log_likelihood": ((-2.39, 0.03), (-2.04, 0.02), (-1.21, 0.01)),
+    },
+    "naval-propulsion-plant": {
+        "rmse": ((0.01, None), (0.01, None), (0.00, None)),
+        "log_likelihood": ((3.73, 0.12), (3.73, 0.01), (4.45, 0.00)),
+    },
+    "wine-quality-red": {
+        "rmse": ((0.65, 0.01), (0.64, 0.01), (0.62, 0.01)),
+        "log_likelihood": ((-0.98, 0.01), (-0.97, 0.01), (-0.93, 0.01)),
+    },
+    "yacht": {
+        "rmse": ((6.89, 0.67), (1.02, 0.05), (0.67, 0.05)),
+        "log_likelihood": ((-3.43, 0.16), (-1.63, 0.02), (-1.25, 0.01)),
+    },
+}
+
+
+def over_splits(values: Iterable[float]) -> dict[str, float | None]:
+    """Mean and standard error, sd / sqrt(n) with the sd that divides by n - 1."""
+    numbers = list(values)
+    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+    return {"mean": statistics.fmean(numbers), "standard_error": error}
+
+
+def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Predicted probabilities of a target at most the true one, of all splits' rows."""
+    return np.concatenate([split["quantiles"] for split in scores])
+
+
+def coverage(quantiles: np.ndarray[Any, np.dtype[np.float64]], level: float) -> float:
+    """Compute the coverage of the central interval of this level."""
+    return float((np.abs(2 * quantiles - 1) <= level).mean())
+
+
+def summary_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the scores of one table for ``metrics.json``."""
+    columns = {key: [split[key] for split in scores] for key in SCORES}
+    covered = {f"{level:.0%}": coverage(quantiles_of(scores), level) for level in LEVELS}
+    return {
+        **{key: over_splits(values) for key, values in columns.items()},
+        "coverage": covered,
+        "splits": len(scores),
+        "per_split": columns,
+        "seconds_per_split": statistics.fmean(split["seconds"] for split in scores),
+    }
+
+
+def rows_of(name: str, summary: dict[str, Any], score: str) -> dict[str, Figure]:
+    """A table's figures by method, the published ones where there are any."""
+    ours = summary[score]["mean"], summary[score]["standard_error"]
+    published = PUBLISHED.get(name, {}).get(score, ())
+    return dict(zip(METHODS, published, strict=False)) | {OURS: ours}
+
+
+def shown(figure: Figure) -> str:
+    """Mean and standard error to the latter's first digit, with two decimals at least."""
+    mean, error = figure
+    if not error:
+        return f"{mean:.2f}" if abs(mean) >= 0.1 or not mean else f"{mean:.2g}"
+    digits = max(2, -math.floor(math.log10(error)))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def score_table(summaries: dict[str, Any], score: str) -> Table:
+    """One row per table, one column per method."""
+    columns = (f"{SCORES[score]}, mean ± standard error", *METHODS, OURS)
+    rows = []
+    for name, summary in summaries.items():
+        figures = rows_of(name, summary, score)
+        cells = (shown(figures[method]) if method in figures else "–" for method in columns[1:])
+        rows.append((name, *cells))
+    return Table(columns, rows)
+
+
+def coverage_table(summaries: dict[str, Any]) -> Table:
+    """Tabulate the coverage of central intervals in per cent."""
+    levels = [f"{level:.0%}" for level in LEVELS]
+    rows = [(n, *(f"{100 * s['coverage'][k]:.1f}" for k in levels)) for n, s in summaries.items()]
+    return Table(("coverage (%) of intervals", *levels), rows)
+
+
+def comparison(summaries: dict[str, Any]) -> str:
+    """Count the published figures that this run reaches or exceeds."""
+    won, near, total = 0, 0, 0
+    for name in summaries.keys() & PUBLISHED.keys():
+        for score, sign in (("rmse", -1), ("log_likelihood", 1)):
+            vi, pbp, dropout = (f for f in PUBLISHED[name][score])
+            ours = summaries[name][score]["mean"]
+            won += all(sign * (ours - theirs[0]) > 0 for theirs in (vi, pbp))
+            # two decimals are published; half of the last one is for rounding in binary
+            near += sign * (round(ours, 2) - dropout[0]) > -(dropout[1] or 0.0) - 0.005
+            total += 1
+    if not total:
+        return "No figures are published for these tables here."
+    return (
+        f"Better than VI and than PBP in {won} of {total} figures; better than tuned dropout, or "
+        f"within its standard error, in {near} of {total}."
+    )
+
+
+def draw_scores(run: Run, summaries: dict[str, Any]) -> list[Picture]:
+    """A row of two panels per table that has published figures: every method with its error."""
+    names = [name for name in summaries if name in PUBLISHED]
+    if not names:
+        return []
+    with plots.style():
+        figure, axes = plt.subplots(
+            len(names), 2, figsize=(8.4, 1.35 * len(names) + 0.4), squeeze=False
+        )
+        for name, pair in zip(names, axes, strict=True):
+            for ax, score in zip(pair, SCORES, strict=True):
+                draw_row(ax, rows_of(name, summaries[name], score))
+            pair[0].set_title(name)
+            pair[1].tick_params(labelleft=False)
+        axes[-1, 0].set_xlabel("RMSE (the target's unit; less is better)")
+        axes[-1, 1].set_xlabel("log-likelihood (nats; more is better)")
+    caption = "Mean over the splits with one standard error. The same splits for all methods."
+    return [run.picture(figure, "scores", caption)]
+
+
+def draw_row(ax: Axes, figures: dict[str, Figure]) -> None:
+    """One line per method, ours below in another colour."""
+    for row, (method, (mean, error)) in enumerate(reversed(figures.items())):
+        colour = plots.VERMILLION if method == OURS else "0.35"
+        ax.errorbar(mean, row, xerr=error or 0.0, fmt="o", color=colour, ms=5, lw=2)
+    ax.set_yticks(range(len(figures)), list(reversed(figures)))
+    ax.set_ylim(-0.6, len(figures) - 0.4)
+    ax.margins(x=0.08)
+    ax.locator_params(axis="x", nbins=6)
+    ax.grid(axis="x", color="0.9")
+
+
+def draw_coverage(run: Run, scores: dict[str, list[dict[str, Any]]]) -> Picture:
+    """Plot the coverage of central intervals by level."""
+    levels = np.linspace(0.01, 0.99, 99)
+    with plots.style():
+        figure, ax = plt.subplots(figsize=(4.8, 3.8))
+        ax.plot([0, 1], [0, 1], ":", color="black", lw=1)
+        for number, (name, splits) in enumerate(scores.items()):
+            quantiles = quantiles_of(splits)
+            covered = [coverage(quantiles, level) for level in levels]
+            ax.plot(levels, covered, ("-", "--", "-.")[number // 6 % 3], label=name)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))
+        ax.set_title("Calibration of predictive intervals")
+        ax.legend()
+    caption = (
+        "All splits together. Intervals above the dotted line are too wide, below it too narrow."
+    )
+    return run.picture(figure, "coverage", caption)

@@ -1,0 +1,80 @@
+"""Random weights of a module, each declared as a `PyroSample` under one prior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyro.nn import PyroModule, PyroSample
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb.priors._base import Prior
+
+
+class SitePrior:
+    """Distribution of a `PyroSample`, from the prior that the module, or its copy, has."""
+
+    def __init__(self, name: str, shape: Sequence[int]) -> None:
+        self.name, self.shape = name, Size(shape)
+
+    def __call__(self, module: nn.Module) -> Distribution:
+        """Return the prior of the module's weight."""
+        distribution: Distribution = prior_of(module, self.name)(module, self.name, self.shape)
+        return distribution
+
+
+def prior_of(module: nn.Module, name: str) -> Any:
+    """Return the prior of a declared weight."""
+    return module._modules["prior"].for_weight(name)  # type: ignore[union-attr,operator]
+
+
+def announced(module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
+    """Announce a prior's parameter to SVI as ``name`` of the module, and return it.
+
+    `BayesianModel` announces all parameters itself; a network that is a Pyro model by itself needs
+    this.
+    """
+    context = getattr(module, "_pyro_context", None)
+    if context is None or not context.active or not parameter.requires_grad:
+        return parameter
+    return own_param(module._pyro_get_fullname(name), parameter)  # type: ignore[operator]
+
+
+def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
+    """Make weights of a module random: one `PyroSample` each, all under one prior.
+
+    Args:
+        module: the module; gets the prior as its child ``prior``.
+        prior: gives the distributions.
+        **shapes: the weights' names and shapes.
+
+    Raises:
+        ValueError: the prior does not fit a shape, or has no pattern for a name.
+        TypeError: an argument is of another kind.
+    """
+    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
+    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
+    module.add_module("prior", prior)
+    for name, size in sizes.items():
+        prior.attach(module, name, size)
+        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
+
+
+def declared_shapes(module: nn.Module) -> dict[str, list[int]]:
+    """Return the shapes of the weights that `declare` has made random, by name."""
+    samples = vars(module).get("_pyro_samples", {})
+    return {k: list(site.shape) for k, site in samples.items() if isinstance(site, SitePrior)}
+
+
+def _size(name: str, shape: Sequence[int]) -> Size:
+    try:
+        size = Size(shape)
+    except TypeError as error:
+        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
+    if any(length < 0 for length in size):
+        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
+    return size
