@@ -1,4 +1,4 @@
-# make demo | test | lint | docs | docs-serve | audit | clean; each sets up .venv when it is missing or older than
+# make demo | test | test-slow | mutation | lint | docs | docs-serve | audit | clean; each sets up .venv when it is missing or older than
 # pyproject.toml. make test-lowest has an environment of its own, new each time.
 # CONTRIBUTING.md has the plain commands behind them.
 PYTHON ?= python3
@@ -6,13 +6,21 @@ BIN := .venv/bin
 READY := .venv/.installed
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-lowest lint docs docs-serve audit clean
+.PHONY: demo test test-slow test-lowest mutation lint docs docs-serve audit clean
 
 demo: $(READY)
 	$(BIN)/python experiments/quickstart.py
 
-test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# test-slow: notebooks, experiments, documentation, browser, several processes, LeNet-5.
+test: export MARKED = not slow
+test-slow: export MARKED = slow
+test test-slow: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "$$MARKED"
+
+# The fraction of sampled faults in the library that `make test` detects; MUTANTS in each room.
+MUTANTS ?= 8
+mutation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/_support/mutation.py --sample $(MUTANTS)
 
 # The suite at the lowest versions that pyproject.toml allows; PYTHON must be the lowest one, too.
 test-lowest:

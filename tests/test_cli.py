@@ -258,6 +258,7 @@ def test_what_a_table_says_is_no_markup(capsys, tmp_path):
     assert "<script>" not in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_demo_runs_every_step(capsys, tmp_path):
     found = as_json(capsys, "demo", "--out", tmp_path / "demo", "--epochs", 2)
     assert found.keys() == {"digits", "sine"}
@@ -473,6 +474,7 @@ def test_values_of_csv_that_mean_missing(tmp_path):
 # --- as a program ---
 
 
+@pytest.mark.slow
 def test_the_program_itself(folder):
     command = [sys.executable, "-m", "pyro_bbb", "evaluate", folder / "price"]
     done = subprocess.run(

@@ -305,6 +305,7 @@ def start_child(server):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_that_download_at_once_both_get_the_set(server):
     both = threading.Barrier(2)  # every answer waits until the other process is as far
     server.before_body = lambda: both.wait(timeout=60)
@@ -318,6 +319,7 @@ def test_two_processes_that_download_at_once_both_get_the_set(server):
     assert {p.name for p in cached_files()} == {n for n, _ in torchvision.datasets.MNIST.resources}
 
 
+@pytest.mark.slow
 def test_a_download_killed_amid_a_file_leaves_no_file_in_its_place(server, monkeypatch):
     amid, goes_on, answers = threading.Event(), threading.Event(), []
 

@@ -4,6 +4,7 @@ Monte Carlo comparisons use k = 6 standard errors unless they say otherwise.
 """
 
 import math
+from functools import cache
 
 import pyro
 import pyro.distributions as dist
@@ -23,19 +24,12 @@ from pyro_bbb.estimators._sampled_weights import _fair_signs
 from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
-DRAWS = 2000
+CALLS, COPIES = 1000, 4
 
 
 def sample(loc, rho):
     """A weight drawn by a sample statement, as in a guide."""
     return pyro.sample("w", SoftplusNormal(loc, rho).to_event(loc.dim()))
-
-
-def moments(draws):
-    """Mean and variance over the first dimension, and the standard errors of both."""
-    n, mean, variance = len(draws), draws.mean(0), draws.var(0)
-    fourth = (draws - mean).pow(4).mean(0)
-    return mean, variance, (variance / n).sqrt(), ((fourth - variance.square()) / n).sqrt()
 
 
 OPERATIONS = {
@@ -49,22 +43,56 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+def repeated(name, run, x, loc, rho):
+    """Outputs of several copies of the inputs in each of several calls, ``[CALLS, COPIES, ...]``.
+
+    Calls are independent; copies in one call share what the weight was drawn as.
+    """
+    many = x.expand(COPIES, *x.shape).flatten(0, 1)
+    with CONTEXTS[name](), torch.no_grad():
+        calls = [run(many, sample(loc, rho)) for _ in range(CALLS)]
+    return torch.stack(calls).unflatten(1, (COPIES, len(x)))
+
+
+def assert_mean(values, expected):
+    """The mean over calls and copies, within 6 standard errors of the calls' means."""
+    of_calls = values.mean(1)
+    error = of_calls.std(0) / CALLS**0.5
+    assert ((of_calls.mean(0) - expected).abs() < 6 * error).all()
+
+
+PERTURBED = [("flipout", each) for each in OPERATIONS]
+PERTURBED += [("local_reparam", "linear"), ("local_reparam", "matmul")]
+
+
+@pytest.mark.parametrize(("name", "operation"), PERTURBED)
 def test_preactivations_have_their_closed_form_mean_and_variance(operation, name):
     torch.set_default_dtype(torch.float64)
     run, weight_shape, x_shape = OPERATIONS[operation]
     loc, rho, x = torch.randn(weight_shape), torch.randn(weight_shape) - 1, torch.randn(x_shape)
-    with CONTEXTS[name](), torch.no_grad():
-        draws = torch.stack([run(x, sample(loc, rho)) for _ in range(DRAWS)])
-    mean, variance, mean_error, variance_error = moments(draws)
-    true_variance = run(x.square(), F.softplus(rho).square())
-    assert ((mean - run(x, loc)).abs() < 6 * mean_error).all()
-    assert ((variance - true_variance).abs() < 6 * variance_error).all()
+    off = repeated(name, run, x, loc, rho) - run(x, loc)
+    assert_mean(off, 0.0)
+    assert_mean(off.square(), run(x.square(), F.softplus(rho).square()))
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.parametrize("operation", ["linear", "conv2d"])
+@pytest.mark.parametrize(
+    "operation", [each for each in OPERATIONS if each not in ("linear", "matmul")]
+)
+def test_local_reparameterisation_is_flipout_where_an_example_meets_a_weight_again(operation):
+    run, weight_shape, x_shape = OPERATIONS[operation]
+    loc, rho, x = torch.randn(weight_shape), torch.randn(weight_shape), torch.randn(x_shape)
+    outputs = {}
+    for name, context in CONTEXTS.items():
+        torch.manual_seed(0)
+        with context():
+            outputs[name] = run(x, sample(loc, rho))
+    assert torch.equal(outputs["flipout"], outputs["local_reparam"])
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [("flipout", "linear"), ("flipout", "conv2d"), ("local_reparam", "linear")],
+)
 def test_examples_have_noise_of_their_own(operation, name):
     """The same input twice: equal outputs with one draw, uncorrelated ones per example."""
     run, weight_shape, x_shape = OPERATIONS[operation]
@@ -73,10 +101,8 @@ def test_examples_have_noise_of_their_own(operation, name):
     with torch.no_grad():
         first, second = run(x, sample(loc, rho))
         assert torch.allclose(first, second)
-        with CONTEXTS[name]():
-            draws = torch.stack([run(x, sample(loc, rho)) for _ in range(DRAWS)])
-    products = draws[:, 0] * draws[:, 1]
-    assert (products.mean(0).abs() < 6 * products.std(0) / DRAWS**0.5).all()
+    draws = repeated(name, run, x, loc, rho)
+    assert_mean(draws[:, :, 0] * draws[:, :, 1], 0.0)
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
@@ -137,14 +163,18 @@ class Convolutional(nn.Sequential, PyroModule):
         )
 
 
-def losses_and_gradients(model, guide, context, draws, **options):
-    """Loss and gradient of the first layer's mean, for independent draws."""
+@cache
+def losses_and_gradients(network, name, draws=200):
+    """Loss and gradient of the first layer's mean, for independent draws at the same parameters."""
+    pyro.set_rng_seed(0)
+    model, guide = make(network(), init_rho=-3.0)
+    pyro.set_rng_seed(1 + list(ESTIMATORS).index(name))
     x, y = digits()
     parameter = next(guide.parameters())
-    elbo, losses, gradients = Trace_ELBO(**options), [], []
+    elbo, losses, gradients = Trace_ELBO(), [], []
     for _ in range(draws):
         parameter.grad = None
-        with context():
+        with ESTIMATORS[name]():
             losses.append(elbo.loss_and_grads(model, guide, x, y, 0.01))
         gradients.append(parameter.grad.flatten().clone())
     return torch.tensor(losses, dtype=torch.float64), torch.stack(gradients).double()
@@ -157,13 +187,11 @@ def make(network, guide=bbb.AutoSoftplusNormal, **options):
     return model, guide
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("network", [dense, Convolutional])
 @pytest.mark.parametrize("name", ["flipout", "local_reparam", "stl"])
+@pytest.mark.parametrize("network", [dense, Convolutional])
 def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
-    model, guide = make(network(), init_rho=-3.0)
-    naive = losses_and_gradients(model, guide, ESTIMATORS["reparam"], 200)
-    other = losses_and_gradients(model, guide, ESTIMATORS[name], 200)
+    naive = losses_and_gradients(network, "reparam")
+    other = losses_and_gradients(network, name)
     for a, b in zip(naive, other, strict=True):
         error = ((a.var(0) + b.var(0)) / 200).sqrt()
         live = error > 0  # inputs that are always 0 have no gradient
@@ -174,12 +202,10 @@ def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
             assert z.square().mean() < (2 if network is dense else 8)
 
 
-@pytest.mark.slow
 def test_noise_of_one_draw_per_example_lowers_the_gradients_variance():
     """On real digits, batch 128, first layer of the quickstart network; seen 4.5 and 3.3 times."""
-    model, guide = make(dense(), init_rho=-3.0)
     variance = {
-        name: losses_and_gradients(model, guide, ESTIMATORS[name], 200)[1].var(0).sum()
+        name: losses_and_gradients(dense, name)[1].var(0).sum()
         for name in ("reparam", "local_reparam", "flipout")
     }
     assert variance["reparam"] > 3 * variance["local_reparam"]
@@ -222,6 +248,16 @@ def test_sticking_the_landing_has_no_noise_at_the_optimum(objective):
 
 
 # --- where it does not apply, and what is left behind ---
+
+
+def test_sites_without_a_pathwise_gradient_keep_their_score_under_stl():
+    """A Bernoulli's parameter learns by the score alone."""
+    probs = torch.tensor(0.3, requires_grad=True)
+    with sticking_the_landing():
+        trace = pyro.poutine.trace(lambda: pyro.sample("z", dist.Bernoulli(probs))).get_trace()
+    trace.compute_log_prob()
+    trace.nodes["z"]["log_prob_sum"].backward()
+    assert probs.grad.abs() > 1
 
 
 class Embedder(PyroModule):
@@ -397,14 +433,13 @@ def test_sticking_the_landing_keeps_the_gradient_of_the_kl_under_mean_field():
 
 def test_a_matrix_and_its_transpose_are_one_weight_in_flipout():
     """Mean of x W'W for W ~ N(0, 1) of 4 rows is 4 x; with signs of their own it would be 0."""
-    x, loc, rho = torch.ones(1, 2), torch.zeros(4, 2), torch.full((4, 2), math.log(math.e - 1))
+    x, loc, rho = torch.ones(COPIES, 2), torch.zeros(4, 2), torch.full((4, 2), 0.541325)
     with flipout(), torch.no_grad():
         draws = []
-        for _ in range(DRAWS):
+        for _ in range(CALLS):
             w = sample(loc, rho)
             draws.append(F.linear(F.linear(x, w), w.t()))
-    draws = torch.stack(draws)
-    assert ((draws.mean(0) - 4).abs() < 6 * draws.std(0) / DRAWS**0.5).all()
+    assert_mean(torch.stack(draws), 4.0)
 
 
 @pytest.mark.parametrize("name", CONTEXTS)

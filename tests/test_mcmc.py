@@ -284,6 +284,7 @@ def test_a_latent_noise_scale(double):
     assert_mean(chains, chains.by_chain["network.weight"].flatten(2), [(mass * w).sum()])
 
 
+@pytest.mark.slow
 def test_without_information_the_posterior_is_the_hierarchical_prior(double):
     """Inputs of zero: tau keeps Gamma(3, 3) and the weights their scale mixture."""
     model = bbb.BayesianModel(Hierarchical(), bbb.likelihoods.Gaussian(), 2)

@@ -82,10 +82,11 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 7, 22, N, 100])
+@pytest.mark.parametrize("batch_size", [1, 7, 22, N, 100])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-@pytest.mark.parametrize("objective", [Trace_ELBO, TraceMeanField_ELBO])
-@pytest.mark.parametrize("scale", [0.3, dist.Gamma(3.0, 3.0)])
+@pytest.mark.parametrize(
+    ("objective", "scale"), [(Trace_ELBO, 0.3), (TraceMeanField_ELBO, dist.Gamma(3.0, 3.0))]
+)
 def test_minibatch_losses_add_up_to_the_full_data_loss(objective, scale, name, batch_size):
     prior = dist.Normal(0.0, 0.8)
     network = BayesianMLP([2, 3, 1], prior=prior)

@@ -172,7 +172,7 @@ def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
     for parameter in pruned.parameters():
         parameter.requires_grad_(False)  # the prior alone is trained
     data = torch.randn(9, 10), torch.arange(9) % 3
-    options = {"epochs": 300, "batch_size": 9, "lr": 0.1, "progress": False}
+    options = {"epochs": 100, "batch_size": 9, "lr": 0.1, "progress": False}
     history = bbb.fit(model, pruned, data, loss=loss, num_particles=num_particles, **options)
     assert prior.log_scale.exp().item() == pytest.approx(2.0, rel=0.02)
     log_priors = torch.tensor(history.log_prior[-10:])

@@ -252,7 +252,7 @@ def line(rows, noise, seed):
 
 def test_learning_on_is_bayes_rule_where_that_is_exact():
     recipe = regressor(
-        hidden_sizes=(), prior="normal", temperature=1.0, epochs=400, batch_size=100, lr=0.1
+        hidden_sizes=(), prior="normal", temperature=1.0, epochs=200, batch_size=100, lr=0.1
     )._recipe()
     (x1, y1), (x2, y2) = line(100, 1.0, 1), line(100, 1.0, 2)
     first = learn(recipe, likelihoods.Gaussian(1.0), x1, y1, 1, seed=0)

@@ -123,9 +123,9 @@ def left(argument: str, *words: str, why: str) -> dict[str, str]:
     return {f"{argument}: {each}": why for each in words}
 
 
-def parameters(rows: list[Row]) -> list[Any]:
-    """All cases for pytest, by name."""
-    return [pytest.param(c, id=f"{c.row.of}-{c.words}") for row in rows for c in cases(row)]
+def by_name(rows: list[Row]) -> list[Any]:
+    """Rows for pytest: one test for each, as a case takes less time than a test's set-up."""
+    return [pytest.param(row, id=row.of) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,17 @@ def takes_none(function: Callable[..., Any], name: str) -> bool:
     """Whether None is a documented value of an argument."""
     parameter = inspect.signature(function).parameters.get(name)
     return parameter is not None and parameter.default is None
+
+
+def judge_all(row: Row) -> None:
+    """Judges every case of a row, and says of each that fails how."""
+    wrong = []
+    for case in cases(row):
+        try:
+            judge(case)
+        except (AssertionError, TimeoutError) as error:
+            wrong.append(f"{case.words}: {error}")
+    assert not wrong, f"{row.of}, {len(wrong)} cases:\n" + "\n".join(wrong)
 
 
 def judge(case: Case) -> None:

@@ -11,7 +11,7 @@ from torch.distributions import Normal as TorchNormal
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
-from tests._support.bad_input import Row, judge, left, parameters
+from tests._support.bad_input import Row, by_name, judge_all, left
 
 NAN, INF = math.nan, math.inf
 X = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, 0.3], [0.1, 0.2, -0.4], [2.0, 1.0, 1.0]])
@@ -593,6 +593,6 @@ def approximated():
 ROWS = [*DISTRIBUTIONS, *PRIORS, *NETWORKS, *LIKELIHOODS, *GUIDES]
 
 
-@pytest.mark.parametrize("case", parameters(ROWS))
-def test_bad_input(case):
-    judge(case)
+@pytest.mark.parametrize("row", by_name(ROWS))
+def test_bad_input(row):
+    judge_all(row)

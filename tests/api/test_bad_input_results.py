@@ -12,7 +12,7 @@ from pyro_bbb import likelihoods
 from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.training.history import Record
-from tests._support.bad_input import Row, judge, parameters
+from tests._support.bad_input import Row, by_name, judge_all
 
 NAN, INF = math.nan, math.inf
 PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
@@ -347,6 +347,6 @@ PLOTS = [
 ROWS = [*SUMMARIES, *METRICS, *CHAINS, *PLOTS]
 
 
-@pytest.mark.parametrize("case", parameters(ROWS))
-def test_bad_input(case):
-    judge(case)
+@pytest.mark.parametrize("row", by_name(ROWS))
+def test_bad_input(row):
+    judge_all(row)

@@ -217,6 +217,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_without_pyro_answers_from_the_files(tmp_path):
     model, guide = trained("convolutional classes")
     mean = bbb.to_module(model, guide).requires_grad_(False)
@@ -246,6 +247,7 @@ def in_onnx(module, x, path):
 from_exporters = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.mark.slow
 @from_exporters
 @pytest.mark.parametrize("name", IN_ONNX)
 def test_onnx_runtime_says_the_same_for_batches_of_any_size(name, tmp_path):
@@ -257,6 +259,7 @@ def test_onnx_runtime_says_the_same_for_batches_of_any_size(name, tmp_path):
         assert_says(answer, bbb.predict(model, draws, x))
 
 
+@pytest.mark.slow
 @from_exporters
 @pytest.mark.parametrize("name", ["classes", "convolutional targets"])
 def test_onnx_runtime_computes_the_mean_network(name, tmp_path):

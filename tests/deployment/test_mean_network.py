@@ -177,8 +177,9 @@ def assert_ordinary(module):
     assert not [name for name in module.state_dict() if "prior" in name or "unconstr" in name]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fraction", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize(
+    ("fraction", "dtype"), [(0.0, torch.float32), (0.75, torch.float64), (1.0, torch.float32)]
+)
 @every_network
 def test_has_the_mean_networks_outputs_and_nothing_of_pyro(name, fraction, dtype):
     torch.set_default_dtype(dtype)
@@ -287,6 +288,7 @@ def test_networks_without_code_of_their_own_pickle_whole(name, fraction):
     assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
 
 
+@pytest.mark.slow
 def test_a_pruned_network_runs_without_warnings_in_another_process(tmp_path):
     module, x = bbb.to_module(*make(bbb.BayesianMLP([3, 9, 2]), 0.75)), torch.randn(7, 3)
     torch.save((module, x, module(x)), tmp_path / "module.pt")

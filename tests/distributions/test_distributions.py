@@ -24,7 +24,7 @@ from pyro_bbb.distributions import (
     map_tensors,
     without_validation,
 )
-from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
+from pyro_bbb.distributions.observation import LogRatePoisson, Normal, StudentT
 
 EPS32, EPS64 = np.finfo(np.float32).eps, np.finfo(np.float64).eps
 ALPHA = 1e-6  # false-alarm rate of each Kolmogorov-Smirnov test below
@@ -564,6 +564,14 @@ def test_the_cdf_of_student_t_is_that_of_scipy():
     assert found.shape == (3, 4, 2) and not found.requires_grad
     assert relative_error(found, expected) < 1e-12
     assert StudentT(3.0).cdf(torch.zeros(2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", [Normal, StudentT])
+def test_what_is_no_number_is_refused_only_where_values_are_validated(family):
+    value, arguments = torch.tensor(math.nan), (3.0, torch.tensor(1.0))
+    with pytest.raises(ValueError, match="value"):
+        family(*arguments, validate_args=True).log_prob(value)
+    assert family(*arguments, validate_args=False).log_prob(value).isnan()
 
 
 # --- map_tensors and without_validation ---

@@ -46,6 +46,7 @@ def excused(name, reason):
 # --- the whole command ---
 
 
+@pytest.mark.slow
 def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
     run = load("run")
     results = run.main(run.Config(smoke=True, threads=1, output=tmp_path))
@@ -96,6 +97,7 @@ def test_every_option_has_help(load, capsys):
     assert all(f"--{field.name}" in text for field in dataclasses.fields(run.Config))
 
 
+@pytest.mark.slow
 def test_one_suite_alone(load, tmp_path):
     run = load("run")
     results = run.main(run.Config(only=("epoch",), smoke=True, threads=1, output=tmp_path))
@@ -322,6 +324,7 @@ def test_aims_say_what_was_reached(load):
 # --- processes of their own ---
 
 
+@pytest.mark.slow
 def test_a_contender_trains_in_a_process_of_its_own(load, work):
     start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
     makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}

@@ -49,6 +49,7 @@ def test_every_experiment_is_listed():
     assert files == set(EXPERIMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, indirect=True)
 def test_smoke_run_leaves_config_metrics_pictures_and_report(experiment, tmp_path):
     results = experiment.main(experiment.Config(smoke=True, output=tmp_path, seed=7))

@@ -1,4 +1,4 @@
-"""Every guide with every prior; and the posteriors that guides must reach, exactly."""
+"""Guides with priors; and the posteriors that guides must reach, exactly."""
 
 import math
 
@@ -21,11 +21,18 @@ def make_model(prior, likelihood=None, sizes=(2, 3, 1), n=12):
     return bbb.BayesianModel(network, likelihood, num_data=n)
 
 
-# --- all with all ---
+# --- each with several ---
+
+PRIORS, GUIDES = list(bbb.priors.PRIORS), list(bbb.guides.GUIDES)
+PAIRS = [  # each guide with every third prior, each prior with every third guide
+    (name, prior)
+    for i, name in enumerate(GUIDES)
+    for j, prior in enumerate(PRIORS)
+    if (i + j) % 3 == 0
+]
 
 
-@pytest.mark.parametrize("prior", bbb.priors.PRIORS)
-@pytest.mark.parametrize("name", bbb.guides.GUIDES)
+@pytest.mark.parametrize(("name", "prior"), PAIRS)
 def test_every_guide_trains_and_predicts_with_every_prior(name, prior):
     model = make_model(prior)
     guide = bbb.guides.make(name, model, **({"size": 2} if name == "ensemble" else {}))

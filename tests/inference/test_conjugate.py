@@ -117,9 +117,9 @@ def test_the_exact_optimum_is_stationary_and_its_loss_is_the_known_one(
 @pytest.mark.parametrize(
     ("loss", "schedule", "batch_size", "epochs"),
     [
-        ("mean_field", "uniform", N, 2400),
-        ("trace", "uniform", 7, 600),
-        ("trace", "blundell", 8, 800),
+        ("mean_field", "uniform", N, 600),
+        ("trace", "uniform", 7, 240),
+        ("trace", "blundell", 8, 320),
     ],
 )
 def test_fit_reaches_the_mean_field_optimum(regression, loss, schedule, batch_size, epochs):
@@ -132,25 +132,26 @@ def test_fit_reaches_the_mean_field_optimum(regression, loss, schedule, batch_si
     guide = bbb.AutoSoftplusNormal(regression.model)
     data = regression.x, regression.y
     options = {"loss": loss, "kl_schedule": schedule, "batch_size": batch_size, "epochs": epochs}
-    options["num_particles"] = 8  # one draw a step ends 2.5 times as far off
-    history = bbb.fit(regression.model, guide, data, lr=0.02, seed=0, progress=False, **options)
+    options["num_particles"] = 32  # one draw a step ends 6 times as far off
+    history = bbb.fit(regression.model, guide, data, lr=0.05, seed=0, progress=False, **options)
     loc, scale = joined(guide, "loc"), joined(guide, "scale")
     assert ((loc - regression.loc) / regression.scale).abs().max() < 0.14
     assert (scale / regression.scale - 1).abs().max() < 0.09
     found = regression.neg_elbo(loc, scale)
     assert 0 <= found + regression.elbo < 0.03
     # The recorded loss is an estimate of this; over the last tenth, where the rate is nearly 0,
-    # its mean is within 5 standard errors: false alarm once in 1.7 million runs.
+    # its mean is within 7 standard errors: t of 23 degrees of freedom, once in 2.5 million runs.
     tail = torch.tensor(history.loss[-epochs // 10 :])
-    assert abs(tail.mean().item() - found) < 5 * tail.std().item() / math.sqrt(len(tail))
+    assert abs(tail.mean().item() - found) < 7 * tail.std().item() / math.sqrt(len(tail))
 
 
 @pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO])
 def test_the_sampled_loss_at_the_optimum_has_the_known_mean(regression, elbo):
     guide, args = regression.guide_at_optimum(), (regression.x, regression.y)
-    losses = torch.tensor([elbo().loss(regression.model, guide, *args) for _ in range(1000)])
-    # 4.5 standard errors, about .3 nats: false alarm once in 150,000 runs
-    tolerance = 4.5 * losses.std().item() / math.sqrt(1000)
+    of_many = elbo(num_particles=50, vectorize_particles=True, max_plate_nesting=1)
+    losses = torch.tensor([of_many.loss(regression.model, guide, *args) for _ in range(40)])
+    # 5.5 standard errors, t of 39 degrees of freedom: false alarm once in 400,000 runs each
+    tolerance = 5.5 * losses.std().item() / math.sqrt(40)
     assert abs(losses.mean().item() + regression.elbo) < tolerance
 
 
@@ -158,9 +159,9 @@ def test_without_data_the_posterior_returns_to_the_prior(regression):
     """No likelihood in the loss: the optimum is the prior itself, with negative ELBO 0."""
     blind = pyro.poutine.block(regression.model, hide=["obs"])
     guide = bbb.AutoSoftplusNormal(regression.model, init_loc=2.0)
-    optim = bbb.JointOptim(torch.optim.Adam, {"lr": 0.05})
+    optim = bbb.JointOptim(torch.optim.Rprop, {"lr": 0.05})
     svi = pyro.infer.SVI(blind, guide, optim, TraceMeanField_ELBO())
-    for _ in range(1500):  # the closed form has no noise: it converges
+    for _ in range(150):  # the closed form has no noise: it converges
         svi.step(regression.x, regression.y)
     torch.testing.assert_close(joined(guide, "loc"), torch.zeros(4), atol=1e-6, rtol=0)
     torch.testing.assert_close(joined(guide, "scale"), torch.full((4,), S), atol=1e-6, rtol=0)

@@ -16,6 +16,8 @@ from scipy import stats
 from torch.distributions import transform_to
 
 import pyro_bbb as bbb
+from pyro_bbb.distributions.observation import Normal
+from pyro_bbb.prediction import RegressionPrediction
 
 REPLICATIONS, DRAWS, BINS = 1000, 99, 20
 ALARM = 1e-5  # rate of false alarms of each uniformity test; the seed is fixed
@@ -141,15 +143,19 @@ def test_predictions_of_fresh_observations_are_calibrated(double):
     """Ranks among draws of the predictive are uniform, and its intervals cover what they say."""
     regression, x = Regression(correlated=True), torch.tensor([[0.4, -1.3]])
     guide, set_loc = regression.full_rank()
-    ranks, covered = [], []
+    ranks, targets, components = [], [], []
     for _ in range(REPLICATIONS // 2):
         weight, loc = regression.simulate()
         y = x @ weight + SIGMA * torch.randn(1)
         set_loc(loc)
         prediction = bbb.predict(regression.model, guide, x, num_samples=DRAWS)
         ranks.append((prediction.components.sample().flatten() < y).sum())
-        lower, upper = prediction.interval(0.8)
-        covered.append(bool((lower < y) & (y < upper)))
+        components.append(prediction.components.loc)  # [draws, 1, 1]
+        targets.append(y)
+    together = RegressionPrediction(Normal(torch.cat(components, dim=1), SIGMA))
+    lower, upper = together.interval(0.8)
+    torch.testing.assert_close(lower[-1:], prediction.interval(0.8)[0])
+    covered = [bool(c) for c in ((lower < torch.stack(targets)) & (torch.stack(targets) < upper))]
     assert uniformity(torch.stack(ranks)) > ALARM
     # A mixture of 99 draws is off by a hundredth of the weights' share of the variance: far less
     # than the error of counting.

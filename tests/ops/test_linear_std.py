@@ -55,8 +55,10 @@ def test_its_derivatives_are_those_of_differences():
     assert torch.autograd.gradgradcheck(partial(deviation, x.detach()), scales)
 
 
-def test_outputs_without_noise_pass_no_gradient_on():
+@pytest.mark.parametrize("single", [False, True])
+def test_outputs_without_noise_pass_no_gradient_on(single):
     x, scale, _ = arguments(bias=False)
+    scale = scale[0].detach().requires_grad_() if single else scale
     x = torch.cat([torch.zeros_like(x[:2]), x[2:]]).detach().requires_grad_()
     outputs = deviation(x, scale, None)
     assert (outputs[:2] == 0).all()

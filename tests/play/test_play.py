@@ -90,6 +90,7 @@ def test_scribbles_are_longer_than_digits():
 # --- the classifier ---
 
 
+@pytest.mark.slow
 def test_drawn_digits_are_recognised_and_scribbles_refused(classifier):
     found = report(classifier)
     assert found["recognised"] > 0.95 and found["answered"] > 0.8
@@ -97,6 +98,7 @@ def test_drawn_digits_are_recognised_and_scribbles_refused(classifier):
     assert sum(kind.startswith("refused: ") for kind in found) == len(SCRIBBLES)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_predict(classifier):
     x = torch.stack([pixels(strokes, 8) for strokes in drawings(1)])
     ours = classifier.ask(x)
@@ -107,6 +109,7 @@ def test_answers_are_those_of_predict(classifier):
     assert torch.equal(classifier.ask(x, pruned=True).sample_log_probs, plain.sample_log_probs)
 
 
+@pytest.mark.slow
 def test_the_threshold_answers_most_held_out_digits(classifier):
     x, y = REAL.flatten(1), torch.tensor(load_digits().target)
     _, (held_out, _) = bbb.data.split(x, y, fraction=0.1, seed=0)
@@ -114,6 +117,7 @@ def test_the_threshold_answers_most_held_out_digits(classifier):
     assert abs(float(refused) - 0.05) <= 1 / len(held_out)
 
 
+@pytest.mark.slow
 def test_a_saved_classifier_answers_as_before(classifier, tmp_path):
     classifier.save(tmp_path)
     again = digits.open_saved(tmp_path)
@@ -152,6 +156,7 @@ def test_a_regression_is_no_classifier(tmp_path):
         digits.open_saved(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_mnist_can_be_learned(real_root, monkeypatch):
     x, y = bbb.data.load_images("mnist", root=real_root)
@@ -195,6 +200,7 @@ def test_a_click_is_where_the_point_is_drawn():
 # --- the regression ---
 
 
+@pytest.mark.slow
 def test_the_band_follows_the_points():
     x, y = examples()["sine with a gap"]
     curve = Curve()
@@ -208,6 +214,7 @@ def test_the_band_follows_the_points():
     assert torch.equal(curve.predict().mean, Curve().predict().mean)
 
 
+@pytest.mark.slow
 def test_the_next_points_start_from_the_last_posterior():
     x, y = examples()["three points"]
     curve = Curve()

@@ -31,7 +31,10 @@ FLAGS += ["--disable-background-networking", "--disable-component-update", "--di
 DESKTOP, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
 PATIENCE = 20_000  # milliseconds, on a machine that is busy with other things
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium, chromium-browser, google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium, chromium-browser, google-chrome"),
+]
 
 
 @contextmanager

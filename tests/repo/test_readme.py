@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_code_runs_and_learns(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it saves
     monkeypatch.setattr("pyro_bbb.sklearn._params._STEPS", 400)  # of the regressor, a tenth

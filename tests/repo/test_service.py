@@ -200,6 +200,7 @@ def test_a_save_without_the_shape_of_its_inputs_is_an_error(tmp_path):
         client(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_digits_are_trained_and_served(tmp_path):
     script("train").train(tmp_path, epochs=1)
     (answer,) = ask(client(tmp_path), torch.zeros(1, 64))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pyro
@@ -226,8 +227,7 @@ def assert_resumes(folder, build, options, every, data=lambda: (X, Y)):
         assert options.get("seed") is not None or torch.equal(torch.rand(()), following)
 
 
-@pytest.mark.parametrize("every", [None, 2])
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize(("name", "every"), list(zip(MAKES, cycle([None, 2]), strict=False)))
 def test_every_kind_of_model_and_guide_resumes_to_the_bit(tmp_path, name, every):
     """Two steps after a checkpoint that is in the middle of an epoch, or three after an end."""
     assert_resumes(tmp_path / "run", partial(make, **MAKES[name]), {}, every)
@@ -238,8 +238,7 @@ def test_so_it_is_with_every_option(tmp_path, name):
     assert_resumes(tmp_path / "run", make, OPTIONS[name], 2)
 
 
-@pytest.mark.parametrize("every", [None, 2, 4])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(("name", "every"), list(zip(LOADERS, cycle([None, 2, 4]), strict=False)))
 def test_so_it_is_with_loaders(tmp_path, name, every):
     assert_resumes(tmp_path / "run", make, {}, every, LOADERS[name])
 

@@ -595,9 +595,9 @@ def test_stock_guides_train_with_the_kl_weighted_on_both_sides(name):
     torch.set_default_dtype(torch.float64)
     model, _ = make(likelihoods.Gaussian(dist.LogNormal(-1.0, 0.5)), n=100, sizes=(3, 8, 1))
     guide = STOCK[name](model)
-    history = quiet_fit(model, guide, data(100), epochs=40, batch_size=30, lr=0.03)
+    history = quiet_fit(model, guide, data(100), epochs=25, batch_size=30, lr=0.05)
     assert sum(history.loss[-5:]) < 0.8 * sum(history.loss[:5])
-    assert history.kl_weight == pytest.approx([1.0] * 40)
+    assert history.kl_weight == pytest.approx([1.0] * 25)
     for record in (history, history.steps):
         rows = zip(record.loss, record.kl_weight, record.kl, record.nll, strict=True)
         for loss, kl_weight, kl, nll in rows:

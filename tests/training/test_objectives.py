@@ -125,9 +125,10 @@ def test_the_sampled_kl_has_the_closed_form_as_its_mean():
     guide = bbb.AutoSoftplusNormal(model, init_rho=0.5)
     blind = poutine.block(model, hide=["obs"])
     closed = TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3))
-    draws = torch.tensor([Trace_ELBO().loss(blind, guide, torch.randn(5, 3)) for _ in range(1000)])
-    # 4.5 standard errors: false alarm once in 150,000 runs
-    assert abs(draws.mean().item() - closed) < 4.5 * draws.std().item() / math.sqrt(1000)
+    elbo = Trace_ELBO(num_particles=50, vectorize_particles=True, max_plate_nesting=1)
+    means = torch.tensor([elbo.loss(blind, guide, torch.randn(5, 3)) for _ in range(40)])
+    # 5.5 standard errors, t of 39 degrees of freedom: false alarm once in 400,000 runs
+    assert abs(means.mean().item() - closed) < 5.5 * means.std().item() / math.sqrt(40)
 
 
 # --- identities: minibatches recombine ---
@@ -433,19 +434,24 @@ def test_gradients_of_a_regression_with_latent_noise_are_those_by_hand(num_parti
 
 
 def test_the_mean_field_loss_counts_the_density_that_stock_guides_keep_in_deltas():
-    """AutoNormal of a LogNormal latent: the Jacobian is in its Delta; 6 standard errors."""
+    """AutoNormal of a LogNormal latent: the Jacobian is in its Delta; 6 standard errors.
+
+    Its mean is the latent's median on the log scale, here 2; that much is lost without it.
+    """
     likelihood = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))
     model = bbb.BayesianModel(bbb.BayesianMLP([2, 1]), likelihood, 5)
     x, y = torch.randn(5, 2), torch.randn(5, 1)
     guide = AutoNormal(model, init_scale=0.5)
     guide(x, y)
+    with torch.no_grad():
+        guide.locs.likelihood.scale.fill_(2.0)
     losses = {}
     for name in ("trace", "mean_field"):
         elbo = recorded_elbo(name, 1)
         with torch.no_grad():
             losses[name] = torch.tensor(
-                [elbo.loss_and_grads(model, guide, x, y) for _ in range(2000)]
+                [elbo.loss_and_grads(model, guide, x, y) for _ in range(500)]
             )
     a, b = losses.values()
-    error = ((a.var() + b.var()) / 2000).sqrt()
-    assert (a.mean() - b.mean()).abs() < 6 * error
+    error = ((a.var() + b.var()) / 500).sqrt()
+    assert (a.mean() - b.mean()).abs() < 6 * error < 2.0
