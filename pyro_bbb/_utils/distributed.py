@@ -53,7 +53,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and prints."""
+        """Return whether this is the one that writes and prints."""
         return self.rank == 0
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def as_float(number: Any) -> float:
 
 
 def all_finite(value: Tensor) -> bool:
-    """Whether no number is NaN or infinite; without a tensor of their size, as a rule."""
+    """Return whether no number is NaN or infinite; without a tensor of their size, as a rule."""
     if value.sum().isfinite():  # what is not finite would be in the sum
         return True
     return bool(value.isfinite().all())  # finite numbers can have a sum that is not

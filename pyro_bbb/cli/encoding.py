@@ -136,7 +136,7 @@ def require_all(series: pl.Series) -> None:
 
 
 def is_number(series: pl.Series) -> bool:
-    """Whether a column holds numbers, or truth values."""
+    """Return whether a column holds numbers, or truth values."""
     return series.dtype.is_numeric() or series.dtype == pl.Boolean
 
 

@@ -107,23 +107,23 @@ class Model:
             yield Answers(self, self.estimator.posterior_predictive(rows))
 
     def truth(self, table: pl.DataFrame) -> NDArray[Any]:
-        """The targets of a table, as `places` has them.
+        """The targets of a table, as `indices` has them.
 
         Raises:
             BadInput: they are not there, or cannot be used.
         """
         target = column(table, self.about.target, "the target")
-        return self.places(targets(target, self.about.task))
+        return self.indices(targets(target, self.about.task))
 
-    def places(self, true: NDArray[Any]) -> NDArray[Any]:
-        """Targets: numbers as they are, or for labels the places of their classes.
+    def indices(self, true: NDArray[Any]) -> NDArray[Any]:
+        """Targets: numbers as they are, or for labels the indices of their classes.
 
         Raises:
             BadInput: a label is of no class.
         """
         if isinstance(self.estimator, BayesianRegressor):
             return true
-        known = {str(label): place for place, label in enumerate(self.estimator.classes_)}
+        known = {str(label): index for index, label in enumerate(self.estimator.classes_)}
         found = np.array([known.get(str(label), -1) for label in true])
         if (found < 0).any():
             row = int(found.argmin())
@@ -163,7 +163,7 @@ class Answers:
 
 
 def is_regression(prediction: Any) -> bool:
-    """Whether a prediction is of numbers."""
+    """Return whether a prediction is of numbers."""
     return isinstance(prediction, RegressionPrediction)
 
 
@@ -203,9 +203,9 @@ def _labels(answers: Answers) -> dict[str, Any]:
 
 def smallest_sets(probs: torch.Tensor, level: float) -> list[list[int]]:
     """For each row the fewest classes that together have a probability of ``level``."""
-    ordered, places = probs.sort(-1, descending=True)
+    ordered, indices = probs.sort(-1, descending=True)
     sizes = set_sizes(ordered, level)
-    return [row[:size].tolist() for row, size in zip(places, sizes, strict=True)]
+    return [row[:size].tolist() for row, size in zip(indices, sizes, strict=True)]
 
 
 def set_sizes(ordered: torch.Tensor, level: float) -> torch.Tensor:

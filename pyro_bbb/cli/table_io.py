@@ -124,5 +124,5 @@ def listed(names: list[str]) -> str:
 
 def first_row(series: pl.Series) -> int:
     """The number of the first row where a series of bool is true, from 1."""
-    place = series.arg_max()
-    return 1 + (place or 0)
+    index = series.arg_max()
+    return 1 + (index or 0)

@@ -13,7 +13,7 @@ from pyro_bbb.cli.errors import BadInput
 
 Task: TypeAlias = Literal["regression", "classification"]
 
-_FEW = 20  # different whole numbers up to which they are thought to be classes
+_FEW = 20  # different integers up to which they are taken for classes
 _EACH = 5  # rows that each of them has on average, at least
 _MOST_CLASSES = 1000
 
@@ -24,9 +24,9 @@ def recognise(target: pl.Series) -> tuple[Task, str]:
     if not is_number(target) or target.dtype == pl.Boolean:
         kind = "truth values" if target.dtype == pl.Boolean else "texts"
         return "classification", f"it holds {different} different {kind}"
-    whole = target.dtype.is_integer() or (target.drop_nulls() % 1 == 0).all()
-    if whole and different <= _FEW and len(target) >= _EACH * different:
-        return "classification", f"it holds {different} different whole numbers"
+    integers = target.dtype.is_integer() or (target.drop_nulls() % 1 == 0).all()
+    if integers and different <= _FEW and len(target) >= _EACH * different:
+        return "classification", f"it holds {different} different integers"
     return "regression", f"it holds {different} different numbers"
 
 

@@ -88,8 +88,8 @@ class DrawnEnsemble(nn.Module):
         super().__init__()
         self.drawn = drawn
         self._family = family
-        place = next(drawn.buffers()).device
-        known = torch.tensor(levels, dtype=torch.float64, device=place)
+        device = next(drawn.buffers()).device
+        known = torch.tensor(levels, dtype=torch.float64, device=device)
         self.register_buffer("levels", known)
         self.register_buffer("scores", torch.special.ndtri(known))  # which ONNX does not have
         checks = "validate_args" in inspect.signature(family).parameters

@@ -17,15 +17,15 @@ from pyro_bbb.prediction import posterior_draws
 
 def starting_points(potential: Potential, init: Any, seeds: list[int]) -> list[Tensor]:
     """A point of finite energy for each chain."""
-    draw, starts = _initialiser(potential, init), []
+    draw, positions = _initialiser(potential, init), []
     for seed in seeds:
         with seeded(seed), torch.no_grad():
             z = potential.unconstrain(draw())
         energy, gradient = potential.value_and_gradient(z)
         if not (energy.isfinite() and gradient.isfinite().all()):
             raise ValueError(f"init must be a point of positive density, got energy {energy:.4g}")
-        starts.append(z)
-    return starts
+        positions.append(z)
+    return positions
 
 
 def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tensor]]:

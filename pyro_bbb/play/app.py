@@ -164,9 +164,9 @@ class Regression:
     async def click(self, event: GenericEventArguments) -> None:
         """A point where the click was."""
         across, down = event.args
-        place = pictures.point_at(across * pictures.WIDTH, down * pictures.HEIGHT)
-        if place is not None and len(self.points) < MOST:
-            await self.change([*self.points, place])
+        point = pictures.point_at(across * pictures.WIDTH, down * pictures.HEIGHT)
+        if point is not None and len(self.points) < MOST:
+            await self.change([*self.points, point])
 
     async def change(self, points: list[tuple[float, float]]) -> None:
         """Learns these points; those that come meanwhile are next."""

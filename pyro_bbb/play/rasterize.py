@@ -124,6 +124,6 @@ def _close(stroke: Points) -> Points:
     """The stroke with points so close that its edges in a narrow band are seen."""
     if len(stroke) < 2:
         return stroke
-    shares = np.linspace(0, 1, 16, endpoint=False)[:, None, None]
-    between = stroke[:-1] + shares * np.diff(stroke, axis=0)
+    fractions = np.linspace(0, 1, 16, endpoint=False)[:, None, None]
+    between = stroke[:-1] + fractions * np.diff(stroke, axis=0)
     return np.concatenate([between.reshape(-1, 2), stroke[-1:]])

@@ -142,7 +142,7 @@ def inexact(why: str) -> ValueError:
 
 
 def is_of_likelihood(name: str) -> bool:
-    """Whether a latent is the likelihood's."""
+    """Return whether a latent is the likelihood's."""
     return name.startswith("likelihood.")
 
 

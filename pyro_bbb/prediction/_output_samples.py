@@ -128,7 +128,7 @@ _LIKELIHOODS = (
 
 
 def draws_of_each_input(model: BayesianModel, guide: Any, x: Tensor) -> bool:
-    """Whether one input's draws by `per_input` are, in distribution, those by drawn weights.
+    """Return whether one input's draws by `per_input` are, in distribution, those by drawn weights.
 
     True only of what is known: independent Normals, each weight in one linear layer, and rows that
     never meet.
@@ -153,7 +153,7 @@ def draws_of_each_input(model: BayesianModel, guide: Any, x: Tensor) -> bool:
 
 
 def _is_normal(guide: AutoSoftplusNormal) -> bool:
-    """Whether all weights of the network are Normal, not of another support."""
+    """Return whether all weights of the network are Normal, not of another support."""
     normal = guide.weight_names
     others = [name for name in guide.site_names if name not in normal]
     return all(is_of_prior(name) or is_of_likelihood(name) for name in others)
@@ -170,7 +170,7 @@ def _parts(module: nn.Module | None) -> Iterator[tuple[nn.Module, type]]:
 
 
 def _is_known(part: nn.Module, cls: type) -> bool:
-    """Whether a part computes what its class says, row by row, and only linear ones are random."""
+    """Return whether a part computes what its class says, row by row, and only linear ones are random."""
     own = vars(part)
     random = sample_names(part) if isinstance(part, PyroModule) and cls not in _LINEAR else []
     return (

@@ -26,7 +26,7 @@ from pyro_bbb.training.history import History
 Self = TypeVar("Self", bound="BayesianEstimator")
 
 
-_ROWS = 2**14  # rows of one pass where only summaries of the draws are kept
+_ROWS = 2**14  # rows of one pass where only summaries of the draws stay in memory
 
 
 _RECIPE = tuple(Recipe.__dataclass_fields__)
@@ -152,7 +152,7 @@ class BayesianEstimator(BaseEstimator):
 
         Args:
             path: the folder, made if need be. It is one of `pyro_bbb.save`.
-            metadata: what is to be kept with it, of JSON's types, without the key ``estimator``.
+            metadata: saved with it, of JSON's types, without the key ``estimator``.
 
         Raises:
             NotFittedError: it is not fitted.
@@ -164,8 +164,8 @@ class BayesianEstimator(BaseEstimator):
             "parameters": self._json_parameters(),
         }
         record.update(seed=self._seed, seen=self.posterior_.num_seen, **self._record())
-        kept = dict(metadata or {}) | {_KEY: record}
-        save(path, self.posterior_.model, self.posterior_.guide, metadata=kept)
+        merged = dict(metadata or {}) | {_KEY: record}
+        save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
 
     @classmethod
     def load(cls: type[Self], path: str | PathLike[str]) -> Self:

@@ -178,8 +178,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
         log_probs = self._ask(self._rows(X), draws, seed).sample_log_probs
         with seeded(seed):
-            places = torch.distributions.Categorical(logits=log_probs).sample()
-        return self.classes_[places.T.cpu().numpy()]
+            indices = torch.distributions.Categorical(logits=log_probs).sample()
+        return self.classes_[indices.T.cpu().numpy()]
 
     def posterior_predictive(self, X: ArrayLike) -> ClassificationPrediction:
         """The whole posterior predictive, of classes in the order of ``classes_``.

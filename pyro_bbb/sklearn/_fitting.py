@@ -50,10 +50,10 @@ class FittedPosterior:
 
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """By the same networks in each call with one seed."""
-        place = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
+        device = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
         with _threads_for(self.model):
-            return predict(self.model, self.guide, x.to(place), **options)
+            return predict(self.model, self.guide, x.to(device), **options)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields. A guide leaves its model out of its own state, and has it back below."""

@@ -128,7 +128,7 @@ class Batches:
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch is under way."""
+        """Return whether an epoch is under way."""
         return self._start is not None
 
     def order(self) -> list[Tensor]:
@@ -203,7 +203,7 @@ class Batches:
 
     @property
     def _may_draw(self) -> bool:
-        """Whether a loader draws from torch's own generator, which then belongs to this process."""
+        """Return whether a loader draws from torch's own generator, which then belongs to this process."""
         return self.own or self.processes.size == 1
 
     def _in_step(self) -> Iterator[Any]:
@@ -282,7 +282,7 @@ def _distributed(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
 
 
 def is_sharded(source: Any) -> bool:
-    """Whether a loader yields each of several processes its own shard."""
+    """Return whether a loader yields each of several processes its own shard."""
     if not isinstance(source, DataLoader):
         return False
     return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None

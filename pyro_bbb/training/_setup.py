@@ -97,7 +97,7 @@ def autocast_network(model: Any, device: torch.device, dtype: torch.dtype | None
 def can_vectorise(
     model: BayesianModel, guide: Any, latents: dict[str, int], num_particles: int
 ) -> bool:
-    """Whether several draws at once are possible, and not slower than one after the other.
+    """Return whether several draws at once are possible, and not slower than one after the other.
 
     Args:
         model: the model.
@@ -116,7 +116,7 @@ def can_vectorise(
 
 
 def _draws_apart(root: nn.Module) -> bool:
-    """Whether every declared latent's distribution is known to be one for each of several draws.
+    """Return whether every declared latent's distribution is known to be one for each of several draws.
 
     A function of a user's may read other latents, and work on several draws as if on one.
     """

@@ -86,13 +86,13 @@ class Demo(Command):
         for step, line in zip(steps, words, strict=True):
             console.print(f"\n$ pyro-bbb {line}")
             results.append(step.run(console))
-        shares = [each["refused"] / each["rows"] for each in results[1:3]]
+        fractions = [each["refused"] / each["rows"] for each in results[1:3]]
         console.print(
-            f"refused: {shares[0]:.0%} in distribution, {shares[1]:.0%} out of distribution"
+            f"refused: {fractions[0]:.0%} in distribution, {fractions[1]:.0%} out of distribution"
         )
         return {
             "scores": results[3]["scores"],
-            "refused": dict(zip(answers, shares, strict=True)),
+            "refused": dict(zip(answers, fractions, strict=True)),
             "report": str(page),
         }
 

@@ -43,13 +43,13 @@ class Predict(Command):
         check_writable(self.out)
         model = Model.load(self.model)
         table = read(self.data, self.separator)
-        kept = [column(table, name, "--keep") for name in self.keep]
+        copied = [column(table, name, "--keep") for name in self.keep]
         inputs = model.inputs(table)
         answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
         found = pl.concat([each.table() for each in answers])
         if used := set(self.keep) & set(found.columns):
             raise BadInput(f"--keep: {sorted(used)} are names of the predictions, too")
-        write(pl.DataFrame([*kept, *found.get_columns()]), self.out)
+        write(pl.DataFrame([*copied, *found.get_columns()]), self.out)
         refused = int(found["refused"].sum())
         console.print(
             f"{len(found)} predictions of {model.about.target!r}, {refused} of them refused"

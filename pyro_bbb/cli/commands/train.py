@@ -121,8 +121,8 @@ class Train(Command):
             wanted = min(wanted, len(order) - len(first))
         if len(y) < _FEWEST:
             raise BadInput(f"{self.data} has {len(y)} rows, fewer than the {_FEWEST} to learn from")
-        kept = len(y) - wanted if wanted >= _FEWEST_HOLDOUT else len(y)
-        return order[:kept], order[kept:]
+        count = len(y) - wanted if wanted >= _FEWEST_HOLDOUT else len(y)
+        return order[:count], order[count:]
 
     def _fit(
         self, task: Task, inputs: NDArray[Any], y: NDArray[Any], console: Console
@@ -157,7 +157,7 @@ class Train(Command):
         about = model.about
         interrupted = model.estimator.history_.interrupted
         if interrupted:
-            console.print("interrupted: what was learned until then is kept")
+            console.print("interrupted: what was learned until then is saved")
         judged = f"{about.held_out} rows held out" if about.held_out else "the rows of training"
         console.print(f"scores on {judged}:")
         console.scores(about.scores)
