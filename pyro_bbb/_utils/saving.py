@@ -77,7 +77,7 @@ def saveable(
 
 
 def _has_bias(module: nn.Module) -> bool:
-    """Return whether a layer has a bias: a flag of its own, a parameter, or a random or tied one."""
+    """Return whether a layer has a bias: by its flag, a parameter, a random or a tied one."""
     own = vars(module)
     elsewhere = (*own.get("_pyro_samples", ()), *own.get("_pyro_bbb_tied", ()))
     return bool(own.get("bias", "bias" in elsewhere or module._parameters.get("bias") is not None))

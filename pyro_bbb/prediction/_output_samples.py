@@ -170,7 +170,7 @@ def _parts(module: nn.Module | None) -> Iterator[tuple[nn.Module, type]]:
 
 
 def _is_known(part: nn.Module, cls: type) -> bool:
-    """Return whether a part computes what its class says, row by row, and only linear ones are random."""
+    """Return whether a part acts row by row as its class says, and only linear ones are random."""
     own = vars(part)
     random = sample_names(part) if isinstance(part, PyroModule) and cls not in _LINEAR else []
     return (

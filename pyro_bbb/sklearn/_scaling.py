@@ -62,7 +62,7 @@ _LOCATION_SCALE = (Normal, StudentT)  # families that stay the same under a chan
 
 
 def is_scaled(likelihood: Likelihood) -> bool:
-    """Return whether the likelihood takes targets at mean 0 and standard deviation 1; counts stay."""
+    """Return whether the likelihood takes standardised targets; counts stay."""
     return issubclass(likelihood.family, _LOCATION_SCALE)
 
 

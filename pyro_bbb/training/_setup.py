@@ -116,7 +116,7 @@ def can_vectorise(
 
 
 def _draws_apart(root: nn.Module) -> bool:
-    """Return whether every declared latent's distribution is known to be one for each of several draws.
+    """Return whether each declared latent has one distribution for every draw, as far as known.
 
     A function of a user's may read other latents, and work on several draws as if on one.
     """

@@ -148,7 +148,7 @@ class Train(Command):
 
     def _judged(self, model: Model, inputs: NDArray[Any], y: NDArray[Any]) -> Model:
         """The model with its scores, and the threshold above which it refuses."""
-        rows = by_row(model.ask(inputs), model.places(y))
+        rows = by_row(model.ask(inputs), model.indices(y))
         threshold = quantile(rows["doubt"].numpy(), self.answered)
         scores = score(rows, self.level, threshold)
         return model.knowing(threshold=threshold, scores=scores)
