@@ -203,7 +203,7 @@ class Batches:
 
     @property
     def _may_draw(self) -> bool:
-        """Return whether a loader draws from torch's generator, which then is this process's own."""
+        """Return whether a loader draws from torch's generator, of this process alone."""
         return self.own or self.processes.size == 1
 
     def _in_step(self) -> Iterator[Any]:
