@@ -4,9 +4,5 @@ M. Okabe and K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/,
 """
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-
-
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-
-
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)  # neighbours differ in lightness too

@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
-
-
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 

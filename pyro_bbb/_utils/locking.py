@@ -13,11 +13,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 Args = ParamSpec("Args")
-
-
 Result = TypeVar("Result")
-
-
 GLOBAL_LOCK = threading.RLock()
 
 

@@ -22,11 +22,7 @@ from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.table_io import first_row, listed
 
 Missing: TypeAlias = Literal["refuse", "fill"]
-
-
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
-
-
 _MOSTLY = 0.5  # fraction of numbers from which a text is thought to be a slip among them
 
 

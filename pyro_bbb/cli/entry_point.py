@@ -32,13 +32,9 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "demo": Demo,
     "play": Play,
 }
-
-
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
 Shell completion: pyro-bbb --tyro-write-completion bash FILE (or zsh, tcsh), then source FILE."""
-
-
 BAD_INPUT, INTERRUPTED = 2, 130
 
 

@@ -22,11 +22,7 @@ from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
-
-
 ROWS = 4096  # asked about at once
-
-
 _KEY = "table"  # in the metadata of the save
 
 

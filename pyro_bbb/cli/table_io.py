@@ -16,11 +16,7 @@ import polars as pl
 from pyro_bbb.cli.errors import BadInput
 
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]  # in CSV files
-
-
 _PARQUET = (".parquet", ".pq")
-
-
 _FEW = 5  # names that an error lists
 
 

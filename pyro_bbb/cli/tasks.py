@@ -12,7 +12,6 @@ from pyro_bbb.cli.encoding import is_number, require_all, require_finite
 from pyro_bbb.cli.errors import BadInput
 
 Task: TypeAlias = Literal["regression", "classification"]
-
 _FEW = 20  # different integers up to which they are taken for classes
 _EACH = 5  # rows that each of them has on average, at least
 _MOST_CLASSES = 1000

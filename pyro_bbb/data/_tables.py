@@ -22,8 +22,6 @@ _UCI_SHA256 = {
     "wine-quality-red": "aa3b640a0e9faea5db62dcc9494c33fd457efdb713439c94e7c56e478d77b679",
     "yacht": "d0eaa54ba47e3b3db613bac0862f0bb13367fc77f2653e8afe8a45e494394909",
 }
-
-
 _MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
 _DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]

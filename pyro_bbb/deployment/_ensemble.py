@@ -31,8 +31,6 @@ from pyro_bbb.prediction import (
 )
 
 OF_TARGETS = ("mean", "aleatoric_std", "epistemic_std")
-
-
 _HALVINGS = 40  # of the bracket of a quantile, to 1e-12 of its width
 
 

@@ -10,14 +10,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 ValueAndGradient: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
 aten = torch.ops.aten
-
-
 _SHAPE_ONLY = {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
-
-
 _REVIEWS = {aten.view.default, aten.expand.default, aten.alias.default, aten.detach.default}
 
 

@@ -19,8 +19,6 @@ _NORMS = (
     nn.modules.batchnorm._NormBase,  # batch and instance normalisation
     *(getattr(nn, f"{kind}Norm") for kind in ("Layer", "Group", "RMS")),
 )
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 

@@ -36,8 +36,6 @@ _FAMILIES: dict[str, tuple[Any, list[str]]] = {
     "StudentT": (dist.StudentT, ["df", "loc", "scale"]),
     "Uniform": (dist.Uniform, ["low", "high"]),
 }
-
-
 _NAMES = {family: name for name, (family, _) in _FAMILIES.items()}
 DTYPES = {
     str(x).removeprefix("torch."): x

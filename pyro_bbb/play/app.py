@@ -23,11 +23,7 @@ from pyro_bbb.play.regression import MOST, Curve, examples
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 
 TITLE = "pyro_bbb: how sure is a network?"
-
-
 STYLE = Path(__file__).with_name("page.css")
-
-
 _CLICK = """(event) => {
   const box = event.currentTarget.getBoundingClientRect();
   emit((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);

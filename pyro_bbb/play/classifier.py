@@ -34,26 +34,12 @@ from pyro_bbb.pruning import prune
 from pyro_bbb.training import fit
 
 DRAWS = 100  # networks that vote
-
-
 PRUNED = 0.75  # fraction of the weights removed
-
-
 CLASSES = 10
-
-
 ANSWERED = 0.95  # fraction of held-out digits that the threshold lets through
-
-
 SHAPES = ((64,), (784,), (1, 8, 8), (1, 28, 28))  # of the inputs that a network may take
-
-
 _KEY = "threshold"  # in the metadata of the save
-
-
 _DRAWN = 60  # digits of each of those habits
-
-
 _SEED = 0
 
 

@@ -22,26 +22,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 Points: TypeAlias = NDArray[np.float64]
-
-
 Strokes: TypeAlias = Sequence[Points]
-
-
 _FINE = 4  # dots per pixel and direction while drawing
-
-
 _INK = 0.305  # fraction of the 32x32 pixels; the digits' mean, their sd is 0.034
-
-
 _EDGE = 0.08  # of the height: what counts as the top row, and as the bottom row
-
-
 _STRETCH = 2.5  # at most, of one direction against the other, or a straight 1 would be a square
-
-
 _PEN = (1.0, 12.0)  # narrowest and widest, pixels
-
-
 _MNIST_PEN = 2.6  # pixels; its digits cover 0.13 of the picture
 
 

@@ -22,20 +22,10 @@ from pyro_bbb.prediction import RegressionPrediction, predict
 from pyro_bbb.training import KLSchedule, fit
 
 GRID = torch.linspace(-1, 1, 101)[:, None]  # where the band is drawn
-
-
 NOISE = 0.1  # known sd of the points around the curve
-
-
 MOST = 200  # points
-
-
 DRAWS = 100
-
-
 _X, _Y = 3.0, 10.0  # from the axes to the network's units, in which the noise has sd 1
-
-
 _STEPS, _STAGES = 100, 3
 
 

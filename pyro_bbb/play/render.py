@@ -12,8 +12,6 @@ from pyro_bbb.play.regression import GRID, NOISE
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 
 WIDTH, HEIGHT = 480, 320  # of the plot of a regression, in its own units
-
-
 _LEFT, _TOP, _RIGHT, _BOTTOM = 44, 10, 470, 288  # where the axes lie in it
 
 

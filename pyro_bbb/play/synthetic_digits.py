@@ -15,8 +15,6 @@ HABITS: dict[int, list[list[tuple[float, float]]]] = {
     4: [[(0.1, 0.0), (0.0, 0.6), (0.8, 0.6)], [(0.6, 0.0), (0.6, 1.0)]],
     7: [[(0.0, 0.0), (0.7, 0.0), (0.3, 1.0)]],
 }
-
-
 _LONG = 3.5  # length against the diagonal of its box; a digit has 1 to 3
 
 

@@ -192,8 +192,6 @@ _QUESTIONS: frozenset[Any] = frozenset(  # which the numbers do not answer
         Tensor.dim,
     }
 )
-
-
 _OPERATIONS: dict[Any, Any] = {
     F.linear: _linear,
     **dict.fromkeys(

@@ -104,19 +104,13 @@ def _arguments(
 
 
 _LINEAR = (nn.Linear, BayesianLinear)
-
-
 _ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink),
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
     *(nn.Identity, nn.Dropout, nn.AlphaDropout),
 )
-
-
 _KNOWN = (*_LINEAR, *_ELEMENTWISE, nn.Sequential, BayesianMLP, nn.Flatten, nn.LayerNorm)
-
-
 _LIKELIHOODS = (
     likelihoods.Categorical,
     likelihoods.Bernoulli,

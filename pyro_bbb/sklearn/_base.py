@@ -24,14 +24,8 @@ from pyro_bbb.sklearn._scaling import Scaling
 from pyro_bbb.training.history import History
 
 Self = TypeVar("Self", bound="BayesianEstimator")
-
-
 _ROWS = 2**14  # rows of one pass where only summaries of the draws stay in memory
-
-
 _RECIPE = tuple(Recipe.__dataclass_fields__)
-
-
 _KEY = "estimator"  # in the metadata of a save
 
 

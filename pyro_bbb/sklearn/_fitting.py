@@ -27,8 +27,6 @@ from pyro_bbb.training import fit
 from pyro_bbb.training.history import History
 
 _NOISE_DRAWS = 100  # networks by which the noise of further rows is estimated
-
-
 _SMALL = 2**16  # weights
 
 

@@ -33,17 +33,9 @@ from pyro_bbb.priors import Function, Prior, as_prior
 from pyro_bbb.training import KLSchedule
 
 _STEPS = 4000  # of training, where the number of epochs is not given
-
-
 _LEAST_EPOCHS = 5
-
-
 _BATCHES = (64, 1024)  # smallest and largest batch where its size is not given
-
-
 _CHUNKS = 100  # batches per epoch, between these
-
-
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -54,8 +46,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "softplus": nn.Softplus,
     "sigmoid": nn.Sigmoid,
 }
-
-
 # From the number of targets to the likelihood, whose unit is the targets' standard deviation
 NOISES: dict[str, Callable[[int], Likelihood]] = {
     "learned": lambda targets: Gaussian.learned(torch.ones(targets)),

@@ -14,8 +14,6 @@ from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.prediction import RegressionPrediction
 
 Array: TypeAlias = NDArray[np.float64]
-
-
 _ROUNDING = 1e-14  # a column whose deviations are below this share of its size is constant
 
 

@@ -170,11 +170,7 @@ class RecordedTraceMeanFieldELBO(_Recorded, _FlatMeanField):
 
 
 RecordedELBO: TypeAlias = RecordedTraceELBO | RecordedTraceMeanFieldELBO
-
-
 _RESOLVED = 1e-6  # of a smaller weight's KL the loss keeps too few digits
-
-
 _OBJECTIVES: dict[str, type[RecordedTraceELBO] | type[RecordedTraceMeanFieldELBO]] = {
     "trace": RecordedTraceELBO,
     "mean_field": RecordedTraceMeanFieldELBO,

@@ -25,8 +25,6 @@ from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
 from pyro_bbb.training.objectives import NonFiniteError
 
 Run: TypeAlias = Callable[[], None]
-
-
 _WARM_UP = 3  # runs before the capture, in which libraries set themselves up
 
 
