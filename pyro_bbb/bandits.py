@@ -19,7 +19,7 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.param_store import held_by_optimiser, own_store
+from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.context import ItemOnDevice
 from pyro_bbb._utils.locking import GLOBAL_LOCK
@@ -195,7 +195,7 @@ class ThompsonAgent:
         counted = filled if self.weigh_by == "seen" else self.memory
         kl_weight: Any = self.temperature and self.temperature * self.batch_size / counted
         batches = zip(self._inputs[rows], self._rewards[rows], strict=True)
-        with self._quiet(), ESTIMATORS[self.estimator](), held_by_optimiser(self._parameters):
+        with self._quiet(), ESTIMATORS[self.estimator]():
             for x, y in batches:
                 self._differentiate(x, y, kl_weight)
                 self._optimizer.step()

@@ -14,7 +14,7 @@ from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
-from pyro_bbb._handlers.param_store import announce_one, own_param, own_store
+from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
@@ -61,7 +61,6 @@ class BayesianModel(PyroModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` with the model's own parameters, never another model's by name."""
-        announce_one(self)
         with own_store(self) as store:
             result = super().__call__(*args, **kwargs)
             _refuse_unknown(self, store)

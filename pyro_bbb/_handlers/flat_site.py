@@ -1,4 +1,4 @@
-r"""Weights side by side: all of one draw in one vector, drawn at once and scored as one site.
+r"""All weights of a guide sampled as one vector, and scored as one flattened site.
 
 A small operation costs as much as one on thousands of weights: on a CPU by what surrounds it, on a
 GPU by its launch. Where the posterior of every weight is a Normal of its own, and the prior of all
@@ -8,9 +8,7 @@ weights the same, one operation on the vector stands for one on each weight tens
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,37 +20,23 @@ from torch.distributions import Distribution
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.flat import FlatTensors, gathered, spread
+from pyro_bbb._ops.multi_sample import shared_by
 from pyro_bbb._ops.reparameterize import draw_many
+from pyro_bbb._ops.step_context import current_step
 from pyro_bbb.distributions import SoftplusNormal
-from pyro_bbb.distributions.detached import Held, HeldDraw
+from pyro_bbb.distributions.detached import Detached, DetachedSample
 from pyro_bbb.distributions.pruned import FlatPrunedNormal, PrunedEvent
 from pyro_bbb.distributions.summed_event import Event
 
-_JOINED: ContextVar[dict[Any, Any] | None] = ContextVar("joined", default=None)
-
-
-@contextmanager
-def side_by_side(unpruned: UnprunedEntries | None = None) -> Iterator[None]:
-    """Guides may draw their weights into one vector; parameters stay as they are inside.
-
-    Args:
-        unpruned: what pruning has left of the guide's weights, if that is known.
-    """
-    token = _JOINED.set({"unpruned": unpruned})
-    try:
-        yield
-    finally:
-        _JOINED.reset(token)
-
 
 def allowed(pruned: bool) -> bool:
-    """Whether weights are to be drawn into one vector, those of a pruned guide by what is left."""
-    memo = _JOINED.get()
-    return memo is not None and (not pruned or bool(memo["unpruned"]))
+    """Return whether weights are sampled into one vector, of a pruned guide the unpruned ones."""
+    options = current_step().options
+    return options.flat and (not pruned or bool(options.unpruned))
 
 
 class FlatNormal(SoftplusNormal):
-    """The distribution of vectors of weights that lie side by side, its draws remembered."""
+    """The joint distribution of flattened weights, which knows its draw."""
 
     def __init__(
         self, locs: Iterable[Tensor], value: Tensor, noise: Tensor, scale: Tensor, log_q: Tensor
@@ -78,20 +62,23 @@ class FlatSample:
 
     Attributes:
         value: the draws, ``[*shape, number of weights]``.
-        whole: the distribution of the vectors.
-        held: makes what scores the draws where the parameters are held fixed.
+        joint: the distribution of the vectors.
+        detached: makes the distribution that scores the draws with detached parameters.
         parts: the distributions of the weight tensors by name; the first draw of each is its part
             of the vectors.
+        values: the draws of the weight tensors by name.
         masks: which entries of the weight tensors are in the vector, where not all are.
     """
 
     masks: Mapping[str, Tensor] = {}
     parts: dict[str, SoftplusNormal]
+    values: dict[str, Tensor]
 
     def __init__(
         self, locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size = Size()
     ) -> None:
-        values, noise, scale = self._draw(list(locs.values()), list(rhos.values()), shape)
+        values, noise, scale = self._draw(locs, list(locs.values()), list(rhos.values()), shape)
+        self.values = dict(zip(locs, values, strict=True))
         drawn = zip(values, noise.parts, strict=True)
         self.parts = {
             name: SoftplusNormal.drawn(
@@ -101,15 +88,15 @@ class FlatSample:
         }
 
     def _draw(
-        self, locs: list[Tensor], rhos: list[Tensor], shape: Size
+        self, names: Iterable[str], locs: list[Tensor], rhos: list[Tensor], shape: Size
     ) -> tuple[list[Tensor], FlatTensors, FlatTensors]:
         """The tensors' draws, their noise and scale."""
         count = sum(loc.numel() for loc in locs)
         noise = FlatTensors(empty_from_pool(locs[0], shape + (count,)), locs)
         draw_noise(noise)
-        self.value, scale, log_q, values = draw_many(locs, rhos, noise)
-        self.whole = FlatNormal(locs, self.value, noise.vector, scale.vector, log_q)
-        self.held = partial(HeldDraw, noise.vector, scale.vector, log_q)
+        self.value, scale, log_q, values = draw_many(locs, rhos, noise, shared_by(names, rhos))
+        self.joint = FlatNormal(locs, self.value, noise.vector, scale.vector, log_q)
+        self.detached = partial(DetachedSample, noise.vector, scale.vector, log_q)
         return values, noise, scale
 
 
@@ -120,7 +107,7 @@ class FlatPrunedSample(FlatSample):
         locs: means of the weight tensors, by name.
         rhos: unconstrained scales, likewise.
         shape: the plates around, empty for a single draw.
-        kept: the entries of these tensors.
+        unpruned: the entries of these tensors.
     """
 
     def __init__(
@@ -130,15 +117,16 @@ class FlatPrunedSample(FlatSample):
         shape: Size,
         unpruned: UnprunedEntries,
     ) -> None:
-        places, self.masks = [unpruned.places[name] for name in locs], unpruned.masks
-        loc, rho = (gathered(list(tensors.values()), places) for tensors in (locs, rhos))
-        (drawn,), noise, _ = self._draw([loc], [rho], shape)
-        values = spread(drawn, places, list(locs.values()))
-        noises = FlatTensors(noise.vector, places).parts
+        indices, self.masks = [unpruned.indices[name] for name in locs], unpruned.masks
+        loc, rho = (gathered(list(tensors.values()), indices) for tensors in (locs, rhos))
+        (drawn,), noise, _ = self._draw(locs, [loc], [rho], shape)
+        values = spread(drawn, indices, list(locs.values()))
+        self.values = dict(zip(locs, values, strict=True))
+        noises = FlatTensors(noise.vector, indices).parts
         self.parts = {
-            name: FlatPrunedNormal(loc, rhos[name], value, partial(spread, some, [place], [loc]))
-            for (name, loc), value, some, place in zip(
-                locs.items(), values, noises, places, strict=True
+            name: FlatPrunedNormal(loc, rhos[name], value, partial(spread, some, [index], [loc]))
+            for (name, loc), value, some, index in zip(
+                locs.items(), values, noises, indices, strict=True
             )
         }
 
@@ -153,29 +141,41 @@ def sample_flat(
     locs: Mapping[str, Tensor], rhos: Mapping[str, Tensor], shape: Size
 ) -> dict[str, Any]:
     """The distributions of the parts of a new `FlatSample`, which `get_traces` will ask for."""
-    memo: dict[Any, Any] = _JOINED.get() or {}
-    unpruned = memo.get("unpruned")
-    if unpruned and not locs.keys() <= unpruned.places.keys():
+    step = current_step()
+    unpruned = step.options.unpruned
+    if unpruned and not locs.keys() <= unpruned.indices.keys():
         return {}
     vector = (
         FlatPrunedSample(locs, rhos, shape, unpruned) if unpruned else FlatSample(locs, rhos, shape)
     )
-    memo["vector"] = vector
+    step.sample = vector
     return vector.parts
 
 
 def get_traces(model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Traces of the model and the guide, not yet scored; a vector of weights is one site."""
     guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    vector = (_JOINED.get() or {}).pop("vector", None)
+    step = current_step()
+    vector, step.sample = step.sample, None
+    if vector is not None:
+        undo_copies(vector, guide_trace)
     model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
     if vector is not None:
         fuse_sites(vector, model_trace, guide_trace)
     return model_trace, guide_trace
 
 
+def undo_copies(sample: FlatSample, guide_trace: Any) -> None:
+    """Restore the sample's tensor at each site where a handler has put an equal copy of it."""
+    for name, value in sample.values.items():
+        other = guide_trace.nodes[name]["value"] if name in guide_trace else value
+        alike = other.shape == value.shape and other.requires_grad == value.requires_grad
+        if other is not value and alike and torch.equal(other, value):
+            guide_trace.nodes[name]["value"] = value
+
+
 def fuse_sites(vector: FlatSample, model_trace: Any, guide_trace: Any) -> None:
-    """Makes one site of a vector's weights in both traces, where they can be scored as one.
+    """Fuse the weights of a sample into one site in both traces, where they can be scored as one.
 
     Its node has the weights' own under ``members``.
     """
@@ -183,20 +183,20 @@ def fuse_sites(vector: FlatSample, model_trace: Any, guide_trace: Any) -> None:
     guide, model = ([trace.nodes.get(name) for name in vector.parts] for trace in traces)
     if None in guide or None in model or not (_alike(guide) and _alike(model)):
         return
-    held = {type(site["fn"]) is Held for site in guide}
-    posteriors, shape = [_drawn_from(site["fn"]) for site in guide], vector.value.shape
+    detached = {type(site["fn"]) is Detached for site in guide}
+    posteriors, shape = [_original(site["fn"]) for site in guide], vector.value.shape
     priors = [_of_vector(site["fn"], vector.masks.get(site["name"])) for site in model]
-    if len(held) > 1 or not _are_events([*posteriors, *priors], shape[:-1]):
+    if len(detached) > 1 or not _are_events([*posteriors, *priors], shape[:-1]):
         return
     prior = _prior_of_all(priors, shape)
     if prior is not None and _are_parts(guide, posteriors, vector):
-        whole = vector.held() if True in held else vector.whole.to_event(1)
-        _replace(guide_trace, vector, whole)
+        joint = vector.detached() if True in detached else vector.joint.to_event(1)
+        _replace(guide_trace, vector, joint)
         _replace(model_trace, vector, prior)
 
 
 def _alike(sites: list[Any]) -> bool:
-    """Whether log-densities of the sites count alike: of one scale and mask."""
+    """Return whether the sites have one scale and one mask."""
     scale, mask = sites[0]["scale"], sites[0]["mask"]
     return all(
         (site["scale"] is scale or not isinstance(scale, Tensor) and site["scale"] == scale)
@@ -205,8 +205,8 @@ def _alike(sites: list[Any]) -> bool:
     )
 
 
-def _drawn_from(fn: Any) -> Any:
-    return fn.drawn_from if type(fn) is Held else fn
+def _original(fn: Any) -> Any:
+    return fn.original if type(fn) is Detached else fn
 
 
 def _of_vector(fn: Any, mask: Tensor | None) -> Any:
@@ -217,14 +217,26 @@ def _of_vector(fn: Any, mask: Tensor | None) -> Any:
 
 
 def _are_events(fns: Iterable[Any], shape: Size) -> bool:
-    """Whether each has one log-density for each draw, a sum."""
+    """Return whether each is an event with one log-density for each draw."""
     return all(type(fn) is Event and fn.batch_shape == shape for fn in fns)
 
 
-def _are_parts(sites: list[Any], posteriors: list[Any], vector: FlatSample) -> bool:
-    """Whether the sites hold the vector's draw, each scored under the posterior it is from."""
-    parts = zip(sites, posteriors, vector.parts.values(), strict=True)
-    return all(fn.base_dist is q and q.remembers(site["value"]) for site, fn, q in parts)
+def _are_parts(sites: list[Any], posteriors: list[Any], sample: FlatSample) -> bool:
+    """Return whether each site has the sample's value under the posterior that drew it."""
+    return all(
+        site["value"] is sample.values[site["name"]]
+        and _same_posterior(fn.base_dist, sample.parts[site["name"]])
+        for site, fn in zip(sites, posteriors, strict=True)
+    )
+
+
+def _same_posterior(one: Any, other: SoftplusNormal) -> bool:
+    """Return whether two distributions are one, or have the same parameters, expanded or not."""
+    if one is other or not type(one) is type(other) is SoftplusNormal:
+        return one is other
+    return all(
+        a.data_ptr() == b.data_ptr() for a, b in ((one.loc, other.loc), (one.rho, other.rho))
+    )
 
 
 def _prior_of_all(priors: list[Event], shape: Size) -> Event | None:
@@ -237,7 +249,7 @@ def _prior_of_all(priors: list[Event], shape: Size) -> Event | None:
     return first.of_vector
 
 
-def _replace(trace: Any, vector: FlatSample, fn: Event | HeldDraw) -> None:
+def _replace(trace: Any, vector: FlatSample, fn: Event | DetachedSample) -> None:
     members = {name: trace.nodes.pop(name) for name in vector.parts}
     name, node = next(iter(members.items()))
     trace.nodes[name] = {**node, "fn": fn, "value": vector.value, "members": members}

@@ -1,4 +1,4 @@
-"""What we mend in Pyro: parameters that belong to their module, and a weight of zero.
+"""Parameters that belong to their module instead of Pyro's global store.
 
 By default Pyro keeps parameters in one global store by name, so that the second of two guides of
 one class silently takes the first one's values. Here a module's parameters are its own.
@@ -7,9 +7,8 @@ one class silently takes the first one's values. Here a module's parameters are 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import pyro
@@ -28,34 +27,11 @@ def own_param(name: str, parameter: nn.Parameter) -> Tensor:
         parameter: the parameter, of any shape.
 
     Returns:
-        A view of the parameter, through which gradients reach it.
+        The parameter, or what a handler around put in its stead.
     """
-    if parameter in _HELD.get():
-        return parameter
     value: Tensor = _announce(name, parameter, constraint=constraints.real, name=name)
-    return value
-
-
-@contextmanager
-def held_by_optimiser(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """An optimiser has these parameters already: they are not announced, which takes its time."""
-    token = _HELD.set(frozenset(parameters))
-    try:
-        yield
-    finally:
-        _HELD.reset(token)
-
-
-def announce_one(module: nn.Module) -> None:
-    """Stands for all parameters that are not announced: without any, SVI computes no gradients."""
-    held = _HELD.get()
-    parameter = next((p for p in module.parameters() if p in held), None) if held else None
-    if parameter is not None:
-        name = f"one of {type(module).__name__}"
-        _announce(name, parameter, constraint=constraints.real, name=name)
-
-
-_HELD: ContextVar[frozenset[Tensor]] = ContextVar("held_by_optimiser", default=frozenset())
+    unconstrained = getattr(value, "unconstrained", None)
+    return parameter if unconstrained is not None and unconstrained() is parameter else value
 
 
 @effectful(type="param")

@@ -23,7 +23,7 @@ class PlateOfDraws(IndepMessenger):
 
 
 def in_plate() -> bool:
-    """Whether a plate is around the call."""
+    """Return whether a plate is around the call."""
     return bool(_around())
 
 

@@ -13,23 +13,23 @@ from pyro_bbb.distributions.pruned import PrunedEvent
 
 
 class UnprunedEntries:
-    """Which entries of the weights are left.
+    """Unpruned entries of the weights.
 
     Args:
         masks: by site name, true where an entry is left.
 
     Attributes:
         masks: these.
-        places: where the entries are in the flattened tensors, by site name.
+        indices: positions of the entries in the flattened tensors, by site name.
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
         self.masks = dict(masks)
-        self.places = {name: x.flatten().nonzero().squeeze(1) for name, x in masks.items()}
+        self.indices = {name: x.flatten().nonzero().squeeze(1) for name, x in masks.items()}
 
 
 def unpruned_entries(guide: Any) -> UnprunedEntries | None:
-    """What is left of a guide's weights, if any were removed."""
+    """The unpruned entries of a guide's weights, if any were pruned."""
     masks = getattr(guide, "unpruned", {})
     return UnprunedEntries(masks) if masks else None
 

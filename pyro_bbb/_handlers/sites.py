@@ -27,12 +27,12 @@ def _decorated_names(cls: type) -> tuple[str, ...]:
 
 
 def is_of_prior(name: str) -> bool:
-    """Whether a site or parameter is a prior's own, such as ``fc1.weight_prior_scale``."""
+    """Return whether a site or parameter is a prior's own, such as ``fc1.weight_prior_scale``."""
     return "_prior_" in name.rpartition(".")[2]
 
 
 def parts_of_prior(module: nn.Module) -> list[str]:
-    """Names of what priors have registered on a module beside its random weights."""
+    """Names of what priors have registered on a module in addition to its random weights."""
     if not isinstance(module, PyroModule):
         return []
     weights = sample_names(module)

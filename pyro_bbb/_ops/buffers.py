@@ -1,4 +1,4 @@
-"""Memory that the next training step uses again, where the last one's tensors are gone.
+"""Pool of large CPU buffers, reused from one training step to the next.
 
 A C library gives large blocks back to the system as they are freed, and the system clears every
 page anew at its first use. With hundreds of thousands of weights that is a tenth of a step or more.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bbb._ops.step_context import current_step
+
 LEAST = 2**17  # bytes; a smaller block is the C library's own
-
-
 LINE = 64  # bytes
 
 
@@ -57,23 +54,10 @@ def _holders(blocks: list[np.ndarray], number: int) -> int:
 _UNUSED = _holders([np.empty(1)], 0)
 
 
-_MEMORY: ContextVar[Memory | None] = ContextVar("memory", default=None)
-
-
-@contextmanager
-def reusing(memory: Memory) -> Iterator[None]:
-    """Large tensors that are asked for inside lie on this memory."""
-    token = _MEMORY.set(memory)
-    try:
-        yield
-    finally:
-        _MEMORY.reset(token)
-
-
 def empty_from_pool(like: Tensor, shape: torch.Size | None = None) -> Tensor:
     """A tensor of any content like another one, of its shape or another."""
     shape = like.shape if shape is None else shape
-    memory, size = _MEMORY.get(), shape.numel() * like.element_size()
+    memory, size = current_step().options.memory, shape.numel() * like.element_size()
     if memory is None or size < LEAST or like.device.type != "cpu":
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return memory.lend(size).view(like.dtype).view(shape)

@@ -1,9 +1,8 @@
-"""Tensors side by side in one vector."""
+"""Tensors flattened into one vector, and its parts as views."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ class Split(Function):
     @once_differentiable
     def backward(ctx: Any, *of_parts: Tensor | None) -> tuple[Tensor, None]:
         (vector,) = ctx.saved_tensors
-        return side_by_side(of_parts, vector, ctx.like).vector, None
+        return flatten(of_parts, vector, ctx.like).vector, None
 
 
 def over_parts(
@@ -85,13 +84,13 @@ def over_parts(
         joined = torch.cat([x.reshape(*x.shape[: x.dim() - y.dim()], -1) for x, y in pairs], -1)
         operation(joined, *(other.vector for other in others), out=out.vector)
     else:
-        columns = (whole.parts for whole in (*others, out))
+        columns = (each.parts for each in (*others, out))
         for x, *rest, part in zip(tensors, *columns, strict=True):
             operation(x, *rest, out=part)
     return out
 
 
-def side_by_side(
+def flatten(
     tensors: Sequence[Tensor | None], vector: Tensor, like: Sequence[Tensor]
 ) -> FlatTensors:
     """Tensors, or zeros where there is none, copied into a new vector like another one."""
@@ -109,33 +108,33 @@ def _copied(tensor: Tensor, *, out: Tensor) -> Tensor:
     return out.copy_(tensor)
 
 
-def gathered(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """The entries of tensors at their places, side by side, ``[k]``."""
-    entries: Tensor = Gather.apply(tuple(places), *tensors)
+def gathered(tensors: Sequence[Tensor], indices: Sequence[Tensor]) -> Tensor:
+    """The entries of tensors at these indices, side by side, ``[k]``."""
+    entries: Tensor = Gather.apply(tuple(indices), *tensors)
     return entries
 
 
-def spread(vector: Tensor, places: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors ``[..., *shape]`` that hold ``[..., k]`` numbers at their places, and 0 elsewhere."""
-    return list(Spread.apply(vector, tuple(places), tuple(x.shape for x in like)))
+def spread(vector: Tensor, indices: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors ``[..., *shape]`` that hold ``[..., k]`` numbers at these indices, else 0."""
+    return list(Spread.apply(vector, tuple(indices), tuple(x.shape for x in like)))
 
 
 class Gather(Function):
     """`gathered`."""
 
     @staticmethod
-    def forward(places: tuple[Tensor, ...], *tensors: Tensor) -> Tensor:
-        return _entries(tensors, places, Size())
+    def forward(indices: tuple[Tensor, ...], *tensors: Tensor) -> Tensor:
+        return _entries(tensors, indices, Size())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.places, *tensors = inputs
+        ctx.indices, *tensors = inputs
         ctx.shapes = tuple(x.shape for x in tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_tensors(grad, ctx.places, ctx.shapes)
+        return None, *_tensors(grad, ctx.indices, ctx.shapes)
 
 
 class Spread(Function):
@@ -143,46 +142,39 @@ class Spread(Function):
 
     @staticmethod
     def forward(
-        vector: Tensor, places: tuple[Tensor, ...], shapes: tuple[Size, ...]
+        vector: Tensor, indices: tuple[Tensor, ...], shapes: tuple[Size, ...]
     ) -> tuple[Tensor, ...]:
-        return tuple(_tensors(vector, places, shapes))
+        return tuple(_tensors(vector, indices, shapes))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        vector, ctx.places, _ = inputs
+        vector, ctx.indices, _ = inputs
         ctx.lead = vector.shape[:-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _entries(grads, ctx.places, ctx.lead), None, None
+        return _entries(grads, ctx.indices, ctx.lead), None, None
 
 
-def _entries(tensors: Sequence[Tensor], places: Sequence[Tensor], lead: Size) -> Tensor:
+def _entries(tensors: Sequence[Tensor], indices: Sequence[Tensor], lead: Size) -> Tensor:
     """Entries of tensors ``[*lead, *shape]``, each vector of ``lead`` by itself: that is faster."""
-    count = sum(len(place) for place in places)
-    out = FlatTensors(empty_from_pool(tensors[0], lead + (count,)), places)
-    for x, place, part in zip(tensors, places, out.parts, strict=True):
-        for vector, room in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
-            torch.index_select(vector, 0, place, out=room)
+    count = sum(len(index) for index in indices)
+    out = FlatTensors(empty_from_pool(tensors[0], lead + (count,)), indices)
+    for x, index, part in zip(tensors, indices, out.parts, strict=True):
+        for vector, slot in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
+            torch.index_select(vector, 0, index, out=slot)
     return out.vector
 
 
-def _tensors(vector: Tensor, places: Sequence[Tensor], shapes: Sequence[Size]) -> list[Tensor]:
-    lead, parts = vector.shape[:-1], FlatTensors(vector, places).parts
+def _tensors(vector: Tensor, indices: Sequence[Tensor], shapes: Sequence[Size]) -> list[Tensor]:
+    lead, parts = vector.shape[:-1], FlatTensors(vector, indices).parts
     tensors = [empty_from_pool(vector, lead + shape).zero_() for shape in shapes]
-    for x, place, part in zip(tensors, places, parts, strict=True):
-        for room, entries in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
-            room.scatter_(0, place, entries)
+    for x, index, part in zip(tensors, indices, parts, strict=True):
+        for slot, entries in zip(_vectors(x, lead), _vectors(part, lead), strict=True):
+            slot.scatter_(0, index, entries)
     return tensors
 
 
 def _vectors(x: Tensor, lead: Size) -> Sequence[Tensor]:
     return x.reshape(lead.numel(), -1).unbind()
-
-
-# `apply` asks for it at every call; to work it out takes as long as a small layer
-Gather.forward.__signature__ = inspect.signature(Gather.forward)  # type: ignore[attr-defined]
-
-
-Spread.forward.__signature__ = inspect.signature(Spread.forward)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from pyro_bbb._ops.buffers import empty_from_pool
 
 
-def deviation(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
+def linear_std(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
     r"""$\sqrt{S^2 x^2 + s^2}$; where that is 0, it has no derivative, and 0 for one.
 
     Args:
@@ -32,7 +32,7 @@ def deviation(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
     watched = torch._C._are_functorch_transforms_active()
     if scale.dim() != 2 or watched or torch.is_autocast_enabled(x.device.type):
         return _by_autograd(x, scale, bias_scale)
-    std: Tensor = Deviation.apply(x, scale, bias_scale)[0]
+    std: Tensor = LinearStd.apply(x, scale, bias_scale)[0]
     return std
 
 
@@ -44,8 +44,8 @@ def _by_autograd(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
     return variance.where(noisy, 1.0).sqrt().where(noisy, 0.0)
 
 
-class Deviation(Function):
-    """`deviation` in few passes over the weights, on the step's own memory."""
+class LinearStd(Function):
+    """`linear_std` in few passes over the weights, on the step's own memory."""
 
     @staticmethod
     def forward(

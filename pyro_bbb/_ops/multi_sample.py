@@ -1,4 +1,4 @@
-r"""What several draws of one posterior find once: their scales, and the way back through them.
+r"""Scales, and their gradients, of several samples of one posterior, found once.
 
 A draw is $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$. Its gradient in $\rho$ is
 that in $\sigma$ times a slope which is the same for all draws, and so is that of $-\ln\sigma$.
@@ -6,11 +6,8 @@ that in $\sigma$ times a slope which is the same for all draws, and so is that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +15,7 @@ from torch import Tensor
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.flat import FlatTensors, over_parts
 from pyro_bbb._ops.reductions import over_block
+from pyro_bbb._ops.step_context import current_step
 
 
 class ScaleGradient:
@@ -81,10 +79,12 @@ class ScaleGradient:
 
 @dataclass
 class Shared:
-    r"""What several draws of one posterior find once."""
+    r"""Scales of one posterior, their logarithms and derivatives."""
 
     several: bool = False
     """Whether there are several."""
+    rhos: tuple[Tensor, ...] = ()
+    """Their unconstrained scales."""
     scale: Tensor | None = None
     """Standard deviations."""
     log_scale: Tensor | None = None
@@ -95,44 +95,24 @@ class Shared:
     """Where draws that lie side by side add theirs up, if they do."""
 
     def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
-        """The derivatives; of a single draw they are not kept."""
+        """The derivatives; those of a single draw are not stored."""
         slope = find() if self.slope is None else self.slope
         self.slope = slope if self.several else None
         return slope
 
-
-_Posteriors: TypeAlias = dict[Any, tuple[tuple[Tensor, ...], Shared]]
-
-
-_SHARED: ContextVar[_Posteriors | None] = ContextVar("several_draws", default=None)
-
-
-@contextmanager
-def several_draws() -> Iterator[None]:
-    r"""Inside, draws of one posterior share what is the same for them.
-
-    Parameters stay as they are, and of draws that lie side by side only `torch.Tensor.backward`
-    asks the gradient: that of each $\rho$ is added up, and reaches it at the end.
-    """
-    posteriors: _Posteriors = {}
-    token = _SHARED.set(posteriors)
-    try:
-        yield
-        for rhos, shared in posteriors.values():
-            gradients = shared.gradient.take(shared) if shared.gradient is not None else []
-            torch.autograd.backward(rhos[: len(gradients)], gradients)
-    finally:
-        _SHARED.reset(token)
+    def flush(self) -> None:
+        """Adds the gradient of all samples to that of the parameters."""
+        gradients = self.gradient.take(self) if self.gradient is not None else []
+        torch.autograd.backward(self.rhos[: len(gradients)], gradients)
 
 
-def shared_by(*rhos: Tensor) -> Shared:
-    """What the draws of one posterior share; by default it is of one draw."""
-    posteriors = _SHARED.get()
-    if posteriors is None:
+def shared_by(names: Iterable[str], rhos: Sequence[Tensor]) -> Shared:
+    """The scales that samples of these sites share in a step; of a single sample its own."""
+    step, key = current_step(), tuple(names)
+    if not step.options.several:
         return Shared()
-    learned = all(x.is_leaf and x.requires_grad for x in rhos)
-    key = tuple((id(x) if learned else x.data_ptr(), x.shape, x.stride(), x.dtype) for x in rhos)
-    if key not in posteriors:
+    if key not in step.scales:
+        learned = all(x.is_leaf and x.requires_grad for x in rhos)
         gradient = ScaleGradient(rhos) if learned else None
-        posteriors[key] = rhos, Shared(several=True, gradient=gradient)
-    return posteriors[key][1]
+        step.scales[key] = Shared(several=True, rhos=tuple(rhos), gradient=gradient)
+    return step.scales[key]

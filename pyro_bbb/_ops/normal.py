@@ -1,8 +1,7 @@
-r"""$\sum ((w - \mu) / \sigma)^2$ over many weights, in few passes."""
+r"""Closed-form divergences and mean distances of Normals, in few passes over many weights."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -12,40 +11,6 @@ from torch.autograd import Function
 
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.reductions import batches, total
-
-
-class SumOfSquares(Function):
-    """The squares of standardised values, summed over trailing dimensions.
-
-    Arguments are the values, locations, scales and the number of these dimensions.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, loc: Tensor, scale: Tensor, dims: int) -> Tensor:
-        return total(((value - loc) / scale).square(), dims)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.dims = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        value, loc, scale = ctx.saved_tensors
-        grad = grad.reshape(grad.shape + (1,) * ctx.dims)
-        of_value = (value - loc) * (2 * grad / scale.square())
-        of_loc = of_scale = None
-        if ctx.needs_input_grad[1]:
-            of_loc = -of_value.sum_to_size(loc.shape)
-        if ctx.needs_input_grad[2]:
-            of_scale = (-of_value * (value - loc) / scale).sum_to_size(scale.shape)
-        return of_value.sum_to_size(value.shape), of_loc, of_scale, None
-
-
-# `apply` asks for it at every call; to work it out takes as long as a small layer
-SumOfSquares.forward.__signature__ = inspect.signature(SumOfSquares.forward)  # type: ignore[attr-defined]
 
 
 def unexpanded(x: Tensor) -> Tensor:
@@ -129,7 +94,3 @@ class MeanDistance(Function):
 def _distance_slopes(d: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     r = d / scale
     return torch.erf(math.sqrt(0.5) * r), math.sqrt(2 / math.pi) * torch.exp(-0.5 * r.square())
-
-
-# `apply` asks for it at every call; to work it out takes as long as a small layer
-NormalKL.forward.__signature__ = inspect.signature(NormalKL.forward)  # type: ignore[attr-defined]

@@ -1,11 +1,10 @@
 r"""One draw $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$ of many weights, and what scores it.
 
-With hundreds of thousands of weights it is memory that costs: what can be computed in place is.
+With hundreds of thousands of weights memory traffic dominates: kernels work in place.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.flat import FlatTensors, or_zeros, over_parts
-from pyro_bbb._ops.multi_sample import ScaleGradient, Shared, shared_by
-from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, batches, joined, sum_log
+from pyro_bbb._ops.multi_sample import ScaleGradient, Shared
+from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, batches, concatenated
 from pyro_bbb._ops.softplus import softplus, softplus_into
 
 
@@ -29,12 +28,15 @@ def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
         rho: unconstrained scale, of the same shape.
         noise: $\epsilon$, of the same shape.
     """
-    value, scale, log_q = Draw.apply(loc, rho, noise, shared_by(rho))
+    value, scale, log_q = Draw.apply(loc, rho, noise)
     return value, scale, log_q
 
 
 def draw_many(
-    locs: Sequence[Tensor], rhos: Sequence[Tensor], noise: FlatTensors
+    locs: Sequence[Tensor],
+    rhos: Sequence[Tensor],
+    noise: FlatTensors,
+    shared: Shared | None = None,
 ) -> tuple[Tensor, FlatTensors, Tensor, list[Tensor]]:
     r"""`draw` of several tensors into one vector: value, scale, $\sum\ln q$, the value's parts.
 
@@ -42,8 +44,9 @@ def draw_many(
         locs: means.
         rhos: unconstrained scales.
         noise: $\epsilon$ of all; of several draws where it is several vectors.
+        shared: the scales that several samples share, by `shared_by`.
     """
-    shared = shared_by(*rhos)
+    shared = Shared() if shared is None else shared
     if shared.gradient is not None and all(loc.requires_grad for loc in locs):
         rhos = shared.gradient.rhos
     value, scale, log_q, *parts = DrawMany.apply(noise, shared, *locs, *rhos)
@@ -51,29 +54,23 @@ def draw_many(
 
 
 class Draw(Function):
-    r"""`draw`; the last argument is filled by the first of several, and read by the others.
+    r"""`draw`.
 
     As a function of the noise, $\ln q = -\sum(\epsilon^2/2 + \ln\sigma + \ln\sqrt{2\pi})$ depends
     on $\rho$ only.
     """
 
     @staticmethod
-    def forward(
-        loc: Tensor, rho: Tensor, noise: Tensor, shared: Shared
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value = torch.square(noise, out=empty_from_pool(noise))
         log_q = value.sum().mul_(-0.5).sub_(noise.numel() * HALF_LOG_2PI)
-        if shared.scale is None or shared.log_scale is None:
-            scale = softplus_into(rho, empty_from_pool(rho))
-            shared.log_scale = sum_log(scale, value)
-            shared.scale = scale
-        scale = shared.scale.detach()
-        torch.addcmul(loc, scale, noise, out=value)
-        return value, scale, log_q.sub_(shared.log_scale)
+        scale = softplus_into(rho, empty_from_pool(rho))
+        log_q.sub_(torch.log(scale, out=value).sum())
+        return torch.addcmul(loc, scale, noise, out=value), scale, log_q
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, rho, noise, ctx.shared = inputs
+        _, rho, noise = inputs
         ctx.save_for_backward(rho, noise, output[1])
         ctx.set_materialize_grads(False)
 
@@ -90,17 +87,14 @@ class Draw(Function):
             of_sigma.addcdiv_(of_log_q, scale, value=-1)
         elif of_log_q is not None:
             of_sigma = of_sigma - of_log_q / scale
-        if in_place:
-            slope = ctx.shared.slope_by(lambda: torch.sigmoid(rho))
-            of_rho = of_sigma.mul_(slope)
-        else:
-            of_rho = of_sigma * torch.sigmoid(rho)
+        slope = torch.sigmoid(rho)
+        of_rho = of_sigma.mul_(slope) if in_place else of_sigma * slope
         needs_noise = of_value is not None and ctx.needs_input_grad[2]
-        return of_value, of_rho, of_value * scale if needs_noise else None, None
+        return of_value, of_rho, of_value * scale if needs_noise else None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor, shared: Any
+        info: Any, in_dims: tuple[Any, ...], loc: Tensor, rho: Tensor, noise: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         loc, rho, noise = batches(info.batch_size, in_dims, (loc, rho, noise))
         scale = softplus(rho)
@@ -124,12 +118,14 @@ class DrawMany(Function):
         value = noise.empty_like()
         blocks, (*shape, count) = Blocks.of(noise.vector), noise.vector.shape
         pairs = zip(blocks(noise.vector), blocks(value.vector), strict=True)
-        squares = [torch.square(some, out=room).sum(-1) for some, room in pairs]
-        log_q = joined(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
+        squares = [torch.square(some, out=out).sum(-1) for some, out in pairs]
+        log_q = concatenated(squares, shape).mul_(-0.5).sub_(count * HALF_LOG_2PI)
         if shared.scale is None or shared.log_scale is None:
-            room = value.vector[(0,) * len(shape)]
-            scale = over_parts(softplus_into, FlatTensors(empty_from_pool(room), rhos), rhos).vector
-            shared.log_scale = sum_log(scale, room)
+            scratch = value.vector[(0,) * len(shape)]
+            scale = over_parts(
+                softplus_into, FlatTensors(empty_from_pool(scratch), rhos), rhos
+            ).vector
+            shared.log_scale = torch.log(scale, out=scratch).sum()
             shared.scale = scale
         scale = shared.scale.detach()
         over_parts(torch.addcmul, value, locs, FlatTensors(scale, locs), noise)
@@ -145,7 +141,7 @@ class DrawMany(Function):
     @once_differentiable
     def backward(
         ctx: Any,
-        of_whole: Tensor | None,
+        of_vector: Tensor | None,
         of_scale: Tensor | None,
         of_log_q: Tensor | None,
         *of_parts: Tensor | None,
@@ -153,7 +149,7 @@ class DrawMany(Function):
         noise, _, *rhos = ctx.saved_tensors
         summed = None if ctx.needs_input_grad[-1] else ctx.shared.gradient
         gradient = summed or ScaleGradient(rhos)
-        values = _of_values(of_whole, of_parts, FlatTensors(noise, rhos))
+        values = _of_values(of_vector, of_parts, FlatTensors(noise, rhos))
         of_locs = gradient.add_draws(*next(values))
         for more in values:
             of_locs.add_(gradient.add_draws(*more))
@@ -163,12 +159,12 @@ class DrawMany(Function):
 
 
 def _of_values(
-    of_whole: Tensor | None, of_parts: Sequence[Tensor | None], noise: FlatTensors
+    of_vector: Tensor | None, of_parts: Sequence[Tensor | None], noise: FlatTensors
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The gradient in each block of draws, of what it has by itself and by its parts; its noise."""
     blocks, like = Blocks.of(noise.vector), noise.like
-    whole, *parts = or_zeros((of_whole, *of_parts), (noise.vector, *noise.parts))
-    columns = (blocks(x) for x in (noise.vector, whole, *parts))
+    vector, *parts = or_zeros((of_vector, *of_parts), (noise.vector, *noise.parts))
+    columns = (blocks(x) for x in (noise.vector, vector, *parts))
     for some, by_itself, *by_parts in zip(*columns, strict=True):
         out = FlatTensors(empty_from_pool(some), like)
         yield over_parts(torch.add, out, by_parts, FlatTensors(by_itself, like)).vector, some
@@ -177,10 +173,3 @@ def _of_values(
 def _halves(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     count = len(parameters) // 2
     return list(parameters[:count]), list(parameters[count:])
-
-
-# `apply` asks for it at every call; to work it out takes as long as a small layer
-Draw.forward.__signature__ = inspect.signature(Draw.forward)  # type: ignore[attr-defined]
-
-
-DrawMany.forward.__signature__ = inspect.signature(DrawMany.forward)  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ AVX-512, depending on what ran before. With many weights that was half of a trai
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -32,9 +31,9 @@ def softplus_into(rho: Tensor, out: Tensor) -> Tensor:
     """
     if rho.device.type != "cpu":
         return torch.ops.aten.softplus.out(rho, 1, LINEAR, out=out)
-    share = torch.abs(rho, out=out).neg_().sigmoid_()
-    rest = torch.sub(share, 2, out=empty_from_pool(share))
-    torch.div(share, rest, out=out).atanh_()
+    fraction = torch.abs(rho, out=out).neg_().sigmoid_()
+    rest = torch.sub(fraction, 2, out=empty_from_pool(fraction))
+    torch.div(fraction, rest, out=out).atanh_()
     return torch.sub(torch.clamp(rho, min=0, out=rest), out, alpha=2, out=out)
 
 
@@ -60,7 +59,3 @@ class Softplus(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], rho: Tensor) -> tuple[Tensor, int | None]:
         return softplus(rho), in_dims[0]
-
-
-# `apply` asks for it at every call; to work it out takes as long as a small layer
-Softplus.forward.__signature__ = inspect.signature(Softplus.forward)  # type: ignore[attr-defined]

@@ -54,11 +54,11 @@ def _kl_laplace(q: SoftplusNormal, p: Laplace) -> Tensor:
 @register_kl(PrunedNormal, Normal)
 @register_kl(PrunedNormal, Laplace)
 def _kl_pruned(q: PrunedNormal, p: Normal | Laplace) -> Tensor:
-    """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
+    """KL[q || p] of the unpruned entries in nats; 0 for the removed ones."""
     return kl_divergence(SoftplusNormal(q.loc, q.rho), p).where(q.unpruned, 0.0)
 
 
 @register_kl(PrunedNormal, MaskedDistribution)
 def _kl_pruned_masked(q: PrunedNormal, p: MaskedDistribution) -> Tensor:
-    """KL[q || p] of the kept entries in nats; 0 for the removed ones."""
+    """KL[q || p] of the unpruned entries in nats; 0 for the removed ones."""
     return kl_divergence(q, p.base_dist).where(q.unpruned, 0.0)

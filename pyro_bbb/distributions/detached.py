@@ -1,7 +1,7 @@
-r"""Log-densities under parameters that are held fixed: draws have a gradient, parameters have none.
+r"""Log-densities with detached parameters: their gradient reaches the samples alone.
 
 Roeder et al. (2017), "Sticking the Landing": of $\ln q_\theta(w)$, $w = \mu + \sigma\epsilon$, the
-gradient in $\theta$ at fixed w is zero in the mean, and left out. What is left is that in w,
+gradient in $\theta$ at fixed w is zero in the mean, and left out. The gradient in w remains,
 $-\epsilon / \sigma$ for independent Normals.
 """
 
@@ -19,32 +19,32 @@ from torch.distributions import Distribution
 from pyro_bbb._ops.buffers import empty_from_pool
 
 
-class Held(TorchDistribution):
+class Detached(TorchDistribution):
     """A distribution by its log-density alone: a KL in closed form would have no gradient.
 
     Args:
-        held: the distribution, its parameters without gradients.
-        drawn_from: the distribution as it was.
+        detached: the distribution, its parameters without gradients.
+        original: the distribution as it was.
     """
 
     has_rsample = True
 
-    def __init__(self, held: Any, drawn_from: Any) -> None:
-        self.held, self.drawn_from = held, drawn_from
-        super().__init__(held.batch_shape, held.event_shape, validate_args=False)
+    def __init__(self, detached: Any, original: Any) -> None:
+        self.detached, self.original = detached, original
+        super().__init__(detached.batch_shape, detached.event_shape, validate_args=False)
 
     @property
     def support(self) -> Any:
         """The support of the distribution."""
-        return self.held.support
+        return self.detached.support
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats; its gradient reaches ``value`` alone."""
-        log_prob: Tensor = self.held.log_prob(value)
+        log_prob: Tensor = self.detached.log_prob(value)
         return log_prob
 
 
-class HeldDraw(TorchDistribution):
+class DetachedSample(TorchDistribution):
     r"""Draws of a vector of Normals, whose $\sum\ln q$ is known.
 
     Args:

@@ -1,6 +1,6 @@
-r"""Normals of many weights: of a prior, and with the softplus scale of a posterior.
+r"""Normal distributions of many weights: priors, and posteriors with softplus scales.
 
-The latter is that of Blundell et al. (2015), section 3.2.
+The posterior is from Blundell et al. (2015), section 3.2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyro import distributions as dist
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb._ops.normal import SumOfSquares, unexpanded
+from pyro_bbb._ops.normal import unexpanded
 from pyro_bbb._ops.reductions import HALF_LOG_2PI, total
 from pyro_bbb._ops.reparameterize import draw
 from pyro_bbb._ops.softplus import softplus
@@ -27,7 +27,7 @@ class SummedNormal(dist.Normal):
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
         """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
         loc, scale = unexpanded(self.loc), unexpanded(self.scale)
-        of_value: Tensor = SumOfSquares.apply(value, loc, scale, dims)
+        of_value = total(((value - loc) / scale).square(), dims)
         first = len(self.batch_shape) - dims
         count = math.prod(self.batch_shape[first:])
         of_scale = total(scale.log(), dims) * (count // math.prod(scale.shape[first:]))
@@ -35,7 +35,7 @@ class SummedNormal(dist.Normal):
 
     @property
     def same_for_each(self) -> tuple[int, ...] | None:
-        """Where the one location and scale of all weights lie; ``None`` if there are several."""
+        """Addresses of the one location and scale of all weights; ``None`` if there are several."""
         parameters = unexpanded(self.loc), unexpanded(self.scale)
         one = all(x.numel() == 1 for x in parameters)
         return tuple(x.data_ptr() for x in parameters) if one else None
@@ -129,12 +129,12 @@ class SoftplusNormal(dist.Normal):
         return value
 
     def remembers(self, value: Tensor) -> bool:
-        """Whether a value is the latest draw."""
+        """Return whether a value is the latest draw."""
         return self._draw is not None and value is self._draw[0]
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
         """As `rsample`, without gradient; not remembered, as the noise would hide the score."""
-        scale = self.scale  # kept for later use, and so with its gradient
+        scale = self.scale  # cached, and so with its gradient
         with torch.no_grad():
             shape = self._extended_shape(Size(sample_shape))
             noise = torch.randn(shape, dtype=scale.dtype, device=scale.device)
@@ -185,7 +185,7 @@ class PrunedNormal(SoftplusNormal):
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of the kept entries in nats, 0 for the removed ones."""
+        """Log-density of the unpruned entries in nats, 0 for the removed ones."""
         unpruned = SoftplusNormal(self.loc, self.rho)
         unpruned._draw = self._draw
         return unpruned.log_prob(value).where(self.unpruned, 0.0)

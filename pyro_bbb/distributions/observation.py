@@ -1,4 +1,4 @@
-"""Families of observations with what torch's lack: a log-rate, distribution functions, digits.
+"""Observation distributions with log-rates, distribution functions and digits that torch's lack.
 
 Where terms far larger than their sum cancel, these compute in float64: observations are few.
 """
@@ -17,7 +17,7 @@ from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
 
 class Categorical(dist.Categorical):
-    """Categorical by its logits; large ones lose no digits, as they do beside their logsumexp.
+    """Categorical by its logits; large ones lose no digits to their logsumexp.
 
     Args:
         logits: log-probabilities up to a constant, ``[..., classes]``.

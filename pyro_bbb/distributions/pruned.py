@@ -1,4 +1,4 @@
-"""What pruning has left of the weights: drawn and scored alone, as if there were no others.
+"""Distributions of the weights that pruning has left.
 
 A removed weight is 0 in every draw. All others lie in one vector, as short as they are few; only
 the network sees it spread out over the weights' tensors, with zeros between.
@@ -22,7 +22,7 @@ class PrunedEvent(dist.Independent):
 
     Args:
         event: the distribution of all.
-        kept: true where an entry counts, of the event's shape.
+        unpruned: true where an entry counts, of the event's shape.
     """
 
     def __init__(self, event: Any, unpruned: Tensor) -> None:
@@ -70,7 +70,7 @@ class FlatPrunedNormal(PrunedNormal):
         return self._itself.rsample(sample_shape)
 
     def remembers(self, value: Tensor) -> bool:
-        """Whether a value is the known draw."""
+        """Return whether a value is the known draw."""
         return value is self._value
 
     @property

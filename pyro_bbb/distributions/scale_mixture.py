@@ -15,7 +15,7 @@ from pyro import distributions as dist
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_bbb._ops.scale_mixture import LARGEST, LogMixture, LogOneMixture, Numbers, coefficients
+from pyro_bbb._ops.scale_mixture import LARGEST, LogOneMixture, Numbers, coefficients, log_mixture
 from pyro_bbb._utils.validation import as_float
 from pyro_bbb.distributions.summed_event import Event, to_event
 
@@ -162,7 +162,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             value = value.to(torch.result_type(value, self._compact[0]))  # integers are floats
             log_prob = LogOneMixture.apply(value, self._numbers, dims)
         else:
-            log_prob = LogMixture.apply(value, *self._coefficients, dims)
+            log_prob = log_mixture(value, self._coefficients, dims)
         return log_prob
 
     @property

@@ -31,7 +31,7 @@ class Event(dist.Independent):
 
     @property
     def same_for_each(self) -> Any:
-        """What tells the one distribution of all weights; ``None`` if there is none, or unknown."""
+        """Key of the one distribution of all weights; ``None`` if there is none, or unknown."""
         key = getattr(self.base_dist, "same_for_each", None)
         return None if key is None else (type(self.base_dist), *key)
 
@@ -43,7 +43,7 @@ class Event(dist.Independent):
         return expanded
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of the whole event in nats, of the batch shape."""
+        """Log-density of the event in nats, of the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         shape = self.base_dist.batch_shape
@@ -54,7 +54,7 @@ class Event(dist.Independent):
 
 
 def to_event(distribution: Any, dims: int | None) -> Any:
-    """What ``distribution.to_event(dims)`` is for a `Summable` one."""
+    """Make an event of a `Summable` distribution, as ``distribution.to_event(dims)`` does."""
     dims = len(distribution.batch_shape) if dims is None else dims
     if dims > 0 and _sums_its_own(type(distribution)):
         return Event(distribution, dims)
@@ -62,7 +62,7 @@ def to_event(distribution: Any, dims: int | None) -> Any:
 
 
 def _sums_its_own(kind: type) -> bool:
-    """Whether the sum is that of the log-density; a subclass may have another log-density."""
+    """Return whether the sum is of the log-density: a subclass may have another log-density."""
     defining = [
         next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
         for name in ("sum_log_prob", "log_prob")

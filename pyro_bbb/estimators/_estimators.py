@@ -31,15 +31,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pyro_bbb._ops.linear_std import deviation
-from pyro_bbb.estimators._sampled_weights import ONE_DRAW, Detached, Draws, Posterior, address
+from pyro_bbb._ops.linear_std import linear_std
+from pyro_bbb.estimators._sampled_weights import ONE_DRAW, DetachScores, Draws, Posterior, address
 
 Operation: TypeAlias = Callable[..., Tensor]
-
-
 Perturbation: TypeAlias = "Callable[[_Use], Tensor]"
-
-
 _WEIGHTED: tuple[Any, ...] = (  # operations on (input, weight, bias, ...)
     F.linear,
     F.conv1d,
@@ -49,11 +45,7 @@ _WEIGHTED: tuple[Any, ...] = (  # operations on (input, weight, bias, ...)
     F.conv_transpose2d,
     F.conv_transpose3d,
 )
-
-
 _PRODUCTS: tuple[Any, ...] = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-
-
 _SHARED: tuple[Any, ...] = (  # operations that can only take one weight for all examples
     F.embedding,
     F.bilinear,
@@ -78,7 +70,7 @@ def local_reparameterization() -> AbstractContextManager[None]:
 @contextmanager
 def sticking_the_landing() -> Iterator[None]:
     r"""The score $\nabla_\theta \ln q_\theta(w)$ at fixed w, of zero mean, leaves the gradient."""
-    with Detached():
+    with DetachScores():
         yield
 
 
@@ -182,9 +174,9 @@ def _output_moments(use: _Use) -> tuple[Tensor, Tensor]:
     loc, scale = use.posterior.seen_as(use.weight)
     of_bias = use.draws.find(use.bias)
     if use.bias is None or of_bias is None:
-        return use.operation(use.x, loc, use.bias), deviation(use.x, scale, None)
+        return use.operation(use.x, loc, use.bias), linear_std(use.x, scale, None)
     bias_loc, bias_scale = of_bias.seen_as(use.bias)
-    return use.operation(use.x, loc, bias_loc), deviation(use.x, scale, bias_scale)
+    return use.operation(use.x, loc, bias_loc), linear_std(use.x, scale, bias_scale)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from pyro_bbb._handlers.sites import is_of_prior
 from pyro_bbb.distributions import map_tensors
-from pyro_bbb.distributions.detached import Held
+from pyro_bbb.distributions.detached import Detached
 
 ONE_DRAW = "one draw serves the whole minibatch there"
 
@@ -31,7 +31,7 @@ class Posterior:
     signs: dict[Any, Tensor] = field(default_factory=dict)
 
     def holds(self, weight: Tensor) -> bool:
-        """Whether a tensor in the same memory is the draw or a part of it, not one beside it."""
+        """Return whether a tensor in the same memory is the draw or a part of it."""
         left = int(weight.storage_offset() - self.value.storage_offset())
         steps = zip(self.value.stride(), self.value.shape, strict=True)
         for step, size in sorted(steps, reverse=True):  # between several draws lie other weights
@@ -98,10 +98,10 @@ class Draws(Drawn):
 
     def find(self, weight: Any) -> Posterior | None:
         """The posterior of a tensor, if it is a remembered draw or a view of one."""
-        place = address(weight)
-        if place is None:
+        location = address(weight)
+        if location is None:
             return None
-        here = (p for p in self.posteriors.values() if address(p.value) == place)
+        here = (p for p in self.posteriors.values() if address(p.value) == location)
         return next((p for p in here if p.holds(weight)), None)
 
     def warn(self, key: Any, what: str) -> None:
@@ -132,8 +132,8 @@ class Draws(Drawn):
             )
 
 
-class Detached(Drawn):
-    """Scores draws under their distribution with its parameters held fixed."""
+class DetachScores(Drawn):
+    """Scores draws under their distribution with its parameters detached."""
 
     def _drawn(self, msg: Any) -> None:
         if any(isinstance(part, nn.Module) for part in getattr(msg["fn"], "transforms", ())):
@@ -142,15 +142,15 @@ class Detached(Drawn):
                 "draws; use the estimator 'reparam'"
             )
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
-            msg["fn"] = Held(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
+            msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
 
 
 def _fair_signs(shape: list[int], like: Tensor) -> Tensor:
     """Independent random signs, eight from each byte: ten times as fast as Bernoulli draws."""
     count = math.prod(shape)
     drawn = torch.randint(256, (math.ceil(count / 8), 1), dtype=torch.uint8, device=like.device)
-    place = torch.arange(8, dtype=torch.uint8, device=like.device)
-    bits = (drawn >> place) & 1  # [bytes, 8]
+    bit = torch.arange(8, dtype=torch.uint8, device=like.device)
+    bits = (drawn >> bit) & 1  # [bytes, 8]
     return bits.flatten()[:count].view(shape).to(like.dtype).mul_(2).sub_(1)
 
 
@@ -168,7 +168,7 @@ def _base(distribution: Any) -> Any:
 
 
 def address(tensor: Any) -> int | None:
-    """Where a tensor's numbers lie; views of one tensor share it, and inside vmap there is none."""
+    """Address of a tensor's memory, which its views have too; ``None`` inside vmap."""
     if not isinstance(tensor, Tensor):
         return None
     try:

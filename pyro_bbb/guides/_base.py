@@ -22,7 +22,7 @@ from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Size, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
-from pyro_bbb._handlers.param_store import announce_one, own_store
+from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb.guides.latents import InitLoc, Latent, as_initialiser, refuse_unknown
 
@@ -111,7 +111,6 @@ class Guide(AutoGuide):
         """
         if not self._complete:
             self._find_latents(*args, **kwargs)
-        announce_one(self)
         with own_store(self), scale_kl(self._kl_weight(args, kwargs)):
             return super().__call__(*args, **kwargs)
 

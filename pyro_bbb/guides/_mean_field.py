@@ -90,12 +90,12 @@ class AutoSoftplusNormal(Guide):
             The draws by site name.
         """
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
-        draws, beside = {}, self._beside()
+        draws, flat = {}, self._flat_posteriors()
         for latent in self._latents.values():
             with ExitStack() as stack:
                 for frame in latent.frames:
                     stack.enter_context(plates[frame.name])
-                q = self._posterior(latent, beside.get(latent.name))
+                q = self._posterior(latent, flat.get(latent.name))
                 draws[latent.name] = pyro.sample(latent.name, q)
         return draws
 
@@ -151,7 +151,7 @@ class AutoSoftplusNormal(Guide):
         names = self.weight_names if self._pruned else ()
         return {name: self._parameter("rhos", name).detach() > -math.inf for name in names}
 
-    def _beside(self) -> Mapping[str, Any]:
+    def _flat_posteriors(self) -> Mapping[str, Any]:
         """Distributions of the weights that are drawn into one vector, by name."""
         plates = plate_shape()
         if not allowed(self._pruned) or plates is None:
@@ -164,7 +164,7 @@ class AutoSoftplusNormal(Guide):
         return sample_flat(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
 
     def _is_plain(self, latent: Latent, plates: Size) -> bool:
-        """Whether a latent is real, and one event where there are several draws of it."""
+        """Return whether a latent is real, and one event where there are several draws of it."""
         event = not plates or 0 < latent.event_dim == self.loc(latent.name).dim()
         return latent.transform is None and not latent.frames and event
 
@@ -176,7 +176,7 @@ class AutoSoftplusNormal(Guide):
             loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
             q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:
-            # a cache of its own: kept in the guide, it would hold the graph of the latest step
+            # a cache of its own: stored in the guide, it would hold the graph of the latest step
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
         return q.to_event(latent.event_dim - len(q.event_shape))
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyro
 import torch
 
-from pyro_bbb._handlers.param_store import callers_store, held_by_optimiser, own_store
+from pyro_bbb._handlers.param_store import callers_store, own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.locking import locked
@@ -237,15 +237,13 @@ def _step_scope(
     estimator: str, optim: Any, frozen: Frozen
 ) -> Callable[[], AbstractContextManager[None]]:
     """The context of each single step; callbacks run outside of it."""
-    known: frozenset[torch.Tensor] = frozenset()
     if isinstance(optim, JointOptim):
-        known, optim.frozen = frozenset(optim.parameters), frozen.parameters
+        optim.frozen = frozen.parameters
 
     @contextmanager
     def scope() -> Iterator[None]:
-        with pyro.validation_enabled(False), ESTIMATORS[estimator](), held_by_optimiser(known):
-            with frozen.preserved():
-                yield
+        with pyro.validation_enabled(False), ESTIMATORS[estimator](), frozen.preserved():
+            yield
 
     return scope
 

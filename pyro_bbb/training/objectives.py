@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,11 +17,11 @@ from pyro.infer.util import torch_item
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 
-from pyro_bbb._handlers.flat_site import get_traces, side_by_side
+from pyro_bbb._handlers.flat_site import get_traces
 from pyro_bbb._handlers.particle_plate import PlateOfDraws
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries
-from pyro_bbb._ops.buffers import Memory, reusing
-from pyro_bbb._ops.multi_sample import several_draws
+from pyro_bbb._ops.buffers import Memory
+from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, blundell, uniform
 
 __all__ = [
@@ -99,8 +98,7 @@ class _Recorded:
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """One minibatch's negative ELBO; its gradient is added to the parameters'."""
-        several = several_draws() if self.num_particles > 1 else nullcontext()
-        with side_by_side(self.unpruned), reusing(self.memory), several:
+        with step_context(StepOptions(True, self.num_particles > 1, self.unpruned, self.memory)):
             loss: float = super().loss_and_grads(model, guide, *args, **kwargs)  # type: ignore[misc]
         return loss
 

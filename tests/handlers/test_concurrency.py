@@ -20,8 +20,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.param_store import _HELD
-from pyro_bbb._ops.multi_sample import _SHARED
+from pyro_bbb._ops.step_context import _STEP
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training.objectives import NonFiniteError
@@ -309,7 +308,7 @@ def world(*modules):
         "constraints": dict(store._constraints),
         "handlers": list(_PYRO_STACK),
         "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
-        "held": (_HELD.get(), _SHARED.get()),
+        "step": _STEP.get(),
         "warnings": [str(each) for each in warnings.filters],
         "training": [part.training for module in modules for part in module.modules()],
         "turn": in_threads(

@@ -13,12 +13,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.flat_site import get_traces, side_by_side
-from pyro_bbb._handlers.param_store import held_by_optimiser
+from pyro_bbb._handlers.flat_site import get_traces
 from pyro_bbb._ops.flat import FlatTensors
-from pyro_bbb._ops.multi_sample import Shared, several_draws
+from pyro_bbb._ops.multi_sample import Shared, shared_by
 from pyro_bbb._ops.reparameterize import DrawMany, draw, draw_many
-from pyro_bbb._ops.scale_mixture import LogMixture, LogOneMixture, _exponent
+from pyro_bbb._ops.scale_mixture import LogOneMixture, _exponent, log_mixture
+from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.estimators._sampled_weights import Draws
 from pyro_bbb.training import objectives
@@ -42,7 +42,7 @@ def make(prior=None, likelihood=None, **options):
 
 def traces(model, guide, seed=1):
     torch.manual_seed(seed)
-    with side_by_side():
+    with step_context(StepOptions(flat=True)):
         return get_traces(model, guide, data(), {})
 
 
@@ -59,6 +59,10 @@ def tensors():
     locs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     rhos = [(torch.randn(shape) - 2).requires_grad_() for shape in shapes]
     return locs, rhos, FlatTensors(torch.randn(sum(math.prod(shape) for shape in shapes)), locs)
+
+
+def sampled(locs, rhos, noise):
+    return draw_many(locs, rhos, noise, shared_by("abc", rhos))
 
 
 def one_by_one(locs, rhos, noise):
@@ -120,7 +124,7 @@ def test_gradients_added_up_over_draws_are_the_sum_of_theirs(uses):
     of_whole, of_parts, of_scale = torch.randn(3, len(noise.vector))
 
     def add_gradient(noise, used):
-        value, scale, log_q, parts = draw_many(locs, rhos, noise)
+        value, scale, log_q, parts = sampled(locs, rhos, noise)
         products = zip(parts, FlatTensors(of_parts, locs).parts, strict=True)
         terms = (
             (value * of_whole).sum(),
@@ -138,7 +142,9 @@ def test_gradients_added_up_over_draws_are_the_sum_of_theirs(uses):
                 add_gradient(*each)
         return [x.grad for x in (*locs, *rhos)]
 
-    found = zip(gradients(several_draws()), gradients(nullcontext()), strict=True)
+    found = zip(
+        gradients(step_context(StepOptions(several=True))), gradients(nullcontext()), strict=True
+    )
     for together, one_by_one in found:
         torch.testing.assert_close(together, one_by_one, rtol=1e-12, atol=1e-13)
 
@@ -147,19 +153,19 @@ def test_the_sum_of_gradients_reaches_a_parameter_once():
     locs, rhos, noise = tensors()
     seen = []
     rhos[0].register_hook(lambda gradient: seen.append(gradient.clone()))
-    with several_draws():
+    with step_context(StepOptions(several=True)):
         for _ in range(3):
-            draw_many(locs, rhos, noise)[0].sum().backward()
+            sampled(locs, rhos, noise)[0].sum().backward()
         assert seen == [] and all(rho.grad is None for rho in rhos)
     assert len(seen) == 1 and torch.equal(seen[0], rhos[0].grad)
 
 
 def test_a_scale_that_is_no_parameter_gets_each_gradient_by_itself():
     locs, rhos, noise = tensors()
-    with several_draws():
+    with step_context(StepOptions(several=True)):
         for _ in range(2):
             views = [rho.view_as(rho) for rho in rhos]  # as Pyro gives them
-            draw_many(locs, views, noise)[2].backward()
+            sampled(locs, views, noise)[2].backward()
             assert all(rho.grad is not None for rho in rhos)
     expected = [-2 * torch.sigmoid(rho) / torch.nn.functional.softplus(rho) for rho in rhos]
     for rho, gradient in zip(rhos, expected, strict=True):
@@ -178,7 +184,7 @@ def test_the_noise_is_what_each_would_have_drawn():
     (_, guide), args = make(), data()
     torch.manual_seed(1)
     alone = guide(*args)
-    with side_by_side():
+    with step_context(StepOptions(flat=True)):
         torch.manual_seed(1)
         beside = guide(*args)
     assert alone.keys() == beside.keys()
@@ -188,7 +194,7 @@ def test_the_noise_is_what_each_would_have_drawn():
 
 def test_only_the_first_draw_of_a_weight_is_its_part():
     (_, guide), args = make(), data()
-    with side_by_side(), poutine.trace() as trace:
+    with step_context(StepOptions(flat=True)), poutine.trace() as trace:
         guide(*args)
     site = trace.trace.nodes[FC1]
     again = site["fn"].rsample()
@@ -201,7 +207,7 @@ def test_an_estimator_knows_each_weight_by_its_place_in_the_vector():
     (_, guide), args = make(), data()
     for rho in guide.rhos.parameters():
         rho.data.uniform_(-3, 0)
-    with side_by_side(), Draws() as draws:
+    with step_context(StepOptions(flat=True)), Draws() as draws:
         values = guide(*args)
     for name, value in values.items():
         for seen in (value, value.reshape(-1)[-1:]):
@@ -256,6 +262,43 @@ def test_others_are_not(name):
     for trace in traces(*APART[name]()):
         assert len(sites(trace)) >= 4
         assert not any("members" in site for site in trace.nodes.values())
+
+
+class Handled(poutine.messenger.Messenger):
+    """Samples one weight, and passes on what a function makes of it."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def _pyro_sample(self, msg):
+        if msg["name"] == FC1:
+            msg["value"], msg["done"] = self.change(msg["fn"]()), True
+
+
+@pytest.mark.parametrize("copy", [torch.clone, lambda w: w.expand(1, 7, 5)[0]])
+@pytest.mark.parametrize("name", MERGED)
+def test_copies_of_weights_are_scored_as_the_weights(name, copy):
+    found = []
+    for change in (lambda w: w, copy):
+        torch.manual_seed(0)
+        model, guide = MERGED[name]()
+        pair = traces(model, Handled(change)(guide))
+        assert [len(sites(trace)) for trace in pair] == [2, 1]
+        sum(trace.log_prob_sum() for trace in pair).backward()
+        found.append([p.grad for p in guide.parameters()])
+    for other, original in zip(*found, strict=True):
+        torch.testing.assert_close(other, original)
+
+
+@pytest.mark.parametrize("change", [lambda w: w + 1, torch.Tensor.detach])
+def test_weights_that_a_handler_changes_are_scored_by_themselves(change):
+    model, guide = make()
+    trace = traces(model, Handled(change)(guide))[1]
+    assert len(sites(trace)) == 4
+    site = trace.nodes[FC1]
+    expected = dist.Normal(guide.loc(FC1), guide.scale(FC1)).log_prob(site["value"])
+    torch.testing.assert_close(site["fn"].log_prob(site["value"]), expected.sum())
 
 
 class Changed(poutine.messenger.Messenger):
@@ -328,13 +371,12 @@ def test_gradients_are_those_of_each_weight_by_itself(
             parameter.requires_grad_(not name.startswith(FROZEN[frozen]))
         learned = [p for p in guide.parameters() if p.requires_grad]
         torch.manual_seed(1)
-        with held_by_optimiser(learned), ESTIMATORS[estimator]():
+        with ESTIMATORS[estimator]():
             loss = recorded_elbo(kind, num_particles).loss_and_grads(model, guide, *data())
         return torch.tensor(loss), *(p.grad for p in learned)
 
     found = gradients()
-    for name in ("side_by_side", "several_draws"):
-        monkeypatch.setattr(objectives, name, nullcontext)
+    monkeypatch.setattr(objectives, "StepOptions", lambda *_: StepOptions())
     for together, apart in zip(found, gradients(), strict=True):
         torch.testing.assert_close(together, apart, rtol=1e-11, atol=1e-12)
 
@@ -342,10 +384,10 @@ def test_gradients_are_those_of_each_weight_by_itself(
 def test_draws_of_a_frozen_scale_find_it_once():
     locs, rhos, noise = tensors()
     places = set()
-    with several_draws():
+    with step_context(StepOptions(several=True)):
         for _ in range(3):  # as Pyro gives what the optimiser does not hold
             views = [rhos[0], *(rho.detach().view_as(rho) for rho in rhos[1:])]
-            places.add(draw_many(locs, views, noise)[1].vector.data_ptr())
+            places.add(sampled(locs, views, noise)[1].vector.data_ptr())
     assert len(places) == 1
 
 
@@ -423,7 +465,7 @@ def test_its_derivatives_of_both_orders_and_its_batches():
         assert gradgradcheck(lambda w, dims=dims: LogOneMixture.apply(w, numbers, dims), w)
     rows = torch.vmap(lambda row: LogOneMixture.apply(row, numbers, 1))(w)
     torch.testing.assert_close(rows, LogOneMixture.apply(w, numbers, 1))
-    general = LogMixture.apply(w, *both()[1]._coefficients, 2)
+    general = log_mixture(w, both()[1]._coefficients, 2)
     torch.testing.assert_close(LogOneMixture.apply(w, numbers, 2), general, rtol=1e-13, atol=0)
 
 

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers import flat_site as _beside
+from pyro_bbb._handlers import flat_site
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries, mask_pruned, unpruned_entries
 from pyro_bbb._ops.flat import gathered, spread
 from pyro_bbb.distributions import PrunedNormal
@@ -45,7 +45,7 @@ def masks():
 def test_entries_are_those_where_the_mask_is_true():
     unpruned = UnprunedEntries(masks())
     tensors = [torch.randn(mask.shape) for mask in unpruned.masks.values()]
-    entries = gathered(tensors, list(unpruned.places.values()))
+    entries = gathered(tensors, list(unpruned.indices.values()))
     expected = [x[mask] for x, mask in zip(tensors, unpruned.masks.values(), strict=True)]
     assert torch.equal(entries, torch.cat(expected))
 
@@ -56,7 +56,7 @@ def test_tensors_hold_them_there_and_zeros_elsewhere(lead):
     like = list(unpruned.masks.values())
     vector = torch.randn(*lead, sum(int(mask.sum()) for mask in like))
     parts = vector.split([int(mask.sum()) for mask in like], -1)
-    tensors = spread(vector, list(unpruned.places.values()), like)
+    tensors = spread(vector, list(unpruned.indices.values()), like)
     for x, mask, part in zip(tensors, like, parts, strict=True):
         assert x.shape == (*lead, *mask.shape)
         assert torch.equal(x[..., mask], part) and not x[..., ~mask].any()
@@ -64,11 +64,11 @@ def test_tensors_hold_them_there_and_zeros_elsewhere(lead):
 
 def test_their_derivatives():
     unpruned = UnprunedEntries(masks())
-    places, like = list(unpruned.places.values()), list(unpruned.masks.values())
+    indices, like = list(unpruned.indices.values()), list(unpruned.masks.values())
     tensors = [torch.randn(mask.shape, requires_grad=True) for mask in like]
-    assert gradcheck(lambda *x: gathered(x, places), tensors)
-    vector = torch.randn(2, 1, sum(map(len, places)), requires_grad=True)
-    assert gradcheck(lambda x: spread(x, places, like), vector)
+    assert gradcheck(lambda *x: gathered(x, indices), tensors)
+    vector = torch.randn(2, 1, sum(map(len, indices)), requires_grad=True)
+    assert gradcheck(lambda x: spread(x, indices, like), vector)
 
 
 # --- distributions ---
@@ -172,7 +172,7 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind, draws, 
 
     def parts(objective):
         model, guide = {**MERGED, **APART}[name]()
-        monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would(guide))
+        monkeypatch.setattr(flat_site, "draw_noise", as_each_tensor_would(guide))
         objective.unpruned = unpruned_entries(guide)
         return mask_pruned(model, objective.unpruned), model, guide
 
@@ -191,7 +191,7 @@ def test_the_noise_is_what_scores_a_draw(name, monkeypatch):
         loc.data[loc != 0] = 0.7
     found = []
     for unpruned in (unpruned_entries(guide), None):
-        monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would(guide))
+        monkeypatch.setattr(flat_site, "draw_noise", as_each_tensor_would(guide))
         elbo, program = (
             recorded_elbo(None, 1),
             mask_pruned(model, unpruned or unpruned_entries(guide)),

@@ -12,15 +12,15 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers import flat_site as _beside
-from pyro_bbb._handlers.param_store import held_by_optimiser
+from pyro_bbb._handlers import flat_site
 from pyro_bbb._handlers.particle_plate import PlateOfDraws, in_plate, plate_shape
 from pyro_bbb._ops import reductions as _blocks
 from pyro_bbb._ops.flat import FlatTensors
-from pyro_bbb._ops.multi_sample import several_draws
-from pyro_bbb._ops.reductions import Blocks, joined, over_block
+from pyro_bbb._ops.multi_sample import shared_by
+from pyro_bbb._ops.reductions import Blocks, concatenated, over_block
 from pyro_bbb._ops.reparameterize import draw_many
-from pyro_bbb.distributions.detached import HeldDraw
+from pyro_bbb._ops.step_context import StepOptions, step_context
+from pyro_bbb.distributions.detached import DetachedSample
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.estimators._sampled_weights import Draws
 from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
@@ -60,7 +60,7 @@ def test_blocks_are_all_vectors_in_their_order(shape, count):
     rows = [part.reshape(-1, 4, 3) for part in parts]
     assert max(len(each) for each in rows) <= count
     assert torch.equal(torch.cat(rows).reshape(x.shape), x)
-    assert torch.equal(joined([each.sum((-2, -1)) for each in parts], shape), x.sum((-2, -1)))
+    assert torch.equal(concatenated([each.sum((-2, -1)) for each in parts], shape), x.sum((-2, -1)))
     assert [part.shape for part in Blocks(2, count)(torch.empty(0, 1, 3))] == [(0, 3)]
     total = sum(over_block(each) if each.dim() > 2 else each for each in parts)
     torch.testing.assert_close(total, x.reshape(-1, 4, 3).sum(0))
@@ -87,7 +87,8 @@ def tensors():
 
 def each_by_itself(locs, rhos, noise):
     """The same draws one after another: values, scales, log q and parts of each."""
-    return [draw_many(locs, rhos, FlatTensors(row, locs)) for row in noise.vector.flatten(0, 1)]
+    rows = [FlatTensors(row, locs) for row in noise.vector.flatten(0, 1)]
+    return [draw_many(locs, rhos, row, shared_by("abcd", rhos)) for row in rows]
 
 
 def test_several_vectors_hold_what_each_draws(some_at_a_time):
@@ -106,9 +107,9 @@ def test_several_vectors_hold_what_each_draws(some_at_a_time):
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("shared", [nullcontext, several_draws])
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("used", ["value", "scale", "log_q", "parts", "one part", "all"])
-def test_their_gradient_is_the_sum_of_each(used, shared, some_at_a_time):
+def test_their_gradient_is_the_sum_of_each(used, several, some_at_a_time):
     locs, rhos, noise = tensors()
     of_value, of_scale = torch.randn_like(noise.vector), torch.randn(noise.vector.shape[-1])
     of_log_q, of_parts = torch.randn(DRAWS, 1), [torch.randn(DRAWS, 1, *x.shape) for x in locs]
@@ -127,13 +128,13 @@ def test_their_gradient_is_the_sum_of_each(used, shared, some_at_a_time):
     def gradients(draws):
         for x in (*locs, *rhos):
             x.grad = None
-        with shared():
+        with step_context(StepOptions(several=several)):
             for drawn, weights in draws():
                 objective(*drawn, weights).backward()
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in (*locs, *rhos)]
 
     def together():
-        yield draw_many(locs, rhos, noise), (of_value, of_log_q, of_parts)
+        yield draw_many(locs, rhos, noise, shared_by("abcd", rhos)), (of_value, of_log_q, of_parts)
 
     def apart():
         for number, drawn in enumerate(each_by_itself(locs, rhos, noise)):
@@ -163,15 +164,15 @@ def test_a_gradient_handed_in_is_left_as_it_is(some_at_a_time):
 def test_the_score_of_draws_held_fixed_is_that_of_a_normal():
     locs, rhos, noise = tensors()
     value, scale, log_q, _ = draw_many(locs, rhos, noise)
-    held = HeldDraw(noise.vector, scale.vector, log_q)
-    assert held.batch_shape == (DRAWS, 1) and held.event_shape == noise.vector.shape[-1:]
+    detached = DetachedSample(noise.vector, scale.vector, log_q)
+    assert detached.batch_shape == (DRAWS, 1) and detached.event_shape == noise.vector.shape[-1:]
     value, weights = value.detach().requires_grad_(), torch.randn(DRAWS, 1)
-    (held.log_prob(value) * weights).sum().backward()
+    (detached.log_prob(value) * weights).sum().backward()
     loc = torch.cat([x.detach().flatten() for x in locs])
     other = value.detach().requires_grad_()
     normal = dist.Normal(loc, scale.vector.detach()).to_event(1).log_prob(other)
     (normal * weights).sum().backward()
-    torch.testing.assert_close(held.log_prob(value), normal, rtol=1e-12, atol=0)
+    torch.testing.assert_close(detached.log_prob(value), normal, rtol=1e-12, atol=0)
     torch.testing.assert_close(value.grad, other.grad, rtol=1e-10, atol=1e-12)
 
 
@@ -223,7 +224,7 @@ def test_an_estimator_knows_each_weight_of_each_draw_by_its_place():
     _, guide = make()
     for rho in guide.rhos.parameters():
         rho.data.uniform_(-3, 0)
-    with _beside.side_by_side(), Draws() as draws, PlateOfDraws("draws", DRAWS, -2):
+    with step_context(StepOptions(flat=True)), Draws() as draws, PlateOfDraws("draws", DRAWS, -2):
         values = guide(*data())
     assert len({value.untyped_storage().data_ptr() for value in values.values()}) == 1
     for name, value in values.items():
@@ -304,7 +305,7 @@ def as_each_tensor_would(noise):
 def test_loss_and_gradients_are_those_of_pyros_own_objective(
     name, kind, some_at_a_time, monkeypatch
 ):
-    monkeypatch.setattr(_beside, "draw_noise", as_each_tensor_would)
+    monkeypatch.setattr(flat_site, "draw_noise", as_each_tensor_would)
     options = {"num_particles": DRAWS, "vectorize_particles": True, "max_plate_nesting": 1}
 
     def parts(_):
@@ -328,7 +329,7 @@ def test_at_once_is_one_after_another(estimator, kind, frozen, some_at_a_time, m
     def given(noise):
         noise.vector.copy_(left.pop(0) if noise.vector.dim() == 1 else rows.unsqueeze(1))
 
-    monkeypatch.setattr(_beside, "draw_noise", given)
+    monkeypatch.setattr(flat_site, "draw_noise", given)
     found = []
     for vectorize in (False, True):
         pyro.set_rng_seed(0)
@@ -337,7 +338,7 @@ def test_at_once_is_one_after_another(estimator, kind, frozen, some_at_a_time, m
             parameter.requires_grad_(not name.startswith(FROZEN[frozen]))
         learned = [p for p in guide.parameters() if p.requires_grad]
         elbo = recorded_elbo(kind, DRAWS, vectorize=vectorize)
-        with held_by_optimiser(learned), ESTIMATORS[estimator]():
+        with ESTIMATORS[estimator]():
             loss = elbo.loss_and_grads(model, guide, *data())
         parts = torch.tensor(list(vars(elbo.take_parts()).values()))
         found.append((torch.tensor(loss), parts, *(p.grad for p in learned)))

@@ -9,7 +9,8 @@ from torch import Size
 
 import pyro_bbb as bbb
 from pyro_bbb._ops import buffers as _memory
-from pyro_bbb._ops.buffers import Memory, empty_from_pool, reusing
+from pyro_bbb._ops.buffers import Memory, empty_from_pool
+from pyro_bbb._ops.step_context import StepOptions, step_context
 
 
 def place(x):
@@ -49,7 +50,7 @@ def test_blank_is_like_another_tensor_on_reused_memory_if_large():
     memory = Memory()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.zeros(300, 500, dtype=dtype)
-        with reusing(memory):
+        with step_context(StepOptions(memory=memory)):
             y = empty_from_pool(x)
             assert y.shape == x.shape and y.dtype == dtype and y.is_contiguous()
             assert empty_from_pool(x, Size([7])).shape == (7,)
@@ -57,7 +58,7 @@ def test_blank_is_like_another_tensor_on_reused_memory_if_large():
             del y
             assert place(empty_from_pool(x)) == at
     meta = torch.zeros(300, 500, device="meta")
-    with reusing(memory):
+    with step_context(StepOptions(memory=memory)):
         assert empty_from_pool(meta).device.type == "meta"
     assert sum(map(len, memory._blocks.values())) == 3
 

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb._handlers.param_store import held_by_optimiser
-from pyro_bbb._ops.multi_sample import several_draws
-from pyro_bbb._ops.reductions import sum_log, total, total_log
 from pyro_bbb._ops.reparameterize import draw
-from pyro_bbb._ops.scale_mixture import LogMixture
+from pyro_bbb._ops.scale_mixture import log_mixture
 from pyro_bbb.training._setup import can_vectorise
 from pyro_bbb.training.objectives import recorded_elbo
 from pyro_bbb.training.optim import JointOptim
@@ -97,34 +94,6 @@ def test_draws_in_vmap_are_a_loop():
             torch.testing.assert_close(found[i], expected)
 
 
-def test_draws_that_share_a_scale_are_what_they_are_alone():
-    loc, rho, first = posterior(4, 6)
-    second = torch.randn(4, 6)
-
-    def twice():
-        total = sum(a.sum() * a.sum() + 2 * b.sum() + c for a, b, c in map(one, (first, second)))
-        return total.item(), *torch.autograd.grad(total, (loc, rho))
-
-    def one(noise):
-        return draw(loc, rho, noise)
-
-    alone = twice()
-    with several_draws():
-        together = twice()
-    for found, expected in zip(together, alone, strict=True):
-        assert found == expected if isinstance(found, float) else torch.equal(found, expected)
-
-
-def test_a_shared_scale_is_forgotten_afterwards():
-    loc, rho, noise = posterior(4)
-    with several_draws():
-        draw(loc, rho, noise)
-    with torch.no_grad():
-        rho += 1
-    with several_draws():
-        torch.testing.assert_close(draw(loc, rho, noise)[1], F.softplus(rho))
-
-
 # --- the mixture's log-density, summed ---
 
 
@@ -178,7 +147,7 @@ def test_the_summed_mixture_in_vmap_is_a_loop():
 
     def of_scale(sigma2):
         kind = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2, validate_args=False)
-        return LogMixture.apply(w[0], *kind._coefficients, 1)
+        return log_mixture(w[0], kind._coefficients, 1)
 
     expected = torch.stack([of_scale(s) for s in sigma2])
     torch.testing.assert_close(torch.vmap(of_scale)(sigma2), expected)
@@ -194,43 +163,6 @@ def test_single_precision_keeps_the_share_of_a_very_narrow_component(ratio):
     exact = single.detach().double().requires_grad_()
     (expected,) = torch.autograd.grad(naive_mixture(exact, 0.5, 1.0, ratio).sum(), exact)
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("least", [-0.1, -6.0, -79.0])
-@pytest.mark.parametrize("shape", [(100_003,), (3, 2, 25_001), (5,), (2, 0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_logarithm_of_products_is_the_sum_of_logarithms(dtype, shape, least):
-    logs = (torch.rand(shape, dtype=torch.float64) * least).to(dtype)
-    logs[..., : shape[-1] // 2] = least  # half of them as low as can be: products would underflow
-    for dims in range(len(shape) + 1):
-        found = total_log(logs.exp(), (least, 0.0), dims, torch.empty_like(logs))
-        exact = total(logs.exp().double().log(), dims)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), exact, rtol=20 * torch.finfo(dtype).eps, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(1e-3, 2e-3), (1e-37, 1e37), (1e-30, 1e-9), (1e9, 1e30), (0.5, 2.0)]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [32_767, 32_768, 100_003])
-def test_the_sum_of_logarithms_is_exact_whatever_the_numbers(size, dtype, low, high):
-    x = torch.logspace(math.log10(low), math.log10(high), size, dtype=torch.float64).to(dtype)
-    x = x[torch.randperm(size)]
-    unpruned = x.clone()
-    logs = x.double().log()
-    found = sum_log(x, torch.empty_like(x))
-    error = 20 * torch.finfo(dtype).eps * logs.abs().sum().item()
-    torch.testing.assert_close(found.double(), logs.sum(), rtol=0, atol=error)
-    assert found.dtype == dtype and x.equal(unpruned)
-
-
-@pytest.mark.parametrize("odd", [0.0, math.inf, math.nan, 1e-45])
-def test_the_sum_of_logarithms_hides_no_odd_number(odd):
-    x = torch.full((100_003,), 0.1)
-    x[77_777] = odd
-    found, expected = sum_log(x, torch.empty_like(x)), x.double().log().sum()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
@@ -309,7 +241,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, val
     torch.manual_seed(1)
     expected = Trace_ELBO(num_particles=num_particles).loss_and_grads(p, q, x, y, 0.2)
     torch.manual_seed(1)
-    with held_by_optimiser(guide.parameters()), pyro.validation_enabled(validated):
+    with pyro.validation_enabled(validated):
         found = recorded_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
     assert found == pytest.approx(expected, rel=1e-12)
     for name in guide.site_names:
@@ -321,36 +253,12 @@ def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, val
     pyro.clear_param_store()
 
 
-def steps(model, guide, x, y, held):
+def steps(model, guide, x, y):
     parameters = {name: p for name, p in guide.named_parameters()}
     optim = JointOptim(torch.optim.Adam, {"lr": 0.01}, parameters=parameters)
     svi = SVI(model, guide, optim, recorded_elbo(None, 2))
     torch.manual_seed(2)
-    with held_by_optimiser(optim.parameters if held else ()):
-        return [svi.step(x, y, 0.2) for _ in range(5)]
-
-
-def test_parameters_that_are_not_announced_train_all_the_same():
-    (x, y), (model, guide) = data(), ours()
-    import copy
-
-    other = copy.deepcopy(guide)
-    assert steps(model, guide, x, y, held=True) == steps(model, other, x, y, held=False)
-    for a, b in zip(guide.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_parameters_are_announced_unless_an_optimiser_holds_them():
-    (x, y), (_, guide) = data(), ours()
-
-    def heard():
-        with poutine.trace(param_only=True) as trace:
-            guide(x, y, 0.2)
-        return len(trace.trace.nodes)
-
-    with held_by_optimiser(guide.parameters()):
-        assert heard() == 1  # for without any, SVI computes no gradients
-    assert heard() == 2 * len(guide.site_names)
+    return [svi.step(x, y, 0.2) for _ in range(5)]
 
 
 def test_parameters_of_the_model_train_with_a_guide_of_none():
@@ -401,7 +309,7 @@ def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, 
         seen.append(vectorize)
         return recorded_elbo(loss, num_particles, vectorize=vectorize)
 
-    monkeypatch.setattr("pyro_bbb.training._fit.recorded_elbo", spy)
+    monkeypatch.setattr("pyro_bbb.training._setup.recorded_elbo", spy)
     network = bbb.BayesianMLP(sizes)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
     guide = bbb.AutoSoftplusNormal(model)
@@ -425,7 +333,7 @@ def test_many_weights_of_convolutions_are_drawn_one_particle_after_another(
 def test_a_step_leaves_nothing_for_the_garbage_collector():
     # what it did leave would hold a step's memory until the collector's next turn
     (x, y), (model, guide) = data(), ours()
-    steps(model, guide, x, y, held=True)
+    steps(model, guide, x, y)
     gc.collect()
     gc.disable()
     try:

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyro_bbb._ops.buffers import Memory, reusing
+from pyro_bbb._ops.buffers import Memory
 from pyro_bbb._ops.flat import FlatTensors
-from pyro_bbb._ops.linear_std import deviation
+from pyro_bbb._ops.linear_std import linear_std
+from pyro_bbb._ops.step_context import StepOptions, step_context
 
 DOUBLE = {"dtype": torch.float64, "requires_grad": True}
 
@@ -40,8 +41,10 @@ def gradients(function, x, scale, bias_scale, *, turned):
 @pytest.mark.parametrize("size", [{}, {"batch": 2, "n_in": 200, "n_out": 300}])
 def test_it_is_what_autograd_makes_of_the_formula(bias, turned, size):
     given = arguments(bias=bias, turned=turned, **size)
-    with reusing(Memory()):  # the larger one is beyond the C library's own memory
-        ours, of_ours = gradients(deviation, *given, turned=turned)
+    with step_context(
+        StepOptions(memory=Memory())
+    ):  # the larger one is beyond the C library's own memory
+        ours, of_ours = gradients(linear_std, *given, turned=turned)
     expected, of_expected = gradients(plain, *given, turned=turned)
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
     for mine, theirs in zip(of_ours, of_expected, strict=True):
@@ -49,10 +52,10 @@ def test_it_is_what_autograd_makes_of_the_formula(bias, turned, size):
 
 
 def test_its_derivatives_are_those_of_differences():
-    assert torch.autograd.gradcheck(deviation, arguments())
-    assert torch.autograd.gradgradcheck(deviation, arguments())
+    assert torch.autograd.gradcheck(linear_std, arguments())
+    assert torch.autograd.gradgradcheck(linear_std, arguments())
     x, *scales = arguments()
-    assert torch.autograd.gradgradcheck(partial(deviation, x.detach()), scales)
+    assert torch.autograd.gradgradcheck(partial(linear_std, x.detach()), scales)
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -60,7 +63,7 @@ def test_outputs_without_noise_pass_no_gradient_on(single):
     x, scale, _ = arguments(bias=False)
     scale = scale[0].detach().requires_grad_() if single else scale
     x = torch.cat([torch.zeros_like(x[:2]), x[2:]]).detach().requires_grad_()
-    outputs = deviation(x, scale, None)
+    outputs = linear_std(x, scale, None)
     assert (outputs[:2] == 0).all()
     of_x, of_scale = torch.autograd.grad(outputs.sum(), (x, scale))
     assert (of_x[:2] == 0).all()
@@ -70,7 +73,7 @@ def test_outputs_without_noise_pass_no_gradient_on(single):
 
 def test_known_inputs_are_asked_no_gradient():
     x, scale, bias_scale = arguments()
-    outputs = deviation(x.detach(), scale, bias_scale)
+    outputs = linear_std(x.detach(), scale, bias_scale)
     of_scale = torch.autograd.grad(outputs.sum(), scale, retain_graph=True)[0]
     expected = torch.autograd.grad(plain(x, scale, bias_scale).sum(), scale)[0]
     torch.testing.assert_close(of_scale, expected, rtol=1e-11, atol=0)
@@ -79,7 +82,7 @@ def test_known_inputs_are_asked_no_gradient():
 @pytest.mark.parametrize("learned", range(3))
 def test_what_is_frozen_is_asked_no_gradient_either(learned):
     given = [v.detach().requires_grad_(i == learned) for i, v in enumerate(arguments())]
-    ours = torch.autograd.grad(deviation(*given).sum(), given[learned])[0]
+    ours = torch.autograd.grad(linear_std(*given).sum(), given[learned])[0]
     expected = torch.autograd.grad(plain(*given).sum(), given[learned])[0]
     torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-13)
 
@@ -87,7 +90,7 @@ def test_what_is_frozen_is_asked_no_gradient_either(learned):
 def test_under_autocast_it_is_that_of_rounded_products():
     x, scale, bias_scale = (v.detach().float().requires_grad_() for v in arguments(n_in=64))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = deviation(x, scale, bias_scale)
+        cast = linear_std(x, scale, bias_scale)
     assert cast.dtype == torch.bfloat16
     expected = plain(x, scale, bias_scale)
     torch.testing.assert_close(cast.float(), expected, rtol=2**-7, atol=0)
@@ -99,7 +102,7 @@ def test_under_autocast_it_is_that_of_rounded_products():
 def test_a_single_output_may_have_a_vector_of_weights():
     x, scale, _ = arguments(n_out=1, bias=False)
     flat = scale.detach().flatten().requires_grad_()
-    outputs = deviation(x, flat, None)
+    outputs = linear_std(x, flat, None)
     torch.testing.assert_close(outputs, plain(x, scale, None).squeeze(-1), rtol=1e-12, atol=0)
     of_scale = torch.autograd.grad(outputs.sum(), flat)[0]
     expected = torch.autograd.grad(plain(x, scale, None).sum(), scale)[0]
@@ -109,11 +112,11 @@ def test_a_single_output_may_have_a_vector_of_weights():
 def test_transforms_go_through_it():
     x, scale, bias_scale = (v.detach() for v in arguments())
     inputs = torch.stack([x, 2 * x])
-    batched = torch.vmap(lambda each: deviation(each, scale, bias_scale))(inputs)
+    batched = torch.vmap(lambda each: linear_std(each, scale, bias_scale))(inputs)
     torch.testing.assert_close(batched, plain(inputs, scale, bias_scale), rtol=1e-12, atol=0)
 
     def loss(s):
-        return deviation(x, s, bias_scale).sum()
+        return linear_std(x, s, bias_scale).sum()
 
     twice = torch.func.jacrev(torch.func.jacrev(loss))
     theirs = torch.func.jacrev(torch.func.jacrev(lambda s: plain(x, s, bias_scale).sum()))(scale)

@@ -16,7 +16,8 @@ from torch.nn.utils import parametrizations
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
-from pyro_bbb._handlers.flat_site import get_traces, side_by_side
+from pyro_bbb._handlers.flat_site import get_traces
+from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.saving import SAVED_CLASSES, attributes, saveable
 from pyro_bbb.likelihoods import Gaussian
@@ -156,7 +157,7 @@ def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
     pair = trained(NETWORKS["mlp"](PRIORS[prior]()))
     found = []
     for model, guide in (pair, round_trip(tmp_path, *pair)):
-        with pyro.validation_enabled(False), side_by_side():
+        with pyro.validation_enabled(False), step_context(StepOptions(flat=True)):
             trace, _ = get_traces(model, guide, (X, target(model, X)), {})
         sites = prune_subsample_sites(trace).nodes.items()
         sites = {name: site for name, site in sites if site["type"] == "sample"}
