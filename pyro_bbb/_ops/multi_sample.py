@@ -107,10 +107,15 @@ class Shared:
 
 
 def shared_by(names: Iterable[str], rhos: Sequence[Tensor]) -> Shared:
-    """The scales that samples of these sites share in a step; of a single sample its own."""
-    step, key = current_step(), tuple(names)
+    """The scales that samples of these sites share in a step; of a single sample its own.
+
+    Members of an ensemble have sites of the same names, so the parameters count as well.
+    """
+    step = current_step()
     if not step.options.several:
         return Shared()
+    addresses = (id(x) if x.is_leaf else x.data_ptr() for x in rhos)
+    key: tuple[str | int, ...] = (*names, *addresses)
     if key not in step.scales:
         learned = all(x.is_leaf and x.requires_grad for x in rhos)
         gradient = ScaleGradient(rhos) if learned else None

@@ -34,8 +34,8 @@ class StepContext:
     options: StepOptions = StepOptions()
     sample: Any = None
     """The guide's latest `FlatSample`: value, noise and log q, with its parts by site name."""
-    scales: dict[tuple[str, ...], Shared] = field(default_factory=dict)
-    """Scales and their gradient by the names of the sites, of several samples."""
+    scales: dict[tuple[str | int, ...], Shared] = field(default_factory=dict)
+    """Scales and their gradient by sites and parameters, of several samples."""
 
 
 _STEP: ContextVar[StepContext | None] = ContextVar("step", default=None)
