@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._ops.step_context import current_step
+from pyro_bbb._ops.tuning import LEAST_BUFFER as LEAST
 
-LEAST = 2**17  # bytes; a smaller block is the C library's own
 LINE = 64  # bytes
 
 

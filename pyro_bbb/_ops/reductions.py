@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FITS = 2**19  # numbers
+from pyro_bbb._ops.tuning import BLOCK as FITS
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.vmap import stack
+from pyro_bbb._ops.tuning import ONE_BY_ONE as _LARGE
+from pyro_bbb._ops.tuning import SAMPLE_CHUNK as _CHUNK
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._weight_samples import Draws
-
-_CHUNK = 2**24  # numbers of a guide (or of one given draw) times the draws made at once
-_LARGE = 2**18  # such numbers from which draws may be made one by one
 
 
 def posterior_draws(

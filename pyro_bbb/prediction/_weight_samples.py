@@ -17,12 +17,12 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import over_draws
+from pyro_bbb._ops.tuning import BATCHED_BELOW
 from pyro_bbb.models import BayesianModel
 
 Draws: TypeAlias = Mapping[str, Tensor]
 Part: TypeAlias = tuple[slice, slice, dict[str, Tensor]]  # draws, inputs, and values for these
 ALL = slice(None)
-BATCHED_BELOW = 128  # inputs from which draws run one by one
 
 
 class SubstituteMessenger(Messenger):

@@ -16,6 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
 from pyro_bbb._handlers.sites import declared_names
+from pyro_bbb._ops.tuning import MOST_AT_ONCE as MOST
+from pyro_bbb._ops.tuning import MOST_OF_CONVOLUTIONS as OF_CONVOLUTIONS
 from pyro_bbb._utils.validation import as_device
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.guides.kl_weight import with_kl_weight
@@ -28,8 +30,6 @@ from pyro_bbb.training._validation import check_fit
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import RecordedELBO, recorded_elbo
 
-MOST = 2**24  # numbers in all draws: of more there is no gain, and they fill the memory
-OF_CONVOLUTIONS = 2**18  # weights: of more there is no gain either, and their outputs are large
 _VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per example anyway
 
 
