@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.reductions import batches, total
@@ -94,3 +95,26 @@ class MeanDistance(Function):
 def _distance_slopes(d: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     r = d / scale
     return torch.erf(math.sqrt(0.5) * r), math.sqrt(2 / math.pi) * torch.exp(-0.5 * r.square())
+
+
+class KnownLogProb(Function):
+    r"""$\sum\ln N(w; \mu, \sigma^2)$ at $w = \mu + \sigma\epsilon$, whose value is known.
+
+    Naively ``Normal(loc.detach(), scale.detach()).log_prob(value).sum(-1)``: the derivative in the
+    value is $-\epsilon / \sigma$, parameters have none.
+    """
+
+    @staticmethod
+    def forward(value: Tensor, noise: Tensor, scale: Tensor, log_q: Tensor) -> Tensor:
+        return log_q.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:3])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_q: Tensor) -> tuple[Tensor | None, ...]:
+        noise, scale = ctx.saved_tensors
+        ratio = torch.div(noise, scale, out=empty_from_pool(noise))
+        return ratio.mul_(-of_log_q.unsqueeze(-1)), None, None, None

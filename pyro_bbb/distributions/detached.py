@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution
 
-from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.normal import KnownLogProb
 
 
 class Detached(TorchDistribution):
@@ -61,24 +58,5 @@ class DetachedSample(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The sums in nats; the value is that of the draws."""
-        log_prob: Tensor = _Known.apply(value, self._noise, self._scale, self._log_q)
+        log_prob: Tensor = KnownLogProb.apply(value, self._noise, self._scale, self._log_q)
         return log_prob
-
-
-class _Known(Function):
-    """A log-density that is known, of which the derivative in the value is taken."""
-
-    @staticmethod
-    def forward(value: Tensor, noise: Tensor, scale: Tensor, log_q: Tensor) -> Tensor:
-        return log_q.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:3])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_log_q: Tensor) -> tuple[Tensor | None, ...]:
-        noise, scale = ctx.saved_tensors
-        ratio = torch.div(noise, scale, out=empty_from_pool(noise))
-        return ratio.mul_(-of_log_q.unsqueeze(-1)), None, None, None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
+from pyro_bbb._ops.normal import KnownLogProb
 from pyro_bbb._ops.reparameterize import draw
 from pyro_bbb._ops.scale_mixture import log_mixture
 from pyro_bbb.training._setup import can_vectorise
@@ -343,3 +344,17 @@ def test_a_step_leaves_nothing_for_the_garbage_collector():
     finally:
         gc.enable()
     assert left <= 3 * len(list(guide.parameters()))  # gradients' places and the optimiser's state
+
+
+def test_the_known_log_prob_has_the_derivative_of_a_detached_normal():
+    loc, noise = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 2, 5, dtype=torch.float64)
+    scale = torch.rand(2, 5, dtype=torch.float64) + 0.1
+    value = (loc + scale * noise).requires_grad_()
+    naive = torch.distributions.Normal(loc, scale).log_prob(value).sum((-1, -2))
+    flat = value.flatten(1)
+    found = KnownLogProb.apply(flat, noise.flatten(1), scale.flatten(), naive.detach())
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    (expected,) = torch.autograd.grad(naive @ weights, value, retain_graph=True)
+    (gradient,) = torch.autograd.grad(found @ weights, value)
+    torch.testing.assert_close(found, naive)
+    torch.testing.assert_close(gradient, expected)
