@@ -114,7 +114,7 @@ def shared_by(names: Iterable[str], rhos: Sequence[Tensor]) -> Shared:
     step = current_step()
     if not step.options.several:
         return Shared()
-    addresses = (id(x) if x.is_leaf else x.data_ptr() for x in rhos)
+    addresses = (id(x) if x.is_leaf and x.requires_grad else x.data_ptr() for x in rhos)
     key: tuple[str | int, ...] = (*names, *addresses)
     if key not in step.scales:
         learned = all(x.is_leaf and x.requires_grad for x in rhos)

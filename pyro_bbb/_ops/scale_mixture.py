@@ -15,7 +15,6 @@ from torch.autograd import Function
 
 from pyro_bbb._ops.buffers import empty_from_pool
 from pyro_bbb._ops.reductions import HALF_LOG_2PI, Blocks, concatenated, total
-from pyro_bbb._ops.softplus import softplus
 
 Coefficients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -92,7 +91,8 @@ def log_mixture(w: Tensor, coefficients: Coefficients, dims: int) -> Tensor:
     t = torch.maximum(torch.addcmul(delta, kappa, z2, value=-1), floor)
     narrow = t > 1  # at 0 the derivative in w would lose a digit
     larger = torch.where(narrow, d - (1 + kappa) * z2, c - z2)
-    return total(larger + softplus(torch.where(narrow, -t, t)), dims)
+    softplus = torch.logaddexp(torch.where(narrow, -t, t), t.new_zeros(()))
+    return total(larger + softplus, dims)
 
 
 class LogOneMixture(Function):
