@@ -470,6 +470,7 @@ def test_those_play_who_are_chosen(experiment, tmp_path, agents, names):
     assert epsilons == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
     """Each piece's agents and seeds have the figures that they had, whoever played beside them."""
     play = {"bbb0": (("bbb",), 0, 2), "bbb2": (("bbb",), 2, 1), "greedy": (("greedy",), 0, 3)}
@@ -509,6 +510,7 @@ def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
         ({"agents": ("greedy",), "seed": 1}, "the same seeds of each agent, got .*0, 1.*1, 2"),
     ],
 )
+@pytest.mark.slow
 def test_pieces_that_do_not_fit_are_refused(experiment, tmp_path, second, message):
     fixed = {"smoke": True, "seeds": 2}
     first = {"agents": ("bbb",), "seed": 0}

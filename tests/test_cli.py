@@ -71,6 +71,7 @@ def folder(tmp_path_factory):
 # --- training ---
 
 
+@pytest.mark.slow
 def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
     table = folder / "houses.parquet"
     words = ("train", table, "--target", "price", "--drop", "id", "--epochs", "80")

@@ -242,6 +242,7 @@ def assert_mean(chains, series, expected):
     assert ((found - torch.as_tensor(expected)).abs() < SIGMAS * error).all(), (found, expected)
 
 
+@pytest.mark.slow
 def test_conjugate_regression(double):
     n, prior, noise = 12, 0.8, 0.5
     x = torch.randn(n, 2) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])

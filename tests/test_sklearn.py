@@ -58,6 +58,7 @@ def sorter():
 
 
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+@pytest.mark.slow
 def test_every_check_of_scikit_learn_passes(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # checks that are skipped, or look for warnings themselves

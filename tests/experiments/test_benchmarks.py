@@ -240,6 +240,7 @@ class Clock:
         return run
 
 
+@pytest.mark.slow
 def test_turns_rotate_and_the_first_runs_are_not_counted(load):
     timing, clock, log = load("_parts.timing"), Clock(), []
     actions = {
@@ -255,6 +256,7 @@ def test_turns_rotate_and_the_first_runs_are_not_counted(load):
     assert "".join(log) == "aabb" + "aaabbb" + "bbbaaa" + "aaabbb"
 
 
+@pytest.mark.slow
 def test_rounds_begin_until_the_time_has_passed(load):
     timing, clock = load("_parts.timing"), Clock()
     actions = {"a": timing.Action(timing.timed(timing.repeated(clock.running(1.0))))}
