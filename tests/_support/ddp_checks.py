@@ -461,7 +461,7 @@ def a_distributed_sampler_or_a_stream_gives_each_its_own():
         fit(make(), DataLoader(Stream(0, 1), 2))
     with raising(ValueError, f"rank {rank()} of 2, got one of rank 0 of 1"):
         fit(make(), DataLoader(Met(), 2, sampler=DistributedSampler(Met(), 1, 0)))
-    with raising(ValueError, "whole in every process"):
+    with raising(ValueError, "the same in every process"):
         fit(make("laplace"), DataLoader(Stream(rank(), SIZE), 2))
 
 
