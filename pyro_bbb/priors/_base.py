@@ -188,9 +188,6 @@ def make(name: str, **options: Any) -> Prior:
         name: a name in `pyro_bbb.priors.PRIORS`.
         **options: keyword arguments of the prior of that name.
 
-    Returns:
-        The prior, with its defaults where an option is not given.
-
     Raises:
         ValueError: an unknown name.
     """
