@@ -291,6 +291,12 @@ def test_copies_of_weights_are_scored_as_the_weights(name, copy):
         torch.testing.assert_close(other, original)
 
 
+def test_copies_of_weights_under_several_priors_are_known_draws():
+    model, guide = APART["two families"]()
+    for site in traces(model, Handled(torch.clone)(guide))[1].nodes.values():
+        assert site["type"] != "sample" or site["fn"].base_dist.remembers(site["value"])
+
+
 @pytest.mark.parametrize("change", [lambda w: w + 1, torch.Tensor.detach])
 def test_weights_that_a_handler_changes_are_scored_by_themselves(change):
     model, guide = make()
