@@ -397,6 +397,19 @@ def test_draws_of_a_frozen_scale_find_it_once():
     assert len(places) == 1
 
 
+def test_derivatives_of_scales_are_found_once_for_several_samples():
+    found = []
+
+    def find():
+        found.append(torch.ones(3))
+        return found[-1]
+
+    for shared, calls in ((Shared(several=True), 1), (Shared(), 2)):
+        found.clear()
+        assert shared.slope_by(find) is found[0] and shared.slope_by(find) is found[-1]
+        assert len(found) == calls
+
+
 def test_the_parts_of_the_loss_are_those_of_the_sites():
     model, guide = make()
     elbo = recorded_elbo(None, 1)
