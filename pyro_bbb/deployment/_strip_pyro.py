@@ -97,9 +97,17 @@ def _new_class(cls: type, bases: tuple[type, ...], code: dict[str, Any]) -> Any:
     """A class of that name and code, in which ``super()`` means the new bases."""
     cell = CellType()
     body = {name: _with_class_cell(value, cell) for name, value in code.items()}
+    reduced = {"__reduce_ex__": lambda self, _: (_new_instance, (cls,), self.__getstate__())}
+    body = reduced | body  # a class made here is found again by the one that it stands for
     new = type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__, **body})
     cell.cell_contents = new
     return new
+
+
+def _new_instance(cls: type) -> Any:
+    """An object without state of the class that stands for a Pyro class, to unpickle into."""
+    plain = _plain_class(cls)
+    return plain.__new__(plain)
 
 
 def _with_class_cell(value: Any, cell: CellType) -> Any:

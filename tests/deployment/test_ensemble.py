@@ -1,5 +1,6 @@
 """Exported networks and ensembles: `predict`'s numbers in torch, torch.export and ONNX Runtime."""
 
+import pickle
 import subprocess
 import sys
 from functools import cache
@@ -125,6 +126,13 @@ def assert_says(answer, prediction):
     if "quantiles" in answer:
         expected["quantiles"] = torch.stack([prediction.quantile(p) for p in LEVELS], -1)
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_ensemble_can_be_pickled(name):
+    module, x = ensemble(name)[2], inputs(name)
+    again = pickle.loads(pickle.dumps(module))
+    torch.testing.assert_close(again(x), module(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("n", [1, 7, 150])

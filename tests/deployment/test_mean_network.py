@@ -281,9 +281,9 @@ def test_state_survives_a_file_that_holds_tensors_only(name, fraction):
     assert torch.equal(fresh(x), module(x))
 
 
-@pytest.mark.parametrize("name", ["layer", "mlp", "mlp-tanh", "deeper", "pyro-first"])
 @pytest.mark.parametrize("fraction", [0.0, 0.75])
-def test_networks_without_code_of_their_own_pickle_whole(name, fraction):
+@every_network
+def test_networks_can_be_pickled(name, fraction):
     module, x = bbb.to_module(*make(NETWORKS[name](), fraction)), torch.randn(7, 3)
     assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
 
