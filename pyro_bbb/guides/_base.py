@@ -146,6 +146,11 @@ class Guide(AutoGuide):
             raise RuntimeError("the guide has no latents yet: call it with the model's arguments")
         return list(self._latents.values())
 
+    def __repr__(self) -> str:
+        shapes = self.latent_shapes().values()
+        numbers = sum(shape.numel() for shape in shapes)
+        return f"{type(self).__name__}({len(shapes)} sites, {numbers:,} values)"
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the model; Pyro's method would remove it from this guide."""
         model, master = self._model, self.master

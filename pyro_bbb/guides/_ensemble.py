@@ -50,6 +50,9 @@ class Ensemble(Guide):
         self._kl_weight = replace(self._kl_weight, position=None)  # the members weigh theirs
         self._refuse_equal_points()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size} members, the first {self.members[0]!r})"
+
     def add(self, member: Guide) -> None:
         """Add a guide for the same model as the last member.
 

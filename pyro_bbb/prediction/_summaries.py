@@ -21,7 +21,7 @@ from pyro_bbb.distributions import map_tensors
 from pyro_bbb.likelihoods import align
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassificationPrediction:
     """Predicted classes of n examples by S draws of the weights.
 
@@ -35,6 +35,10 @@ class ClassificationPrediction:
 
     sample_log_probs: Tensor
     sampler: str = "weights"
+
+    def __repr__(self) -> str:
+        samples, *inputs, classes = self.sample_log_probs.shape
+        return _described(self, samples, inputs, f"{classes:,} classes")
 
     @cached_property
     def sample_probs(self) -> Tensor:
@@ -111,7 +115,7 @@ class ClassificationPrediction:
         return self.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RegressionPrediction:
     """Predicted distributions of n real targets or counts, a mixture over S draws of the weights.
 
@@ -123,6 +127,10 @@ class RegressionPrediction:
 
     components: Any
     sampler: str = "weights"
+
+    def __repr__(self) -> str:
+        samples, *inputs = self.components.batch_shape
+        return _described(self, samples, inputs, type(self.components).__name__)
 
     @property
     def sample_means(self) -> Tensor:
@@ -231,6 +239,12 @@ class RegressionPrediction:
             width = 2 * width
             high = (high + width).where(outside, high)
         return low, high
+
+
+def _described(prediction: Any, samples: int, inputs: list[int], family: str) -> str:
+    """Printed form: its sizes and not its numbers."""
+    drawn = f"{samples:,} samples of {prediction.sampler}"
+    return f"{type(prediction).__name__}(inputs {inputs}, {family}, {drawn})"
 
 
 Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction

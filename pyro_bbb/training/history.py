@@ -10,7 +10,7 @@ from typing import Any
 from pyro_bbb.training.objectives import LossParts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """Series of the loss and its parts, in nats.
 
@@ -38,6 +38,13 @@ class Record:
     def __len__(self) -> int:
         return len(self.loss)
 
+    def __repr__(self) -> str:
+        return f"Record({len(self):,} steps{self._ends()})"
+
+    def _ends(self) -> str:
+        """The first and the last loss, for the printed form."""
+        return f", neg. ELBO {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
+
     def append(self, parts: LossParts, lr: float) -> None:
         """Adds one entry to every series."""
         for name, value in vars(parts).items():
@@ -45,7 +52,7 @@ class Record:
         self.lr.append(lr)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History(Record):
     """The record of `fit`: one entry per epoch, and the same per step in `steps`.
 
@@ -65,6 +72,13 @@ class History(Record):
     steps: Record = field(default_factory=Record)
     skipped: list[int] = field(default_factory=list)
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        steps = f"{len(self):,} epochs, {len(self.steps):,} steps"
+        skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        interrupted = ", interrupted" if self.interrupted else ""
+        took = f", {math.fsum(self.seconds):.3g} s"
+        return f"History({steps}{self._ends()}{took}{skipped}{interrupted})"
 
     def close_epoch(self, num_steps: int, seconds: float) -> None:
         """Adds an epoch made of the latest ``num_steps`` steps."""

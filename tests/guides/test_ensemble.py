@@ -230,3 +230,11 @@ def test_latents_found_at_the_first_call_belong_to_every_member():
     guide(torch.zeros(3))
     assert [member.site_names for member in guide.members] == [["z"], ["z"]]
     assert guide.sample_posterior(4)["z"].shape == (4,)
+
+
+@pytest.mark.parametrize("name", bbb.guides.GUIDES)
+def test_the_printed_form_of_a_guide_is_one_line(name):
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), bbb.likelihoods.Categorical(), 10)
+    guide = bbb.guides.make(name, model)
+    assert repr(guide).endswith("(4 sites, 26 values)" + ")" * (name == "ensemble"))
+    assert type(guide).__name__ in repr(guide) and "\n" not in repr(guide)

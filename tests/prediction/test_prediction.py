@@ -715,3 +715,11 @@ def test_the_prediction_says_how_it_was_drawn():
     assert (
         bbb.predict(model, guide, x, num_samples=2, estimator="local_reparam").sampler == "outputs"
     )
+
+
+def test_the_printed_form_tells_sizes():
+    classes = ClassificationPrediction(torch.zeros(7, 5, 3))
+    assert repr(classes) == "ClassificationPrediction(inputs [5], 3 classes, 7 samples of weights)"
+    normal = dist.Normal(torch.zeros(7, 5, 2), 1.0)
+    expected = "RegressionPrediction(inputs [5, 2], Normal, 7 samples of outputs)"
+    assert repr(RegressionPrediction(normal, "outputs")) == expected

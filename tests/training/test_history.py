@@ -114,3 +114,15 @@ def test_it_goes_through_json():
     assert found["loss"] == history.loss
     assert found["steps"]["kl"] == history.steps.kl
     assert set(found) == {*SERIES, "seconds", "steps", "skipped", "interrupted"}
+
+
+def test_the_printed_form_is_one_line():
+    history = History()
+    assert repr(history) == "History(0 epochs, 0 steps, 0 s)"
+    for loss in (20_000.0, 5_812.3):
+        history.steps.append(LossParts(loss, 1.0, 0.0, 1.0, loss - 1, 1.0), lr=0.1)
+        history.close_epoch(1, seconds=1.6)
+    history.skipped.append(3)
+    expected = "2 epochs, 2 steps, neg. ELBO 2e+04 -> 5812, 3.2 s, 1 skipped"
+    assert repr(history) == f"History({expected})"
+    assert repr(history.steps) == "Record(2 steps, neg. ELBO 2e+04 -> 5812)"
