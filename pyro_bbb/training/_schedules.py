@@ -95,9 +95,8 @@ class KLSchedule:
                 of range.
             TypeError: the function gave no number.
         """
-        for name, number in (("batch", batch), ("num_batches", num_batches)):
-            count(name, number)
-        for name, number in (("batch_size", batch_size), ("num_data", num_data)):
+        sizes = {"num_batches": num_batches, "batch_size": batch_size, "num_data": num_data}
+        for name, number in {"batch": batch, **sizes}.items():
             count(name, number)
         count("epoch", epoch, least=0)
         if isinstance(self.base, str):
@@ -141,11 +140,7 @@ _LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
 def lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
-    """The schedule of the learning rate by its name; a function is taken as it is.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """The schedule of the learning rate by its name; a function is taken as it is."""
     if callable(schedule):
         return schedule
     if not isinstance(schedule, str) or schedule not in _LR_SCHEDULES:

@@ -18,12 +18,6 @@ from pyro_bbb.training._batches import check_sampler, is_sharded
 from pyro_bbb.training._config import FitConfig
 
 
-def check_model(model: Any) -> None:
-    """Raise TypeError for anything but a `BayesianModel`."""
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
-
-
 def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> None:
     """Raise ValueError if several processes cannot train together with such arguments."""
     if group.size == 1:
@@ -45,11 +39,7 @@ def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> N
 
 
 def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Run model and guide on two examples before any training step, which builds lazy guides.
-
-    Returns:
-        The model's latents by name, and how many numbers each holds.
-    """
+    """Run model and guide on two examples, which builds lazy guides; return the latents' sizes."""
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):
         guide_trace = poutine.trace(guide).get_trace(*args)

@@ -39,11 +39,7 @@ class CaptureDevice(Protocol):
 
 
 class CudaDevice:
-    """Runs and captures steps on one stream of a GPU.
-
-    Args:
-        device: the GPU.
-    """
+    """Runs and captures steps on one stream of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -66,11 +62,7 @@ class CudaDevice:
 
 
 def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) -> CaptureDevice:
-    """The device that captures the steps of a training run.
-
-    Raises:
-        ValueError: the device, guide, data or optimiser cannot be part of a captured step.
-    """
+    """The device that captures steps; ValueError for arguments that no captured step can have."""
     reasons = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "a guide that does the same at every call, which an Ensemble does not": isinstance(
@@ -87,12 +79,7 @@ def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) 
 
 
 class CudaGraphRunner:
-    """A `StepRunner` that replays a captured step; `flush` reads and records its numbers.
-
-    Args:
-        program: what a step computes.
-        device: captures and runs the steps.
-    """
+    """A `StepRunner` that replays a captured step; `flush` reads and records its numbers."""
 
     def __init__(self, program: StepProgram, device: CaptureDevice) -> None:
         elbo = sync_free(program.elbo)
@@ -123,11 +110,7 @@ class CudaGraphRunner:
         self._unrecorded.append((self.optim.row.clone(), kl_weight, lr))
 
     def flush(self) -> None:
-        """Add the steps since the last call to the history.
-
-        Raises:
-            NonFiniteError: a loss or a gradient was not finite; the parameters are those before.
-        """
+        """Record the steps since the last call; NonFiniteError where one was not finite."""
         unrecorded, self._unrecorded = self._unrecorded, []
         if not unrecorded:
             return
