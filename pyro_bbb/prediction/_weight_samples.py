@@ -47,14 +47,7 @@ def default_rows(x: Tensor) -> int:
 def per_draw(
     model: BayesianModel, posterior: Iterable[Draws], x: Tensor, rows: int
 ) -> Iterator[Part]:
-    """The likelihood's arguments for every draw, each ``[s, n, ...]``.
-
-    Args:
-        model: the model.
-        posterior: chunks of draws, ``[s, ...]`` each.
-        x: inputs, ``[n, ...]``.
-        rows: inputs of one pass.
-    """
+    """The likelihood's arguments for every draw, each ``[s, n, ...]``, in passes of ``rows``."""
     run, done = partial(_run, model, x.split(rows)), 0
     for draws in posterior:
         count = len(next(iter(draws.values())))
