@@ -55,12 +55,9 @@ def per_draw(
             yield slice(done, done + count), ALL, over_draws(run, draws)
         else:
             for s in range(count):
-                part = run({name: values[s] for name, values in draws.items()})
-                yield (
-                    slice(done + s, done + s + 1),
-                    ALL,
-                    {k: v.unsqueeze(0) for k, v in part.items()},
-                )
+                draw = {name: values[s] for name, values in draws.items()}
+                part = {name: value.unsqueeze(0) for name, value in run(draw).items()}
+                yield slice(done + s, done + s + 1), ALL, part
         done += count
 
 

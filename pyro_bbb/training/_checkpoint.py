@@ -18,7 +18,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_bbb._utils.validation import count
+from pyro_bbb._utils.validation import count, require
 from pyro_bbb.persistence import LoadError
 from pyro_bbb.persistence.archive import Json, first_does, read_for_all, tidy, write
 from pyro_bbb.training._config import FitConfig
@@ -128,12 +128,10 @@ def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
     if not isinstance(checkpoint, str | PathLike):
         raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
     stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
-    reasons = {
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "data that can be read again from the start, got a stream": stream,
         "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"checkpoint needs {needed}")
+    require("checkpoint", lacking)
     return Path(checkpoint)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyro_bbb._utils.validation import at_least_zero, count, positive
+from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
 
@@ -59,9 +59,9 @@ class KLSchedule:
     cooling_epochs: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, str) and self.base not in _NAMED:
-            raise ValueError(f"kl_schedule must be one of {sorted(_NAMED)}, got {self.base!r}")
-        if not isinstance(self.base, str) and not callable(self.base):
+        if isinstance(self.base, str):
+            one_of("kl_schedule", self.base, sorted(_NAMED))
+        elif not callable(self.base):
             raise TypeError(f"kl_schedule must be a name or a function, got {self.base!r}")
         positive("temperature", self.temperature)
         at_least_zero("warmup_epochs", self.warmup_epochs)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.validation import require
 from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import check_sampler, is_sharded
@@ -22,14 +23,12 @@ def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> N
     """Raise ValueError if several processes cannot train together with such arguments."""
     if group.size == 1:
         return
-    reasons = {
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
         "cuda_graph=False": config.cuda_graph,
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"training in {group.size} processes needs {needed}")
+    require(f"training in {group.size} processes", lacking)
     check_sampler(data, group)
     if is_sharded(data) and isinstance(guide, Approximated):
         raise ValueError(

@@ -22,7 +22,7 @@ from pyro_bbb._handlers.particle_plate import PlateOfDraws
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries
 from pyro_bbb._ops.buffers import Memory
 from pyro_bbb._ops.step_context import StepOptions, step_context
-from pyro_bbb._utils.validation import count
+from pyro_bbb._utils.validation import count, one_of
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, blundell, uniform
 
 __all__ = [
@@ -193,8 +193,8 @@ def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> 
         TypeError: another objective (use it with `pyro.infer.SVI` directly).
     """
     num_particles = count("num_particles", num_particles)
-    if isinstance(loss, str) and loss not in _OBJECTIVES:
-        raise ValueError(f"loss must be one of {sorted(_OBJECTIVES)}, got {loss!r}")
+    if isinstance(loss, str):
+        one_of("loss", loss, sorted(_OBJECTIVES))
     if type(loss) in (Trace_ELBO, TraceMeanField_ELBO):
         loss, num_particles = type(loss), loss.num_particles
     kinds = {None: "trace", Trace_ELBO: "trace", TraceMeanField_ELBO: "mean_field"}

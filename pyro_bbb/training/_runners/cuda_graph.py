@@ -19,6 +19,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from pyro_bbb._utils.validation import require
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.training._runners.protocol import Parts, StepProgram
 from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
@@ -63,7 +64,7 @@ class CudaDevice:
 
 def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) -> CaptureDevice:
     """The device that captures steps; ValueError for arguments that no captured step can have."""
-    reasons = {
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "a guide that does the same at every call, which an Ensemble does not": isinstance(
             guide, Ensemble
@@ -72,9 +73,7 @@ def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) 
         "a torch optimiser, Adam or AdamW, got a PyroOptim": isinstance(optimizer, PyroOptim),
         f"a CUDA device, got {device}": device.type != "cuda",
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"cuda_graph=True needs {needed}")
+    require("cuda_graph=True", lacking)
     return CudaDevice(device)
 
 
