@@ -32,10 +32,10 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _helpers.initial_values import normal_means
 from _helpers.plain_regression import Plain, predict_plain
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, Picture, RepeatedSettings, Run, Section, Table
+from _helpers.training import normal_means
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -291,8 +291,7 @@ def draw_widths(run: Run, seen: dict[str, Any]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Trains, predicts, prints the table, writes the results."""
-    torch.set_num_threads(config.threads)
-    run, recipe = Run(config, config.output), RECIPES[config.preset]
+    run, recipe = Run(config), RECIPES[config.preset]
     seen: dict[str, Any] = {}
     summary = repeat(lambda seed: one_seed(config, recipe, seen, seed), config.seed, config.repeats)
     record = run.finish({"recipe": asdict(recipe), **summary})

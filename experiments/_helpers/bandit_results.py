@@ -97,17 +97,9 @@ def _read(folder: Path) -> Outcome:
 
 
 BBB = "Bayes by Backprop"
-
-
 GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
-
-
 AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
-
-
 MARKS = (1_000, 5_000, 20_000, 50_000)
-
-
 LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
 
 

@@ -229,9 +229,11 @@ def test_seeds_are_kept_by_what_decides_their_figures(common, tmp_path):
         epochs: int = 1
         seed: int = 0
         repeats: int = 1
+        threads: int = 1
+        output: Path = tmp_path
 
     folders = [
-        common.Run(Config(**more), tmp_path).seeds()
+        common.Run(Config(**more)).seeds()
         for more in ({}, {"seed": 3, "repeats": 9}, {"epochs": 2})
     ]
     assert folders[0] == folders[1] != folders[2] and tmp_path in folders[0].parents

@@ -333,21 +333,23 @@ def test_published_figures_are_compared_strictly(experiment):
         return {"yacht": {k: {"mean": v, "standard_error": 0.1} for k, v in figures.items()}}
 
     def found(*figures):
-        return [int(n) for n in experiment.comparison(summaries(*figures)).split() if n.isdigit()]
+        return [
+            int(n) for n in experiment.report.comparison(summaries(*figures)).split() if n.isdigit()
+        ]
 
     assert found(1.01, -1.62) == [2, 2, 0]
     assert found(1.03, -1.64) == [0, 2, 0]  # better than VI is not enough
     assert found(0.719, -1.259) == [2, 2, 2]
     assert found(0.73, -1.27) == [2, 2, 0]
-    assert "No figures" in experiment.comparison({"mine": {}})
+    assert "No figures" in experiment.report.comparison({"mine": {}})
 
 
 def test_known_tables_are_drawn_beside_published_figures(experiment, report, tmp_path):
     summary = {k: {"mean": 1.0, "standard_error": 0.1} for k in ("rmse", "log_likelihood")}
-    runs = experiment.Run(experiment.Config(), tmp_path)
-    (picture,) = experiment.draw_scores(runs, {"yacht": summary, "mine": summary})
+    runs = experiment.Run(experiment.Config(output=tmp_path))
+    (picture,) = experiment.report.draw_scores(runs, {"yacht": summary, "mine": summary})
     assert picture.path.stat().st_size > 1000
-    assert not experiment.draw_scores(runs, {"mine": summary})
+    assert not experiment.report.draw_scores(runs, {"mine": summary})
     assert report.rows_of("mine", summary, "rmse") == {report.OURS: (1.0, 0.1)}
 
 
