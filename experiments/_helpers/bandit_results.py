@@ -26,9 +26,7 @@ class Outcome:
     """Regret by agent, and the settings of its run."""
 
     recipe: dict[str, Any]
-    """Hyper-parameters."""
     device: str
-    """Device of the training."""
     seeds: list[int]
     found: Found
     seconds: float = 0.0
@@ -52,10 +50,7 @@ def save(folder: Path, found: Found) -> None:
 
 
 def joined(folders: Sequence[Path]) -> Outcome:
-    """Merge the results of several runs.
-
-    Args:
-        folders: of their results.
+    """Merge the results in the folders of several runs.
 
     Raises:
         FileNotFoundError: a folder holds no results.
