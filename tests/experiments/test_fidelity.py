@@ -1,6 +1,5 @@
 """Distances between posteriors, and the page that reports them."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -16,15 +15,13 @@ FIGURES = ROOT / "docs" / "results" / "posterior_fidelity.json"
 
 
 @pytest.fixture
-def fidelity(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_helpers.fidelity")
+def fidelity(load):
+    return load("_helpers.fidelity")
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("posterior_fidelity")
+def experiment(load):
+    return load("posterior_fidelity")
 
 
 def regression(means, noise=1.0):

@@ -1,7 +1,6 @@
 """The pieces of the experiments on the paper's Tables 1 and 2 that could be wrong unseen."""
 
 import dataclasses
-import importlib
 import math
 import statistics
 from pathlib import Path
@@ -12,23 +11,20 @@ from torch import nn
 
 import pyro_bbb as bbb
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+
+@pytest.fixture
+def paper(load):
+    return load("_helpers.paper")
 
 
 @pytest.fixture
-def paper(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_helpers.paper")
+def mnist(load):
+    return load("paper_mnist")
 
 
 @pytest.fixture
-def mnist(paper):
-    return importlib.import_module("paper_mnist")
-
-
-@pytest.fixture
-def pruning(paper):
-    return importlib.import_module("paper_pruning")
+def pruning(load):
+    return load("paper_pruning")
 
 
 @pytest.fixture
