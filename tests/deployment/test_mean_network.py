@@ -345,18 +345,3 @@ def test_sparse_layers_equal_dense_ones(bias, shape):
     sparse, x = SparseLinear(dense), torch.randn(shape)
     torch.testing.assert_close(sparse(x), dense(x))
     assert len(sparse.values) == dense.weight.count_nonzero()
-
-
-# Bad input
-
-
-def test_arguments_of_another_kind_are_named():
-    model, guide = make(bbb.BayesianMLP([3, 2]))
-    with pytest.raises(TypeError, match="model must be a BayesianModel, got Sequential"):
-        bbb.to_module(nn.Sequential(), guide)
-    for bad, kind in ((None, "NoneType"), (guide.sample_posterior(3), "dict")):
-        with pytest.raises(TypeError, match=f"guide must have a method median, got {kind}"):
-            bbb.to_module(model, bad)
-    other = make(bbb.BayesianMLP([3, 4, 2]))[0]
-    with pytest.raises(ValueError, match="lacks? the latents? .*network.fc2.weight"):
-        bbb.to_module(other, guide)

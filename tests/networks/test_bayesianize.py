@@ -575,7 +575,8 @@ def test_a_batch_norm_in_evaluation_sees_no_other_example():
 
 
 def test_a_residual_network_of_torchvision():
-    original = torchvision.models.resnet18(weights=None, num_classes=3)
+    block = torchvision.models.resnet.BasicBlock
+    original = torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=3)
     model, guide = in_model(bayesianize(original), bbb.likelihoods.Categorical(), 4)
     kernels = {n for n, p in original.named_parameters() if p.dim() > 1} | {"fc.bias"}
     assert set(guide.site_names) == {f"network.{name}" for name in kernels}
@@ -651,20 +652,6 @@ def test_a_criterion_that_selects_nothing_lists_the_modules(where):
         bayesianize(plain(), where=where)
 
 
-def test_networks_without_trainable_parameters_are_refused():
-    for network in (nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2).requires_grad_(False)):
-        with pytest.raises(ValueError, match="module has no trainable parameters to convert"):
-            bayesianize(network)
-    with pytest.raises(ValueError, match="where must not be empty"):
-        bayesianize(plain(), where=[])
-
-
-@pytest.mark.parametrize("where", [3, [3], int, {"0"}])
-def test_where_of_another_kind_is_refused(where):
-    with pytest.raises(TypeError, match="where must be a name pattern, a module type, a function"):
-        bayesianize(plain(), where=where)
-
-
 class WithPrior(nn.Linear):
     prior = 3
 
@@ -702,10 +689,7 @@ def old_weight_norm(layer):
     return layer
 
 
-def test_modules_of_another_kind_are_refused():
-    for other in (3, nn.Linear, "linear"):
-        with pytest.raises(TypeError, match="module must be a torch.nn.Module, got"):
-            bayesianize(other)
+def test_scripted_modules_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.script(nn.Linear(3, 2))

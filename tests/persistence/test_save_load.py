@@ -709,23 +709,6 @@ def stock(model):
     return pyro.infer.autoguide.AutoNormal(model)
 
 
-def test_wrong_arguments_of_load(tmp_path):
-    bbb.save(tmp_path, *trained(mlp()))
-    for error, message, options in [
-        (
-            TypeError,
-            "dtype must be a floating torch.dtype, got torch.int64",
-            {"dtype": torch.int64},
-        ),
-        (TypeError, "dtype must be .*'float32'", {"dtype": "float32"}),
-        (TypeError, "network must be a PyroModule, got Linear", {"network": nn.Linear(3, 2)}),
-        (TypeError, "likelihood must be a Likelihood, got str", {"likelihood": "categorical"}),
-        (ValueError, "device 'nonsense' is not available", {"device": "nonsense"}),
-    ]:
-        with pytest.raises(error, match=message):
-            bbb.load(tmp_path, **options)
-
-
 # --- saved by earlier versions ---
 
 
