@@ -382,7 +382,7 @@ def test_all_targets_are_checked_not_only_those_of_the_first_examples():
 
 def test_nuts_runs_on_the_model():
     model, x, y = regression(network=BayesianMLP([2, 1], prior=dist.Normal(0.0, 1.0)))
-    mcmc = MCMC(NUTS(model), num_samples=30, warmup_steps=30, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=10, warmup_steps=10, disable_progbar=True)
     mcmc.run(x, y)
     draws = mcmc.get_samples()
     assert {k: v.shape[1:] for k, v in draws.items()} == {

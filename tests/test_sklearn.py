@@ -74,7 +74,7 @@ def test_every_check_of_scikit_learn_passes(kind):
 
 
 def test_it_works_in_a_pipeline_a_grid_and_cross_validation():
-    pipeline = make_pipeline(MinMaxScaler(), regressor(epochs=8))
+    pipeline = make_pipeline(MinMaxScaler(), regressor(epochs=2))
     assert cross_val_score(pipeline, X, Y, cv=2).shape == (2,)
     grid = {"bayesianregressor__prior": ["normal", dist.Laplace(0.0, 1.0)]}
     search = GridSearchCV(pipeline, grid, cv=2, n_jobs=1).fit(X, Y)
@@ -269,7 +269,7 @@ def test_learning_on_is_bayes_rule_where_that_is_exact():
 
 
 def test_learned_noise_is_a_running_estimate():
-    recipe = regressor(hidden_sizes=(), epochs=200, batch_size=1000)._recipe()
+    recipe = regressor(hidden_sizes=(), epochs=150, batch_size=1000, lr=0.3)._recipe()
     (x1, y1), (x2, y2) = line(200, 1.0, 1), line(600, 3.0, 2)
     first = learn(recipe, likelihoods.Gaussian.learned(torch.ones(1)), x1, y1, 1, seed=0)
     assert first.model.likelihood.scale.item() == pytest.approx((y1 - x1).std().item(), rel=0.05)

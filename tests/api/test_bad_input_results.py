@@ -362,7 +362,7 @@ PLOTS = [
     Row(
         "plots.reliability",
         lambda: {"ax": axes(), "probs": PROBS, "y": LABELS, "bins": 5},
-        bad={**PROBABILITIES, "no bins": ({"bins": 0}, "bins must be .* got 0")},
+        bad={"logits": PROBABILITIES["logits"], "no bins": ({"bins": 0}, "bins must be .* got 0")},
         fine=ONE,
         aka=PAIRED,
         skip=NO_AXES,

@@ -280,10 +280,10 @@ def test_nuts_and_a_stock_autoguide_accept_the_mixture():
         w = pyro.sample("w", ScaleMixtureNormal(0.5, 1.0, 0.3).expand([2]).to_event(1))
         pyro.sample("y", dist.Normal(w.sum(), 0.5), obs=torch.tensor(1.0))
 
-    mcmc = MCMC(NUTS(model), num_samples=20, warmup_steps=20, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=10, warmup_steps=10, disable_progbar=True)
     mcmc.run()
     draws = mcmc.get_samples()["w"]
-    assert draws.shape == (20, 2) and draws.isfinite().all() and draws.std() > 0
+    assert draws.shape == (10, 2) and draws.isfinite().all() and draws.std() > 0
     guide = AutoNormal(model)
     loss = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step()
     assert math.isfinite(loss) and set(guide.median()) == {"w"}

@@ -625,7 +625,7 @@ class Attentive(nn.Module):
         return self.head(self.encoder(self.embed(x) + self.position).mean(1))
 
 
-@pytest.mark.parametrize(("make", "epochs"), [(Recurrent, 8), (Attentive, 4)])
+@pytest.mark.parametrize(("make", "epochs"), [(Recurrent, 5), (Attentive, 4)])
 def test_digits_read_as_sequences_of_rows(make, epochs):
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels).float().view(-1, 8, 8) / 8 - 1, torch.tensor(labels)
