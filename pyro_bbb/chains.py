@@ -1,5 +1,3 @@
 """Moved to `pyro_bbb.mcmc`; this name stays until the first release."""
 
-from pyro_bbb.mcmc import Chains
-
-__all__ = ["Chains"]
+from pyro_bbb.mcmc import Chains as Chains

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -155,10 +154,8 @@ class BayesianModel(PyroModule):
     def latent_shapes(self) -> dict[str, Size]:
         """Shapes of the latents that the model declares, by site name."""
         devices = {x.device.index for x in self.parameters() if x.is_cuda}
-        quiet = torch.no_grad(), torch.random.fork_rng(devices=devices), poutine.block()
-        with ExitStack() as stack:
-            for context in (*quiet, own_store(self)):
-                stack.enter_context(context)
+        quiet = torch.random.fork_rng(devices=devices)
+        with torch.no_grad(), quiet, poutine.block(), own_store(self):
             sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
             return {name: site["value"].shape for name, site in sites}
 
@@ -187,14 +184,12 @@ class BayesianModel(PyroModule):
             TypeError: an argument is no tensor.
         """
         _require_inputs(x)
-        quiet = torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self)
-        own = own_store(self), self._pyro_context
-        with ExitStack() as stack, pyro.validation_enabled(False):  # outputs may be infinite
-            for context in (*quiet, *own):
-                stack.enter_context(context)
-            outputs = _outputs(self.network, x[:2])
-            if y is not None:
-                self.likelihood.check(outputs, y)
+        quiet = pyro.validation_enabled(False)  # outputs may be infinite
+        with quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self):
+            with own_store(self), self._pyro_context:
+                outputs = _outputs(self.network, x[:2])
+                if y is not None:
+                    self.likelihood.check(outputs, y)
 
 
 def _require_inputs(x: Tensor) -> None:

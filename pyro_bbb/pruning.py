@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
+from pyro_bbb._utils import validation as checks
 
 G = TypeVar("G", bound="PrunableGuide")
 
@@ -62,10 +63,7 @@ def prune(guide: G, fraction: float) -> G:
         ValueError: the fraction is outside [0, 1].
         TypeError: the guide has no posterior mean and scale per weight.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-        raise TypeError(f"fraction must be a number, got {fraction!r}")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction must be in [0, 1], got {fraction}")
+    fraction = checks.fraction("fraction", fraction)
     ratios = signal_to_noise(guide)
     flat = torch.cat([ratio.flatten() for ratio in ratios.values()])
     lowest = flat.argsort(stable=True)[: round(fraction * len(flat))]

@@ -25,6 +25,7 @@ from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
 CALLS, COPIES = 1000, 4
+DRAWS = 120  # gradients of a whole model
 
 
 def sample(loc, rho):
@@ -147,7 +148,7 @@ def digits():
 
 
 def dense():
-    return bbb.BayesianMLP([64, 100, 100, 10], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1))
+    return bbb.BayesianMLP([64, 30, 10], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1))
 
 
 class Convolutional(nn.Sequential, PyroModule):
@@ -155,16 +156,15 @@ class Convolutional(nn.Sequential, PyroModule):
         prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
         super().__init__(
             nn.Unflatten(1, (1, 8, 8)),
-            bbb.BayesianConv2d(1, 8, 3, padding=1, prior=prior),
+            bbb.BayesianConv2d(1, 4, 3, stride=2, prior=prior),
             nn.ReLU(),
-            nn.MaxPool2d(4),
             nn.Flatten(),
-            bbb.BayesianLinear(32, 10, prior=prior),
+            bbb.BayesianLinear(36, 10, prior=prior),
         )
 
 
 @cache
-def losses_and_gradients(network, name, draws=200):
+def losses_and_gradients(network, name, draws=DRAWS):
     """Loss and gradient of the first layer's mean, for independent draws at the same parameters."""
     pyro.set_rng_seed(0)
     model, guide = make(network(), init_rho=-3.0)
@@ -193,23 +193,23 @@ def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
     naive = losses_and_gradients(network, "reparam")
     other = losses_and_gradients(network, name)
     for a, b in zip(naive, other, strict=True):
-        error = ((a.var(0) + b.var(0)) / 200).sqrt()
+        error = ((a.var(0) + b.var(0)) / DRAWS).sqrt()
         live = error > 0  # inputs that are always 0 have no gradient
         z = ((a.mean(0) - b.mean(0))[live] / error[live]).abs()
-        assert z.max() < 7  # of at most 6,400 two-sided comparisons: 2e-8
+        assert z.max() < 7  # of at most 1,920 two-sided comparisons: 5e-9
         if z.numel() > 1:  # a bias below 7 errors everywhere would still show in the mean square
-            # of what is worth 160 independent numbers in the dense network, 10 in the other
+            # of what is worth 80 independent numbers in the dense network, 10 in the other
             assert z.square().mean() < (2 if network is dense else 8)
 
 
 def test_noise_of_one_draw_per_example_lowers_the_gradients_variance():
-    """On real digits, batch 128, first layer of the quickstart network; seen 4.5 and 3.3 times."""
+    """On real digits, batch 128, first layer; seen 5.4 to 8.0 and 3.5 to 4.9 times."""
     variance = {
         name: losses_and_gradients(dense, name)[1].var(0).sum()
         for name in ("reparam", "local_reparam", "flipout")
     }
-    assert variance["reparam"] > 3 * variance["local_reparam"]
-    assert variance["reparam"] > 2 * variance["flipout"]
+    assert variance["reparam"] > 2.5 * variance["local_reparam"]
+    assert variance["reparam"] > 1.8 * variance["flipout"]
 
 
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
@@ -363,18 +363,18 @@ def test_particles_are_vectorised_where_all_latents_are_declared(network, vector
 
 @pytest.mark.parametrize("loss", ["trace", "mean_field"])
 def test_vectorised_particles_average_as_a_loop_does(loss):
-    """Means over 100 steps of 4 particles at fixed parameters, against 400 of one."""
+    """Means over 60 steps of 4 particles at fixed parameters, against 240 of one."""
     x, y = digits()
     model, guide = make(bbb.BayesianMLP([64, 5, 10], prior=dist.Normal(0.0, 1.0)), init_rho=-1.0)
     elbo = bbb.objectives.recorded_elbo(loss, 4, vectorize=True)
     parts = []
-    for _ in range(100):
+    for _ in range(60):
         with torch.no_grad():
             elbo.loss_and_grads(model, guide, x, y, 0.5)
         parts.append(elbo.take_parts())
     single = bbb.objectives.recorded_elbo(loss, 1)
     singles = []
-    for _ in range(400):
+    for _ in range(240):
         with torch.no_grad():
             single.loss_and_grads(model, guide, x, y, 0.5)
         singles.append(single.take_parts())
@@ -423,7 +423,7 @@ def test_sticking_the_landing_keeps_the_gradient_of_the_kl_under_mean_field():
     elbo = bbb.objectives.recorded_elbo("mean_field", 1)
     gradients = []
     with sticking_the_landing():
-        for _ in range(200):
+        for _ in range(100):
             guide.zero_grad()
             elbo.loss_and_grads(model, guide, x, y, 1.0)
             gradients.append(torch.cat([p.grad.flatten() for p in guide.rhos.parameters()]))
@@ -478,9 +478,9 @@ def test_flipout_around_vectorised_particles_still_perturbs_each_example():
 
     def spread(context):
         with context(), torch.no_grad():
-            return torch.tensor([elbo.loss(model, guide, x, y, 1e-9) for _ in range(200)]).std()
+            return torch.tensor([elbo.loss(model, guide, x, y, 1e-9) for _ in range(120)]).std()
 
-    # the ratio is .33, known to 9 %
+    # the ratio is .33, known to 13 %
     assert spread(flipout) < 0.65 * spread(ESTIMATORS["reparam"])
 
 
@@ -497,8 +497,8 @@ def test_vectorised_particles_count_a_batch_once_each():
 def test_signs_are_fair_and_independent(dtype):
     """Means and products of signs up to 16 apart, each within 6 standard errors: 2e-9 apiece."""
     torch.manual_seed(0)
-    signs = _fair_signs([1501, 3333], torch.empty(0, dtype=dtype))
-    assert signs.shape == (1501, 3333) and signs.dtype == dtype
+    signs = _fair_signs([701, 1333], torch.empty(0, dtype=dtype))
+    assert signs.shape == (701, 1333) and signs.dtype == dtype
     assert signs.unique().tolist() == [-1.0, 1.0]
     flat = signs.flatten()
     products = [flat[lag:] * flat[: len(flat) - lag] for lag in range(1, 17)]

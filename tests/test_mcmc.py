@@ -276,7 +276,7 @@ def test_a_latent_noise_scale(double):
     mass = np.exp(log_joint - log_joint.max())
     mass /= mass.sum()
     chains = mcmc.run_nuts(
-        model, (x, y), num_samples=250, warmup_steps=100, num_chains=2, seed=1, progress=False
+        model, (x, y), num_samples=150, warmup_steps=80, num_chains=2, seed=1, progress=False
     )
     scale = chains.by_chain["likelihood.scale"]
     assert (scale > 0).all()

@@ -53,25 +53,15 @@ class FlatNormal(SoftplusNormal):
 
 
 class FlatSample:
-    r"""Draws of many weights, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
+    r"""Draws of many weights, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$, as one vector.
 
-    Args:
-        locs: means of the weight tensors, by name.
-        rhos: unconstrained scales, likewise.
-        shape: the plates around, empty for a single draw.
-
-    Attributes:
-        value: the draws, ``[*shape, number of weights]``.
-        joint: the distribution of the vectors.
-        detached: makes the distribution that scores the draws with detached parameters.
-        parts: the distributions of the weight tensors by name; the first draw of each is its part
-            of the vectors.
-        values: the draws of the weight tensors by name.
-        masks: which entries of the weight tensors are in the vector, where not all are.
+    Its ``value`` is ``[*shape, number of weights]``, with the shape of the plates around, which is
+    empty for a single draw. It is scored under ``joint``, or under what ``detached`` makes, with
+    detached parameters. Tensors and distributions of each weight tensor are by name.
     """
 
-    masks: Mapping[str, Tensor] = {}
-    parts: dict[str, SoftplusNormal]
+    masks: Mapping[str, Tensor] = {}  # true where an entry is in the vector, where not all are
+    parts: dict[str, SoftplusNormal]  # the first draw of each is its part of the vector
     values: dict[str, Tensor]
 
     def __init__(
@@ -101,14 +91,7 @@ class FlatSample:
 
 
 class FlatPrunedSample(FlatSample):
-    """A `FlatSample` of the entries that pruning has left; in the weight tensors all others are 0.
-
-    Args:
-        locs: means of the weight tensors, by name.
-        rhos: unconstrained scales, likewise.
-        shape: the plates around, empty for a single draw.
-        unpruned: the entries of these tensors.
-    """
+    """A `FlatSample` of the unpruned entries; all others are 0 in the weight tensors."""
 
     def __init__(
         self,

@@ -19,10 +19,6 @@ def scale_kl(weight: float | Tensor) -> AbstractContextManager[Any]:
     ``poutine.scale`` refuses a weight of 0, which a Blundell schedule underflows to: there the
     log-densities are masked instead. Where Pyro does not validate, a tensor is used unread, as
     ``poutine.scale`` does: to read it would be to wait for its device.
-
-    Raises:
-        ValueError: the weight is negative, infinite or NaN.
-        TypeError: it is neither a number nor a tensor.
     """
     if not isinstance(weight, Tensor):
         weight = at_least_zero("kl_weight", weight)

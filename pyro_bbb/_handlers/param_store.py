@@ -22,12 +22,7 @@ from pyro_bbb._utils.locking import GLOBAL_LOCK
 def own_param(name: str, parameter: nn.Parameter) -> Tensor:
     """Announces a parameter to the handlers around (SVI finds it) without the global store.
 
-    Args:
-        name: the name of the ``param`` site.
-        parameter: the parameter, of any shape.
-
-    Returns:
-        The parameter, or what a handler around put in its stead.
+    Returns the parameter, or what a handler around put in its stead.
     """
     value: Tensor = _announce(name, parameter, constraint=constraints.real, name=name)
     unconstrained = getattr(value, "unconstrained", None)
@@ -47,10 +42,8 @@ def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
 
     A guide that is a plain function keeps its parameters in the global store only; with one among
     ``modules`` the store stays as it is. (The store's own ``scope`` would strip the parameters
-    that an SVI step around it has already collected.) Other threads that ask for one wait.
-
-    Yields:
-        The unconstrained parameters registered so far, by name.
+    that an SVI step around it has already collected.) Other threads that ask for one wait. Yields
+    the unconstrained parameters registered so far, by name.
     """
     store = pyro.get_param_store()
     with GLOBAL_LOCK:

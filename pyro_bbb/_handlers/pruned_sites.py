@@ -13,15 +13,7 @@ from pyro_bbb.distributions.pruned import PrunedEvent
 
 
 class UnprunedEntries:
-    """Unpruned entries of the weights.
-
-    Args:
-        masks: by site name, true where an entry is left.
-
-    Attributes:
-        masks: these.
-        indices: positions of the entries in the flattened tensors, by site name.
-    """
+    """Unpruned entries of the weights: true in a mask, and by their index in the flat tensor."""
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
         self.masks = dict(masks)

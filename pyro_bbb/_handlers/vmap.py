@@ -12,14 +12,9 @@ from torch import Tensor
 def over_draws(
     run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Runs a function of one draw for many: as one batched pass where its operations allow it.
+    """Runs a function of one draw for S draws: as one batched pass where its operations allow it.
 
-    Args:
-        run: from one draw's tensors by name to tensors by name.
-        draws: the draws, ``[S, ...]`` each.
-
-    Returns:
-        The results, ``[S, ...]`` each.
+    Draws and results are tensors ``[S, ...]`` by name.
     """
     try:
         with warnings.catch_warnings():

@@ -16,11 +16,9 @@ from pyro_bbb._ops.buffers import empty_from_pool
 
 
 class FlatTensors:
-    """A vector of tensors that lie side by side, and those as its parts; or several of each.
+    """A vector ``[..., n]`` of tensors that lie side by side, and these as its parts.
 
-    Args:
-        vector: numbers, ``[..., n]``.
-        like: tensors of the parts' shapes, n numbers in all.
+    The tensors ``like``, of n numbers in all, have the parts' shapes.
     """
 
     def __init__(self, vector: Tensor, like: Sequence[Tensor]) -> None:

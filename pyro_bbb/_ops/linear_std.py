@@ -21,13 +21,8 @@ from pyro_bbb._ops.buffers import empty_from_pool
 def linear_std(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
     r"""$\sqrt{S^2 x^2 + s^2}$; where that is 0, it has no derivative, and 0 for one.
 
-    Args:
-        x: inputs, ``[batch, in]``.
-        scale: $S$, ``[out, in]``, or ``[in]`` of a single output.
-        bias_scale: $s$, ``[out]``; ``None`` where the bias is not random.
-
-    Returns:
-        The standard deviations, ``[batch, out]`` or ``[batch]``.
+    $S$ is ``[out, in]`` and the result ``[batch, out]``; for a single output ``[in]`` and
+    ``[batch]``. Without $s$ the bias is not random.
     """
     watched = torch._C._are_functorch_transforms_active()
     if scale.dim() != 2 or watched or torch.is_autocast_enabled(x.device.type):

@@ -14,15 +14,10 @@ from pyro_bbb._ops.tuning import BLOCK as FITS
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of several vectors, small enough for the cache.
+    """Blocks of several vectors, small enough for the cache."""
 
-    Args:
-        dims: number of dimensions before those of one vector.
-        count: how many at a time.
-    """
-
-    dims: int
-    count: int
+    dims: int  # before those of one vector
+    count: int  # vectors at a time
 
     @classmethod
     def of(cls, x: Tensor, dims: int = 1) -> Blocks:

@@ -21,13 +21,7 @@ from pyro_bbb._ops.softplus import softplus, softplus_into
 
 
 def draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$ and $\sum\ln q$ in nats.
-
-    Args:
-        loc: mean.
-        rho: unconstrained scale, of the same shape.
-        noise: $\epsilon$, of the same shape.
-    """
+    r"""$w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$ and $\sum\ln q$ in nats."""
     value, scale, log_q = Draw.apply(loc, rho, noise)
     return value, scale, log_q
 
@@ -40,11 +34,7 @@ def draw_many(
 ) -> tuple[Tensor, FlatTensors, Tensor, list[Tensor]]:
     r"""`draw` of several tensors into one vector: value, scale, $\sum\ln q$, the value's parts.
 
-    Args:
-        locs: means.
-        rhos: unconstrained scales.
-        noise: $\epsilon$ of all; of several draws where it is several vectors.
-        shared: the scales that several samples share, by `shared_by`.
+    Where the noise is several vectors, there are several draws. `shared_by` finds their scales.
     """
     shared = Shared() if shared is None else shared
     if shared.gradient is not None and all(loc.requires_grad for loc in locs):

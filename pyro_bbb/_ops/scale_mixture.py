@@ -22,11 +22,7 @@ Coefficients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def coefficients(log_pi: Tensor, log_rest: Tensor, sigma1: Tensor, sigma2: Tensor) -> Coefficients:
     r"""The h, c, d, delta, kappa, floor of `log_mixture`; its reference is the wider component.
 
-    Args:
-        log_pi: $\ln\pi$, the weight of the first component.
-        log_rest: $\ln(1 - \pi)$.
-        sigma1: standard deviation of the first component.
-        sigma2: standard deviation of the second component.
+    The weights are $\ln\pi$ of the first component and $\ln(1 - \pi)$ of the second.
     """
     second = ((sigma2 > sigma1) & (log_rest > -math.inf)) | (log_pi == -math.inf)
     wide, narrow = torch.where(second, sigma2, sigma1), torch.where(second, sigma1, sigma2)
@@ -79,12 +75,8 @@ def log_mixture(w: Tensor, coefficients: Coefficients, dims: int) -> Tensor:
     and $b = a + t$, $t = \delta - \kappa z^2 \le \delta$: no large numbers cancel. Where b is well
     above a, it is written as $b + \mathrm{softplus}(-t)$, else as $a + \mathrm{softplus}(t)$: so
     autograd finds the fraction of either component to all digits, however small. Where it is too
-    small to count, ``floor`` bounds t, as processors are slow on subnormal numbers.
-
-    Args:
-        w: weights, ``[..., *shape]``.
-        coefficients: the numbers of the mixture, by `coefficients`.
-        dims: number of trailing dimensions that are summed over.
+    small to count, ``floor`` bounds t, as processors are slow on subnormal numbers. The sum is over
+    the last ``dims`` dimensions.
     """
     h, c, d, delta, kappa, floor = coefficients
     z2 = (w * h).square()

@@ -8,14 +8,7 @@ from torch import Tensor
 
 
 def bisect(below: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, halvings: int) -> Tensor:
-    """The upper end of brackets halved a number of times.
-
-    Args:
-        below: whether the root is above a point, elementwise.
-        low: points below the roots.
-        high: points above the roots, same shape.
-        halvings: number of steps; each adds a binary digit.
-    """
+    """The upper end of brackets, halved a number of times; ``below``: the root is above a point."""
     for _ in range(halvings):
         middle = 0.5 * (low + high)
         above = below(middle)

@@ -30,15 +30,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
     """Torch's random state set from ``seed``, and given back afterwards; ``None`` changes nothing.
 
-    Other threads that ask for one wait.
-
-    Args:
-        seed: the seed.
-        cpu_only: leave other devices alone; to look for them takes longer than a small network.
-
-    Raises:
-        TypeError: the seed is not an integer.
-        ValueError: it has more than 64 bits.
+    Other threads that ask for one wait. ``cpu_only`` leaves other devices alone; to look for them
+    takes longer than a small network.
     """
     if seed is None:
         yield

@@ -37,17 +37,11 @@ def alone() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Processes:
-    """A group of processes; each of them must call every method, in the same order.
+    """A group of processes; each of them must call every method, in the same order."""
 
-    Args:
-        rank: number of this process, from 0.
-        size: how many there are.
-        device: where tensors on their way are.
-    """
-
-    rank: int = 0
+    rank: int = 0  # of this process
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")  # of tensors on their way
 
     @property
     def first(self) -> bool:
@@ -127,9 +121,7 @@ class Processes:
     def join(self, x: Tensor, counts: list[int]) -> Tensor:
         """All processes' rows one after the other.
 
-        Args:
-            x: this one's, ``[counts[rank], ...]``, or more rows, of which the first count.
-            counts: how many each process has; may be 0.
+        Of ``x`` the first ``counts[rank]`` rows count; that number may be 0.
         """
         if self.size == 1:
             return x
@@ -140,12 +132,9 @@ class Processes:
 
     @contextmanager
     def own_stream(self) -> Iterator[Callable[[], None]]:
-        """Random numbers that no other process has; afterwards they go on as if none were drawn.
+        """Random numbers that no other process has, from the call of the yielded function on.
 
-        But for one number, so that the next streams are others. For a process alone it is nothing.
-
-        Yields:
-            What begins the stream.
+        Afterwards they go on as if but one was drawn. For a process alone it is nothing.
         """
         if self.size == 1:
             yield lambda: None
@@ -172,11 +161,7 @@ class Processes:
 
 
 def processes(device: torch.device | None = None) -> Processes:
-    """Those that this one was started with; it joins them if it has not done so yet.
-
-    Args:
-        device: where the tensors are that are to go between them.
-    """
+    """The processes that this one was started with; it joins them if it has not done so yet."""
     if _ALONE.get() or not dist.is_available():
         return Processes()
     if not dist.is_initialized() and _launched_with_others():

@@ -20,11 +20,8 @@ C = TypeVar("C", bound=type[nn.Module])
 class SavedClass:
     """A class, and how its instances are read and built.
 
-    Args:
-        cls: the class.
-        arguments: reads the constructor's arguments off an instance.
-        modules: reads the submodules that those arguments do not determine.
-        build: makes an instance from the class, the arguments and the submodules.
+    ``arguments`` reads the constructor's arguments off an instance, ``modules`` the submodules that
+    these do not determine; ``build`` makes an instance from the class and both.
     """
 
     cls: type[nn.Module]
@@ -38,13 +35,9 @@ SAVED_CLASSES: dict[str, SavedClass] = {}
 
 def attributes(*names: str) -> Callable[[Any], Arguments]:
     """Return a reader of attributes; ``bias`` tells whether the module has such a parameter."""
-
-    def read(module: nn.Module) -> Arguments:
-        return {
-            name: _has_bias(module) if name == "bias" else getattr(module, name) for name in names
-        }
-
-    return read
+    return lambda module: {
+        name: _has_bias(module) if name == "bias" else getattr(module, name) for name in names
+    }
 
 
 def children(module: nn.Module) -> Modules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,42 +28,28 @@ def all_finite(value: Tensor) -> bool:
 
 def finite(name: str, value: Any) -> float:
     """The value as a float, if it is a finite number."""
-    number = _real(name, value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
-    return _representable(name, number)
+    return _representable(name, _real(name, value, math.isfinite, "finite"))
 
 
 def positive(name: str, value: Any) -> float:
     """The value as a float, if it is a finite number above 0."""
-    number = _real(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {number}")
+    number = _real(name, value, lambda x: 0 < x < math.inf, "positive and finite")
     return _representable(name, number)
 
 
 def at_least_zero(name: str, value: Any) -> float:
     """The value as a float, if it is a finite number of at least 0."""
-    number = _real(name, value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} must be a non-negative number, got {number}")
-    return number
+    return _real(name, value, lambda x: 0 <= x < math.inf, "a non-negative number")
 
 
 def fraction(name: str, value: Any) -> float:
     """The value as a float, if it is in [0, 1]."""
-    number = _real(name, value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {number}")
-    return number
+    return _real(name, value, lambda x: 0 <= x <= 1, "in [0, 1]")
 
 
 def probability(name: str, value: Any) -> float:
     """The value as a float, if it is in (0, 1)."""
-    number = _real(name, value)
-    if not 0 < number < 1:
-        raise ValueError(f"{name} must be in (0, 1), got {number}")
-    return number
+    return _real(name, value, lambda x: 0 < x < 1, "in (0, 1)")
 
 
 def probabilities(name: str, values: Any) -> list[float]:
@@ -163,8 +149,11 @@ def _representable(name: str, number: float) -> float:
     return number
 
 
-def _real(name: str, value: Any) -> float:
-    """The value as a float, if it is a real number."""
+def _real(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> float:
+    """The value as a float, if it is a real number and valid."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return as_float(value)
+    number = as_float(value)
+    if not valid(number):
+        raise ValueError(f"{name} must be {expected}, got {number}")
+    return number

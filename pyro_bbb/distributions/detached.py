@@ -17,12 +17,7 @@ from pyro_bbb._ops.normal import KnownLogProb
 
 
 class Detached(TorchDistribution):
-    """A distribution by its log-density alone: a KL in closed form would have no gradient.
-
-    Args:
-        detached: the distribution, its parameters without gradients.
-        original: the distribution as it was.
-    """
+    """A distribution by its log-density alone: a KL in closed form would have no gradient."""
 
     has_rsample = True
 
@@ -30,10 +25,7 @@ class Detached(TorchDistribution):
         self.detached, self.original = detached, original
         super().__init__(detached.batch_shape, detached.event_shape, validate_args=False)
 
-    @property
-    def support(self) -> Any:
-        """The support of the distribution."""
-        return self.detached.support
+    support = property(lambda self: self.detached.support)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats; its gradient reaches ``value`` alone."""
@@ -42,13 +34,7 @@ class Detached(TorchDistribution):
 
 
 class DetachedSample(TorchDistribution):
-    r"""Draws of a vector of Normals, whose $\sum\ln q$ is known.
-
-    Args:
-        noise: $\epsilon$, ``[..., n]``.
-        scale: $\sigma$, ``[n]``.
-        log_q: $\sum\ln q$ in nats, ``[...]``.
-    """
+    r"""Draws ``[..., n]`` of a vector of Normals, whose $\sum\ln q$, in nats, is known."""
 
     has_rsample = True
 

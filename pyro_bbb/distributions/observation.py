@@ -17,11 +17,7 @@ from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
 
 class Categorical(dist.Categorical):
-    """Categorical by its logits; large ones lose no digits to their logsumexp.
-
-    Args:
-        logits: log-probabilities up to a constant, ``[..., classes]``.
-    """
+    """Categorical by logits ``[..., classes]``; large ones lose no digits to their logsumexp."""
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
         centred = logits - logits.detach().amax(-1, keepdim=True)
@@ -44,11 +40,7 @@ class Normal(dist.Normal):
 
 
 class LogRatePoisson(dist.Poisson):
-    """Poisson by its log-rate, exact where the rate itself under- or overflows.
-
-    Args:
-        log_rate: logarithm of the expected count, any shape.
-    """
+    """Poisson by the logarithm of its rate, exact where the rate itself under- or overflows."""
 
     def __init__(self, log_rate: Tensor) -> None:
         self.log_rate = log_rate

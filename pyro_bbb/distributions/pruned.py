@@ -18,12 +18,7 @@ from pyro_bbb.distributions.normal import PrunedNormal
 
 
 class PrunedEvent(dist.Independent):
-    """The distribution of a tensor of weights, of which some count.
-
-    Args:
-        event: the distribution of all.
-        unpruned: true where an entry counts, of the event's shape.
-    """
+    """The distribution of a tensor of weights, of which the unpruned ones count."""
 
     def __init__(self, event: Any, unpruned: Tensor) -> None:
         base = event.base_dist.expand(event.batch_shape + event.event_shape)
@@ -36,13 +31,9 @@ class PrunedEvent(dist.Independent):
 
 
 class FlatPrunedNormal(PrunedNormal):
-    """A `PrunedNormal` whose next draw is known, and which is made where more is asked of it.
+    """A `PrunedNormal` whose next draw is known, and which is made where more is needed of it.
 
-    Args:
-        loc: mean.
-        rho: unconstrained scale, minus infinity where an entry is removed.
-        value: the draw, ``[..., *shape]``.
-        noise: spreads its standard Normal noise, into the one tensor of a list.
+    The function ``noise`` spreads the draw's noise into the one tensor of a list.
     """
 
     _known_scale = None

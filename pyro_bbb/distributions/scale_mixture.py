@@ -200,12 +200,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 def mixture_of(
     numbers: tuple[float, float, float], rounded: tuple[Tensor, Tensor, Tensor]
 ) -> ScaleMixtureNormal:
-    r"""The mixture whose parameters are numbers, and are known as tensors too.
-
-    Args:
-        numbers: $\pi$, $\sigma_1$ and $\sigma_2$; they are not checked.
-        rounded: the same as tensors without dimensions, of one dtype.
-    """
+    r"""The mixture of unchecked $\pi, \sigma_1, \sigma_2$, as numbers and as scalar tensors."""
     new = ScaleMixtureNormal.__new__(ScaleMixtureNormal)
     new._assemble(rounded, None, numbers)
     return new

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from pyro import distributions as dist
 from torch import Tensor
+from torch.distributions import Independent
 
 
 class Summable(Protocol):
@@ -59,6 +60,13 @@ def to_event(distribution: Any, dims: int | None) -> Any:
     if dims > 0 and _sums_its_own(type(distribution)):
         return Event(distribution, dims)
     return dist.TorchDistribution.to_event(distribution, dims)
+
+
+def innermost(distribution: Any) -> Any:
+    """The distribution of single numbers, within any number of `Independent`."""
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    return distribution
 
 
 def _sums_its_own(kind: type) -> bool:

@@ -4,23 +4,13 @@ Imports the rooms up to `_handlers`. A new estimator is a context manager in ``_
 one entry of `ESTIMATORS`, by which `fit` knows it.
 """
 
-from pyro_bbb.estimators._estimators import (
-    ESTIMATORS as ESTIMATORS,
-)
-from pyro_bbb.estimators._estimators import (
-    Operation as Operation,
-)
-from pyro_bbb.estimators._estimators import (
-    Perturbation as Perturbation,
-)
+from pyro_bbb.estimators._estimators import ESTIMATORS as ESTIMATORS
+from pyro_bbb.estimators._estimators import Operation as Operation
+from pyro_bbb.estimators._estimators import Perturbation as Perturbation
 from pyro_bbb.estimators._estimators import (
     flipout,
     local_reparameterization,
     sticking_the_landing,
 )
 
-__all__ = [
-    "flipout",
-    "local_reparameterization",
-    "sticking_the_landing",
-]
+__all__ = ["flipout", "local_reparameterization", "sticking_the_landing"]

@@ -11,11 +11,12 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Distribution, Normal
 
 from pyro_bbb._handlers.sites import is_of_prior
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.distributions.detached import Detached
+from pyro_bbb.distributions.summed_event import innermost
 
 ONE_DRAW = "one draw serves the whole minibatch there"
 
@@ -80,7 +81,7 @@ class Drawn(Messenger):
         self._fn = msg["fn"]  # as drawn from; other handlers may replace it later
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if self._fresh == msg["name"] and not isinstance(_base(self._fn), Delta):
+        if self._fresh == msg["name"] and not isinstance(innermost(self._fn), Delta):
             self._drawn(msg)
 
     def _drawn(self, msg: Any) -> None:
@@ -122,7 +123,7 @@ class Draws(Drawn):
             self.rows.clear()
 
     def _drawn(self, msg: Any) -> None:
-        base, value = _base(self._fn), msg["value"]
+        base, value = innermost(self._fn), msg["value"]
         if isinstance(base, Normal):
             self.rows.clear()  # another pass begins
             self.posteriors[msg["name"]] = Posterior(value, base.loc, base.scale)
@@ -159,12 +160,6 @@ def _laid_out(x: Tensor, like: Tensor) -> Tensor:
     if x.stride() == like.stride():
         return x
     return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
-
-def _base(distribution: Any) -> Any:
-    while isinstance(distribution, Independent):
-        distribution = distribution.base_dist
-    return distribution
 
 
 def address(tensor: Any) -> int | None:

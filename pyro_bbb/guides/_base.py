@@ -104,11 +104,7 @@ class Guide(AutoGuide):
         return {name: latent.shape for name, latent in self._latents.items()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample every latent, for the model's arguments.
-
-        Returns:
-            The samples by site name.
-        """
+        """Sample every latent, by site name, for the model's arguments."""
         if not self._complete:
             self._find_latents(*args, **kwargs)
         with own_store(self), scale_kl(self._kl_weight(args, kwargs)):

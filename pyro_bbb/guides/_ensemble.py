@@ -80,15 +80,7 @@ class Ensemble(Guide):
         return self.members[0].latent_shapes()
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every latent from the member whose turn it is.
-
-        Args:
-            *args: the model's arguments.
-            **kwargs: the model's keyword arguments.
-
-        Returns:
-            The samples by site name.
-        """
+        """Sample every latent, by site name, from the member whose turn it is."""
         member = self.members[self._calls % self.size]
         self._calls += 1
         draws: dict[str, Tensor] = member(*args, **kwargs)
@@ -119,11 +111,7 @@ class Ensemble(Guide):
         return self.median()
 
     def approximate(self, data: Any) -> None:
-        """Approximate the members that need it, such as `Laplace`.
-
-        Args:
-            data: the training set, as for `Laplace.approximate`.
-        """
+        """Approximate the members that need it, with the data as for `Laplace.approximate`."""
         for member in self.members:
             if isinstance(member, Approximated):
                 member.approximate(data)

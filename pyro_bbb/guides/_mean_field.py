@@ -80,15 +80,7 @@ class AutoSoftplusNormal(Guide):
         return scale.where(rho > -math.inf, 0.0) if self._pruned else scale
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Draws every latent.
-
-        Args:
-            *args: the model's arguments.
-            **kwargs: the model's keyword arguments.
-
-        Returns:
-            The draws by site name.
-        """
+        """Draw every latent, by site name, for the model's arguments."""
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
         draws, flat = {}, self._flat_posteriors()
         for latent in self._latents.values():

@@ -25,9 +25,6 @@ def ensemble(
         guide: name of the members; ``"delta"`` makes a deep ensemble.
         **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default.
 
-    Returns:
-        The ensemble.
-
     Raises:
         ValueError: an unknown name, a number out of range, or points with equal initial values.
     """
@@ -55,9 +52,6 @@ def make(name: str, model: Callable[..., Any], **options: Any) -> Guide:
         name: one of `GUIDES`.
         model: the model that the guide is for.
         **options: keyword arguments of the guide's class (of `ensemble`, for that name).
-
-    Returns:
-        The guide.
 
     Raises:
         ValueError: an unknown name.

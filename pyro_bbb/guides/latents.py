@@ -21,21 +21,13 @@ InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[
 
 @dataclass(frozen=True)
 class Latent:
-    """A latent variable of the model.
+    """A latent variable of the model."""
 
-    Args:
-        name: name of its sample site.
-        shape: shape of its value.
-        transform: bijection from unconstrained space; ``None`` for real values.
-        event_dim: number of event dimensions.
-        frames: plates around the site.
-    """
-
-    name: str
+    name: str  # of its sample site
     shape: Size
-    transform: Transform | None
+    transform: Transform | None  # bijection from unconstrained space; none of real values
     event_dim: int
-    frames: tuple[Any, ...]
+    frames: tuple[Any, ...]  # plates around the site
 
     def constrain(self, unconstrained: Tensor) -> Tensor:
         """Return the value at a point of unconstrained space, in new memory."""
@@ -47,11 +39,7 @@ class Latent:
 
 
 def describe(name: str, site: Site) -> Latent:
-    """Read a latent off its sample site.
-
-    Raises:
-        ValueError: it is discrete, or in a subsampled plate.
-    """
+    """Read a latent off its sample site; it must be continuous, in no subsampled plate."""
     support, frames = site["fn"].support, tuple(f for f in site["cond_indep_stack"] if f.vectorized)
     if site["fn"].has_enumerate_support or getattr(support, "is_discrete", False):
         raise ValueError(f"latent {name!r} is discrete; a Normal guide needs continuous latents")
@@ -76,11 +64,7 @@ def _bijection(support: Any) -> Transform:
 
 
 def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
-    """Return the initial mean of a latent, in unconstrained space.
-
-    Raises:
-        ValueError: it has another shape, or is outside the support.
-    """
+    """Return the initial mean of a latent, in unconstrained space."""
     value, expected = tensor(f"init_loc of {latent.name!r}", initialise(site)), site["value"]
     if value.shape != expected.shape:
         raise ValueError(

@@ -19,12 +19,13 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.distributions import Independent, biject_to, constraints
+from torch.distributions import biject_to, constraints
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
+from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.mcmc._fx_trace import ValueAndGradient, record
 from pyro_bbb.models import BayesianModel
 
@@ -169,7 +170,7 @@ def _joinable(parts: Sequence[Part], trace: Any) -> list[list[Part]]:
     groups: dict[type, list[Part]] = {}
     for part in parts:
         site = trace.nodes[part.name]
-        family = type(_leaf(site["fn"]))
+        family = type(innermost(site["fn"]))
         plain = site["mask"] is None and not isinstance(site["scale"], Tensor)
         if family in _JOINABLE and plain and site["scale"] == 1.0:
             groups.setdefault(family, []).append(part)
@@ -178,7 +179,7 @@ def _joinable(parts: Sequence[Part], trace: Any) -> list[list[Part]]:
 
 def _joint_log_prob(parts: Sequence[Part], trace: Any, z: Tensor) -> Tensor:
     """Log-density of latents of one family, as that of one vector."""
-    leaves = [_leaf(trace.nodes[part.name]["fn"]) for part in parts]
+    leaves = [innermost(trace.nodes[part.name]["fn"]) for part in parts]
     family = type(leaves[0])
     parameters = {
         name: torch.cat(
@@ -199,9 +200,3 @@ def _pick(parts: Sequence[Part], z: Tensor) -> Tensor:
     if sum(part.size for part in parts) < stop - start:
         return torch.cat([z[part.start : part.stop] for part in parts])
     return z if stop - start == len(z) else z[start:stop]
-
-
-def _leaf(distribution: Any) -> Any:
-    while isinstance(distribution, Independent):
-        distribution = distribution.base_dist
-    return distribution

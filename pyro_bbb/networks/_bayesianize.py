@@ -120,14 +120,10 @@ class _ConvertedRNN(Converted):
     def _flat_weights(self, value: list[Any]) -> None:
         """Ignored: the weights are collected at every call."""
 
-    def _init_flat_weights(self) -> None:
-        """Do nothing: the weights are collected at every call."""
-
-    def _update_flat_weights(self) -> None:
-        """Do nothing: the weights are collected at every call."""
-
     def flatten_parameters(self) -> None:
-        """Do nothing: samples are not rearranged in memory."""
+        """Do nothing: weights are collected at every call, and not rearranged in memory."""
+
+    _init_flat_weights = _update_flat_weights = flatten_parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the layer's own."""

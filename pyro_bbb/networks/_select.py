@@ -41,12 +41,7 @@ def parameter_paths(root: nn.Module) -> list[ParameterPath]:
 
 
 def select(root: nn.Module, where: Where | None) -> list[ParameterPath]:
-    """Return the paths of the parameters that ``where`` selects, as in `bayesianize`.
-
-    Raises:
-        TypeError: a criterion is of another kind.
-        ValueError: there is no criterion, or one selects nothing or what cannot be a site.
-    """
+    """Return the paths of the parameters that ``where`` selects, as in `bayesianize`."""
     modules, candidates = dict(parts(root)), parameter_paths(root)
     chosen: set[ParameterPath] = set()
     for criterion in _criteria(where):

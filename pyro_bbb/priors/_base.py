@@ -32,16 +32,11 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepare a weight before it is declared; by default check that the prior fits.
+        """Prepare weight ``name`` of ``module`` before it is declared; check that the prior fits.
 
         A prior may register parameters or `PyroSample` latents of its own on the module. Their
         names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``. These mark them
         as the prior's, so that `to_module` leaves them out.
-
-        Args:
-            module: the module of the weight.
-            name: the weight's name in it.
-            shape: the weight's shape.
         """
         self(module, name, shape)
 
@@ -117,6 +112,19 @@ class Function(Prior):
         return _expand(distribution, name, shape)
 
 
+class Chooser(Prior):
+    """Base of the priors that choose among others by the weight's name, in `for_weight`."""
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """The distribution of the weight by its own prior."""
+        distribution: Distribution = self.for_weight(name)(module, name, shape)
+        return distribution
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """Prepare the weight by its own prior."""
+        self.for_weight(name).attach(module, name, shape)
+
+
 def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
     patterns = dict(zip(arguments["patterns"], modules.values(), strict=True))
     prior: ByName = cls(patterns, _prefix=arguments["prefix"])
@@ -128,7 +136,7 @@ def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
     modules=lambda prior: children(prior.priors),
     build=_by_name,
 )
-class ByName(Prior):
+class ByName(Chooser):
     """Different priors for different weights; the first matching pattern counts.
 
     Args:
@@ -148,15 +156,6 @@ class ByName(Prior):
         self._prefix = _prefix
         self._patterns = tuple(patterns)
         self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution by the first pattern that matches."""
-        distribution: Distribution = self.for_weight(name)(module, name, shape)
-        return distribution
-
-    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepare the weight by the first prior whose pattern matches."""
-        self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
         """The prior by the first pattern that matches.
@@ -187,9 +186,6 @@ def make(name: str, **options: Any) -> Prior:
     Args:
         name: a name in `pyro_bbb.priors.PRIORS`.
         **options: keyword arguments of the prior of that name.
-
-    Returns:
-        The prior, with its defaults where an option is not given.
 
     Raises:
         ValueError: an unknown name.

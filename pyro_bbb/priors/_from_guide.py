@@ -10,13 +10,12 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroModule
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
-from pyro_bbb.priors._base import Independent, Prior, PriorLike, as_prior
+from pyro_bbb.priors._base import Chooser, Independent, Prior, PriorLike, as_prior
 
 _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
 _SKEWNESS = 1e-3  # largest relative difference of a Normal's distances to both quantiles
@@ -67,7 +66,7 @@ def _from_guide(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
     modules=_modules,
     build=_from_guide,
 )
-class FromGuide(Prior):
+class FromGuide(Chooser):
     """The marginals of a guide by name; see `from_guide`."""
 
     def __init__(
@@ -77,15 +76,6 @@ class FromGuide(Prior):
         self._prefix, self._names = _prefix, tuple(marginals)
         self.marginals = nn.ModuleList(marginals.values())
         self.default = default
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The weight's marginal under the guide, or its default prior."""
-        distribution: Distribution = self.for_weight(name)(module, name, shape)
-        return distribution
-
-    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepare the weight by its marginal or default prior."""
-        self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
         """The weight's marginal, or its default prior.

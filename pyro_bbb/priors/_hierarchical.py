@@ -9,6 +9,7 @@ inverse-gamma variance a group of weights is jointly Student t.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
@@ -77,7 +78,7 @@ class HierarchicalNormal(Prior):
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Register the latent scales on the module."""
         part = self._part(name)
-        latent = _Hyperprior(name, part, shape[: self._group_dims(shape)])
+        latent = partial(_hyperprior, name, part, shape[: self._group_dims(shape)])
         setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
@@ -115,16 +116,10 @@ def inverse_gamma(
     return HierarchicalNormal(variance=dist.InverseGamma(*arguments), per=per)
 
 
-class _Hyperprior:
-    """Distribution of the latent's `PyroSample`, from the prior that the weight has."""
-
-    def __init__(self, weight: str, part: str, shape: Size) -> None:
-        self.weight, self.part, self.shape = weight, part, shape
-
-    def __call__(self, module: nn.Module) -> Distribution:
-        hyperprior = prior_of(module, self.weight).hyperprior
-        distribution: Distribution = hyperprior(module, self.part, self.shape)
-        return distribution
+def _hyperprior(weight: str, part: str, shape: Size, module: nn.Module) -> Distribution:
+    """The distribution of a latent by the prior that the weight has in the module, or its copy."""
+    distribution: Distribution = prior_of(module, weight).hyperprior(module, part, shape)
+    return distribution
 
 
 def _require_scalar_positive(name: str, distribution: Distribution) -> None:

@@ -56,8 +56,8 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def by_svi(model, guide, args, steps=1):
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
+def by_svi(model, guide, args, steps=1, lr=0.05):
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": lr}), Trace_ELBO())
     for _ in range(steps):
         svi.step(*args)
 
@@ -476,13 +476,13 @@ def test_latents_found_at_the_first_call_are_trained_with_the_others(name, train
     x = torch.randn(40, 3)
     args = x, x.sum(1) + 3
     if train == "fit":
-        bbb.fit(model, guide, args, epochs=200, lr=0.05, progress=False)
+        bbb.fit(model, guide, args, epochs=80, lr=0.1, progress=False)
     else:
         held = list(guide.parameters())
         guide(*args)
         after = {id(parameter) for parameter in guide.parameters()}
         assert {id(parameter) for parameter in held} <= after  # the optimiser's are still it
-        by_svi(model, guide, args, steps=200)
+        by_svi(model, guide, args, steps=80, lr=0.1)
     assert guide.site_names == ["network.fc.weight", "network.fc.bias", "shift"]
     if name.startswith("laplace") and train != "fit":
         guide.approximate(args)

@@ -291,6 +291,12 @@ def test_copies_of_weights_are_scored_as_the_weights(name, copy):
         torch.testing.assert_close(other, original)
 
 
+def test_copies_of_weights_under_several_priors_are_known_draws():
+    model, guide = APART["two families"]()
+    for site in traces(model, Handled(torch.clone)(guide))[1].nodes.values():
+        assert site["type"] != "sample" or site["fn"].base_dist.remembers(site["value"])
+
+
 @pytest.mark.parametrize("change", [lambda w: w + 1, torch.Tensor.detach])
 def test_weights_that_a_handler_changes_are_scored_by_themselves(change):
     model, guide = make()
@@ -389,6 +395,19 @@ def test_draws_of_a_frozen_scale_find_it_once():
             views = [rhos[0], *(rho.detach().view_as(rho) for rho in rhos[1:])]
             places.add(sampled(locs, views, noise)[1].vector.data_ptr())
     assert len(places) == 1
+
+
+def test_derivatives_of_scales_are_found_once_for_several_samples():
+    found = []
+
+    def find():
+        found.append(torch.ones(3))
+        return found[-1]
+
+    for shared, calls in ((Shared(several=True), 1), (Shared(), 2)):
+        found.clear()
+        assert shared.slope_by(find) is found[0] and shared.slope_by(find) is found[-1]
+        assert len(found) == calls
 
 
 def test_the_parts_of_the_loss_are_those_of_the_sites():

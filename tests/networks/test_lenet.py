@@ -127,14 +127,15 @@ def test_the_number_of_classes_is_a_positive_integer(num_classes):
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_lenet_reaches_98_percent_on_mnist_by_flipout(real_root):
-    """Two epochs of batch 128 are 938 steps; seen 98.8 %, whose standard error is 0.1 points."""
-    x, y = bbb.data.load_images("mnist", root=real_root)
-    x_test, y_test = bbb.data.load_images("mnist", root=real_root, train=False)
-    model = bbb.BayesianModel(BayesianLeNet5(), bbb.likelihoods.Categorical(), num_data=60_000)
+def test_lenet_learns_a_third_of_mnist_by_flipout_in_one_epoch(real_root):
+    """157 steps of 128 images; seen 95.1 % and 94.6 %, whose standard error is 0.4 points."""
+    x, y = (part[:20_000] for part in bbb.data.load_images("mnist", root=real_root))
+    test = bbb.data.load_images("mnist", root=real_root, train=False)
+    x_test, y_test = (part[:4000] for part in test)
+    model = bbb.BayesianModel(BayesianLeNet5(), bbb.likelihoods.Categorical(), num_data=len(x))
     guide = bbb.AutoSoftplusNormal(model)
     options = {"estimator": "flipout", "seed": 0, "progress": False}
-    history = bbb.fit(model, guide, (x, y), epochs=2, batch_size=128, **options)
-    assert len(history.steps) == 938
-    prediction = bbb.predict(model, guide, x_test, num_samples=10, batch_size=2000, seed=0)
-    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.98
+    history = bbb.fit(model, guide, (x, y), epochs=1, batch_size=128, **options)
+    assert len(history.steps) == 157
+    prediction = bbb.predict(model, guide, x_test, num_samples=4, batch_size=1000, seed=0)
+    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.93

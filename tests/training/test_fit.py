@@ -754,7 +754,7 @@ def both_precisions(make_guide, pairs, **options):
 
 
 def test_a_network_in_bfloat16_learns_as_well():
-    options = {"epochs": 60, "batch_size": 50, "lr": 0.02}
+    options = {"epochs": 30, "batch_size": 50, "lr": 0.02}
     full, half = both_precisions(bbb.AutoSoftplusNormal, blobs(), **options)
     first, last = full.nll[0], sum(full.nll[-5:]) / 5
     assert last < 0.2 * first

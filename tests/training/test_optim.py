@@ -144,6 +144,7 @@ DECAYING = {
     "fused Adam": (torch.optim.Adam, {"weight_decay": 0.1, "fused": True}),
     "AdamW": (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True}),
     "SGD": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9}),
+    "Adafactor": (torch.optim.Adafactor, {"weight_decay": 0.1}),  # steps by the tensor's norm
 }
 
 
