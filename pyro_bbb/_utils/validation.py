@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -69,6 +69,12 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
+
+
+def require(feature: str, lacking: Mapping[str, bool]) -> None:
+    """Raise ValueError for the first need of a feature that is lacking."""
+    if needs := [need for need, is_lacking in lacking.items() if is_lacking]:
+        raise ValueError(f"{feature} needs {needs[0]}")
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> str:

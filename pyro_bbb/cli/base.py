@@ -19,20 +19,12 @@ class Command:
     """Print no words and no progress."""
 
     def run(self, console: Console) -> dict[str, Any]:
-        """Does the work.
-
-        Returns:
-            What is printed as JSON.
-        """
+        """Do the work, and return what is printed as JSON."""
         raise NotImplementedError
 
 
 def fraction(option: str, value: float) -> float:
-    """The value, if it is in (0, 1).
-
-    Raises:
-        BadInput: it is not.
-    """
+    """The value, if it is in (0, 1)."""
     if not 0 < value < 1:
         raise BadInput(f"{option} must be between 0 and 1, got {value}")
     return value

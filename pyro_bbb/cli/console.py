@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pyro_bbb.cli.metrics import SCORE_NAMES
-
-T = TypeVar("T")
+from pyro_bbb.cli.model import ROWS, Answers, Model
 
 
 @dataclass(frozen=True)
 class Console:
-    """Output of a command: lines, results and progress bars.
+    """Output of a command: lines, results and progress bars."""
 
-    Args:
-        as_json: whether the results are one JSON object on the standard output, and words go to
-            the standard error.
-        quiet: whether to leave out words and progress.
-    """
-
-    as_json: bool
-    quiet: bool
+    as_json: bool  # results to the standard output, words to the standard error
+    quiet: bool  # without words and progress
 
     @property
     def shows_progress(self) -> bool:
@@ -49,6 +45,7 @@ class Console:
         if self.as_json:
             print(json.dumps(result, indent=1, allow_nan=False))
 
-    def bar(self, steps: Iterable[T], total: int, words: str) -> Iterator[T]:
-        """A progress bar around steps."""
-        return iter(tqdm(steps, words, total, disable=not self.shows_progress, leave=False))
+    def answers(self, model: Model, inputs: NDArray[np.float64]) -> Iterator[Answers]:
+        """Answers of a model for all rows, under a progress bar."""
+        total, hidden = math.ceil(len(inputs) / ROWS), not self.shows_progress
+        return iter(tqdm(model.ask(inputs), "predicting", total, disable=hidden, leave=False))

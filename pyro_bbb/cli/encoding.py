@@ -10,8 +10,8 @@ Columns of one value only say nothing and are left out. What else cannot be used
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -28,19 +28,12 @@ _MOSTLY = 0.5  # fraction of numbers from which a text is thought to be a slip a
 
 @dataclass(frozen=True)
 class Column:
-    """Encoding of one column of the table as columns of numbers.
-
-    Args:
-        name: its name.
-        values: the different texts of a text column; None of numbers.
-        median: what stands for a missing number.
-        gaps: whether values were missing in training.
-    """
+    """Encoding of one column of the table as columns of numbers."""
 
     name: str
-    values: list[str] | None
-    median: float
-    gaps: bool
+    values: list[str] | None  # the different texts of a text column; None of numbers
+    median: float  # stands for a missing number
+    gaps: bool  # values were missing in training
 
     @property
     def width(self) -> int:
@@ -48,12 +41,7 @@ class Column:
         return (1 if self.values is None else len(self.values)) + self.gaps
 
     def encode(self, series: pl.Series, missing: Missing) -> NDArray[np.float64]:
-        """The columns of numbers, ``[n, width]``.
-
-        Raises:
-            BadInput: a value is missing that must not be, is not finite, of another kind, or was
-                never there in training.
-        """
+        """The columns of numbers, ``[n, width]``; a text must have been there in training."""
         if missing == "refuse":
             require_all(series)
         if series.dtype.is_float():
@@ -79,11 +67,7 @@ class Column:
 
 
 def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str]]:
-    """Encodings of the columns of a training table, and the names of constant columns.
-
-    Raises:
-        BadInput: a column cannot be used, or has missing values that are refused.
-    """
+    """Encodings of the columns of a training table, and the names of constant columns."""
     columns, constant = [], []
     for series in table.with_columns(cs.float().fill_nan(None)):
         if missing == "refuse":
@@ -98,28 +82,15 @@ def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str
 
 
 def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDArray[np.float64]:
-    """All columns as numbers, ``[n, features]``.
-
-    Raises:
-        BadInput: a column is not there, or has a value that cannot be used.
-    """
+    """All columns as numbers, ``[n, features]``."""
     absent = [column.name for column in columns if column.name not in table.columns]
     if absent:
         raise BadInput(f"the table has no column {listed(absent)}, which the model was trained on")
     return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
 
 
-def as_json(columns: list[Column]) -> list[dict[str, Any]]:
-    """For the description of a saved model."""
-    return [asdict(column) for column in columns]
-
-
 def require_all(series: pl.Series) -> None:
-    """That no value is missing.
-
-    Raises:
-        BadInput: one is; the message names row and column.
-    """
+    """Raise BadInput, which names row and column, if a value is missing."""
     if series.dtype.is_float():
         series = series.fill_nan(None)
     if series.null_count():
@@ -137,11 +108,7 @@ def is_number(series: pl.Series) -> bool:
 
 
 def require_finite(series: pl.Series) -> None:
-    """That no number is infinite.
-
-    Raises:
-        BadInput: one is; the message names row and column.
-    """
+    """Raise BadInput, which names row and column, if a number is infinite."""
     if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
         row = first_row(infinite)
         raise BadInput(f"column {series.name!r} has {series[row - 1]} in row {row}: not finite")

@@ -1,4 +1,7 @@
-"""Errors in user input: bad files, bad values, options that do not fit."""
+"""Errors in user input: bad files, bad values, options that do not fit.
+
+Every function of `cli` that reads tables, options or saved models may raise `BadInput`.
+"""
 
 
 class BadInput(ValueError):

@@ -35,9 +35,8 @@ SCORE_NAMES = {
 def by_row(answers: Iterable[Answers], truth: NDArray[Any]) -> dict[str, Tensor]:
     """Summarise each row for scores and figures, without its draws.
 
-    Returns:
-        ``y``, ``doubt``, ``log_prob``; of a regression ``mean``, ``lower``, ``upper`` and ``pit``
-        (the predictive's distribution function at the truth), of a classification ``probs``.
+    There are ``y``, ``doubt``, ``log_prob``; of a classification ``probs``; of a regression
+    ``mean``, ``lower``, ``upper`` and ``pit``, the predictive's distribution function at ``y``.
     """
     y, parts, start = torch.from_numpy(truth), [], 0
     for each in answers:

@@ -30,30 +30,19 @@ _KEY = "table"  # in the metadata of the save
 class About:
     """Description of a model's table, saved as JSON with the model.
 
-    Args:
-        target: name of the column that it predicts.
-        task: regression or classification.
-        columns: how the other columns are encoded.
-        missing: whether missing values are refused or filled.
-        level: probability inside of the intervals, or of the sets of classes.
-        rows: number of rows of training.
-        held_out: number of rows by which the scores and the threshold were found; 0 if these are
-            of the rows of training.
-        threshold: rows of a larger `doubt` are refused.
-        scores: what the model scored on them.
-        pruned: share of the weights that were removed.
+    Scores and threshold are found by the rows held out, or without any by the rows of training.
     """
 
-    target: str
+    target: str  # name of the column that it predicts
     task: Task
-    columns: list[Column]
+    columns: list[Column]  # encodings of the other columns
     missing: Missing
-    level: float
-    rows: int
-    held_out: int
-    threshold: float = math.inf
+    level: float  # probability inside of the intervals, or of the sets of classes
+    rows: int  # number of rows of training
+    held_out: int  # number of rows held out
+    threshold: float = math.inf  # rows of a larger `doubt` are refused
     scores: dict[str, float] = field(default_factory=dict)
-    pruned: float = 0.0
+    pruned: float = 0.0  # fraction of the weights that were removed
 
 
 @dataclass(frozen=True)
@@ -69,11 +58,7 @@ class Model:
 
     @classmethod
     def load(cls, folder: Path) -> Model:
-        """The model in a folder; nothing of it is executed.
-
-        Raises:
-            BadInput: there is none, or it is damaged, or was not trained on a table.
-        """
+        """The model in a folder; nothing of it is executed."""
         try:
             loaded = persistence.load(folder)
             about = loaded.metadata[_KEY]
@@ -89,11 +74,7 @@ class Model:
             raise BadInput(f"{folder} holds a model that `train` has not made") from error
 
     def inputs(self, table: pl.DataFrame) -> NDArray[np.float64]:
-        """A table's rows as the network takes them.
-
-        Raises:
-            BadInput: the table does not fit.
-        """
+        """A table's rows as the network takes them."""
         return encode(self.about.columns, table, self.about.missing)
 
     def ask(self, inputs: NDArray[np.float64]) -> Iterator[Answers]:
@@ -103,20 +84,12 @@ class Model:
             yield Answers(self, self.estimator.posterior_predictive(rows))
 
     def truth(self, table: pl.DataFrame) -> NDArray[Any]:
-        """The targets of a table, as `indices` has them.
-
-        Raises:
-            BadInput: they are not there, or cannot be used.
-        """
+        """The targets of a table, as `indices` has them."""
         target = column(table, self.about.target, "the target")
         return self.indices(targets(target, self.about.task))
 
     def indices(self, true: NDArray[Any]) -> NDArray[Any]:
-        """Targets: numbers as they are, or for labels the indices of their classes.
-
-        Raises:
-            BadInput: a label is of no class.
-        """
+        """Targets: numbers as they are, or for labels the indices of their classes."""
         if isinstance(self.estimator, BayesianRegressor):
             return true
         known = {str(label): index for index, label in enumerate(self.estimator.classes_)}

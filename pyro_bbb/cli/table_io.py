@@ -21,15 +21,7 @@ _FEW = 5  # names that an error lists
 
 
 def read(path: Path, separator: str = ",") -> pl.DataFrame:
-    """The table in a file.
-
-    Args:
-        path: the file; Parquet by its ending, else CSV with a header.
-        separator: between the values of a line of CSV.
-
-    Raises:
-        BadInput: there is no such file, it cannot be read as a table, or has no rows.
-    """
+    """The table in a file: Parquet by its ending, else CSV with a header."""
     if len(separator.encode()) != 1:
         raise BadInput(f"--separator must be one character, got {separator!r}")
     if not path.is_file():
@@ -57,11 +49,7 @@ def _read_csv(path: Path, separator: str) -> pl.DataFrame:
 
 
 def write(table: pl.DataFrame, path: Path) -> None:
-    """Writes a table, whole from the moment that the file has its name.
-
-    Raises:
-        BadInput: the ending is neither of CSV nor of Parquet, or the file cannot be written.
-    """
+    """Write a table, complete from the moment that the file has its name."""
     check_writable(path)
     save = table.write_parquet if path.suffix in _PARQUET else table.write_csv
     with replacing(path) as part:
@@ -69,11 +57,7 @@ def write(table: pl.DataFrame, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before any work: whether a table can be written there.
-
-    Raises:
-        BadInput: the ending is neither of CSV nor of Parquet, or there is no such folder.
-    """
+    """Check, before any work, that a table can be written there."""
     endings = (".csv", *_PARQUET)
     if path.suffix not in endings:
         raise BadInput(f"--out must end in {', '.join(endings)}, got {path}")
@@ -81,11 +65,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the folder of a file to be written exists.
-
-    Raises:
-        BadInput: it does not, or the path is that of a folder.
-    """
+    """Check that the folder of a file to be written exists."""
     if not path.parent.is_dir() or path.is_dir():
         raise BadInput(f"--out must be a file in a folder that exists, got {path}")
 
@@ -102,11 +82,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:
-    """A column that an option names.
-
-    Raises:
-        BadInput: there is none of that name.
-    """
+    """The column that an option names."""
     if name not in table.columns:
         raise BadInput(f"{option}: there is no column {name!r}, only {listed(table.columns)}")
     return table[name]

@@ -30,11 +30,7 @@ def recognise(target: pl.Series) -> tuple[Task, str]:
 
 
 def targets(target: pl.Series, task: Task) -> NDArray[Any]:
-    """The targets for training or scores: numbers or labels, ``[n]``.
-
-    Raises:
-        BadInput: one is missing or cannot be used, or there are too few or too many classes.
-    """
+    """The targets for training or scores: numbers or labels, ``[n]``."""
     if target.null_count() or (target.dtype.is_float() and target.is_nan().any()):
         require_all(target)
     if task == "regression":
@@ -49,11 +45,7 @@ def targets(target: pl.Series, task: Task) -> NDArray[Any]:
 
 
 def require_classes(labels: NDArray[Any], name: str) -> None:
-    """That a classification has two classes or more, and not as many as rows.
-
-    Raises:
-        BadInput: it has not.
-    """
+    """Raise BadInput unless there are two classes or more, up to a thousand."""
     number = len(np.unique(labels))
     if number < 2:
         raise BadInput(f"column {name!r} has one value only, {str(labels[0])!r}: nothing to learn")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.validation import one_of
 from pyro_bbb.data.cache import cache_folder, given_root, is_intact, read_verified
 
 _CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
@@ -52,8 +53,7 @@ def load_images(
         RuntimeError: the download failed, or a file of the given root is damaged (its MD5 is
             wrong).
     """
-    if not isinstance(name, str) or name not in _CLASSES:
-        raise ValueError(f"name must be one of {sorted(_CLASSES)}, got {name!r}")
+    one_of("name", name, sorted(_CLASSES))
     import torchvision  # here, because it would double the time that importing pyro_bbb takes
 
     image_set = getattr(torchvision.datasets, _CLASSES[name])

@@ -10,11 +10,7 @@ from pathlib import Path
 
 
 def given_root(root: str | os.PathLike[str] | None) -> Path | None:
-    """The folder that the user named, by ``root`` or by ``PYRO_BBB_DATA``; None if neither.
-
-    Raises:
-        TypeError: ``root`` is no path.
-    """
+    """The folder that the user named, by ``root`` or by ``PYRO_BBB_DATA``; None if neither."""
     given = root if root is not None else os.environ.get("PYRO_BBB_DATA") or None
     try:
         return None if given is None else Path(given).expanduser()
@@ -33,16 +29,7 @@ def is_intact(path: Path, algorithm: str, expected: str) -> bool:
 
 
 def read_verified(path: Path, algorithm: str, expected: str) -> bytes:
-    """Read a file and verify its checksum.
-
-    Args:
-        path: the file.
-        algorithm: ``"md5"`` or ``"sha256"``.
-        expected: its checksum, in hexadecimal digits.
-
-    Raises:
-        RuntimeError: the file has another checksum.
-    """
+    """Read a file, and verify its checksum (in hexadecimal digits) by an algorithm of `hashlib`."""
     content = path.read_bytes()
     found = _checksum(content, algorithm)
     if found != expected:

@@ -20,7 +20,7 @@ from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._handlers.vmap import one_by_one, over_draws, stack
 from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.validation import count, probabilities
+from pyro_bbb._utils.validation import count, kind, probabilities
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction import (
@@ -65,11 +65,10 @@ def to_ensemble(
         ValueError: a number out of range, draws that lack a latent, or quantiles of a likelihood
             without.
     """
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    kind("model", model, BayesianModel)
     if not isinstance(guide, (AutoGuide, Mapping, MCMC)) and not hasattr(guide, "sample_posterior"):
-        kind = type(guide).__name__
-        raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {kind}")
+        found = type(guide).__name__
+        raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {found}")
     num_samples, levels = count("num_samples", num_samples), _levels(model, quantiles)
     with seeded(seed), own_store(model, guide):
         draws = _all_draws(model, guide, num_samples)
@@ -155,8 +154,8 @@ def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
         return []
     levels = probabilities("quantiles", quantiles)
     if not issubclass(model.likelihood.family, Normal):
-        kind = type(model.likelihood).__name__
-        raise ValueError(f"quantiles must be left out for the likelihood {kind}, got {levels}")
+        name = type(model.likelihood).__name__
+        raise ValueError(f"quantiles must be left out for the likelihood {name}, got {levels}")
     return levels
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._utils.validation import tensor
+from pyro_bbb._utils.validation import kind, tensor
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.models import BayesianModel
 
@@ -34,8 +34,7 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         TypeError: an argument is of another kind.
         ValueError: the guide lacks a weight of the model.
     """
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    kind("model", model, BayesianModel)
     if not hasattr(guide, "median"):
         raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
     with own_store(model, guide):

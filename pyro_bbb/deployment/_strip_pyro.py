@@ -18,13 +18,7 @@ from pyro_bbb.priors import Prior
 def plain_copy(part: nn.Module, path: str, weights: Mapping[str, Tensor]) -> nn.Module:
     """A copy whose random weights are parameters with given values, without priors and Pyro.
 
-    Args:
-        part: network or likelihood of a model; it stays as it is.
-        path: its name in the model.
-        weights: values of the latents by site name.
-
-    Raises:
-        ValueError: a latent has no value.
+    ``path`` is the name of the part in the model, ``weights`` has the latents by site name.
     """
     plain = copy.deepcopy(part)
     for name, module in list(plain.named_modules()):

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import one_by_one
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.validation import kind
+from pyro_bbb._utils.validation import kind, one_of
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
 
@@ -91,9 +91,7 @@ class Chains(Mapping[str, Tensor]):
             ValueError: an unknown kind, or fewer than four draws.
             ImportError: ArviZ is not installed.
         """
-        kinds = ["bulk", "tail", "mean", "sd"]
-        if kind not in kinds:
-            raise ValueError(f"kind must be one of {kinds}, got {kind!r}")
+        one_of("kind", kind, ["bulk", "tail", "mean", "sd"])
         return self._diagnose("ess", method=kind)
 
     def to_arviz(self, model: BayesianModel | None = None, data: Any = None) -> Any:

@@ -16,14 +16,10 @@ _REVIEWS = {aten.view.default, aten.expand.default, aten.alias.default, aten.det
 
 
 def record(function: ValueAndGradient, z: Tensor) -> ValueAndGradient:
-    """The operations of a function at ``z``, as a function of its own.
+    """The operations of a function at a vector ``[d]`` of finite value, as a function of its own.
 
     Where the function's path depends on the values in ``z``, or the record does not repeat what
     it does (at ``z`` and nearby), it is the function itself.
-
-    Args:
-        function: from a vector ``[d]`` to a value and its gradient.
-        z: a point of finite value.
     """
     try:
         graph = make_fx(lambda point: function(point))(z)  # it counts the arguments of a method

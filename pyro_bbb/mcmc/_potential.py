@@ -57,14 +57,6 @@ class Potential:
     """The potential energy of a model given data, as a function of one flat vector.
 
     Networks are in evaluation mode, parameters that are not random stay as they are.
-
-    Args:
-        model: the model.
-        x: inputs, ``[n, ...]``.
-        y: targets, ``[n, ...]``.
-
-    Raises:
-        ValueError: the model has no latent, or a discrete one.
     """
 
     def __init__(self, model: BayesianModel, x: Tensor, y: Tensor) -> None:
@@ -123,11 +115,7 @@ class Potential:
         return {name: trace.nodes[name]["value"].detach() for name in self.sites}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The vector ``[d]`` of one value of every latent.
-
-        Raises:
-            ValueError: a latent has no value, or one of another shape or outside its support.
-        """
+        """The vector ``[d]`` of one value of every latent."""
         return torch.cat([self._unconstrained(part, values).reshape(-1) for part in self.parts])
 
     def _unconstrained(self, part: Part, values: Mapping[str, Tensor]) -> Tensor:
@@ -153,10 +141,7 @@ class Potential:
     def recorded(self, z: Tensor) -> ValueAndGradient:
         """The same function as `value_and_gradient`, as a recorded list of operations.
 
-        Where the model cannot be recorded it is `value_and_gradient` itself.
-
-        Args:
-            z: a point of finite energy.
+        Where the model cannot be recorded at ``z``, of finite energy, it is the function itself.
         """
         return record(self.value_and_gradient, z)
 

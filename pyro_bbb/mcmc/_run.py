@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.validation import count, kind
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import starting_points
@@ -84,8 +85,10 @@ def run_nuts(
         TypeError: an argument of the wrong kind.
     """
     _check(model, target_accept_prob)
-    _check_counts(num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains)
-    _check_counts(num_workers=num_workers, max_tree_depth=max_tree_depth)
+    counts = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains}
+    counts |= {"num_workers": num_workers, "max_tree_depth": max_tree_depth}
+    for name, value in counts.items():
+        count(name, value)
     settings = Settings(
         num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
     )
@@ -217,14 +220,7 @@ def _require_count(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check(model: Any, target_accept_prob: float) -> None:
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+    kind("model", model, BayesianModel)
     number = isinstance(target_accept_prob, (int, float))
     if not number or not 0 < target_accept_prob < 1:
         raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")

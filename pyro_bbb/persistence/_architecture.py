@@ -25,16 +25,11 @@ Blueprint: TypeAlias = dict[str, Node]
 
 
 def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprint:
-    """Return the blueprint of a network or a likelihood.
+    """Return the blueprint of a network or a likelihood at a path.
 
-    Args:
-        root: the module.
-        path: its path.
-        tensors: gets the constants that are tensors, by names that begin with ``constants.``.
-
-    Raises:
-        CannotDescribe: the format does not know a class, or a module was changed in a way that its
-            constructor's arguments do not show.
+    ``tensors`` gets the constants that are tensors, by names that begin with ``constants.``. The
+    error is CannotDescribe where the format does not know a class, or a module was changed in a
+    way that its constructor's arguments do not show.
     """
     blueprint: Blueprint = {}
     constants: dict[str, Tensor] = {}
@@ -50,15 +45,9 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
 
 
 def build(blueprint: Blueprint, path: str, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return the module of a blueprint; tensors of torch's layers are on the meta device.
+    """Return the module at a path of a blueprint; tensors of torch's layers are on the meta device.
 
-    Args:
-        blueprint: a result of `describe`.
-        path: the path of the module to return.
-        tensors: the constants; those used are removed.
-
-    Raises:
-        KeyError: a name, path or argument is unknown or missing.
+    Constants that it uses are removed from ``tensors``.
     """
     modules: Modules = {}
     for node_path, node in blueprint.items():

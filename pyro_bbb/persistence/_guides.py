@@ -23,16 +23,7 @@ Record = dict[str, Any]
 
 
 def record(guide: Any, declared: set[str]) -> Record:
-    """Return all that `make` needs besides tensors.
-
-    Args:
-        guide: the guide.
-        declared: names of the latents that the model declares.
-
-    Raises:
-        TypeError: the guide is not in `GUIDES`.
-        ValueError: a latent that the forward pass samples has a support that the format lacks.
-    """
+    """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]
         return {"name": "ensemble", "members": members, "calls": guide._calls % guide.size}
@@ -48,17 +39,7 @@ def record(guide: Any, declared: set[str]) -> Record:
 
 
 def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str) -> Guide:
-    """Return the guide of a record, for a model.
-
-    Args:
-        record: a result of `record`.
-        model: the model.
-        fill: sets the tensors of a guide to those saved under a prefix.
-        prefix: the guide's prefix.
-
-    Raises:
-        KeyError: a name or a key is unknown or missing.
-    """
+    """Return a record's guide for a model; ``fill`` copies the tensors saved under ``prefix``."""
     if record["name"] == "ensemble":
         return _ensemble(record, model, fill, prefix)
     _require_keys(record, {"name", "options", "pruned", "found"})

@@ -78,11 +78,7 @@ _ARGUMENTS: dict[str, str] = {
 
 
 def _build(names: list[str], cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
-    """Return a layer without memory for its parameters.
-
-    Raises:
-        ValueError: the arguments are not the constructor's.
-    """
+    """Return a layer without memory for its parameters."""
     if arguments.keys() != set(names):
         raise ValueError(f"{cls.__name__} must have the arguments {names}, got {list(arguments)}")
     with torch.device("meta"):

@@ -36,12 +36,9 @@ class LoadError(ValueError):
 
 
 def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
-    """Write or replace a folder's pair of files.
+    """Write or replace a folder's pair of files; other files in it stay.
 
-    Args:
-        folder: created if missing; other files in it stay.
-        spec: content for JSON, without the keys that `seal` adds.
-        tensors: on the CPU, contiguous, without shared memory.
+    The tensors must be on the CPU, contiguous, without shared memory.
     """
     data = serialise(dict(tensors))
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
@@ -83,23 +80,14 @@ def tidy(folder: Path) -> None:
 
 
 def seal(content: dict[str, Json]) -> bytes:
-    """Return JSON of the content after the format's name, its version and the text's hash.
-
-    Raises:
-        ValueError: a number is not finite.
-        TypeError: a value has no form in JSON.
-    """
+    """Return JSON of the content after the format's name, its version and the text's hash."""
     head = {"format": FORMAT, "version": VERSION, "sha256": _ZEROS}
     text = json.dumps({**head, **content}, indent=1, allow_nan=False).encode() + b"\n"
     return text.replace(_ZEROS.encode(), sha256(text).hexdigest().encode(), 1)
 
 
 def unseal(text: bytes, path: Path) -> dict[str, Json]:
-    """Return the content that `seal` wrote.
-
-    Raises:
-        LoadError: the text is anything else.
-    """
+    """Return the content that `seal` wrote; LoadError for any other text."""
     try:
         spec = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -194,13 +182,7 @@ _ERRORS = {"FileNotFoundError": FileNotFoundError, "LoadError": LoadError, "OSEr
 
 
 def read_for_all(folder: Path, processes: Processes) -> Content:
-    """Return the result of `read` on all processes.
-
-    Raises:
-        FileNotFoundError: there is nothing saved at that path.
-        LoadError: a file is damaged or missing, or of a newer format.
-        OSError: it cannot be read.
-    """
+    """Return the result of `read`, or raise its error, on all processes."""
     if processes.size == 1:
         return read(folder)
     found: list[Content] = []

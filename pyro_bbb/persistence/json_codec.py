@@ -1,7 +1,7 @@
 """Python values as JSON with tensors apart, and back.
 
-`encode` and `decode` are for constructor arguments, distributions among them; every sequence is a
-tuple. `pack` and `unpack` are for optimizer states, where dicts may have integer keys.
+`encode` is for constructor arguments, distributions among them; every sequence is a tuple. `pack`
+is for optimizer states, where dicts may have integer keys. `decode` reads both.
 """
 
 from __future__ import annotations
@@ -48,16 +48,7 @@ class CannotDescribe(ValueError):
 
 
 def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the JSON form of an argument.
-
-    Args:
-        value: the argument.
-        key: its name, also the name of a tensor in it.
-        tensors: gets the tensors.
-
-    Raises:
-        CannotDescribe: the format has no form for it.
-    """
+    """Return the JSON of an argument, and add its tensors under names that begin with ``key``."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -72,15 +63,23 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     raise CannotDescribe(f"{key} is {value!r}")
 
 
-def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the argument of `encode`, lists as tuples, and remove its tensors."""
+def decode(value: Json, tensors: dict[str, Tensor]) -> Any:
+    """Return the value of `encode`, lists as tuples, or of `pack`; its tensors are removed."""
     if isinstance(value, list):
         return tuple(decode(item, tensors) for item in value)
     if not isinstance(value, dict):
         return value
-    if value.keys() == {"tensor"}:
-        return tensors.pop(value["tensor"])
-    return _decode_distribution(tensors, **value)
+    if "distribution" in value:
+        return _decode_distribution(tensors, **value)
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors.pop(content)
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {key: decode(item, tensors) for key, item in content}
+    sequence: Any = {"list": list, "tuple": tuple}[kind]
+    return sequence(decode(item, tensors) for item in content)
 
 
 def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -125,11 +124,7 @@ def _decode_distribution(
 
 
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Json:
-    """Return the JSON form of a value; tensors are added under names that begin with ``name``.
-
-    Raises:
-        TypeError: it has parts other than numbers, strings, tensors, lists and dicts.
-    """
+    """Return the JSON form of a value; tensors are added under names that begin with ``name``."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -144,21 +139,6 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Json:
     if not (value is None or isinstance(value, bool | int | float | str)):
         raise TypeError(f"{name} must consist of numbers and tensors, got {value!r}")
     return value
-
-
-def unpack(packed: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that `pack` packed."""
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, content),) = packed.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "float":
-        return float(content)
-    if kind == "dict":
-        return {key: unpack(value, tensors) for key, value in content}
-    values = [unpack(value, tensors) for value in content]
-    return tuple(values) if kind == "tuple" else values
 
 
 def _key(name: str, key: Any) -> Json:

@@ -16,24 +16,14 @@ from pyro_bbb.persistence.archive import LoadError
 
 @dataclass(frozen=True)
 class State:
-    """Tensors of several modules, each named by its module's prefix.
+    """Tensors of several modules, each named by its module's prefix."""
 
-    Args:
-        tensors: every tensor under the first of its names.
-        aliases: first name by each further one.
-        frozen: names of the parameters that are not trained.
-    """
-
-    tensors: dict[str, Tensor]
-    aliases: dict[str, str] = field(default_factory=dict)
-    frozen: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor]  # every tensor under the first of its names
+    aliases: dict[str, str] = field(default_factory=dict)  # first name by each further one
+    frozen: list[str] = field(default_factory=list)  # names of parameters that are not trained
 
     def add(self, module: nn.Module, prefix: str) -> None:
-        """Add a module's tensors.
-
-        Raises:
-            TypeError: its state dict has a value that is no tensor.
-        """
+        """Add a module's tensors."""
         first: dict[int, str] = {}
         for name, value in module.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
@@ -47,11 +37,7 @@ class State:
                 self.frozen.append(own)
 
     def fill(self, module: nn.Module, prefix: str) -> None:
-        """Copy tensors into a module, and remove them here.
-
-        Raises:
-            LoadError: one is missing, has another shape, or is shared differently.
-        """
+        """Copy tensors into a module, and remove them here; LoadError where they do not fit."""
         self._make_buffers(module, prefix)
         used: dict[str, Tensor] = {}
         firsts: dict[int, str] = {}

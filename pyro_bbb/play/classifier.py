@@ -45,18 +45,11 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained network of ten classes.
-
-    Args:
-        model: the model.
-        guide: its guide.
-        shape: of one input.
-        threshold: refused is what has no class more probable than this, unless the slider says so.
-    """
+    """A trained network of ten classes; it refuses an input of no class above the threshold."""
 
     model: BayesianModel
     guide: Any
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one input
     threshold: float
 
     @property
@@ -86,13 +79,7 @@ class Classifier:
 
 
 def open_saved(folder: Path) -> Classifier:
-    """The classifier in a folder that `save` wrote; without a threshold of its own it gets 1/2.
-
-    Raises:
-        OSError: there is nothing.
-        LoadError: it is damaged.
-        ValueError: it is no classifier of ten classes, or takes neither 64 nor 784 pixels.
-    """
+    """The classifier in a folder that `save` wrote; without a threshold of its own it gets 1/2."""
     loaded = load(folder)
     threshold = loaded.metadata.get(_KEY, 0.5)
     if not isinstance(threshold, float) or not 0 <= threshold <= 1:
@@ -112,13 +99,9 @@ def open_saved(folder: Path) -> Classifier:
 def train_small(
     epochs: int = 25, *, copies: int = 4, scribbles: float = 0.25, progress: bool = True
 ) -> Classifier:
-    """Learns scikit-learn's 1,797 digits; a tenth is held out for the threshold.
+    """Learn scikit-learn's 1,797 digits; a tenth is held out for the threshold.
 
-    Args:
-        epochs: how often it sees each picture.
-        copies: varied ones of each picture.
-        scribbles: how many of them for each digit.
-        progress: whether a bar is shown.
+    For each digit there are ``copies`` varied ones, and on average so many ``scribbles``.
     """
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     (x, y), held_out = split(x.float() / 16, y, fraction=0.1, seed=_SEED)
@@ -136,12 +119,7 @@ def train_small(
 
 
 def train_mnist(root: Path, epochs: int = 5, *, progress: bool = True) -> Classifier:
-    """Learns MNIST; a tenth is held out for the threshold.
-
-    Raises:
-        OSError: the folder lacks the files.
-        RuntimeError: one of them is damaged.
-    """
+    """Learn MNIST; a tenth is held out for the threshold."""
     x, y = load_images("mnist", root=root)
     train, held_out = split(x.flatten(1), y, fraction=0.1, seed=_SEED)
     rng = np.random.default_rng(_SEED)

@@ -34,9 +34,7 @@ _MNIST_PEN = 2.6  # pixels; its digits cover 0.13 of the picture
 def pixels(strokes: Strokes, side: int) -> Tensor:
     """The drawing as the input of a network, ink 1 and paper 0, ``[side * side]``.
 
-    Args:
-        strokes: at least one, of at least one point each.
-        side: 8 for the digits of scikit-learn, 28 for those of MNIST.
+    A side is 8 as in scikit-learn's digits, or 28 as in MNIST. There must be a point to draw.
     """
     picture = _small(strokes) if side == 8 else _mnist(strokes)
     return torch.from_numpy(picture.astype(np.float32).reshape(-1))

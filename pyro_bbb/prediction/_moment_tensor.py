@@ -19,11 +19,7 @@ from pyro_bbb.guides import AutoSoftplusNormal
 
 
 class Moments:
-    """Means and variances of a guide's weights, each computed once.
-
-    Args:
-        guide: the guide.
-    """
+    """Means and variances of a guide's weights, each computed once."""
 
     def __init__(self, guide: AutoSoftplusNormal) -> None:
         self.guide = guide
@@ -32,11 +28,7 @@ class Moments:
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean and variance of one weight.
-
-        Raises:
-            ValueError: the latent is no weight, or not Normal.
-        """
+        """Mean and variance of one weight."""
         if name not in self._normal:
             raise inexact(f"{name!r} is not a weight of independent Normals")
         if name not in self._known:
@@ -47,10 +39,7 @@ class Moments:
 class Pass:
     """One run of a network with weights that have no value; each may be used once.
 
-    Args:
-        moments: of the weights.
-        inputs: number of rows that go in, n.
-        draws: of each input; the first random weights that a row meets make ``draws * n`` of n.
+    The first random weights that the n rows of inputs meet make ``draws * n`` of them.
     """
 
     def __init__(self, moments: Moments, inputs: int, draws: int) -> None:
@@ -120,11 +109,7 @@ class MomentTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Apply an operation to such a weight.
-
-        Raises:
-            ValueError: its outputs would not be independent Normals of each row.
-        """
+        """Apply an operation to such a weight, if it leaves independent Normals of each row."""
         kwargs = kwargs or {}
         if func in _QUESTIONS:
             with torch._C.DisableTorchFunctionSubclass():

@@ -36,16 +36,8 @@ def per_input(
 ) -> Iterator[Part]:
     """The likelihood's arguments for every draw and input, each ``[s, n, ...]``.
 
-    Args:
-        model: the model.
-        guide: its guide.
-        x: inputs, ``[n, ...]``.
-        num_samples: number of draws S.
-        rows: inputs times draws of one pass.
-
-    Raises:
-        ValueError: the guide's weights are no independent Normals, or the network does with them
-            what does not leave an input independent Normals.
+    One pass has ``rows`` inputs times draws. The error is a ValueError where the guide's weights
+    are no independent Normals, or the network does not leave an input independent Normals.
     """
     if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
         raise inexact(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
@@ -126,11 +118,6 @@ def draws_of_each_input(model: BayesianModel, guide: Any, x: Tensor) -> bool:
 
     True only of what is known: independent Normals, each weight in one linear layer, and rows that
     never meet.
-
-    Args:
-        model: the model.
-        guide: its guide.
-        x: the input, ``[1, ...]``.
     """
     if type(model) is not BayesianModel or type(model.likelihood) not in _LIKELIHOODS:
         return False

@@ -15,7 +15,7 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.validation import all_finite, count, one_of
+from pyro_bbb._utils.validation import all_finite, count, kind, one_of, tensor
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
@@ -31,17 +31,11 @@ ESTIMATORS = ("reparam", "local_reparam")
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """Options of one call of `predict`, checked.
-
-    Args:
-        num_samples: number of draws.
-        rows: inputs of one pass.
-        sampler: ``"weights"`` or ``"outputs"``.
-    """
+    """Options of one call of `predict`, checked."""
 
     num_samples: int
-    rows: int
-    sampler: str
+    rows: int  # inputs of one pass
+    sampler: str  # "weights" or "outputs"
 
 
 def predict(
@@ -173,11 +167,8 @@ def _rows(batch_size: int | None, x: Tensor) -> int:
 
 
 def _check(model: Any, guide: Any, x: Any) -> None:
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
-    if x.dim() == 0 or len(x) == 0:
+    kind("model", model, BayesianModel)
+    if tensor("x", x).dim() == 0 or len(x) == 0:
         raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
     device = _device(guide)
     if device not in (None, x.device):

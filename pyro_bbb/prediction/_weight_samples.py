@@ -47,14 +47,7 @@ def default_rows(x: Tensor) -> int:
 def per_draw(
     model: BayesianModel, posterior: Iterable[Draws], x: Tensor, rows: int
 ) -> Iterator[Part]:
-    """The likelihood's arguments for every draw, each ``[s, n, ...]``.
-
-    Args:
-        model: the model.
-        posterior: chunks of draws, ``[s, ...]`` each.
-        x: inputs, ``[n, ...]``.
-        rows: inputs of one pass.
-    """
+    """The likelihood's arguments for every draw, ``[s, n, ...]``, for ``rows`` inputs at a time."""
     run, done = partial(_run, model, x.split(rows)), 0
     for draws in posterior:
         count = len(next(iter(draws.values())))
@@ -62,12 +55,9 @@ def per_draw(
             yield slice(done, done + count), ALL, over_draws(run, draws)
         else:
             for s in range(count):
-                part = run({name: values[s] for name, values in draws.items()})
-                yield (
-                    slice(done + s, done + s + 1),
-                    ALL,
-                    {k: v.unsqueeze(0) for k, v in part.items()},
-                )
+                draw = {name: values[s] for name, values in draws.items()}
+                part = {name: value.unsqueeze(0) for name, value in run(draw).items()}
+                yield slice(done + s, done + s + 1), ALL, part
         done += count
 
 

@@ -52,35 +52,12 @@ class BayesianEstimator(BaseEstimator):
     posterior_: FittedPosterior
     x_scaling_: Scaling
 
-    def __init__(
-        self,
-        hidden_sizes: Any,
-        activation: Any,
-        prior: Any,
-        guide: Any,
-        estimator: str,
-        epochs: int | None,
-        batch_size: int | None,
-        lr: float,
-        temperature: float,
-        num_samples: int,
-        device: Any,
-        random_state: Any,
-        progress: bool,
-    ) -> None:
-        self.hidden_sizes = hidden_sizes
-        self.activation = activation
-        self.prior = prior
-        self.guide = guide
-        self.estimator = estimator
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.temperature = temperature
-        self.num_samples = num_samples
-        self.device = device
-        self.random_state = random_state
-        self.progress = progress
+    num_samples: int
+    random_state: Any
+
+    def __init__(self, **parameters: Any) -> None:
+        for name, value in parameters.items():
+            setattr(self, name, value)
 
     @property
     def history_(self) -> History:

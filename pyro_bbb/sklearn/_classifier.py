@@ -67,19 +67,19 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         progress: bool = False,
     ) -> None:
         super().__init__(
-            hidden_sizes,
-            activation,
-            prior,
-            guide,
-            estimator,
-            epochs,
-            batch_size,
-            lr,
-            temperature,
-            num_samples,
-            device,
-            random_state,
-            progress,
+            hidden_sizes=hidden_sizes,
+            activation=activation,
+            prior=prior,
+            guide=guide,
+            estimator=estimator,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            temperature=temperature,
+            num_samples=num_samples,
+            device=device,
+            random_state=random_state,
+            progress=progress,
         )
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> BayesianClassifier:

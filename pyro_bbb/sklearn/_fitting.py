@@ -32,19 +32,12 @@ _SMALL = 2**16  # weights
 
 @dataclass(frozen=True)
 class FittedPosterior:
-    """A model with its trained guide.
-
-    Args:
-        model: the model.
-        guide: its guide.
-        history: the record of the training.
-        num_seen: rows that it was learned from, over all calls.
-    """
+    """A model with its trained guide, and the record of the training."""
 
     model: BayesianModel
     guide: Any
     history: History
-    num_seen: int
+    num_seen: int  # rows that it was learned from, over all calls
 
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """By the same networks in each call with one seed."""
@@ -83,10 +76,6 @@ def learn_on(
     The estimate of a Gaussian noise is a running one over all rows. It is held while the weights
     are trained; then, for m further rows after n,
     $\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$.
-
-    Raises:
-        TypeError: the guide has no Normal marginals.
-        ValueError: likewise, or the rows do not fit the network.
     """
     prior = _as_prior(before.guide)
     likelihood = copy.deepcopy(before.model.likelihood).requires_grad_(False)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb import guides
-from pyro_bbb._utils.validation import count, positive
+from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
@@ -58,12 +58,7 @@ NOISES: dict[str, Callable[[int], Likelihood]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters of network and training, named as in the estimators.
-
-    Raises:
-        ValueError: an unknown name, or a number out of range.
-        TypeError: a field of another kind.
-    """
+    """Hyperparameters of network and training, named as in the estimators."""
 
     hidden_sizes: Any
     activation: Any
@@ -81,9 +76,7 @@ class Recipe:
         _hidden(self.hidden_sizes)
         _named("activation", self.activation, ACTIVATIONS)
         _named("guide", self.guide, guides.GUIDES)
-        if self.estimator not in ("auto", *ESTIMATORS):
-            names = ["auto", *ESTIMATORS]
-            raise ValueError(f"estimator must be one of {names}, got {self.estimator!r}")
+        one_of("estimator", self.estimator, ["auto", *ESTIMATORS])
         for name in ("epochs", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 count(name, value)
@@ -133,16 +126,10 @@ class Recipe:
 
 
 def make_noise(noise: Any, unit: Tensor) -> Likelihood:
-    """The likelihood of a regression.
+    """The likelihood of a regression whose targets have the standard deviations ``unit``.
 
-    Args:
-        noise: a name of `NOISES`; a number, the noise's known standard deviation; the prior of it
-            or a likelihood, both in units of the targets' standard deviation.
-        unit: that unit, ``[targets]``.
-
-    Raises:
-        ValueError: an unknown name, or a number that is not positive.
-        TypeError: something else.
+    ``noise`` is a name of `NOISES`, or the noise's known standard deviation; or its prior or a
+    likelihood, both in units of the targets' standard deviation.
     """
     if isinstance(noise, Likelihood):
         return copy.deepcopy(noise)

@@ -55,6 +55,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         feature_names_in_: their names, where a data frame was given.
     """
 
+    noise: Any
+
     def __init__(
         self,
         hidden_sizes: Any = (50,),
@@ -74,21 +76,21 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         progress: bool = False,
     ) -> None:
         super().__init__(
-            hidden_sizes,
-            activation,
-            prior,
-            guide,
-            estimator,
-            epochs,
-            batch_size,
-            lr,
-            temperature,
-            num_samples,
-            device,
-            random_state,
-            progress,
+            hidden_sizes=hidden_sizes,
+            activation=activation,
+            prior=prior,
+            guide=guide,
+            estimator=estimator,
+            noise=noise,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            temperature=temperature,
+            num_samples=num_samples,
+            device=device,
+            random_state=random_state,
+            progress=progress,
         )
-        self.noise = noise
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

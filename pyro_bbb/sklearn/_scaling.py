@@ -19,15 +19,10 @@ _ROUNDING = 1e-14  # a column whose deviations are below this share of its size 
 
 @dataclass(frozen=True)
 class Scaling:
-    """$z = (v - m) / s$ for each column.
+    """$z = (v - m) / s$ for each column."""
 
-    Args:
-        mean: m, ``[columns]``, in the columns' units.
-        scale: s, ``[columns]``, likewise, positive; 1 where a column is constant.
-    """
-
-    mean: Array
-    scale: Array
+    mean: Array  # m, [columns], in the columns' units
+    scale: Array  # s, [columns], likewise, positive; 1 where a column is constant
 
     @classmethod
     def of(cls, values: Array) -> Scaling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,17 +25,11 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Shard:
-    """The data of one step in one process.
-
-    Args:
-        parts: its parts of the minibatches, each of which gets a draw of the weights of its own.
-        size: examples of the step in all processes.
-        draws: parts of the step in all processes.
-    """
+    """The data of one step in one process: parts of minibatches, each with a draw of its own."""
 
     parts: list[Batch]
-    size: int
-    draws: int
+    size: int  # examples of the step in all processes
+    draws: int  # parts of the step in all processes
 
 
 class Batches:
@@ -43,14 +37,7 @@ class Batches:
 
     Several processes split each minibatch of data in memory, and of a loader that gives all of them
     the same. A loader with a `DistributedSampler`, or of a stream, yields each its own shard.
-
-    Args:
-        data: a pair of tensors, a dataset, or a loader.
-        batch_size: examples per minibatch; a loader has its own.
-        model: the model that the data are for.
-        device: where the minibatches are to be.
-        accumulate: minibatches of one step.
-        processes: the processes that train together.
+    A loader also has a ``batch_size`` of its own. A step takes ``accumulate`` minibatches.
     """
 
     def __init__(
@@ -136,13 +123,10 @@ class Batches:
         return self._start or [generator.get_state() for generator in self._generators()]
 
     def resume(self, order: list[Tensor], *, begun: bool, steps: int, epoch: int) -> None:
-        """Goes on where a run was; for a loader, this moves torch's random state.
+        """Go on in an epoch where a run was, with the result of `order` there.
 
-        Args:
-            order: what `order` gave there.
-            begun: whether an epoch was under way.
-            steps: steps of it that were done; their minibatches are read again.
-            epoch: its number, from 0.
+        Minibatches of the ``steps`` done are read again, which moves torch's random state for a
+        loader. Epochs are counted from 0.
         """
         for generator, state in zip(self._generators(), order, strict=True):
             generator.set_state(state)
@@ -246,7 +230,7 @@ class Batches:
 
     def _compared(self, first: Batch | None) -> Batch:
         """The first batch of the loader, compared with those of the other processes."""
-        digests = self.processes.all_gather_bytes(b"" if first is None else _digest(first))
+        digests = self.processes.all_gather_bytes(b"" if first is None else digest(first).encode())
         if first is None or b"" in digests:
             raise ValueError("data must give every process a minibatch, one gets none")
         if self._streams and len(set(digests)) < len(digests):
@@ -288,9 +272,12 @@ def is_sharded(source: Any) -> bool:
     return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None
 
 
-def _digest(batch: Batch) -> bytes:
-    parts = (x.detach().cpu().contiguous().flatten().view(torch.uint8) for x in batch)
-    return sha256(b"".join(part.numpy().tobytes() for part in parts)).digest()
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of the content of tensors, one after the other."""
+    found = sha256()
+    for x in tensors:
+        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _length(sized: Any) -> int | None:

@@ -18,7 +18,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_bbb._utils.validation import count
+from pyro_bbb._utils.validation import count, require
 from pyro_bbb.persistence import LoadError
 from pyro_bbb.persistence.archive import Json, first_does, read_for_all, tidy, write
 from pyro_bbb.training._config import FitConfig
@@ -48,14 +48,10 @@ class CheckpointError(OSError):
 
 
 class Checkpoint:
-    """The checkpoint of one run.
+    """The checkpoint of one run, which has a fingerprint.
 
-    Args:
-        folder: where it lies.
-        every: steps from one to the next; ``None`` for the end of each epoch.
-        state: of the run.
-        run: its fingerprint.
-        flush: called before the state is read.
+    It is written every so many steps, or with ``None`` at the end of each epoch. ``flush`` is
+    called before the state is read.
     """
 
     def __init__(
@@ -70,13 +66,7 @@ class Checkpoint:
         self.run, self.processes = run, state.batches.processes
 
     def begin(self) -> None:
-        """Resume the run from its checkpoint, or write its first.
-
-        Raises:
-            CheckpointError: the folder cannot be read or written.
-            LoadError: a file is damaged, or is no checkpoint.
-            ValueError: the checkpoint was written by a different configuration.
-        """
+        """Resume the run from its checkpoint, or write its first."""
         try:
             spec, tensors = read_for_all(self.folder, self.processes)
         except FileNotFoundError:
@@ -106,12 +96,7 @@ class Checkpoint:
             self.write()
 
     def write(self) -> None:
-        """Write the run as it is now.
-
-        Raises:
-            CheckpointError: it cannot be written; the previous one is complete.
-            TypeError: a part of the state cannot be saved.
-        """
+        """Write the run as it is now; after a CheckpointError the previous one is complete."""
         self.flush()
         spec, tensors = self.state.save()
         try:
@@ -132,12 +117,7 @@ class Checkpoint:
 
 
 def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
-    """The folder for checkpoints, if there is to be one.
-
-    Raises:
-        TypeError: it is no path.
-        ValueError: a run with such arguments could not be resumed.
-    """
+    """The folder for checkpoints, if any; ValueError for a run that could not be resumed."""
     checkpoint, every = config.checkpoint, config.checkpoint_every
     if every is not None:
         count("checkpoint_every", every)
@@ -148,12 +128,10 @@ def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
     if not isinstance(checkpoint, str | PathLike):
         raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
     stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
-    reasons = {
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "data that can be read again from the start, got a stream": stream,
         "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"checkpoint needs {needed}")
+    require("checkpoint", lacking)
     return Path(checkpoint)

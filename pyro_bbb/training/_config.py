@@ -21,12 +21,7 @@ NONFINITE = ("raise", "skip")
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """Options of `fit`, under its names and with its meanings.
-
-    Raises:
-        TypeError: an option is of the wrong kind.
-        ValueError: an option is out of range, of unknown name, or contradicts another one.
-    """
+    """Options of `fit`, under its names, with its meanings and its errors."""
 
     epochs: int
     batch_size: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._version import __version__
 from pyro_bbb.persistence.archive import Json
-from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._batches import Batches, digest
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._schedules import KLSchedule
 from pyro_bbb.training._state import TrainingState
@@ -29,13 +28,7 @@ _ROWS = 1024  # of which the content counts; in a large data set they are spread
 
 
 def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> dict[str, Json]:
-    """The definition of a run by name; functions count by their names.
-
-    Args:
-        config: options of `fit`.
-        state: of the run; the parameters of its guide exist.
-        elbo: the objective.
-    """
+    """The definition of a run by name; functions count by their names."""
     guide = state.guide
     return {
         "version of pyro_bbb": __version__,
@@ -49,7 +42,7 @@ def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> 
         "optimizer": _of_optimizer(state.optim),
         "network": type(state.model.get_submodule("network")).__name__,
         "guide": type(guide).__name__,
-        "pruned weights": _digest(list(getattr(guide, "unpruned", {}).values())),
+        "pruned weights": digest(getattr(guide, "unpruned", {}).values())[:16],
         **_of_data(state.batches),
         **_of_tensors("model", state.model),
         **_of_tensors("guide", guide),
@@ -90,8 +83,8 @@ def _of_data(batches: Batches) -> dict[str, Json]:
         kind = f"DataLoader of {len(batches)} batches in the order of a {sampler}"
         return {"data": kind, "batch_size": batches.batch_size}
     shapes = {name: _shape(x) for name, x in (("x", source.x), ("y", source.y))}
-    digest = _digest([_some_rows(source.x), _some_rows(source.y)])
-    return {**shapes, "content of data": digest, "batch_size": source.batch_size}
+    content = digest([_some_rows(source.x), _some_rows(source.y)])[:16]
+    return {**shapes, "content of data": content, "batch_size": source.batch_size}
 
 
 def _of_tensors(prefix: str, module: nn.Module) -> dict[str, Json]:
@@ -110,13 +103,6 @@ def _some_rows(x: Tensor) -> Tensor:
     count = min(len(x), _ROWS)
     rows = torch.arange(count, device=x.device) * (len(x) - 1) // max(count - 1, 1)
     return x.detach()[rows]
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    found = sha256()
-    for x in tensors:
-        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def check_alike(run: Mapping[str, Json], processes: Processes) -> None:

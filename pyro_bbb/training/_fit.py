@@ -20,6 +20,7 @@ from pyro_bbb._handlers.param_store import callers_store, own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.validation import kind
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, NoModeError
 from pyro_bbb.models import BayesianModel
@@ -35,7 +36,7 @@ from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import BatchWeight, KLSchedule
 from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
 from pyro_bbb.training._state import Progress, TrainingState
-from pyro_bbb.training._validation import check_group, check_model
+from pyro_bbb.training._validation import check_group
 from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim, Optimizer
 
@@ -159,7 +160,7 @@ def fit(
         NoModeError: training ended where a `Laplace` guide cannot be approximated.
         RuntimeError: the step could not be captured.
     """
-    check_model(model)
+    kind("model", model, BayesianModel)
     config = FitConfig(
         epochs=epochs,
         batch_size=batch_size,

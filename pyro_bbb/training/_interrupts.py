@@ -12,14 +12,11 @@ class Interrupts:
 
     Where Python's own handler is not installed, or in another thread than the main one, Ctrl-C does
     what it did before.
-
-    Attributes:
-        noted: whether Ctrl-C came in this process.
-        stop: whether training is to end; of one process the same.
     """
 
     def __init__(self) -> None:
-        self.noted = self.stop = False
+        self.noted = False  # Ctrl-C came in this process
+        self.stop = False  # training is to end
         self._installed = False
 
     def __enter__(self) -> Interrupts:

@@ -18,20 +18,12 @@ from pyro_bbb.training._state import TrainingState
 
 @dataclass
 class Loop:
-    """Runs the steps of a training.
-
-    Args:
-        config: options of `fit`.
-        state: of the run.
-        runner: runs a step on the parts of its minibatch.
-        scope: context of each step; callbacks run outside of it.
-        checkpoint: of the run, if it has one.
-    """
+    """Runs the steps of a training."""
 
     config: FitConfig
     state: TrainingState
     runner: StepRunner
-    scope: Callable[[], AbstractContextManager[None]]
+    scope: Callable[[], AbstractContextManager[None]]  # of each step; callbacks run outside of it
     checkpoint: Checkpoint | None
 
     def __post_init__(self) -> None:
@@ -47,9 +39,7 @@ class Loop:
     def run(self, interrupts: Interrupts, callback: Callable[[int], bool]) -> None:
         """Train to the end, or up to where Ctrl-C or the callback ends it.
 
-        Args:
-            interrupts: watched between steps.
-            callback: called with an epoch's number after it; true in any process ends the training.
+        The callback gets an epoch's number after it; true in any process ends the training.
         """
         at, group = self.state.progress, self.state.batches.processes
         with self.bar:

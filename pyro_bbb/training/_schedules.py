@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyro_bbb._utils.validation import at_least_zero, count, positive
+from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 
 BatchWeight: TypeAlias = Callable[[int, int], float]
 
@@ -59,9 +59,9 @@ class KLSchedule:
     cooling_epochs: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, str) and self.base not in _NAMED:
-            raise ValueError(f"kl_schedule must be one of {sorted(_NAMED)}, got {self.base!r}")
-        if not isinstance(self.base, str) and not callable(self.base):
+        if isinstance(self.base, str):
+            one_of("kl_schedule", self.base, sorted(_NAMED))
+        elif not callable(self.base):
             raise TypeError(f"kl_schedule must be a name or a function, got {self.base!r}")
         positive("temperature", self.temperature)
         at_least_zero("warmup_epochs", self.warmup_epochs)
@@ -95,9 +95,8 @@ class KLSchedule:
                 of range.
             TypeError: the function gave no number.
         """
-        for name, number in (("batch", batch), ("num_batches", num_batches)):
-            count(name, number)
-        for name, number in (("batch_size", batch_size), ("num_data", num_data)):
+        sizes = {"num_batches": num_batches, "batch_size": batch_size, "num_data": num_data}
+        for name, number in {"batch": batch, **sizes}.items():
             count(name, number)
         count("epoch", epoch, least=0)
         if isinstance(self.base, str):
@@ -141,11 +140,7 @@ _LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
 def lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
-    """The schedule of the learning rate by its name; a function is taken as it is.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """The schedule of the learning rate by its name; a function is taken as it is."""
     if callable(schedule):
         return schedule
     if not isinstance(schedule, str) or schedule not in _LR_SCHEDULES:

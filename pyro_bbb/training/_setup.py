@@ -34,11 +34,7 @@ _VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per e
 
 
 def to_device(model: BayesianModel, guide: Any, device: torch.device | str | None) -> torch.device:
-    """Move model and guide to the device, by default where the guide is, and return it.
-
-    Raises:
-        ValueError: the device is not there, or holds no values.
-    """
+    """Move model and guide to the device, by default where the guide is, and return it."""
     if device is not None:
         device = as_device(device)
         if device.type == "meta":
@@ -99,11 +95,7 @@ def can_vectorise(
 ) -> bool:
     """Return whether several draws at once are possible, and not slower than one after the other.
 
-    Args:
-        model: the model.
-        guide: its guide.
-        latents: how many numbers each latent of the model holds, by name.
-        num_particles: number of draws.
+    ``latents`` has the sizes of the model's latents by name.
     """
     if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
         return False
@@ -137,17 +129,11 @@ class Frozen:
     """The parameters of a model and a guide that need no gradient.
 
     Pyro asks for a gradient of whatever parameter a module of its own announces.
-
-    Args:
-        *modules: the model, the guide; what is no module has no parameters.
-
-    Attributes:
-        parameters: those frozen at the latest `find`.
     """
 
     def __init__(self, *modules: Any) -> None:
         self._modules = [part for part in modules if isinstance(part, nn.Module)]
-        self.parameters: set[Tensor] = set()
+        self.parameters: set[Tensor] = set()  # those frozen at the latest `find`
         self.find()
 
     def find(self) -> None:

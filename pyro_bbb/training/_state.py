@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence.archive import Json, of_all, of_one
-from pyro_bbb.persistence.json_codec import pack, unpack
+from pyro_bbb.persistence.json_codec import decode, pack
 from pyro_bbb.persistence.state_dict import State, cpu_copy
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training.history import History
@@ -19,38 +19,19 @@ from pyro_bbb.training.optim import JointOptim
 
 @dataclass
 class Progress:
-    """Progress of a run.
+    """Progress of a run."""
 
-    Args:
-        epoch: whole epochs done.
-        batch: steps done of the epoch under way.
-        recorded: steps in the history before this epoch.
-        seconds: time that this epoch has taken so far.
-        trained: whether all steps are done.
-        finished: whether nothing is left to do.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    recorded: int = 0
-    seconds: float = 0.0
-    trained: bool = False
-    finished: bool = False
+    epoch: int = 0  # complete epochs
+    batch: int = 0  # steps done of the epoch under way
+    recorded: int = 0  # steps in the history before this epoch
+    seconds: float = 0.0  # of this epoch so far
+    trained: bool = False  # all steps are done
+    finished: bool = False  # nothing is left to do
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The parts of a run that change while it trains.
-
-    Args:
-        model: the model.
-        guide: the guide.
-        optim: the optimiser.
-        batches: the data.
-        history: the record so far.
-        progress: how far the run is.
-        device: of the training.
-    """
+    """The parts of a run that change while it trains."""
 
     model: nn.Module
     guide: nn.Module
@@ -84,7 +65,7 @@ class TrainingState:
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         """Go back to such a state."""
         state = State(tensors, spec["aliases"], spec["frozen"])
-        self.optim.set_state(unpack(spec["optimizer"], tensors))
+        self.optim.set_state(decode(spec["optimizer"], tensors))
         state.fill(self.model, "model.")
         state.fill(self.guide, "guide.")
         for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):

@@ -12,30 +12,23 @@ from torch import Tensor, nn
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.validation import require
 from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import check_sampler, is_sharded
 from pyro_bbb.training._config import FitConfig
 
 
-def check_model(model: Any) -> None:
-    """Raise TypeError for anything but a `BayesianModel`."""
-    if not isinstance(model, BayesianModel):
-        raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
-
-
 def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> None:
     """Raise ValueError if several processes cannot train together with such arguments."""
     if group.size == 1:
         return
-    reasons = {
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
         "cuda_graph=False": config.cuda_graph,
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"training in {group.size} processes needs {needed}")
+    require(f"training in {group.size} processes", lacking)
     check_sampler(data, group)
     if is_sharded(data) and isinstance(guide, Approximated):
         raise ValueError(
@@ -45,11 +38,7 @@ def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> N
 
 
 def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Run model and guide on two examples before any training step, which builds lazy guides.
-
-    Returns:
-        The model's latents by name, and how many numbers each holds.
-    """
+    """Run model and guide on two examples, which builds lazy guides; return the latents' sizes."""
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):
         guide_trace = poutine.trace(guide).get_trace(*args)

@@ -22,6 +22,7 @@ from pyro_bbb._handlers.particle_plate import PlateOfDraws
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries
 from pyro_bbb._ops.buffers import Memory
 from pyro_bbb._ops.step_context import StepOptions, step_context
+from pyro_bbb._utils.validation import count, one_of
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, blundell, uniform
 
 __all__ = [
@@ -191,10 +192,9 @@ def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> 
         ValueError: an unknown name, or ``num_particles`` below 1.
         TypeError: another objective (use it with `pyro.infer.SVI` directly).
     """
-    if isinstance(num_particles, bool) or not isinstance(num_particles, int) or num_particles < 1:
-        raise ValueError(f"num_particles must be an integer of at least 1, got {num_particles!r}")
-    if isinstance(loss, str) and loss not in _OBJECTIVES:
-        raise ValueError(f"loss must be one of {sorted(_OBJECTIVES)}, got {loss!r}")
+    num_particles = count("num_particles", num_particles)
+    if isinstance(loss, str):
+        one_of("loss", loss, sorted(_OBJECTIVES))
     if type(loss) in (Trace_ELBO, TraceMeanField_ELBO):
         loss, num_particles = type(loss), loss.num_particles
     kinds = {None: "trace", Trace_ELBO: "trace", TraceMeanField_ELBO: "mean_field"}

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods
 from pyro_bbb.persistence import archive as _archive
-from pyro_bbb.persistence.json_codec import pack, unpack
+from pyro_bbb.persistence.json_codec import decode, pack
 from pyro_bbb.training import _fit
 from pyro_bbb.training._runners import rollback
 from tests._support import resume_worker as resumable
@@ -545,7 +545,7 @@ def test_nested_states_go_through_json():
     tensors = {}
     packed = json.loads(json.dumps(pack(value, "s", tensors)))
     assert list(tensors) == ["s.3.b.0"]
-    found = unpack(packed, tensors)
+    found = decode(packed, tensors)
     assert repr(found) == repr(value)
     with pytest.raises(TypeError, match="s must have strings or integers as keys, got 1.5"):
         pack({1.5: 0}, "s", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import tyro
 from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.metrics import by_row, score
-from pyro_bbb.cli.model import ROWS, Model
+from pyro_bbb.cli.model import Model
 from pyro_bbb.cli.table_io import read
 
 
@@ -41,5 +40,4 @@ def judged(model: Model, data: Path, separator: str, console: Console) -> dict[s
     """Answers and truth by row, for a file."""
     table = read(data, separator)
     truth, inputs = model.truth(table), model.inputs(table)
-    answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
-    return by_row(answers, truth)
+    return by_row(console.answers(model, inputs), truth)

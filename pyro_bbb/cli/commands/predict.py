@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import tyro
 from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.model import ROWS, Model
+from pyro_bbb.cli.model import Model
 from pyro_bbb.cli.table_io import check_writable, column, read, write
 
 
@@ -44,8 +43,7 @@ class Predict(Command):
         model = Model.load(self.model)
         table = read(self.data, self.separator)
         copied = [column(table, name, "--keep") for name in self.keep]
-        inputs = model.inputs(table)
-        answers = console.bar(model.ask(inputs), math.ceil(len(inputs) / ROWS), "predicting")
+        answers = console.answers(model, model.inputs(table))
         found = pl.concat([each.table() for each in answers])
         if used := set(self.keep) & set(found.columns):
             raise BadInput(f"--keep: {sorted(used)} are names of the predictions, too")

@@ -18,15 +18,7 @@ def make_runner(
     group: Processes,
     interrupts: Interrupts,
 ) -> StepRunner:
-    """The runner of a program: a CUDA graph, several processes, or eager.
-
-    Args:
-        program: what a step computes.
-        nonfinite: treatment of a step that is not finite, ``"raise"`` or ``"skip"``.
-        capture: captures the steps, if a CUDA graph is wanted.
-        group: the processes that train together.
-        interrupts: of the run.
-    """
+    """The runner of a program: a CUDA graph, several processes, or eager."""
     if capture is not None:
         return CudaGraphRunner(program, capture)
     alone = group.size == 1

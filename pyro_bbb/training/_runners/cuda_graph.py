@@ -19,6 +19,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from pyro_bbb._utils.validation import require
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.training._runners.protocol import Parts, StepProgram
 from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
@@ -39,11 +40,7 @@ class CaptureDevice(Protocol):
 
 
 class CudaDevice:
-    """Runs and captures steps on one stream of a GPU.
-
-    Args:
-        device: the GPU.
-    """
+    """Runs and captures steps on one stream of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -66,12 +63,8 @@ class CudaDevice:
 
 
 def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) -> CaptureDevice:
-    """The device that captures the steps of a training run.
-
-    Raises:
-        ValueError: the device, guide, data or optimiser cannot be part of a captured step.
-    """
-    reasons = {
+    """The device that captures steps; ValueError for arguments that no captured step can have."""
+    lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "a guide that does the same at every call, which an Ensemble does not": isinstance(
             guide, Ensemble
@@ -80,19 +73,12 @@ def capture_device(guide: Any, data: Any, optimizer: Any, device: torch.device) 
         "a torch optimiser, Adam or AdamW, got a PyroOptim": isinstance(optimizer, PyroOptim),
         f"a CUDA device, got {device}": device.type != "cuda",
     }
-    for needed, lacking in reasons.items():
-        if lacking:
-            raise ValueError(f"cuda_graph=True needs {needed}")
+    require("cuda_graph=True", lacking)
     return CudaDevice(device)
 
 
 class CudaGraphRunner:
-    """A `StepRunner` that replays a captured step; `flush` reads and records its numbers.
-
-    Args:
-        program: what a step computes.
-        device: captures and runs the steps.
-    """
+    """A `StepRunner` that replays a captured step; `flush` reads and records its numbers."""
 
     def __init__(self, program: StepProgram, device: CaptureDevice) -> None:
         elbo = sync_free(program.elbo)
@@ -123,11 +109,7 @@ class CudaGraphRunner:
         self._unrecorded.append((self.optim.row.clone(), kl_weight, lr))
 
     def flush(self) -> None:
-        """Add the steps since the last call to the history.
-
-        Raises:
-            NonFiniteError: a loss or a gradient was not finite; the parameters are those before.
-        """
+        """Record the steps since the last call; NonFiniteError where one was not finite."""
         unrecorded, self._unrecorded = self._unrecorded, []
         if not unrecorded:
             return

@@ -28,15 +28,7 @@ from pyro_bbb.training.optim import JointOptim
 class DistributedOptim(JointOptim):
     """`JointOptim` that sums the gradients of all processes before it makes a step.
 
-    Args:
-        optim_constructor: as for `JointOptim`.
-        optim_args: as for `JointOptim`.
-        parameters: as for `JointOptim`; the same in all processes.
-        group: the processes that train together.
-        interrupts: agreed on in each step.
-
-    Attributes:
-        failed: the error for which this process has no gradient for the step, if it has none.
+    All processes have the same parameters. They agree on interrupts in each step.
     """
 
     def __init__(
@@ -50,7 +42,7 @@ class DistributedOptim(JointOptim):
     ) -> None:
         super().__init__(optim_constructor, optim_args, parameters=parameters)
         self.group, self.interrupts = group, interrupts
-        self.failed: NonFiniteError | None = None
+        self.failed: NonFiniteError | None = None  # why this process has no gradient for the step
         self._flat: Tensor | None = None  # buffer of the all-reduce
 
     @torch.no_grad()
@@ -83,13 +75,7 @@ class DistributedOptim(JointOptim):
 
 
 class DistributedRunner:
-    """A `StepRunner` of one among several processes; `flush` records the steps of all.
-
-    Args:
-        program: what a step computes.
-        group: the processes that train together.
-        interrupts: agreed on in each step.
-    """
+    """A `StepRunner` of one among several processes; `flush` records the steps of all."""
 
     def __init__(self, program: StepProgram, group: Processes, interrupts: Interrupts) -> None:
         self.program, self.group = program, group
@@ -99,11 +85,7 @@ class DistributedRunner:
         self._unrecorded: list[tuple[list[float], float]] = []
 
     def step(self, parts: Parts, lr: float) -> None:
-        """Run one step on this process's parts of the minibatch; there may be none.
-
-        Raises:
-            NonFiniteError: the loss or a gradient is not finite, here or elsewhere.
-        """
+        """Run one step on this process's parts of the minibatch; there may be none."""
         self.optim.set_lr(lr)
         row = [0.0] * 7
         try:

@@ -17,22 +17,14 @@ from pyro_bbb.training.optim import JointOptim
 
 
 class EagerRunner:
-    """A `StepRunner` by `SVI.step`.
-
-    Args:
-        program: what a step computes.
-    """
+    """A `StepRunner` by `SVI.step`."""
 
     def __init__(self, program: StepProgram) -> None:
         self.program, self.svi = program, program.svi()
         self.optim: Any = self.svi.optim
 
     def step(self, parts: Parts, lr: float) -> None:
-        """Run one step; the learning rate is for an optimiser of all parameters.
-
-        Raises:
-            NonFiniteError: the loss or a gradient is not finite; no parameter has moved.
-        """
+        """Run one step; the learning rate is for an optimiser of all parameters."""
         elbo, history = self.program.elbo, self.program.history
         if isinstance(self.optim, JointOptim):
             self.optim.set_lr(lr)

@@ -24,11 +24,7 @@ class StepRunner(Protocol):
         """The optimiser that moves the parameters."""
 
     def step(self, parts: Parts, lr: float) -> None:
-        """Run one step on the parts of a minibatch.
-
-        Raises:
-            NonFiniteError: the loss or a gradient is not finite; no parameter has moved.
-        """
+        """Run one step on the parts of a minibatch; no parameter moves on a NonFiniteError."""
 
     def flush(self) -> None:
         """Add to the history what steps since the last call have not yet recorded."""
@@ -36,24 +32,14 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True)
 class StepProgram:
-    """Objective, optimiser and record of the steps of one run.
+    """Objective, optimiser and record of the steps of one run."""
 
-    Args:
-        model: the model, as a function of ``(x, y, kl_weight)``.
-        guide: its guide, likewise.
-        elbo: the objective.
-        modules: guide and model as the user gave them, whose parameters are trained.
-        optimizer: the user's choice of optimiser, ``None`` for the default.
-        lr: learning rate at the start.
-        history: record of the run.
-    """
-
-    model: Any
-    guide: Any
+    model: Any  # a function of (x, y, kl_weight)
+    guide: Any  # likewise
     elbo: RecordedELBO
-    modules: tuple[Any, Any]
-    optimizer: Optimizer | None
-    lr: float
+    modules: tuple[Any, Any]  # guide and model as the user gave them, whose parameters are trained
+    optimizer: Optimizer | None  # None for the default
+    lr: float  # at the start
     history: History
 
     def svi(

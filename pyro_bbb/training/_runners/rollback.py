@@ -18,10 +18,7 @@ _IN_A_ROW = 100  # steps skipped, after which training is over
 class NonFiniteRollback:
     """A `StepRunner` around another one: a failed step leaves buffers and objective as they were.
 
-    Args:
-        runner: runs a step, and raises `NonFiniteError` before it moves a parameter.
-        program: what a step computes; skipped steps are counted in its history.
-        nonfinite: ``"raise"`` or ``"skip"``.
+    ``nonfinite`` is ``"raise"`` or ``"skip"``; the history has the numbers of skipped steps.
     """
 
     def __init__(self, runner: StepRunner, program: StepProgram, nonfinite: str) -> None:
@@ -32,11 +29,7 @@ class NonFiniteRollback:
         self._first, self._in_a_row = True, 0
 
     def step(self, parts: Parts, lr: float) -> None:
-        """Run one step.
-
-        Raises:
-            NonFiniteError: it is not finite and is not to be skipped, or too many were in a row.
-        """
+        """Run one step; NonFiniteError where it is not to be skipped, or too many were."""
         saved = [(buffer, buffer.clone()) for buffer in self._buffers]
         try:
             self.runner.step(parts, lr)

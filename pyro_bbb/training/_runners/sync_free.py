@@ -70,20 +70,11 @@ def sync_free(elbo: RecordedELBO) -> SyncFreeELBO:
 
 
 class SyncFreeOptim(JointOptim):
-    """`JointOptim` that makes a step without reading a number.
+    """`JointOptim` that makes a step without reading a number; its steps are fused.
 
-    Args:
-        optim_constructor: makes an Adam or AdamW; its steps are fused, whatever it says.
-        optim_args: its keyword arguments, with the learning rate.
-        parameters: the parameters by name.
-        elbo: the objective, whose latest numbers belong to the step.
-
-    Attributes:
-        row: loss, ``log_prior``, ``log_guide``, ``nll`` and the gradient's norm of the latest step.
-        failed: 1 once a loss or a gradient was not finite, else 0; while 1 no parameter moves.
-
-    Raises:
-        ValueError: the optimiser is another one.
+    ``row`` has the loss, ``log_prior``, ``log_guide``, ``nll`` and the gradient's norm of the
+    latest step. ``failed`` is 1 once a loss or a gradient was not finite, and then no parameter
+    moves.
     """
 
     def __init__(
@@ -109,11 +100,7 @@ class SyncFreeOptim(JointOptim):
             group.update(lr=self.lr, fused=True, capturable=True, foreach=False)
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of all parameters, in single precision as fused kernels read it.
-
-        Raises:
-            ValueError: the rate is negative, infinite or NaN.
-        """
+        """Set the learning rate of all parameters, in single precision as fused kernels read it."""
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
         self.lr.fill_(lr)
