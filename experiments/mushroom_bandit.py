@@ -78,7 +78,7 @@ class Recipe:
     """Latest observations that are learned from."""
     hidden: int = 100
     """Units of each of the two hidden layers."""
-    num_draws: int = 2
+    num_samples: int = 2
     """Networks averaged by Thompson sampling."""
 
 
@@ -156,7 +156,7 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     for names, options in (
         (
             (BBB,) if BBB in chosen else (),
-            {"lr": recipe.lr, "num_samples": recipe.num_draws, "weigh_by": recipe.weigh_by},
+            {"lr": recipe.lr, "num_samples": recipe.num_samples, "weigh_by": recipe.weigh_by},
         ),
         (
             greedy,
