@@ -17,6 +17,7 @@ Printed tables end with the aims; ``benchmarks.json`` and ``benchmarks.png`` go 
 Nothing else should run on the machine meanwhile. The GPU's path synchronises around every timing.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -30,14 +31,7 @@ from _parts.budget import DEFAULT, QUICK, SMOKE
 from _parts.figure import draw
 from _parts.memory import memory
 from _parts.predict import predict
-from _parts.report import (
-    of_aims,
-    of_prediction_memory,
-    of_times,
-    of_training_memory,
-    record,
-    write,
-)
+from _parts.report import of_aims, of_prediction_memory, of_times, of_training_memory, record
 from _parts.results import Results
 from _parts.suites import epoch, steps
 from tqdm import tqdm
@@ -77,7 +71,8 @@ def main(config: Config) -> dict[str, Any]:
         results.seconds[suite] = round(time.perf_counter() - began, 1)
     print(f"\n{of_aims(results)}")
     content = record(results, asdict(config))
-    path = write(content, config.output)
+    path = config.output / "benchmarks.json"
+    path.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n", "utf-8")
     draw(results, path.with_suffix(".png"))
     print(f"\n{path}")
     return content

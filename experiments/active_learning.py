@@ -39,6 +39,7 @@ from _helpers.label_pool import RANDOM, SCORES, Pool, acquire, labels_at
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
 from _helpers.scores import scores
+from _helpers.training import Training
 from pyro.distributions import Normal
 from torch import nn
 from tqdm import tqdm
@@ -48,8 +49,8 @@ import pyro_bbb as bbb
 RULES = ("BALD", "entropy", RANDOM)
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
     """The network, its training, and how labels are bought."""
 
     channels: tuple[int, int]
@@ -75,7 +76,7 @@ class Recipe:
     init_rho: float = -3.0
     """Initial rho; standard deviations are softplus(rho)."""
     lr: float = 5e-3
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    """Adam's learning rate at the start."""
     steps: int = 150
     """Training steps in each round, on from the means of the round before."""
     batch_size: int = 64
@@ -164,18 +165,8 @@ def train(recipe: Recipe, data: Data, seed: int, before: Trained | None = None) 
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     batches = -(-len(data[0]) // recipe.batch_size)
-    bbb.fit(
-        model,
-        guide,
-        data,
-        epochs=max(1, round(recipe.steps / batches)),
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
-        estimator=recipe.estimator,
-        loss="mean_field",
-        progress=False,
-        seed=seed,
-    )
+    epochs = max(1, round(recipe.steps / batches))
+    recipe.fit(model, guide, data, epochs=epochs, loss="mean_field", progress=False, seed=seed)
     return model, guide
 
 
@@ -271,12 +262,11 @@ def main(config: Config) -> dict[str, Any]:
     known = {*SCORES, RANDOM}
     if unknown := set(config.rules) - known:
         raise SystemExit(f"--rules must be some of {sorted(known)}, got {sorted(unknown)}")
-    torch.set_num_threads(config.threads)
     recipe = RECIPES[config.preset]
     if config.smoke:
         recipe = replace(recipe, steps=2, samples=2, candidates=30)
         config = replace(config, labels=40)
-    run, sets = Run(config, config.output), load(config)
+    run, sets = Run(config), load(config)
     seen: dict[str, Pool] = {}
     one: Callable[[int], dict[str, Any]] = partial(one_seed, config, recipe, sets, seen)
     summary = repeat(one, config.seed, config.repeats, run.seeds())

@@ -19,9 +19,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.initial_values import uniform_means
 from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
 from _helpers.scores import scores
+from _helpers.training import uniform_means
 from pyro.distributions import Normal
 from torch import Tensor
 
@@ -159,8 +159,7 @@ def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Run the comparison, print the tables, write the results."""
-    torch.set_num_threads(config.threads)
-    run = Run(config, config.output)
+    run = Run(config)
     tasks = {"Digits": digits_task(config)}
     if config.fashion_epochs and not config.smoke:
         tasks["Fashion-MNIST"] = fashion_task(config)

@@ -32,16 +32,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import tyro
-from _helpers.fashion_figures import (
-    NARROW,
-    WIDE,
-    draw_components,
-    draw_ood,
-    draw_prior,
-    draw_training,
-)
+from _helpers import fashion_figures
+from _helpers.fashion_figures import NARROW, WIDE
 from _helpers.fashion_mnist import (
     Recipe,
     Scores,
@@ -61,14 +54,12 @@ from _helpers.whitening import Whitening
 PUBLISHED = {"lowest": 0.8472, "highest": 0.8555, "mean_network": 0.8691, "log_average": 0.8765}
 NUM_SHOWN = 1000  # images of each kind in the statistics of votes
 
-
 RECIPES = {
     "published": Recipe(
         prior=(0.5, 1.0, math.exp(-6)),
         init_loc=0.2,
         init_rho=(-5.0, -4.0),
         whitening=None,
-        estimator="reparam",
         num_particles=2,
         batch_size=100,
         lr_schedule="constant",
@@ -79,10 +70,7 @@ RECIPES = {
         init_loc=None,
         init_rho=(-4.5, -4.5),
         whitening=0.5,
-        estimator="reparam",
-        num_particles=1,
         batch_size=128,
-        lr_schedule="cosine",
         samples=50,
     ),
 }
@@ -189,13 +177,13 @@ def report_sections(
             "accuracy; ± is the standard deviation over seeds. The article's ensemble averages "
             "log-probabilities.",
             [accuracy_table(record)],
-            [draw_components(run, record["seeds"][str(config.seed)])],
+            [fashion_figures.draw_components(run, record["seeds"][str(config.seed)])],
         ),
         Section(
             "Training",
             "The loss of a minibatch is the weighted KL from posterior to prior (complexity "
             "cost) plus the negative log-likelihood of its images (data cost).",
-            pictures=[draw_prior(run, recipe), *training],
+            pictures=[fashion_figures.draw_prior(run, recipe), *training],
         ),
         Section(
             "Out-of-distribution detection: digits",
@@ -223,7 +211,6 @@ SUMMARY = (
 
 def main(config: Config) -> dict[str, Any]:
     """Trains both widths, evaluates, prints the tables and writes the results."""
-    torch.set_num_threads(config.threads)
     recipe = RECIPES[config.preset]
     widths = {WIDE: (400, 400), NARROW: (100,)}
     if config.smoke:
@@ -231,7 +218,7 @@ def main(config: Config) -> dict[str, Any]:
         recipe = replace(recipe, samples=3)
         widths = {WIDE: (30, 30), NARROW: (10,)}
     recipe = replace(recipe, epochs=config.epochs or recipe.epochs)
-    run, sets = Run(config, config.output), load(config, recipe)
+    run, sets = Run(config), load(config, recipe)
     data = sets.seen(sets.train[0]), sets.train[1]
     pictures: dict[str, list[Picture]] = {}
 
@@ -245,9 +232,9 @@ def main(config: Config) -> dict[str, Any]:
             ballots = predict(trained, sets, config.voters, seed, first=NUM_SHOWN)
             figures[name] = evaluate(trained, sets, answers, ballots)
             if name == WIDE and seed == config.seed:
-                pictures["training"] = draw_training(run, trained.history)
+                pictures["training"] = fashion_figures.draw_training(run, trained.history)
                 pictures["training"] += draw_weights(run, trained.guide)
-                pictures["ood"] = draw_ood(run, sets, answers, ballots)
+                pictures["ood"] = fashion_figures.draw_ood(run, sets, answers, ballots)
         return figures
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())

@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
+from _helpers import lenet5_report as report
 from _helpers.images import images, train_and_validation
 from _helpers.lenet5 import Recipe, train, train_plain
 from _helpers.lenet5_report import (
@@ -42,14 +43,6 @@ from _helpers.lenet5_report import (
     Scores,
     Sets,
     Snapshot,
-    draw_noise,
-    draw_progress,
-    draw_refusal,
-    draw_steps,
-    noise,
-    ood_table,
-    refusal_table,
-    scores_table,
 )
 from _helpers.repeats import repeat, shown
 from _helpers.run import DataSettings, RepeatedSettings, Run, Section
@@ -99,7 +92,6 @@ RECIPES = {
         init_scale=0.1,
         init_rho=-3.0,
         loss="mean_field",
-        lr=1e-3,
         lr_schedule="constant",
         steps=6000,
     ),
@@ -109,8 +101,6 @@ RECIPES = {
         init_scale=None,
         init_rho=-5.0,
         loss="trace",
-        lr=1e-3,
-        lr_schedule="cosine",
         steps=6000,
     ),
 }
@@ -122,7 +112,7 @@ def load(config: Config) -> Sets:
     get = partial(images, root=config.data_root, smoke=config.smoke)
     train, valid = train_and_validation(get(config.dataset, train=True), fraction=1 / 12)
     ood = {
-        NOISE: noise(config.images, seed=1),
+        NOISE: report.noise(config.images, seed=1),
         NAMES[other]: get(other, train=False)[0][: config.images],
     }
     return Sets(train, valid, get(config.dataset, train=False), ood)
@@ -176,7 +166,7 @@ def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor
 
 def recorder(config: Config, sets: Sets, found: list[Snapshot]) -> Callable[[bbb.EpochEnd], None]:
     """Make a callback that records the posterior and its predictions."""
-    x, pixels = sets.valid[0][:NUM_SHOWN], noise(NUM_SHOWN // 5, seed=2)
+    x, pixels = sets.valid[0][:NUM_SHOWN], report.noise(NUM_SHOWN // 5, seed=2)
 
     def callback(state: bbb.EpochEnd) -> None:
         inside, outside = (answer(config, state.model, state.guide, z) for z in (x, pixels))
@@ -241,8 +231,7 @@ def main(config: Config) -> dict[str, Any]:
     recipe = replace(recipe, steps=config.steps or recipe.steps)
     if recipe.steps % config.every:
         raise SystemExit(f"--steps must be a multiple of --every, got {recipe.steps}")
-    torch.set_num_threads(config.threads)
-    run, sets = Run(config, config.output), load(config)
+    run, sets = Run(config), load(config)
     snapshots: list[Snapshot] = []
     story: dict[str, Any] = {}  # of the first seed
 
@@ -270,11 +259,11 @@ def main(config: Config) -> dict[str, Any]:
     record = run.finish(
         {"recipe": asdict(recipe), **summary, "steps": steps, "random_layers": variants}
     )
-    report(config, run, sets, story, snapshots, summary, variants, answers, record)
+    write_report(config, run, sets, story, snapshots, summary, variants, answers, record)
     return record
 
 
-def report(
+def write_report(
     config: Config,
     run: Run,
     sets: Sets,
@@ -295,13 +284,13 @@ def report(
             "from the posterior; NLL is the negative held-out log-probability per image, ECE the "
             "gap between confidence and accuracy. ± is the standard deviation over seeds. "
             "Published are LeNet-5s of uncertainty-baselines.",
-            tables=[scores_table(config.dataset, summary, variants)],
-            pictures=draw_progress(run, record["steps"], story["history"]),
+            tables=[report.scores_table(config.dataset, summary, variants)],
+            pictures=report.draw_progress(run, record["steps"], story["history"]),
         ),
         Section(
             "Posterior during training",
             f"The folder ``steps`` has both figures of every {config.every} steps.",
-            pictures=draw_steps(run, sets, snapshots),
+            pictures=report.draw_steps(run, sets, snapshots),
         ),
         Section(
             "Out-of-distribution detection and refusal",
@@ -309,8 +298,11 @@ def report(
             "certainty than a test image. Our cut-off is exceeded by "
             f"{config.answered:.0%} of the validation images. On test images above it the accuracy "
             f"is {answered} %.",
-            tables=[ood_table({ALL: summary, **variants}), refusal_table(summary)],
-            pictures=[draw_noise(run, snapshots), *draw_refusal(run, sets, everything, answers)],
+            tables=[report.ood_table({ALL: summary, **variants}), report.refusal_table(summary)],
+            pictures=[
+                report.draw_noise(run, snapshots),
+                *report.draw_refusal(run, sets, everything, answers),
+            ],
         ),
     ]
     run.report("LeNet-5 with random weights", SUMMARY, sections, record)

@@ -36,31 +36,15 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from _helpers import pruning_report as report
 from _helpers.images import images
-from _helpers.initial_values import make_prior, normal_means
 from _helpers.pruned_speed import compare
-from _helpers.pruning_report import (
-    EXPORTED,
-    FRACTIONS,
-    SOURCE,
-    Scores,
-    Trained,
-    accuracy,
-    accuracy_table,
-    draw_curves,
-    draw_pruning,
-    draw_ratios,
-    draw_unpruned,
-    draw_weights,
-    export_table,
-    networks_table,
-    pruning_table,
-    slug,
-)
+from _helpers.pruning_report import EXPORTED, FRACTIONS, SOURCE, Scores, Trained, accuracy
 from _helpers.repeats import repeat
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section
 from _helpers.scores import scores
 from _helpers.tensorboard import TensorBoard
+from _helpers.training import Training, make_prior, normal_means
 from torch import Tensor
 
 import pyro_bbb as bbb
@@ -87,8 +71,8 @@ class Variant:
     """All layers, or all but the second."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
     """Hyper-parameters of a training, the same for each variant."""
 
     variants: Mapping[str, Variant]
@@ -99,14 +83,8 @@ class Recipe:
     """Initial rho; standard deviations are softplus(rho)."""
     optimizer: Literal["sgd", "adam"]
     """Without momentum, or fused Adam."""
-    lr: float
-    """Learning rate at the start, of the free energy in nats summed over the minibatch."""
-    lr_schedule: str
-    """Learning-rate schedule."""
     epochs: int
     """Passes over the training images."""
-    estimator: str = "reparam"
-    """Gradient estimator."""
     hidden: tuple[int, ...] = (400, 400)
     """Units of the hidden layers."""
     pixel_scale: float = 255 / 126
@@ -127,7 +105,6 @@ RECIPES = {
         init_loc=0.1,
         init_rho=-3.0,
         optimizer="sgd",
-        lr=1e-3,
         lr_schedule="constant",
         epochs=10,
     ),
@@ -137,7 +114,6 @@ RECIPES = {
         init_rho=-5.0,
         optimizer="adam",
         lr=2e-3,
-        lr_schedule="cosine",
         epochs=20,
     ),
 }
@@ -184,17 +160,11 @@ def train(
     start = None if recipe.init_loc is None else normal_means(recipe.init_loc)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     curve: list[float] = []
-    history = bbb.fit(
+    history = recipe.fit(
         model,
         guide,
         train_data,
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
-        lr_schedule=recipe.lr_schedule,
         optimizer=torch.optim.SGD if recipe.optimizer == "sgd" else None,
-        kl_schedule=recipe.kl_schedule,
-        estimator=recipe.estimator,
         callbacks=[lambda end: curve.append(accuracy(end.model, end.guide, test_data)), *callbacks],
         seed=seed,
     )
@@ -233,10 +203,10 @@ def sections(
     names, first = list(networks), record["seeds"][str(config.seed)]
     pictures = {
         name: (
-            draw_weights(run, name, trained),
-            draw_ratios(run, name, trained, first[name]["share_below_0_db"]),
-            draw_pruning(run, name, first[name]["pruning"]),
-            draw_unpruned(run, name, trained),
+            report.draw_weights(run, name, trained),
+            report.draw_ratios(run, name, trained, first[name]["share_below_0_db"]),
+            report.draw_pruning(run, name, first[name]["pruning"]),
+            report.draw_unpruned(run, name, trained),
         )
         for name, trained in networks.items()
     }
@@ -246,8 +216,11 @@ def sections(
             "Test accuracy of the network of mean weights after every epoch, with the one of the "
             f"{SOURCE}, and at the end also of the ensemble that averages the probabilities of "
             f"{config.samples} networks drawn from the posterior.",
-            [networks_table(record, names, config.samples), accuracy_table(record, names)],
-            [draw_curves(run, networks)],
+            [
+                report.networks_table(record, names, config.samples),
+                report.accuracy_table(record, names),
+            ],
+            [report.draw_curves(run, networks)],
         ),
         Section(
             "Signal-to-noise ratio of the weights",
@@ -259,7 +232,7 @@ def sections(
             "Pruning",
             "All weights and biases are ranked together by |mean| / standard deviation, and the "
             "lowest set to exactly zero.",
-            [pruning_table(record, names)],
+            [report.pruning_table(record, names)],
             [picture for name in names for picture in pictures[name][2:]],
         ),
         Section(
@@ -267,7 +240,7 @@ def sections(
             "Exported with to_module: mean weights only, layers with fewer than half of their "
             "weights in sparse storage. Times are medians of passes in which the modules took "
             f"turns, on {config.threads} processor thread(s), relative to the dense network.",
-            [export_table(record, name) for name in names],
+            [report.export_table(record, name) for name in names],
         ),
     ]
 
@@ -280,19 +253,18 @@ def load(config: Config, recipe: Recipe, *, train: bool) -> Data:
 
 def main(config: Config) -> dict[str, Any]:
     """Train, prune, export; print the tables and write the results."""
-    torch.set_num_threads(config.threads)
     recipe = RECIPES[config.preset]
     if config.smoke:
         config = replace(config, samples=3, repetitions=3)
         recipe = replace(recipe, epochs=2, hidden=(50, 50))
-    run = Run(config, config.output)
+    run = Run(config)
     train_data, test_data = (load(config, recipe, train=part) for part in (True, False))
     first: dict[str, Trained] = {}
 
     def one(seed: int) -> Scores:
         figures = {}
         for name in recipe.variants:
-            folder = run.folder / "tensorboard" / f"{slug(name)}_{seed}"
+            folder = run.folder / "tensorboard" / f"{report.slug(name)}_{seed}"
             board = [TensorBoard(folder)] if config.tensorboard else []
             trained = train(recipe, name, seed, train_data, test_data, board)
             first.setdefault(name, trained)

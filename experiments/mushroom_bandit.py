@@ -33,20 +33,9 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from _helpers import bandit_results as results
 from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, StackedMLP, encode
-from _helpers.bandit_results import (
-    AGENTS,
-    BBB,
-    GREEDY,
-    Found,
-    Outcome,
-    draw_mistakes,
-    draw_regret,
-    joined,
-    regret_table,
-    save,
-    summarise,
-)
+from _helpers.bandit_results import AGENTS, BBB, GREEDY, Found, Outcome
 from _helpers.run import DataSettings, Run, Section
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -89,7 +78,7 @@ class Recipe:
     """Latest observations that are learned from."""
     hidden: int = 100
     """Units of each of the two hidden layers."""
-    num_draws: int = 2
+    num_samples: int = 2
     """Networks averaged by Thompson sampling."""
 
 
@@ -167,7 +156,7 @@ def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     for names, options in (
         (
             (BBB,) if BBB in chosen else (),
-            {"lr": recipe.lr, "num_samples": recipe.num_draws, "weigh_by": recipe.weigh_by},
+            {"lr": recipe.lr, "num_samples": recipe.num_samples, "weigh_by": recipe.weigh_by},
         ),
         (
             greedy,
@@ -234,7 +223,7 @@ def play(config: Config, recipe: Recipe) -> Outcome:
             bar.set_postfix(regret, refresh=False)
             now = time.monotonic()
             if now - written > 60:
-                save(config.output, tables(kinds, bar.n))
+                results.save(config.output, tables(kinds, bar.n))
                 written = now
             if config.minutes is not None and now - began > 60 * config.minutes:
                 break
@@ -268,20 +257,19 @@ def main(config: Config) -> dict[str, Any]:
     """Offer mushrooms to all agents, print the table, write the results."""
     if not config.agents:
         raise ValueError(f"agents must be one or more of {list(AGENTS)}, got none")
-    torch.set_num_threads(config.threads)
-    run = Run(config, config.output)
-    outcome = joined(config.pieces) if config.pieces else play(config, recipe_of(config))
+    run = Run(config)
+    outcome = results.joined(config.pieces) if config.pieces else play(config, recipe_of(config))
     run.started -= outcome.seconds
-    save(config.output, outcome.found)
-    summary, done, found = summarise(outcome), outcome.interactions, outcome.found
+    results.save(config.output, outcome.found)
+    summary, done, found = results.summarise(outcome), outcome.interactions, outcome.found
     figures = {"recipe": outcome.recipe, "device": outcome.device, "interactions": done, **summary}
     record = run.finish(figures)
-    table = regret_table(summary)
+    table = results.regret_table(summary)
     medians = {name: figures["regret"] for name, figures in summary["median"].items()}
     finding = f"After {done:,} mushrooms {min(medians, key=medians.get)} has the least regret"
     each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())
     text = f"{finding} (medians: {each}). An oracle has none; eating none costs 2.6 each time."
-    pictures = [draw_regret(run, found, finding), draw_mistakes(run, found)]
+    pictures = [results.draw_regret(run, found, finding), results.draw_mistakes(run, found)]
     source = "Runs put together" if config.pieces else f"Preset {config.preset}"
     run.report(
         "Mushroom bandit",

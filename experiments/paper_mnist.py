@@ -42,21 +42,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.paper import (
-    BINS,
-    GAUSSIAN,
-    METHODS,
-    MIXTURE,
-    Preset,
-    Recipe,
-    Scores,
-    Sets,
-    evaluate,
-    recipe_of,
-    shortened,
-    train,
-)
-from _helpers.repeats import over
+from _helpers import paper
+from _helpers.paper import BINS, GAUSSIAN, METHODS, MIXTURE, Preset, Recipe, Scores, Sets
+from _helpers.repeats import over_seeds, shown
 from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, write_json
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
@@ -114,7 +102,7 @@ def jobs_of(config: Config) -> list[Job]:
     """All trainings, the widest first, which take longest."""
     seeds = range(config.seed, config.seed + config.repeats)
     return [
-        Job(method, width, seed, shortened(recipe_of(config.preset, method, width), config.epochs))
+        Job(method, width, seed, paper.recipe_of(config.preset, method, width, config.epochs))
         for seed, width, method in product(seeds, sorted(config.widths, reverse=True), METHODS)
         if method in config.methods
     ]
@@ -142,8 +130,8 @@ def work(job: Job, config: Config) -> Scores:
         return found
     torch.set_num_threads(config.threads)
     sets = Sets.load(config.data_root, config.device, config.smoke)
-    trained = train(job.recipe, job.width, job.seed, sets, progress=config.jobs == 1)
-    figures = evaluate(trained, sets, config.draws, job.seed)
+    trained = paper.train(job.recipe, job.width, job.seed, sets, progress=config.jobs == 1)
+    figures = paper.evaluate(trained, sets, config.draws, job.seed)
     figures["recipe"] = terms(job, config)
     if job.method == MIXTURE and job.width == max(config.widths) and job.seed == config.seed:
         bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
@@ -169,10 +157,7 @@ def summarise(jobs: list[Job], found: list[Scores]) -> Scores:
             if (job.method, job.width) == (method, width)
         }
         records = [{k: v for k, v in each.items() if k != "recipe"} for each in seeds.values()]
-        entry = {"seeds": seeds, "mean": over(lambda x: float(np.mean(x)), records)}
-        if len(records) > 1:
-            entry["sd"] = over(lambda x: float(np.std(x, ddof=1)), records)
-        summary.setdefault(method, {})[str(width)] = entry
+        summary.setdefault(method, {})[str(width)] = {"seeds": seeds} | over_seeds(records)
     return summary
 
 
@@ -180,8 +165,7 @@ def cell(entry: Scores | None, name: str, factor: float = 100, digits: int = 2) 
     """A figure's mean and standard deviation, or a dash where there is none."""
     if entry is None or name not in entry["mean"]:
         return "–"
-    numbers = (entry[kind][name] for kind in ("mean", "sd") if kind in entry)
-    return " ± ".join(f"{factor * number:.{digits}f}" for number in numbers)
+    return shown(entry, name, factor=factor, digits=digits)
 
 
 def error_table(summary: Scores, config: Config) -> Table:
@@ -305,7 +289,7 @@ def main(config: Config) -> dict[str, Any]:
     """Trains everything, prints the tables and writes the results."""
     if config.smoke:
         config = replace(config, widths=(16, 24), epochs=2, draws=4)
-    run, jobs = Run(config, config.output), jobs_of(config)
+    run, jobs = Run(config), jobs_of(config)
     if config.collect:
         jobs = [job for job in jobs if known(job, config) is not None]
         config = replace(config, widths=tuple(sorted({job.width for job in jobs})))

@@ -28,7 +28,6 @@ from _helpers.paper import (
     Trained,
     error,
     recipe_of,
-    shortened,
     train,
 )
 from _helpers.pruned_speed import compare
@@ -69,7 +68,7 @@ class Config(DataSettings):
 def start(config: Config, sets: Sets) -> Trained:
     """The trained network, from its folder or anew."""
     if config.posterior is None:
-        recipe = shortened(recipe_of(config.preset, MIXTURE, WIDTH), config.epochs)
+        recipe = recipe_of(config.preset, MIXTURE, WIDTH, config.epochs)
         return train(recipe, 24 if config.smoke else WIDTH, config.seed, sets)
     saved = bbb.load(config.posterior)
     device = torch.device(config.device)
@@ -194,10 +193,9 @@ ONCE, STEPWISE = "removed once", "removed in steps"
 
 def main(config: Config) -> dict[str, Any]:
     """Trains or loads, removes, evaluates, prints the tables and writes the results."""
-    torch.set_num_threads(config.threads)
     if config.smoke:
         config = replace(config, epochs=2, between=1, draws=3, repetitions=3)
-    run, sets = Run(config, config.output), Sets.load(config.data_root, config.device, config.smoke)
+    run, sets = Run(config), Sets.load(config.data_root, config.device, config.smoke)
     trained = start(config, sets)
     ways = {ONCE: {fraction: removed(trained, fraction) for fraction in FRACTIONS}}
     if config.preset == "ours":

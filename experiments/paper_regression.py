@@ -32,10 +32,10 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from _helpers.initial_values import normal_means
 from _helpers.plain_regression import Plain, predict_plain
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, Picture, RepeatedSettings, Run, Section, Table
+from _helpers.training import Training, normal_means
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -48,7 +48,7 @@ LEVELS = (0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Training):
     """The data, the network and its training."""
 
     units: tuple[int, ...]
@@ -57,10 +57,6 @@ class Recipe:
     """pi, sigma1 and sigma2 of the mixture prior."""
     init_sd: float | None
     """Spread of the initial means; None is He's, by fan-in."""
-    num_particles: int
-    """Draws per step."""
-    lr: float
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
     shift: float = 0.0
     """Subtracted from the inputs before they are..."""
     stretch: float = 1.0
@@ -140,17 +136,9 @@ def train(recipe: Recipe, data: Data, seed: int, steps: int) -> tuple[Any, Any, 
     model, sd = make_model(recipe), recipe.init_sd
     start = "he" if sd is None else normal_means(sd)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
-    history = bbb.fit(
-        model,
-        guide,
-        (recipe.inputs(data[0]), data[1]),
-        epochs=steps,
-        batch_size=recipe.points,
-        lr=recipe.lr,
-        num_particles=recipe.num_particles,
-        seed=seed,
-    )
-    return model, guide, history
+    scaled = recipe.inputs(data[0]), data[1]
+    options = {"epochs": steps, "batch_size": recipe.points, "seed": seed}
+    return model, guide, recipe.fit(model, guide, scaled, **options)
 
 
 def train_plain(recipe: Recipe, data: Data, seed: int, steps: int) -> Plain:
@@ -291,8 +279,7 @@ def draw_widths(run: Run, seen: dict[str, Any]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Trains, predicts, prints the table, writes the results."""
-    torch.set_num_threads(config.threads)
-    run, recipe = Run(config, config.output), RECIPES[config.preset]
+    run, recipe = Run(config), RECIPES[config.preset]
     seen: dict[str, Any] = {}
     summary = repeat(lambda seed: one_seed(config, recipe, seen, seed), config.seed, config.repeats)
     record = run.finish({"recipe": asdict(recipe), **summary})

@@ -23,21 +23,8 @@ from typing import Any
 
 import torch
 import tyro
-from _helpers.fidelity import (
-    LEVEL,
-    NUTS,
-    OFF,
-    ON,
-    PATH,
-    PROBLEMS,
-    Predictions,
-    Problem,
-    compare,
-    draw_bands,
-    functions,
-    score,
-    verdict,
-)
+from _helpers import fidelity
+from _helpers.fidelity import LEVEL, NUTS, OFF, ON, PATH, PROBLEMS, Predictions, Problem, score
 from _helpers.run import Run, Section, Settings, Table
 from tqdm import tqdm
 
@@ -139,7 +126,7 @@ def predict_at(
 
 def differences(found: Predictions, gold: Predictions) -> dict[str, dict[str, float]]:
     """`compare` on and off the data."""
-    return {region: compare(found[region], gold[region]) for region in (ON, OFF)}
+    return {region: fidelity.compare(found[region], gold[region]) for region in (ON, OFF)}
 
 
 def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions]:
@@ -175,7 +162,9 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
 
 def diagnose(chains: bbb.Chains, gold: Predictions) -> dict[str, Any]:
     """R-hat and effective sample sizes of function values, and of the noise's scale if latent."""
-    values = {region: functions(gold[region]).unflatten(0, (4, -1)) for region in (ON, OFF)}
+    values = {
+        region: fidelity.functions(gold[region]).unflatten(0, (4, -1)) for region in (ON, OFF)
+    }
     noise = {name: x for name, x in chains.by_chain.items() if name.startswith("likelihood.")}
     quantities = replace(chains, by_chain=values | noise)
     r_hat, bulk, tail = quantities.r_hat(), quantities.ess("bulk"), quantities.ess("tail")
@@ -293,8 +282,7 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         small = {"steps": 2, "draws": 8, "chain_length": 8, "workers": 1}
         config = replace(config, problems=config.problems[-1:], **small)
-    torch.set_num_threads(config.threads)
-    run = Run(config, config.output)
+    run = Run(config)
     problems, sections = {}, []
     for name in config.problems:
         problem = PROBLEMS[name](config.seed)
@@ -302,9 +290,11 @@ def main(config: Config) -> dict[str, Any]:
         sections.append(
             Section(
                 problem.title,
-                f"{problem.text} {verdict(problems[name][NUTS])}",
+                f"{problem.text} {fidelity.verdict(problems[name][NUTS])}",
                 tables=[fidelity_table(problems[name])],
-                pictures=[draw_bands(run, name, problem, problems[name]["guides"], predictions)],
+                pictures=[
+                    fidelity.draw_bands(run, name, problem, problems[name]["guides"], predictions)
+                ],
             )
         )
     overview = Section("Overview", OVERVIEW, tables=[overview_table(problems)])

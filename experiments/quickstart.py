@@ -30,18 +30,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.digit_figures import (
-    DIGITS,
-    PHOTOGRAPHS,
-    Predictions,
-    draw_entropies,
-    draw_loss,
-    draw_votes,
-)
-from _helpers.initial_values import normal_means
+from _helpers import digit_figures as figures
+from _helpers.digit_figures import DIGITS, PHOTOGRAPHS, Predictions
 from _helpers.run import Run, Section, Settings, Table, digits, stratified
 from _helpers.scores import scores
 from _helpers.sine import sine
+from _helpers.training import normal_means
 from _helpers.weight_plots import draw_pruning, draw_weights
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -181,7 +175,7 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "the mean negative log-probability of the true class, ECE the gap between confidence "
             "and accuracy.",
             tables=[networks_table(networks, config.samples)],
-            pictures=[draw_loss(run, history)],
+            pictures=[figures.draw_loss(run, history)],
         ),
         Section(
             "Out-of-distribution detection",
@@ -191,7 +185,10 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
             "AUROC is the probability that an out-of-distribution input is less certain than a "
             "test digit, by three measures of uncertainty: 50 % is a coin toss.",
             tables=[detection_table(detection)],
-            pictures=[*draw_votes(run, inputs, ensembles, y), draw_entropies(run, ensembles)],
+            pictures=[
+                *figures.draw_votes(run, inputs, ensembles, y),
+                figures.draw_entropies(run, ensembles),
+            ],
         ),
         Section(
             "Weights and pruning",
@@ -301,9 +298,8 @@ def main(config: Config) -> dict[str, Any]:
     """Run both parts, print the tables, write the results; returns what ``metrics.json`` holds."""
     if config.smoke:
         config = replace(config, epochs=2, samples=5, regression_epochs=5, regression_samples=5)
-    torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)  # for the initial means
-    run = Run(config, config.output)
+    run = Run(config)
     classifier, sections = learn_digits(config, run)
     wave, section = learn_sine(config, run)
     sections.append(section)

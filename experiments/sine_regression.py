@@ -28,10 +28,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers.initial_values import normal_means
 from _helpers.repeats import repeat, shown
 from _helpers.run import RepeatedSettings, Run, Section, Table
 from _helpers.sine import BANDS, UNIT_SCALE, Problem, draw_bands, draw_mixture, draw_noise, sine
+from _helpers.training import Training, normal_means
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics, priors
@@ -40,7 +40,7 @@ Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Training):
     """Hyper-parameters of one variant's training."""
 
     prior: str
@@ -51,21 +51,14 @@ class Recipe:
     """Standard deviation of the initial means."""
     init_rho: float
     """Initial rho; standard deviations are softplus(rho)."""
-    lr: float
-    """Adam's learning rate at the start."""
-    lr_schedule: str
-    """Learning-rate schedule."""
-    num_particles: int
-    """Draws per step."""
     epochs: int = 1500
     """Full-batch steps."""
     learns_noise: bool = False
     """Whether the network has a second output, the noise's scale at each input."""
 
 
-_OURS = dict(init_sd=1.0, init_rho=-5.0, lr=0.05, lr_schedule="cosine", num_particles=5)
-_TFP = dict(init_sd=0.0, init_rho=UNIT_SCALE, lr=0.03, lr_schedule="constant", num_particles=1)
-_KERAS = dict(lr=0.08, lr_schedule="constant", num_particles=1)
+_OURS = dict(init_sd=1.0, init_rho=-5.0, lr=0.05, num_particles=5)
+_TFP = dict(init_sd=0.0, init_rho=UNIT_SCALE, lr=0.03, lr_schedule="constant")
 _MIXTURE = {"pi": 0.75, "sigma1": 1.5, "sigma2": 0.5}
 _LEARNED = {"pi": 0.2, "sigma1": 1.0, "sigma2": 0.1}
 
@@ -76,7 +69,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             {"pi": 0.5, "sigma1": 1.5, "sigma2": 0.1},
             init_sd=math.sqrt(0.5 * 1.5**2 + 0.5 * 0.1**2),
             init_rho=0.0,
-            **_KERAS,
+            lr=0.08,
+            lr_schedule="constant",
         ),
         "learned mixture": Recipe("learned_scale_mixture", _LEARNED, **_TFP),
         "trainable location": Recipe("learned_normal", {"scale": 1.0}, **_TFP),
@@ -135,11 +129,8 @@ def train(
     """A trained model and guide, and the learned prior's (pi, sigma1, sigma2) after each epoch."""
     torch.manual_seed(seed)
     model = make_model(recipe, len(problem.data[0]))
-    guide = bbb.AutoSoftplusNormal(
-        model,
-        init_loc=normal_means(recipe.init_sd),
-        init_rho=recipe.init_rho,
-    )
+    start = normal_means(recipe.init_sd)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     path: list[tuple[float, float, float]] = []
 
     def follow(state: bbb.EpochEnd) -> None:
@@ -147,18 +138,8 @@ def train(
         if prior is not None:
             path.append((prior.pi.item(), prior.sigma1.item(), prior.sigma2.item()))
 
-    bbb.fit(
-        model,
-        guide,
-        problem.data,
-        epochs=epochs,
-        batch_size=len(problem.data[0]),
-        lr=recipe.lr,
-        lr_schedule=recipe.lr_schedule,
-        num_particles=recipe.num_particles,
-        callbacks=[follow],
-        seed=seed,
-    )
+    sizes = {"epochs": epochs, "batch_size": len(problem.data[0])}
+    recipe.fit(model, guide, problem.data, **sizes, callbacks=[follow], seed=seed)
     return (model, guide), path
 
 
@@ -294,8 +275,7 @@ def sections_of(
 
 def main(config: Config) -> dict[str, Any]:
     """Train, compare with NUTS, print the tables, write the results."""
-    torch.set_num_threads(config.threads)
-    run = Run(config, config.output)
+    run = Run(config)
     seen: dict[str, Any] = {}
     summary = repeat(lambda seed: run_seed(config, seed, seen), config.seed, config.repeats)
     nuts, exact = run_nuts(config) if config.nuts_samples else ({}, None)

@@ -33,9 +33,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 import tyro
 from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
+from _helpers.repeats import over_splits
 from _helpers.run import DataSettings, Picture, Run, Section, Table, write_json
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
@@ -95,20 +95,13 @@ def evaluate(
 
 
 def summary(records: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and standard error over splits (None of a single one), of each score."""
-    found: dict[str, dict[str, float | None]] = {}
-    for name in records[0]:
-        values = np.array([record[name] for record in records])
-        one = len(values) == 1
-        error = None if one else float(values.std(ddof=1)) / math.sqrt(len(values))
-        found[name] = {"mean": float(values.mean()), "standard_error": error}
-    return found
+    """Mean and standard error over splits of each score."""
+    return {name: over_splits([record[name] for record in records]) for name in records[0]}
 
 
 def main(config: Config) -> dict[str, Any]:
     """Runs every method on every split, draws, reports; returns the metrics."""
-    torch.set_num_threads(config.threads)
-    run = Run(config, config.output)
+    run = Run(config)
     names = ("made up", "made up as well") if config.smoke else config.datasets
     splits = {name: read_splits(name, config) for name in names}
     number = min(map(len, splits.values()))

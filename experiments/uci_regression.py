@@ -53,25 +53,16 @@ from typing import Any, Literal
 
 import joblib
 import numpy as np
-import torch
 import tyro
+from _helpers import uci_report as report
 from _helpers.run import DataSettings, Run, Section
 from _helpers.uci import Recipe, Task, digest, finished, run_and_write
-from _helpers.uci_report import (
-    SCORES,
-    comparison,
-    coverage_table,
-    draw_coverage,
-    draw_scores,
-    score_table,
-    summary_of,
-)
+from _helpers.uci_report import SCORES
 from tqdm import tqdm
 
 import pyro_bbb as bbb
 
 RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "versions", "threads")
-
 
 RECIPES = {
     "published": Recipe(
@@ -199,30 +190,29 @@ def run_all(config: Config, run: Run, tasks: list[Task]) -> dict[str, list[dict[
 
 def main(config: Config) -> dict[str, Any]:
     """Run the splits that are not done, print the tables, write the results."""
-    torch.set_num_threads(config.threads)
     recipe = RECIPES[config.preset]
     made_up = config.smoke and not (config.data_root or config.datasets)
     paths = {} if made_up else find_tables(config.data_root, config.datasets)
-    run = Run(config, config.output)
+    run = Run(config)
     if config.smoke:
         recipe = replace(recipe, members=2, least_epochs=1, least_steps=5, draws=5)
         config = replace(config, splits=min(2, config.splits or 2))
     paths = paths or made_up_tables(config.output / "made_up")
     tasks = tasks_of(config, recipe, paths)
     scores = run_all(config, run, tasks)
-    summaries = {name: summary_of(splits) for name, splits in scores.items()}
+    summaries = {name: report.summary_of(splits) for name, splits in scores.items()}
     files = {task.name: task.digest for task in tasks}
     about = {"recipe": asdict(recipe), "files": files, "part": config.part}
     record = run.finish(summaries | about)
-    tables = [score_table(summaries, score) for score in SCORES]
-    finding = comparison(summaries)
+    tables = [report.score_table(summaries, score) for score in SCORES]
+    finding = report.comparison(summaries)
     sections = [
-        Section("Scores", finding, tables, draw_scores(run, summaries)),
+        Section("Scores", finding, tables, report.draw_scores(run, summaries)),
         Section(
             "Intervals",
             "Central intervals of the predictive distribution, and their coverage of the targets.",
-            [coverage_table(summaries)],
-            [draw_coverage(run, scores)],
+            [report.coverage_table(summaries)],
+            [report.draw_coverage(run, scores)],
         ),
     ]
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"

@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     HOUSES.write_csv(folder / "houses.csv")
     HOUSES.write_parquet(folder / "houses.parquet")
-    train = ["train", str(folder / "houses.csv"), "--drop", "id", "--epochs", "80", "--quiet"]
+    train = ["train", str(folder / "houses.csv"), "--drop", "id", "--epochs", "40", "--quiet"]
     assert main([*train, "--target", "price", "--out", str(folder / "price")]) == 0
     assert main([*train, "--target", "town", "--out", str(folder / "town")]) == 0
     return folder

@@ -1,6 +1,5 @@
 """NUTS: its potential against Pyro's own, its draws against posteriors known exactly."""
 
-import math
 import sys
 from dataclasses import replace
 
@@ -122,6 +121,7 @@ CASES = {  # network and likelihood
         bbb.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))),
         bbb.likelihoods.Gaussian(0.3),
     ),
+    "classes": lambda: (mlp(None, 3), bbb.likelihoods.Categorical()),
     "recurrent": lambda: (Recurrent(), bbb.likelihoods.Gaussian(0.3)),
     "accumulating": lambda: (Accumulating(), bbb.likelihoods.Gaussian(0.3)),
     "dropout": lambda: (Dropping().eval(), bbb.likelihoods.Gaussian(0.3)),
@@ -132,7 +132,8 @@ CASES = {  # network and likelihood
 def problem(name="normal", n=7):
     network, likelihood = CASES[name]()
     model = bbb.BayesianModel(network, likelihood, num_data=n)
-    return model, torch.randn(n, 2), torch.randn(n, 1)
+    y = torch.randint(3, (n,)) if name == "classes" else torch.randn(n, 1)
+    return model, torch.randn(n, 2), y
 
 
 # --- the potential ---
@@ -156,18 +157,6 @@ def test_the_potential_is_pyros_own(double, name):
             found = ours(z)
             torch.testing.assert_close(found[0], energy, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(found[1], gradient, rtol=1e-12, atol=1e-11)
-
-
-def test_classes_too(double):
-    model = bbb.BayesianModel(mlp(None, 3), bbb.likelihoods.Categorical(), 6)
-    x, y = torch.randn(6, 2), torch.randint(3, (6,))
-    potential = Potential(model, x, y)
-    values = {name: torch.randn_like(site["value"]) for name, site in potential.sites.items()}
-    prior = sum(stats.norm.logpdf(value).sum() for value in values.values())
-    hidden = torch.tanh(x @ values["network.fc1.weight"].T + values["network.fc1.bias"])
-    logits = hidden @ values["network.fc2.weight"].T + values["network.fc2.bias"]
-    expected = nn.functional.cross_entropy(logits, y, reduction="sum") - prior
-    torch.testing.assert_close(potential(potential.unconstrain(values)), expected)
 
 
 def test_priors_of_one_family_are_one_operation(double):
@@ -266,17 +255,16 @@ def test_conjugate_regression(double):
 
 def test_a_latent_noise_scale(double):
     """Weight and noise scale against quadrature on a grid: without the Jacobian it fails."""
-    x = torch.ones(3, 1)
-    y = torch.tensor([[0.4], [1.1], [-0.2]])
+    x, y = torch.ones(1, 1), torch.tensor([[0.8]])
     network = bbb.BayesianLinear(1, 1, bias=False, prior=dist.Normal(0.0, 1.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(dist.Gamma(2.0, 2.0)), 3)
-    w, s = np.meshgrid(np.linspace(-5, 5, 801), np.linspace(0.005, 8, 1600), indexing="ij")
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(dist.Gamma(2.0, 2.0)), 1)
+    w, s = np.meshgrid(np.linspace(-5, 5, 401), np.linspace(0.005, 8, 800), indexing="ij")
     log_joint = stats.norm.logpdf(w) + stats.gamma.logpdf(s, 2, scale=0.5)
-    log_joint += stats.norm.logpdf(y.numpy()[:, :, None], w, s).sum(0)
+    log_joint += stats.norm.logpdf(y.item(), w, s)
     mass = np.exp(log_joint - log_joint.max())
     mass /= mass.sum()
     chains = mcmc.run_nuts(
-        model, (x, y), num_samples=150, warmup_steps=80, num_chains=2, seed=1, progress=False
+        model, (x, y), num_samples=120, warmup_steps=60, num_chains=2, seed=1, progress=False
     )
     scale = chains.by_chain["likelihood.scale"]
     assert (scale > 0).all()
@@ -342,12 +330,11 @@ def test_a_seed_fixes_each_chain_whatever_their_number():
         assert torch.equal(two.by_chain[name][0], one.by_chain[name][0])
         assert not torch.equal(two.by_chain[name][0], two.by_chain[name][1])
         assert not torch.equal(one[name], other[name])
-    pyro.set_rng_seed(1)
-    first = mcmc.run_nuts(model, (x, y), **QUICK)
-    pyro.set_rng_seed(1)
-    assert torch.equal(
-        first["network.fc1.bias"], mcmc.run_nuts(model, (x, y), **QUICK)["network.fc1.bias"]
-    )
+    twice = []
+    for _ in range(2):
+        pyro.set_rng_seed(1)
+        twice.append(mcmc.run_nuts(model, (x, y), **QUICK)["network.fc1.bias"])
+    assert torch.equal(*twice)
 
 
 def test_models_that_do_not_pickle_are_named():
@@ -405,9 +392,9 @@ def test_trajectories_that_diverge_are_marked():
     def walled(z):
         return z.square().sum() / 2 + 1e6 * (z.abs() > 1.5).sum(), z.clone()
 
-    settings = _nuts.Settings(300, 100, 0.8, 5, False, False)
+    settings = _nuts.Settings(150, 60, 0.8, 5, False, False)
     record = _nuts.run_chain(walled, settings, torch.zeros(1), 0, lambda: None)
-    assert 10 < record.diverging.sum() < 290
+    assert 5 < record.diverging.sum() < 145
     assert (record.z.abs() <= 1.5).all()
     outcomes = record.acceptance[record.diverging], record.acceptance[~record.diverging]
     assert outcomes[0].max() < 1 - 1 / 32 < outcomes[1].mean()  # over the wall is accepted never
@@ -447,23 +434,6 @@ def test_starts_are_what_was_given(double):
     found = Potential(converted, x, y).constrain(starts(converted, x, y, None)[0])
     for name, value in kept.items():
         torch.testing.assert_close(found[name], value)
-
-
-@pytest.mark.parametrize(
-    "error, match, init",
-    [
-        (ValueError, "names", {"nothing": torch.ones(2)}),
-        (ValueError, r"must have shape \[4, 2\], got \[2, 4\]", {"fc1.weight": torch.ones(2, 4)}),
-        (ValueError, "inside its support", {"likelihood.scale": torch.tensor(-1.0)}),
-        (ValueError, "positive density", {"fc1.bias": torch.full((4,), 1e38)}),
-        (ValueError, "he", "somewhere"),
-        (TypeError, "init", []),
-    ],
-)
-def test_bad_starts_are_named(error, match, init):
-    model, x, y = problem("latent-noise")
-    with pytest.raises(error, match=match):
-        mcmc.run_nuts(model, (x, y), init=init, **QUICK)
 
 
 # --- diagnostics ---
@@ -544,48 +514,6 @@ def test_both_interfaces_of_arviz_are_served(monkeypatch, version):
     assert len(args) + bool(kwargs) == 1
 
 
-# --- bad input ---
-
-
-@pytest.mark.parametrize(
-    "error, match, arguments",
-    [
-        (TypeError, "model must be a BayesianModel, got Linear", {"model": nn.Linear(2, 1)}),
-        (ValueError, "num_data of the model is 7, but data has 5", {"data": "short"}),
-        (TypeError, "data must be", {"data": 3}),
-        *[
-            (ValueError, f"{name} must be an integer of at least 1", {name: bad})
-            for name in (
-                "num_samples",
-                "warmup_steps",
-                "num_chains",
-                "num_workers",
-                "max_tree_depth",
-            )
-            for bad in (0, True, 2.0)
-        ],
-        *[
-            (ValueError, "target_accept_prob", {"target_accept_prob": p})
-            for p in (0, 1, "a", math.nan)
-        ],
-        (TypeError, "seed must be an integer", {"seed": 1.5}),
-        (ValueError, "seed must not be negative", {"seed": -1}),
-    ],
-)
-def test_bad_arguments_are_named(error, match, arguments):
-    model, x, y = problem()
-    if arguments.get("data") == "short":
-        arguments = {"data": (x[:5], y[:5])}
-    with pytest.raises(error, match=match):
-        mcmc.run_nuts(**{"model": model, "data": (x, y), **QUICK, **arguments})
-
-
-def test_targets_that_do_not_fit_are_named():
-    model, x, _ = problem()
-    with pytest.raises(ValueError, match=r"expected y of shape"):
-        mcmc.run_nuts(model, (x, torch.randn(7, 3)), **QUICK)
-
-
 # --- slow ---
 
 
@@ -634,8 +562,8 @@ def test_every_prior_by_name_is_sampled_and_predicted_from(prior):
     network = bbb.BayesianMLP([2, 3, 1], activation=torch.nn.Tanh, prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
     x = torch.randn(12, 2)
-    settings = {"num_samples": 3, "warmup_steps": 3, "max_tree_depth": 2, "seed": 0}
+    settings = {"num_samples": 2, "warmup_steps": 1, "max_tree_depth": 2, "seed": 0}
     chains = bbb.run_nuts(model, (x, x.sum(1)), progress=False, **settings)
     latents = {name for name, _ in poutine.trace(model).get_trace(x).iter_stochastic_nodes()}
     assert set(chains) == latents - {"obs", "data"}
-    assert bbb.predict(model, chains, x).sample_means.shape == (3, 12, 1)
+    assert bbb.predict(model, chains, x).sample_means.shape == (2, 12, 1)

@@ -145,13 +145,6 @@ def test_a_weight_of_zero_leaves_the_likelihood_alone(kl_weight):
     assert latent_sites(trace).keys() == latent_sites(plain).keys()
 
 
-@pytest.mark.parametrize("kl_weight", [-0.5, math.nan, torch.tensor(-1.0), torch.tensor(math.nan)])
-def test_a_negative_weight_is_refused(kl_weight):
-    model, x, y = regression()
-    with pytest.raises(ValueError, match="kl_weight must be a non-negative number, got"):
-        model(x, y, kl_weight)
-
-
 # --- observations ---
 
 
@@ -327,28 +320,6 @@ def test_a_raw_param_statement_in_the_network_is_refused():
 # --- checks ---
 
 
-@pytest.mark.parametrize("num_data", [1.5, "5", None, True, torch.tensor(5)])
-def test_num_data_is_an_integer(num_data):
-    with pytest.raises(TypeError, match="num_data must be an integer, got"):
-        BayesianModel(BayesianMLP([2, 1]), Gaussian(), num_data)
-
-
-@pytest.mark.parametrize("num_data", [0, -3])
-def test_num_data_is_positive(num_data):
-    with pytest.raises(ValueError, match=f"num_data must be at least 1, got {num_data}"):
-        BayesianModel(BayesianMLP([2, 1]), Gaussian(), num_data)
-
-
-def test_network_and_likelihood_of_another_kind_are_refused():
-    with pytest.raises(TypeError, match="network must be a PyroModule, got Linear"):
-        BayesianModel(nn.Linear(2, 1), Gaussian(), 5)
-    with pytest.raises(TypeError, match="network must be a PyroModule, got function"):
-        BayesianModel(two_models, Gaussian(), 5)
-    for wrong in (dist.Normal, PyroModule(), "gaussian", Gaussian):
-        with pytest.raises(TypeError, match="likelihood must be a pyro_bbb.likelihoods one, got"):
-            BayesianModel(BayesianMLP([2, 1]), wrong, 5)
-
-
 class Convolution(PyroModule):
     def __init__(self):
         super().__init__()
@@ -411,7 +382,7 @@ def test_all_targets_are_checked_not_only_those_of_the_first_examples():
 
 def test_nuts_runs_on_the_model():
     model, x, y = regression(network=BayesianMLP([2, 1], prior=dist.Normal(0.0, 1.0)))
-    mcmc = MCMC(NUTS(model), num_samples=30, warmup_steps=30, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=10, warmup_steps=10, disable_progbar=True)
     mcmc.run(x, y)
     draws = mcmc.get_samples()
     assert {k: v.shape[1:] for k, v in draws.items()} == {

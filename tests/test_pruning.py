@@ -1,13 +1,10 @@
 """What pruning removes, in which order, and that it stays removed."""
 
-import math
-
 import numpy as np
 import pyro.distributions as dist
 import pytest
 import scipy.stats
 import torch
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.distributions import kl_divergence
 
@@ -172,7 +169,7 @@ def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
     for parameter in pruned.parameters():
         parameter.requires_grad_(False)  # the prior alone is trained
     data = torch.randn(9, 10), torch.arange(9) % 3
-    options = {"epochs": 100, "batch_size": 9, "lr": 0.1, "progress": False}
+    options = {"epochs": 20, "optimizer": torch.optim.SGD, "lr": 0.1, "progress": False}
     history = bbb.fit(model, pruned, data, loss=loss, num_particles=num_particles, **options)
     assert prior.log_scale.exp().item() == pytest.approx(2.0, rel=0.02)
     log_priors = torch.tensor(history.log_prior[-10:])
@@ -203,23 +200,3 @@ def test_the_noise_is_no_weight(scale):
     for of in ("loc", "scale"):
         assert getattr(pruned, of)("likelihood.scale") == getattr(guide, of)("likelihood.scale")
     assert len(pruned.sample_posterior(5)["likelihood.scale"].unique()) == 5
-
-
-@pytest.mark.parametrize("fraction", [-0.01, 1.01, math.nan, math.inf, -1, 2])
-def test_fractions_out_of_range_are_named(fraction):
-    with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\], got"):
-        bbb.prune(make()[1], fraction)
-
-
-@pytest.mark.parametrize("fraction", [True, "0.5", None, torch.tensor(0.5)])
-def test_fractions_of_another_kind_are_named(fraction):
-    with pytest.raises(TypeError, match="fraction must be a number, got"):
-        bbb.prune(make()[1], fraction)
-
-
-def test_guides_without_means_per_weight_are_named():
-    model, _ = make()
-    for guide, kind in ((AutoNormal(model), "AutoNormal"), (nn.Linear(2, 2), "Linear")):
-        for verb in (lambda g: bbb.prune(g, 0.5), bbb.signal_to_noise):
-            with pytest.raises(TypeError, match=f"must be an AutoSoftplusNormal, got {kind}"):
-                verb(guide)

@@ -29,7 +29,7 @@ from pyro_bbb.sklearn import _params as _recipe
 from pyro_bbb.sklearn._fitting import learn, learn_on
 from pyro_bbb.sklearn._scaling import Scaling
 
-QUICK = {"hidden_sizes": (8,), "lr": 0.05, "num_samples": 10, "random_state": 0}
+QUICK = {"hidden_sizes": (8,), "epochs": 40, "lr": 0.1, "num_samples": 10, "random_state": 0}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)) * [1.0, 100.0, 0.01] + [5.0, 0.0, 1.0]
 Y = 1000 * (X[:, 0] + X[:, 1] / 100) + 50 * RNG.normal(size=60)
@@ -37,11 +37,11 @@ LABELS = np.array(["no", "yes"])[(X[:, 0] > 5).astype(int)]
 
 
 def regressor(**options):
-    return BayesianRegressor(**QUICK | {"epochs": 60} | options)
+    return BayesianRegressor(**QUICK | options)
 
 
 def classifier(**options):
-    return BayesianClassifier(**QUICK | {"epochs": 60} | options)
+    return BayesianClassifier(**QUICK | options)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def sorter():
 def test_every_check_of_scikit_learn_passes(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # checks that are skipped, or look for warnings themselves
-        found = check_estimator(kind(**QUICK, epochs=8, batch_size=100), on_fail=None)
+        found = check_estimator(kind(**QUICK | {"epochs": 8, "batch_size": 100}), on_fail=None)
     failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
     assert not failed
     skipped = {each["check_name"] for each in found if each["status"] == "skipped"}
@@ -74,7 +74,7 @@ def test_every_check_of_scikit_learn_passes(kind):
 
 
 def test_it_works_in_a_pipeline_a_grid_and_cross_validation():
-    pipeline = make_pipeline(MinMaxScaler(), regressor(epochs=8))
+    pipeline = make_pipeline(MinMaxScaler(), regressor(epochs=2))
     assert cross_val_score(pipeline, X, Y, cv=2).shape == (2,)
     grid = {"bayesianregressor__prior": ["normal", dist.Laplace(0.0, 1.0)]}
     search = GridSearchCV(pipeline, grid, cv=2, n_jobs=1).fit(X, Y)
@@ -114,7 +114,7 @@ def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
         if device == "save":
             each.save(tmp_path / ask, metadata={"note": "x"})
             twin = type(each).load(tmp_path / ask)
-            assert twin.get_params()["lr"] == 0.05
+            assert twin.get_params()["lr"] == 0.1
         elif device == "joblib":
             joblib.dump(each, tmp_path / ask)
             twin = joblib.load(tmp_path / ask)
@@ -252,9 +252,8 @@ def line(rows, noise, seed):
 
 
 def test_learning_on_is_bayes_rule_where_that_is_exact():
-    recipe = regressor(
-        hidden_sizes=(), prior="normal", temperature=1.0, epochs=200, batch_size=100, lr=0.1
-    )._recipe()
+    options = {"prior": "normal", "temperature": 1.0, "epochs": 160, "batch_size": 100}
+    recipe = regressor(hidden_sizes=(), **options)._recipe()
     (x1, y1), (x2, y2) = line(100, 1.0, 1), line(100, 1.0, 2)
     first = learn(recipe, likelihoods.Gaussian(1.0), x1, y1, 1, seed=0)
     both = learn_on(recipe, first, x2, y2, seed=0)
@@ -270,7 +269,7 @@ def test_learning_on_is_bayes_rule_where_that_is_exact():
 
 
 def test_learned_noise_is_a_running_estimate():
-    recipe = regressor(hidden_sizes=(), epochs=300, batch_size=1000, lr=0.1)._recipe()
+    recipe = regressor(hidden_sizes=(), epochs=150, batch_size=1000, lr=0.3)._recipe()
     (x1, y1), (x2, y2) = line(200, 1.0, 1), line(600, 3.0, 2)
     first = learn(recipe, likelihoods.Gaussian.learned(torch.ones(1)), x1, y1, 1, seed=0)
     assert first.model.likelihood.scale.item() == pytest.approx((y1 - x1).std().item(), rel=0.05)

@@ -29,9 +29,8 @@ class Job(Protocol):
         """Device."""
 
 
-Make: TypeAlias = Callable[
-    [Any], Take | str
-]  # from a job to its action, or the reason why it is unavailable
+# from a job to its action, or the reason why it is unavailable
+Make: TypeAlias = Callable[[Any], Take | str]
 
 
 class Worker:
@@ -138,15 +137,9 @@ class Entry:
 def compare(
     entries: Mapping[str, Entry], workers: Workers, **limits: Any
 ) -> tuple[dict[str, Rounds], dict[str, str]]:
-    """Time methods by turns.
+    """Time entries in turns by `interleave`: seconds by the name shown, and why others are missing.
 
-    Args:
-        entries: what is timed, by the name shown.
-        workers: one for each method, by its name.
-        **limits: of `interleave`.
-
-    Returns:
-        The seconds by the name shown, and why others are missing.
+    The workers have the names of methods.
     """
     jobs: dict[str, list[Job]] = {}
     for entry in entries.values():

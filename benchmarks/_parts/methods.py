@@ -12,6 +12,7 @@ OURS_GAUSSIAN = "pyro_bbb (Gaussian, closed KL)"
 PLAIN = "plain PyTorch (mixture)"
 TORCHBNN = "torchbnn (Gaussian, closed KL)"
 TORCH_BLUE = "torch_blue (Gaussian, closed KL)"
+BAYESIAN_TORCH, FLIPOUT = "bayesian-torch (Gaussian, closed KL)", "bayesian-torch, flipout"
 BLITZ = "blitz (mixture)"
 STOCK = "Pyro AutoNormal (mixture)"
 
@@ -24,12 +25,8 @@ _ALL = [
     Method(STOCK, stock("mixture")),
     Method("Pyro AutoNormal (Gaussian)", stock("Gaussian")),
     Method(TORCHBNN, peers.torchbnn, "torchbnn"),
-    Method(
-        "bayesian-torch (Gaussian, closed KL)",
-        peers.bayesian_torch("Reparameterization"),
-        "bayesian-torch",
-    ),
-    Method("bayesian-torch, flipout", peers.bayesian_torch("Flipout"), "bayesian-torch"),
+    Method(BAYESIAN_TORCH, peers.bayesian_torch("Reparameterization"), "bayesian-torch"),
+    Method(FLIPOUT, peers.bayesian_torch("Flipout"), "bayesian-torch"),
     Method(BLITZ, peers.blitz, "blitz-bayesian-pytorch"),
     Method(TORCH_BLUE, peers.torch_blue, "torch_blue"),
     Method("TyXe (Gaussian, closed KL)", peers.tyxe, "tyxe"),
@@ -41,14 +38,7 @@ METHODS = {method.name: method for method in _ALL}
 ESTIMATORS = [name for name in METHODS if name.startswith("pyro_bbb, ")]
 LIBRARIES = [name for name in METHODS if name not in ESTIMATORS]
 SEVERAL_DRAWS = [OURS, PLAIN, STOCK, BLITZ, TORCH_BLUE]
-IMAGES = [
-    FLOOR,
-    OURS,
-    OURS_GAUSSIAN,
-    "pyro_bbb, flipout",
-    "bayesian-torch (Gaussian, closed KL)",
-    "bayesian-torch, flipout",
-]
+IMAGES = [FLOOR, OURS, OURS_GAUSSIAN, "pyro_bbb, flipout", BAYESIAN_TORCH, FLIPOUT]
 
 
 def training(name: str, work: Work) -> Take | str:

@@ -87,9 +87,7 @@ def stock(prior: str) -> Callable[[Work], Trainer]:
     def train(work: Work) -> Trainer:
         model, (x, y) = model_of(work, prior, NUM_DATA), work.data()
         guide = AutoNormal(model, init_scale=0.01)
-        guide._pyro_name = (
-            f"AutoNormal{next(_numbers)}"  # else all use one set of parameters by name
-        )
+        guide._pyro_name = f"AutoNormal{next(_numbers)}"  # else all have one set of parameters
 
         def with_kl_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
             with poutine.scale(scale=kl_weight):

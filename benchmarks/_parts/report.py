@@ -1,6 +1,5 @@
 """Printed tables and the JSON record."""
 
-import json
 import os
 import platform
 import subprocess
@@ -181,10 +180,3 @@ def commit() -> str | None:
         return subprocess.run(command, **options, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def write(content: dict[str, Any], folder: Path) -> Path:
-    """Write ``benchmarks.json``."""
-    path = folder / "benchmarks.json"
-    path.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n", "utf-8")
-    return path

@@ -11,18 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pyro_bbb as bbb
+from _parts import methods
 from _parts.budget import Budget
 from _parts.isolated_workers import Entry, Make, compare, start_workers
-from _parts.methods import (
-    ESTIMATORS,
-    FLOOR,
-    IMAGES,
-    LIBRARIES,
-    OURS,
-    OURS_GAUSSIAN,
-    SEVERAL_DRAWS,
-    training,
-)
+from _parts.methods import FLOOR, LIBRARIES, OURS, training
 from _parts.pyro_methods import guided, metered_steps
 from _parts.tasks import Work, fused_adam, images
 from _parts.timing import Comparison, Meter, Take, repeated
@@ -42,12 +34,12 @@ def steps(budget: Budget, device: str) -> list[Comparison]:
     for batch in budget.batches:
         work = replace(first, batch=batch)
         cases.append((f"width {first.hidden}, batch {batch}", of(work, LIBRARIES)))
-    ours = [FLOOR, OURS, OURS_GAUSSIAN, *ESTIMATORS]
+    ours = [FLOOR, OURS, methods.OURS_GAUSSIAN, *methods.ESTIMATORS]
     title = f"gradient estimators of pyro_bbb, width {first.hidden}"
     cases.append((title, of(first, ours)))
     if budget.lenet5:
         lenet5 = Work(architecture="lenet5", device=device)
-        cases.append((f"LeNet-5, batch {BATCH}", of(lenet5, IMAGES)))
+        cases.append((f"LeNet-5, batch {BATCH}", of(lenet5, methods.IMAGES)))
     title = f"draws per step, width {first.hidden}, batch {BATCH}"
     cases.append((title, _several_draws(budget, first)))
     names = {entry.method for _, entries in cases for entry in entries.values()}
@@ -70,7 +62,7 @@ def _entry(budget: Budget, name: str, work: Work) -> Entry:
 
 def _several_draws(budget: Budget, work: Work) -> Entries:
     entries = {FLOOR: _entry(budget, FLOOR, work)}
-    for name in SEVERAL_DRAWS:
+    for name in methods.SEVERAL_DRAWS:
         for draws in budget.draws:
             entries[several(name, draws)] = _entry(budget, name, replace(work, draws=draws))
     return entries
@@ -109,10 +101,8 @@ def epoch(budget: Budget, device: str) -> list[Comparison]:
         found = compare(entries, workers, seconds=0.0, min_rounds=budget.epochs, warmup=0)
     rounds, absent = found
     turns = rounds[FIT]  # its steps, and it
-    rounds |= {
-        STEPS: [[sum(steps)] for *steps, _ in turns],
-        FIT: [[total] for *_, total in turns],
-    }
+    rounds[STEPS] = [[sum(steps)] for *steps, _ in turns]
+    rounds[FIT] = [[total] for *_, total in turns]
     title = f"{once.rows} examples, width {once.work.hidden}, batch {once.work.batch}"
     return [Comparison("epoch", title, LOOP, rounds, absent)]
 

@@ -30,13 +30,7 @@ def repeated(run: Callable[[], Any]) -> Take:
 
 
 def timed(take: Take, device: str = "cpu", clock: Callable[[], float] = time.perf_counter) -> Turn:
-    """Make a timed action in this process.
-
-    Args:
-        take: does it.
-        device: where the work is done; a CUDA device is waited for.
-        clock: where the time comes from, in seconds.
-    """
+    """Make a timed action in this process; a CUDA device is waited for. The clock gives seconds."""
 
     def turn(count: int) -> list[float]:
         times = []
@@ -109,17 +103,9 @@ def interleave(
     warmup: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
-    """Time the actions in turns.
+    """Time the actions in turns, each after ``warmup`` untimed runs: seconds by action and round.
 
-    Args:
-        actions: actions by name.
-        seconds: rounds begin until this time has passed.
-        min_rounds: but no fewer than these are taken.
-        warmup: untimed runs of each action before the first round.
-        clock: where the time comes from, in seconds.
-
-    Returns:
-        For each action the times of each round, in seconds.
+    Rounds begin until the time ``seconds`` has passed, and there are ``min_rounds`` at least.
     """
     names = list(actions)
     rounds: dict[str, Rounds] = {name: [] for name in names}

@@ -124,11 +124,8 @@ def _fate(seed: int, interactions: int, mushrooms: int) -> tuple[Tensor, Tensor]
 class RecordedAgent(bandits.ThompsonAgent):
     """A `ThompsonAgent` whose step is recorded once as its tensor operations, and compiled.
 
-    Args:
-        *args: as for `ThompsonAgent`.
-        compiler: from the record, a function of ``(x, y, kl_weight)`` to the gradients, to one that
-            does the same faster, such as `torch.compile`.
-        **options: as for `ThompsonAgent`.
+    The compiler, such as `torch.compile`, makes the record, a function of ``(x, y, kl_weight)`` to
+    the gradients, faster.
     """
 
     def __init__(self, *args: Any, compiler: Callable[..., Any], **options: Any) -> None:
@@ -153,9 +150,7 @@ class RecordedAgent(bandits.ThompsonAgent):
 class Rounds:
     """Baskets one after the other, and learning after each; on a GPU a round is one CUDA graph.
 
-    Args:
-        players: agents with their mushrooms, which on a GPU go on at the same time.
-        device: where they are.
+    There the players, agents with their mushrooms, go on at the same time.
     """
 
     def __init__(self, players: Sequence[Player], device: str) -> None:

@@ -26,9 +26,7 @@ class Outcome:
     """Regret by agent, and the settings of its run."""
 
     recipe: dict[str, Any]
-    """Hyper-parameters."""
     device: str
-    """Device of the training."""
     seeds: list[int]
     found: Found
     seconds: float = 0.0
@@ -52,10 +50,7 @@ def save(folder: Path, found: Found) -> None:
 
 
 def joined(folders: Sequence[Path]) -> Outcome:
-    """Merge the results of several runs.
-
-    Args:
-        folders: of their results.
+    """Merge the results in the folders of several runs.
 
     Raises:
         FileNotFoundError: a folder holds no results.
@@ -97,17 +92,9 @@ def _read(folder: Path) -> Outcome:
 
 
 BBB = "Bayes by Backprop"
-
-
 GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
-
-
 AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
-
-
 MARKS = (1_000, 5_000, 20_000, 50_000)
-
-
 LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
 
 

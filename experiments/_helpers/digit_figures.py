@@ -10,11 +10,7 @@ from _helpers.run import Picture, Run
 from pyro_bbb import plots
 
 Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
-
-
 DIGITS = "test digits"
-
-
 PHOTOGRAPHS = "photograph patches"
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import pyro_bbb as bbb
 from _helpers.fashion_mnist import DIGITS, GARMENTS, Answers, Recipe, Scores, Sets, agreement
-from _helpers.initial_values import make_prior
 from _helpers.run import Picture, Run
+from _helpers.training import make_prior
 from pyro_bbb import metrics, plots
 from pyro_bbb.training.history import Record
 
@@ -20,10 +20,7 @@ CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat") + (
     "sandal", "shirt", "sneaker", "bag", "boot",
 )  # fmt: skip
 
-
 WIDE, NARROW = "400-400", "100"
-
-
 UNIFORM = "A uniform guess among ten classes has ln 10 = 2.3 nats"
 
 

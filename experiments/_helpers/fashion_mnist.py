@@ -8,23 +8,19 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.initial_values import make_prior, uniform_means
 from _helpers.run import Data
 from _helpers.scores import detect, scores
+from _helpers.training import Training, make_prior, uniform_means
 from _helpers.whitening import Whitening
 from pyro_bbb import metrics
 
 Scores: TypeAlias = dict[str, Any]
-
-
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
-
-
 GARMENTS, DIGITS = "garments", "digits"
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
     """Hyper-parameters of a training."""
 
     prior: tuple[float, ...]
@@ -35,18 +31,10 @@ class Recipe:
     """Initial rho are uniform between these; the standard deviations are softplus(rho)."""
     whitening: float | None
     """Ridge of the inputs' whitening, in squared pixels; None leaves them in [0, 1]."""
-    estimator: str
-    """Gradient estimator."""
-    num_particles: int
-    """Draws of the weights per step."""
     batch_size: int
     """Images per step."""
-    lr_schedule: str
-    """Learning-rate schedule."""
     samples: int
     """Networks in the ensemble."""
-    lr: float = 1e-3
-    """Adam's learning rate at the start."""
     epochs: int = 20
     """Passes over the training images."""
 
@@ -85,19 +73,7 @@ def train(
     guide = bbb.AutoSoftplusNormal(model, init_loc=start)
     for rho in guide.rhos.parameters():
         nn.init.uniform_(rho, *recipe.init_rho)
-    history = bbb.fit(
-        model,
-        guide,
-        data,
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
-        lr_schedule=recipe.lr_schedule,
-        num_particles=recipe.num_particles,
-        estimator=recipe.estimator,
-        callbacks=callbacks,
-        seed=seed,
-    )
+    history = recipe.fit(model, guide, data, callbacks=callbacks, seed=seed)
     return Trained(model, guide, history)
 
 

@@ -207,11 +207,7 @@ def score(prediction: bbb.Prediction, y: Tensor) -> dict[str, float]:
 
 
 Predictions: TypeAlias = dict[str, bbb.Prediction]
-
-
 ON, OFF, PATH = "on the data", "off the data", "path"
-
-
 NUTS = "NUTS"
 
 

@@ -80,14 +80,9 @@ def acquire(
     count: int,
     candidates: int,
 ) -> None:
-    """Buys the labels that a rule wants most.
+    """Buy the labels of the candidates, sampled at random, that score highest by a rule.
 
-    Args:
-        pool: what to choose from.
-        rule: `RANDOM`, or one of `SCORES`: the candidates of the highest scores.
-        predict: predicts inputs; not called by `RANDOM`.
-        count: number of labels.
-        candidates: number of unlabelled inputs to score, sampled at random.
+    `RANDOM` takes the first candidates and predicts nothing.
     """
     rows, x = pool.candidates(max(candidates, count))
     best = slice(count) if rule == RANDOM else SCORES[rule](predict(x)).topk(count).indices

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 import pyro_bbb as bbb
 from _helpers.run import Data
+from _helpers.training import Training
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
     """Hyper-parameters of a network and its training."""
 
     prior_scale: float
@@ -31,10 +32,6 @@ class Recipe:
     """Initial rho; standard deviations are softplus(rho)."""
     loss: str
     """``"mean_field"`` (closed-form KL) or ``"trace"`` (KL of the draws)."""
-    lr: float
-    """Adam's learning rate at the start."""
-    lr_schedule: str
-    """``"constant"``, or ``"cosine"`` to 0."""
     steps: int
     """Training steps."""
     estimator: str = "flipout"
@@ -70,37 +67,18 @@ def train(
     every: int,
     callbacks: tuple[Callable[[bbb.EpochEnd], None], ...] = (),
 ) -> tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]:
-    """A network whose weights are random in some layers, trained by variational inference.
+    """Train with random weights in the layers whose names match a pattern, by `pyro_bbb.fit`.
 
-    Args:
-        recipe: how.
-        data: training images and labels.
-        layers: pattern of names of layers.
-        seed: of initial values, minibatches and draws.
-        every: steps from one call of the callbacks to the next.
-        callbacks: as for `pyro_bbb.fit`.
-
-    Returns:
-        The model, its posterior, and the record of the loss.
+    The callbacks are called every ``every`` steps.
     """
     torch.manual_seed(seed)
     prior, where = Normal(0.0, recipe.prior_scale), f"{layers}.{recipe.random}"
     network = bbb.bayesianize(lenet5(recipe), prior, where=where)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model, init_rho=recipe.init_rho)
-    history = bbb.fit(
-        model,
-        guide,
-        batches(recipe, data, every, seed),
-        epochs=recipe.steps // every,
-        lr=recipe.lr,
-        lr_schedule=recipe.lr_schedule,
-        estimator=recipe.estimator,
-        loss=recipe.loss,
-        callbacks=callbacks,
-        seed=seed,
-    )
-    return model, guide, history
+    loader, epochs = batches(recipe, data, every, seed), recipe.steps // every
+    options = {"epochs": epochs, "callbacks": callbacks, "seed": seed}
+    return model, guide, recipe.fit(model, guide, loader, **options)
 
 
 def train_plain(recipe: Recipe, data: Data, seed: int) -> nn.Module:

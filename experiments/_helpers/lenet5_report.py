@@ -15,16 +15,9 @@ from _helpers.scores import MEASURES, score_cells
 from pyro_bbb import plots
 
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
-
-
 Scores: TypeAlias = dict[str, Any]
-
-
 NOISE = "Gaussian noise"
-
-
 PUBLISHED_CUT_OFF = 0.2
-
 
 PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty-baselines
     "mnist": {
@@ -37,10 +30,7 @@ PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty
     },
 }
 
-
 ALL = "all layers"
-
-
 NUM_SHOWN = 500  # validation images of a snapshot; a fifth as many are noise
 
 

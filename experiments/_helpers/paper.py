@@ -4,6 +4,7 @@ Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: tw
 ReLU units, pixels divided by 126, 50,000 images for training and 10,000 for choosing.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -18,9 +19,10 @@ from torch.optim.swa_utils import AveragedModel
 
 import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
-from _helpers.initial_values import make_prior
 from _helpers.run import Data
+from _helpers.training import Training, make_prior
 from pyro_bbb import metrics
+from pyro_bbb.training._runners.cuda_graph import CudaDevice
 
 Scores: TypeAlias = dict[str, Any]
 Preset: TypeAlias = Literal["published", "ours"]
@@ -31,8 +33,8 @@ BINS = np.linspace(-0.2, 0.2, 101)
 EVALUATIONS = 30  # times that the validation error is noted in a training
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
     """Hyper-parameters of one training."""
 
     prior: tuple[float, ...] = ()
@@ -41,10 +43,6 @@ class Recipe:
     """Dropout rates of inputs and hidden units, for an ordinary network."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or plain stochastic gradient descent."""
-    lr: float = 1e-3
-    """Learning rate at the start."""
-    lr_schedule: Literal["cosine", "constant"] = "cosine"
-    """Learning-rate schedule."""
     epochs: int = 300
     """Passes over the training images."""
     batch_size: int = 128
@@ -53,8 +51,6 @@ class Recipe:
     """Initial rho; standard deviations are softplus(rho)."""
     estimator: str = "local_reparam"
     """Gradient estimator."""
-    num_particles: int = 1
-    """Draws of the weights per step."""
     temperature: float = 1.0
     """Factor of the KL at the end."""
     initial_temperature: float | None = None
@@ -100,13 +96,15 @@ _REPRODUCED = {  # the best settings of a public reproduction, by width
 }
 
 
-def recipe_of(preset: Preset, method: str, width: int) -> Recipe:
-    """The recipe of a method for networks of some width."""
+def recipe_of(preset: Preset, method: str, width: int, epochs: int | None = None) -> Recipe:
+    """The recipe of a method for networks of some width, with other epochs if they are given."""
     if preset == "ours":
-        return _OURS[method]
-    if method == MIXTURE:
-        return Recipe(**_BAYES, **_REPRODUCED.get(width, _REPRODUCED[1200]))
-    return _PUBLISHED[method]
+        recipe = _OURS[method]
+    elif method == MIXTURE:
+        recipe = Recipe(**_BAYES, **_REPRODUCED.get(width, _REPRODUCED[1200]))
+    else:
+        recipe = _PUBLISHED[method]
+    return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 
 @dataclass(frozen=True)
@@ -205,17 +203,13 @@ def _train_bayesian(
     guide = bbb.AutoSoftplusNormal(trained.model, init_rho=recipe.init_rho).to(data[0].device)
     trained.guide = guide
     average = [_averaging(guide, recipe.epochs)] if recipe.averaged else []
-    history = bbb.fit(
+    history = recipe.fit(
         trained.model,
         guide,
         data,
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
+        optimizer=None,
         lr_schedule=_rate(recipe),
-        num_particles=recipe.num_particles,
         kl_schedule=_schedule(recipe),
-        estimator=recipe.estimator,
         callbacks=[*average, lambda end: validate(end.epoch + 1)],
         cuda_graph=data[0].is_cuda,
         progress=progress,
@@ -294,23 +288,17 @@ def _captured(
     step: Callable[[], None], network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[], None]:
     """The step as a CUDA graph; the steps that prepare it leave the network as it was."""
-    before = [parameter.detach().clone() for parameter in network.parameters()]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
+    before = copy.deepcopy(network.state_dict())
+    device = CudaDevice(next(network.parameters()).device)
+    for _ in range(3):
+        device.run(step)
     optimizer.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    with torch.no_grad():
-        for parameter, value in zip(network.parameters(), before, strict=True):
-            parameter.copy_(value)
-            for moment in optimizer.state[parameter].values():
-                moment.zero_()
-    return graph.replay
+    replay = device.capture(step)
+    network.load_state_dict(before)
+    for moments in optimizer.state.values():
+        for moment in moments.values():
+            moment.zero_()
+    return replay
 
 
 def ordinary(sizes: list[int], dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Sequential:
@@ -349,8 +337,3 @@ def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
         scales = [trained.guide.scale(name).flatten() for name in trained.guide.weight_names]
         figures["median_scale"] = float(torch.cat(scales).median())
     return figures
-
-
-def shortened(recipe: Recipe, epochs: int | None) -> Recipe:
-    """A recipe with another number of epochs, if one is given."""
-    return recipe if epochs is None else replace(recipe, epochs=epochs)

@@ -8,11 +8,7 @@ import pyro_bbb as bbb
 
 
 class Plain(nn.Module):
-    """Network without random weights that predicts a Normal.
-
-    Args:
-        units: of the hidden layers.
-    """
+    """Network without random weights, of these hidden units, that predicts a Normal."""
 
     def __init__(self, units: tuple[int, ...]) -> None:
         super().__init__()

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 def compare(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> dict[str, dict]:
     """Bytes, and ratios of size and time to the first module's, which is the dense one.
 
-    Args:
-        modules: what `pyro_bbb.to_module` gave, by name.
-        x: at least 1,000 inputs, for the passes of one and of a thousand.
-        repetitions: timed passes of each.
+    Passes are of one and of a thousand inputs, of which there must be as many at least.
     """
     dense = next(iter(modules))
     sizes = {name: file_size(module) for name, module in modules.items()}

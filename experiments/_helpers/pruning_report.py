@@ -15,13 +15,8 @@ from _helpers.scores import score_cells
 from pyro_bbb import metrics, plots
 
 Scores: TypeAlias = dict[str, Any]
-
-
 SOURCE = "MXNet tutorial"
-
-
 PUBLISHED_EPOCHS = (0.9455, 0.9593, 0.9641, 0.9684, 0.9723, 0.9733, 0.9756, 0.9749, 0.9765, 0.9775)
-
 
 PUBLISHED_PRUNING = {
     0.1: 0.9777,
@@ -33,13 +28,8 @@ PUBLISHED_PRUNING = {
     1.0: 0.098,
 }
 
-
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
-
-
 EXPORTED = (0.0, 0.75, 0.95, 0.98)
-
-
 FIRST, CORNER = "network.fc1.weight", (0, 0)  # from a pixel that no digit reaches
 
 

@@ -19,17 +19,9 @@ from sklearn.preprocessing import StandardScaler
 from pyro_bbb.sklearn import BayesianRegressor
 
 Array = NDArray[np.float64]
-
-
 LEVEL = 0.9
-
-
 Z = 1.6448536269514722  # of a Normal's 90 % interval
-
-
 GP_ROWS = 700  # of which a Gaussian process learns
-
-
 OURS = "BayesianRegressor"
 
 

@@ -5,6 +5,7 @@ backends "ray" and "dask" on a cluster. Finished ones are cached, and not run ag
 """
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable
@@ -44,8 +45,7 @@ def repeat(
         found = parallel(joblib.delayed(cached)(other) for other in others)
         records = [one(seed), *found]
     runs = {str(s): record for s, record in zip(range(seed, seed + repeats), records, strict=True)}
-    summary = {"seeds": runs, "mean": over(statistics.fmean, records)}
-    return summary | ({"sd": over(statistics.stdev, records)} if repeats > 1 else {})
+    return {"seeds": runs} | over_seeds(records)
 
 
 def _cached(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) -> dict[str, Any]:
@@ -62,16 +62,24 @@ def _cached(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int
 def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int = 2) -> str:
     """A figure of `repeat`'s summary for a table, as ``"97.80 ± 0.11"``: mean and, if known, sd.
 
-    Args:
-        summary: what `repeat` returned.
-        *keys: where in the nested dicts the figure is.
-        factor: what to multiply by; 100 gives per cent.
-        digits: decimals.
+    The keys lead to it through the nested dicts; it is multiplied by ``factor``.
     """
     figures = [summary[kind] for kind in ("mean", "sd") if kind in summary]
     for key in keys:
         figures = [figure[key] for figure in figures]
     return " ± ".join(f"{factor * figure:.{digits}f}" for figure in figures)
+
+
+def over_splits(values: list[float]) -> dict[str, float | None]:
+    """Mean and standard error, sd / sqrt(n) with the sd that divides by n - 1."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "standard_error": error}
+
+
+def over_seeds(records: list[Any]) -> dict[str, Any]:
+    """``mean`` and, of two or more, ``sd`` of every number in records of one structure."""
+    kinds = {"mean": statistics.fmean} | ({"sd": statistics.stdev} if len(records) > 1 else {})
+    return {kind: over(function, records) for kind, function in kinds.items()}
 
 
 def over(function: Callable[[list[float]], float], records: list[Any]) -> Any:

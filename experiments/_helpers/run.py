@@ -112,18 +112,19 @@ class Section:
 
 @dataclass
 class Run:
-    """One run of an experiment and the folder it writes to.
+    """One run of an experiment with its settings, and the folder ``output`` it writes to.
 
     Of several processes started by torchrun, the others are silent and write to a temporary
     folder.
     """
 
-    config: Settings
-    folder: Path
+    config: Any
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        """Make the folder and record the configuration."""
+        """Limit the threads, make the folder and record the configuration."""
+        torch.set_num_threads(self.config.threads)
+        self.folder = self.config.output
         if os.environ.get("RANK", "0") != "0":
             self.folder = Path(tempfile.mkdtemp())
             atexit.register(shutil.rmtree, self.folder)

@@ -14,8 +14,6 @@ from _helpers.run import Data, Picture, Run
 from pyro_bbb import plots
 
 UNIT_SCALE = math.log(math.e - 1)  # the rho at which softplus(rho) = 1
-
-
 BANDS = "bands"
 
 

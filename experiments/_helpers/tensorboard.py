@@ -8,11 +8,7 @@ import pyro_bbb as bbb
 class TensorBoard:
     """A callback of `fit` that writes loss parts of every step and histograms of every epoch.
 
-    Args:
-        folder: where to write; look at it with ``tensorboard --logdir``.
-
-    Raises:
-        SystemExit: the package ``tensorboard`` is not installed.
+    Look at the folder with ``tensorboard --logdir``; without the package, SystemExit is raised.
     """
 
     def __init__(self, folder: Path) -> None:

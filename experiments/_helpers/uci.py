@@ -64,15 +64,12 @@ class Task:
     """One split of one table, and all that decides its figures."""
 
     name: str
-    """Name of the table."""
     path: str
-    """Its file."""
     split: int
     """Number of the split, from 0."""
     part: str
     """Scored part: ``"test"``, or ``"validation"``, a fifth of the train part."""
     recipe: Recipe
-    """Hyper-parameters."""
     seed: int
     """Seed; each split derives its own from it."""
     digest: str

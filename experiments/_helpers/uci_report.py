@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
@@ -10,23 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from _helpers.repeats import over_splits
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import plots
 
 Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
-
-
 METHODS = ("VI", "PBP", "tuned dropout")
-
-
 OURS = "this run"
-
-
 SCORES = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
-
-
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-
 
 # VI (Graves 2011) and PBP as Gal and Ghahramani (2016, "Dropout as a Bayesian Approximation") print
 # them; tuned dropout: grid search of 2018, https://github.com/yaringal/DropoutUncertaintyExps
@@ -52,13 +43,6 @@ PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
         "log_likelihood": ((-3.43, 0.16), (-1.63, 0.02), (-1.25, 0.01)),
     },
 }
-
-
-def over_splits(values: Iterable[float]) -> dict[str, float | None]:
-    """Mean and standard error, sd / sqrt(n) with the sd that divides by n - 1."""
-    numbers = list(values)
-    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    return {"mean": statistics.fmean(numbers), "standard_error": error}
 
 
 def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -30,7 +30,7 @@ _KEY = "table"  # in the metadata of the save
 class About:
     """Description of a model's table, saved as JSON with the model.
 
-    Scores and threshold are of the rows held out, or where there are none of those of training.
+    Scores and threshold are found by the rows held out, or without any by the rows of training.
     """
 
     target: str  # name of the column that it predicts

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def record(guide: Any, declared: set[str]) -> Record:
-    """Return all that `make` needs besides tensors, and the latents that the model declares."""
+    """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]
         return {"name": "ensemble", "members": members, "calls": guide._calls % guide.size}
@@ -39,10 +39,7 @@ def record(guide: Any, declared: set[str]) -> Record:
 
 
 def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str) -> Guide:
-    """Return the guide of a record, for a model.
-
-    ``fill`` sets the tensors of a guide to those saved under a prefix, as this guide's.
-    """
+    """Return a record's guide for a model; ``fill`` copies the tensors saved under ``prefix``."""
     if record["name"] == "ensemble":
         return _ensemble(record, model, fill, prefix)
     _require_keys(record, {"name", "options", "pruned", "found"})

@@ -48,7 +48,7 @@ class CannotDescribe(ValueError):
 
 
 def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the JSON form of an argument; ``tensors`` gets those in it, by names that begin so."""
+    """Return the JSON of an argument, and add its tensors under names that begin with ``key``."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -78,8 +78,8 @@ def decode(value: Json, tensors: dict[str, Tensor]) -> Any:
         return float(content)
     if kind == "dict":
         return {key: decode(item, tensors) for key, item in content}
-    items = [decode(item, tensors) for item in content]
-    return items if kind == "list" else tuple(items)
+    sequence: Any = {"list": list, "tuple": tuple}[kind]
+    return sequence(decode(item, tensors) for item in content)
 
 
 def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

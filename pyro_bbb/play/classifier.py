@@ -101,7 +101,7 @@ def train_small(
 ) -> Classifier:
     """Learn scikit-learn's 1,797 digits; a tenth is held out for the threshold.
 
-    Of each digit there are so many varied copies and scribbles more.
+    For each digit there are ``copies`` varied ones, and on average so many ``scribbles``.
     """
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     (x, y), held_out = split(x.float() / 16, y, fraction=0.1, seed=_SEED)

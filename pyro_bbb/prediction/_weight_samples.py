@@ -47,7 +47,7 @@ def default_rows(x: Tensor) -> int:
 def per_draw(
     model: BayesianModel, posterior: Iterable[Draws], x: Tensor, rows: int
 ) -> Iterator[Part]:
-    """The likelihood's arguments for every draw, each ``[s, n, ...]``, in passes of ``rows``."""
+    """The likelihood's arguments for every draw, ``[s, n, ...]``, for ``rows`` inputs at a time."""
     run, done = partial(_run, model, x.split(rows)), 0
     for draws in posterior:
         count = len(next(iter(draws.values())))

@@ -123,6 +123,15 @@ def left(argument: str, *words: str, why: str) -> dict[str, str]:
     return {f"{argument}: {each}": why for each in words}
 
 
+def no_counts(*names: str) -> dict[str, tuple[dict[str, Any], str]]:
+    """For `Row.bad`, what is no integer of at least 1 in place of each argument."""
+    return {
+        f"{name}: {value!r}": ({name: value}, f"{name} must be an integer of at least 1, got")
+        for name in names
+        for value in (0, -1, True, 2.0)
+    }
+
+
 def by_name(rows: list[Row]) -> list[Any]:
     """Rows for pytest: one test for each, as a case takes less time than a test's set-up."""
     return [pytest.param(row, id=row.of) for row in rows]

@@ -168,7 +168,7 @@ def test_there_are_at_least_200_cases(capsys):
 
 quick = settings(
     derandomize=True,
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -212,7 +212,7 @@ def places():
 PLACES = list(places())
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=200)
 @given(st.data())
 def test_any_value_in_place_of_any_argument(data):
     row, name = data.draw(st.sampled_from(PLACES))

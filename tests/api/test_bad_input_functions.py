@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods
-from tests._support.bad_input import Row, by_name, judge_all, left
+from tests._support.bad_input import Row, by_name, judge_all, left, no_counts
 
 NAN, INF = math.nan, math.inf
 X = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, 0.3], [0.1, 0.2, -0.4], [2.0, 1.0, 1.0]])
@@ -32,6 +32,11 @@ def classifier():
 def regressor():
     network = bbb.BayesianMLP([3, 1], prior=dist.Normal(0.0, 1.0))
     return bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=4)
+
+
+def latent_noise():
+    network = bbb.BayesianMLP([3, 1])
+    return bbb.BayesianModel(network, likelihoods.Gaussian(dist.LogNormal(0.0, 1.0)), num_data=4)
 
 
 def of_labels(make=bbb.AutoSoftplusNormal):
@@ -158,6 +163,8 @@ DATA = [
             "no rows": ({"x": X[:0], "y": LABELS[:0]}, "x must have at least one example"),
             "devices": ({"y": LABELS.to("meta")}, "x and y must be on one device"),
             "batch_size 0": ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            "batch_size 2.0": ({"batch_size": 2.0}, "batch_size must be an int, got float"),
+            "batch_size True": ({"batch_size": True}, "batch_size must be an int, got bool"),
             "a seed": ({"generator": 3}, "generator must be a torch.Generator"),
         },
         aka={"x": r"\b[xy]\b", "y": r"\b[xy]\b"},
@@ -169,6 +176,9 @@ DATA = [
         bad={
             "all": ({"fraction": 1.0}, r"fraction must be in \(0, 1\), got 1"),
             "none": ({"fraction": 0.0}, r"fraction must be in \(0, 1\), got 0"),
+            "above 1": ({"fraction": 1.5}, r"fraction must be in \(0, 1\), got 1.5"),
+            "below 0": ({"fraction": -0.1}, r"fraction must be in \(0, 1\), got -0.1"),
+            "too large": ({"fraction": 0.99}, "fraction=0.99 of 4 examples leaves one part empty"),
             "too small": ({"fraction": 0.01}, "fraction=0.01 of 4 examples leaves one part empty"),
             "a single row": ({"x": X[:1], "y": LABELS[:1]}, "leaves one part empty"),
             "rows differ": ({"x": X[:3]}, "equally many rows"),
@@ -354,6 +364,10 @@ INPUTS = {
     "columns": ({"x": X[:, :2]}, r"expected x of shape \[batch, 3\]"),
     "no rows": ({"x": X[:0]}, "x must hold at least one input"),
     "NaN": ({"x": X * NAN}, "x must be finite"),
+    "infinite": ({"x": -X / 0}, "x must be finite"),
+    "lists": ({"x": X.tolist()}, "x must be a tensor, got list"),
+    "a number": ({"x": X[0, 0]}, "x must hold at least one input"),
+    "double": ({"x": X.double()}, "float64"),
     "a guide that never ran": ({"guide": AutoNormal(classifier())}, "guide must be trained before"),
     "no draws of a site": ({"guide": {"network.fc1.bias": torch.zeros(3, 2)}}, "lack.*weight"),
     "no draws": ({"guide": {}}, "guide must hold equally many draws"),
@@ -363,6 +377,7 @@ INPUTS = {
         "guide must hold equally many draws",
     ),
     "draws of numbers": ({"guide": {"network.fc1.bias": 3.0}}, "guide must hold tensors"),
+    "one draw's number": ({"guide": {"a": X[0, 0]}}, "guide must hold equally many draws"),
     "draws that broadcast": (
         {"guide": {**draws(), "network.fc1.bias": torch.ones(3, 1)}},
         "guide must hold draws of 'network.fc1.bias'",
@@ -386,8 +401,7 @@ PREDICTION = [
         bad={
             **INPUTS,
             "a point": ({"guide": guides.Laplace(classifier())}, "guide is still a point"),
-            "zero draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
-            "batch 0": ({"batch_size": 0}, "batch_size must be .* got 0"),
+            **no_counts("num_samples", "batch_size"),
             "flipout": ({"estimator": "flipout"}, "estimator must be one of"),
             "seed of text": ({"seed": "0"}, "seed must be an integer, got '0'"),
             "a seed of many bits": ({"seed": 2**70}, "seed must be"),
@@ -408,11 +422,16 @@ PREDICTION = [
     Row(
         "predict_mean",
         lambda: {**of_labels(), "x": X, "batch_size": 2},
-        bad={**INPUTS, "batch 0": ({"batch_size": 0}, "batch_size must be .* got 0")},
+        bad={**INPUTS, **no_counts("batch_size")},
         also=(RuntimeError,),
     ),
 ]
 
+NO_MEANS = {
+    "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "guide must be an AutoSoft.*got Flow"),
+    "a stock guide": ({"guide": AutoNormal(classifier())}, "AutoSoftplusNormal, got AutoNormal"),
+    "a module": ({"guide": nn.ReLU()}, "guide must be an AutoSoftplusNormal, got ReLU"),
+}
 AFTER = [
     Row(
         "prune",
@@ -421,17 +440,20 @@ AFTER = [
             "more than all": ({"fraction": 1.5}, r"fraction must be in \[0, 1\], got 1.5"),
             "less than none": ({"fraction": -0.1}, r"fraction must be in \[0, 1\], got -0.1"),
             "NaN": ({"fraction": NAN}, r"fraction must be in \[0, 1\], got nan"),
-            "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "guide must be an AutoSoft"),
+            "a flag": ({"fraction": True}, "fraction must be a number, got True"),
+            "a tensor": ({"fraction": torch.tensor(0.5)}, "fraction must be a number, got"),
+            **NO_MEANS,
         },
         fine={"all": {"fraction": 1.0}, "none": {"fraction": 0}},
     ),
-    Row("signal_to_noise", lambda: {"guide": of_labels()["guide"]}),
+    Row("signal_to_noise", lambda: {"guide": of_labels()["guide"]}, bad=NO_MEANS),
     Row(
         "to_module",
         of_labels,
         bad={
             "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "no closed form"),
-            "a module": ({"guide": nn.ReLU()}, "guide must have a method median"),
+            "a module": ({"guide": nn.ReLU()}, "guide must have a method median, got ReLU"),
+            "draws": ({"guide": draws()}, "guide must have a method median, got dict"),
             "another model's": ({"guide": of_other_names()}, "guide lacks the latents"),
         },
     ),
@@ -542,11 +564,22 @@ AFTER = [
             },
             "num_data": ({"data": (X[:2], TARGETS[:2])}, "num_data of the model is 4"),
             "columns": ({"data": (X[:, :2], TARGETS)}, "expected x of shape"),
-            "no draws": ({"num_samples": 0}, "num_samples must be .* got 0"),
-            "no chains": ({"num_chains": 0}, "num_chains must be .* got 0"),
+            "targets": ({"data": (X, X)}, "expected y of shape"),
+            **no_counts("num_samples", "warmup_steps", "num_chains", "num_workers"),
+            **no_counts("max_tree_depth"),
             "accepts all": ({"target_accept_prob": 1.0}, "target_accept_prob must be in"),
+            "accepts none": ({"target_accept_prob": 0.0}, "target_accept_prob must be in"),
             "seed below 0": ({"seed": -1}, "seed must not be negative, got -1"),
-            "init": ({"init": "zero"}, "init"),
+            "init": ({"init": "zero"}, "init_loc must be 'he' where it is a name"),
+            "init a list": ({"init": []}, "init_loc must be a number"),
+            "init of another shape": (
+                {"init": {"fc1.weight": torch.ones(2, 4)}},
+                r"must have shape \[1, 3\], got \[2, 4\]",
+            ),
+            "init outside the support": (
+                {"model": latent_noise(), "init": {"likelihood.scale": torch.tensor(-1.0)}},
+                "value of 'likelihood.scale' must be inside its support",
+            ),
             "init NaN": ({"init": NAN}, "init"),
             "init huge": ({"init": 1e30}, "init must be a point of positive density"),
             "init unknown": ({"init": {"fc7.bias": torch.zeros(1)}}, "names .*fc7"),

@@ -11,7 +11,7 @@ from torch.distributions import Normal as TorchNormal
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
-from tests._support.bad_input import Row, by_name, judge_all, left
+from tests._support.bad_input import Row, by_name, judge_all, left, no_counts
 
 NAN, INF = math.nan, math.inf
 X = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, 0.3], [0.1, 0.2, -0.4], [2.0, 1.0, 1.0]])
@@ -59,6 +59,8 @@ DISTRIBUTIONS = [
             "pi above 1": ({"pi": 1.5}, r"pi must be in \[0, 1\], got 1.5"),
             "pi below 0": ({"pi": -0.1}, r"pi must be in \[0, 1\], got -0.1"),
             "pi NaN inside": ({"pi": torch.tensor([0.5, NAN])}, "pi must .* got nan"),
+            "pi 2 inside": ({"pi": torch.tensor([0.5, 2.0])}, r"pi must be in \[0, 1\], got 2"),
+            "sigma1 True": ({"sigma1": True}, "sigma1 must be a number or a tensor, got True"),
             "sigma1 zero": ({"sigma1": 0.0}, "sigma1 must be positive and finite, got 0"),
             "sigma2 negative": ({"sigma2": -0.5}, "sigma2 must be positive and finite, got -0.5"),
             "sigma1 infinite": ({"sigma1": INF}, "sigma1 must be positive and finite, got inf"),
@@ -219,6 +221,7 @@ NETWORKS = [
                 r"'weight' must expand to shape \[2, 3\]",
             ),
             "callable of numbers": ({"prior": lambda m, n, s: 3}, "prior must return a distr"),
+            **no_counts("in_features", "out_features"),
         },
     ),
     Row(
@@ -233,6 +236,7 @@ NETWORKS = [
             "padding_mode": "zeros",
         },
         bad={
+            **no_counts("in_channels", "out_channels", "groups"),
             "groups": ({"groups": 3}, "must be divisible by groups, got .* groups=3"),
             "kernel 0": ({"kernel_size": 0}, "kernel_size must .* 0"),
             "kernel below 0": ({"kernel_size": (3, -1)}, "kernel_size must .* -1"),
@@ -251,19 +255,21 @@ NETWORKS = [
             "zero": ({"sizes": [3, 0, 2]}, r"sizes\[1\] must be an integer of at least 1, got 0"),
             "text": ({"sizes": ["3", "2"]}, r"sizes\[0\] must be an integer"),
             "floats": ({"sizes": [3.0, 2.0]}, r"sizes\[0\] must be an integer"),
+            "negative": ({"sizes": [3, 4, -1]}, r"sizes\[2\] must be an integer of at least 1"),
             "an activation made": ({"activation": nn.ReLU()}, "activation must .*nn.ReLU"),
             "no activation": ({"activation": "relu"}, "activation must .*'relu'"),
             "no pattern": ({"prior": {"fc1.*": "normal"}}, "no pattern for 'fc2"),
         },
         fine={"a tuple": {"sizes": (3, 2)}, "one each": {"sizes": [1, 1]}},
     ),
-    Row("BayesianLeNet5", lambda: {"num_classes": 10}),
+    Row("BayesianLeNet5", lambda: {"num_classes": 10}, bad=no_counts("num_classes")),
     Row(
         "BayesianMLP.forward",
         lambda: {"self": network(), "x": X},
         bad={
             "columns": ({"x": X[:, :2]}, r"x of shape \[batch, 3\], got \[4, 2\]"),
             "one example": ({"x": X[0]}, r"x of shape \[batch, 3\], got \[3\]"),
+            "a sequence": ({"x": torch.ones(7, 3, 4)}, r"x of shape \[batch, 3\], got \[7, 3, 4"),
         },
         fine={"empty": {"x": X[:0]}},
         skip=left("x", *TORCH["words"], why=TORCH["why"]),
@@ -272,7 +278,14 @@ NETWORKS = [
         "BayesianLeNet5.forward",
         lambda: {"self": bbb.BayesianLeNet5(), "x": lenet_input()},
         bad={
-            "flat": ({"x": torch.zeros(2, 784)}, r"x of shape \[batch, 1, 28, 28\], got \[2, 784")
+            words: ({"x": torch.zeros(shape)}, r"expected x of shape \[batch, 1, 28, 28\], got \[")
+            for words, shape in {
+                "flat": (2, 784),
+                "one image": (28, 28),
+                "no channel": (3, 28, 28),
+                "three channels": (3, 3, 28, 28),
+                "padded": (3, 1, 32, 32),
+            }.items()
         },
         skip=left("x", *TORCH["words"], why=TORCH["why"]),
     ),
@@ -282,22 +295,34 @@ NETWORKS = [
         bad={
             "where selects nothing": ({"where": "conv*"}, "where='conv.*' has no trainable"),
             "where is a number": ({"where": 3}, "where must be"),
+            "where is a list of numbers": ({"where": [3]}, "where must be a name pattern"),
+            "where is another type": ({"where": int}, "where must be a name pattern"),
+            "where is a set": ({"where": {"0"}}, "where must be a name pattern"),
             "where is empty": ({"where": []}, "where must not be empty"),
             "lazy": ({"module": nn.LazyLinear(2)}, "no shape yet"),
             "complex": ({"module": nn.Linear(2, 2, dtype=torch.cfloat)}, "it is complex"),
             "frozen": ({"module": nn.Linear(2, 2).requires_grad_(False)}, "no trainable"),
-            "no parameters": ({"module": nn.ReLU()}, "no trainable parameters"),
+            "no parameters": ({"module": nn.ReLU()}, "no trainable parameters to convert"),
+            "a norm": ({"module": nn.BatchNorm1d(3)}, "no trainable parameters to convert"),
+            "a class": ({"module": nn.Linear}, "module must be a torch.nn.Module, got"),
         },
         fine={"a scalar": {"module": nn.PReLU()}},
     ),
 ]
 
+NO_SCALE = {
+    "0": ({"scale": 0.0}, "scale must be positive and finite, got 0"),
+    "negative": ({"scale": -1.0}, "scale must be positive and finite, got -1"),
+    "infinite": ({"scale": INF}, "scale must be positive and finite, got inf"),
+    "a flag": ({"scale": True}, "scale must be a number"),
+    "a parameter": ({"scale": nn.Parameter}, "scale must be a number"),
+}
 LIKELIHOODS = [
     Row(
         "likelihoods.Gaussian",
         lambda: {"scale": 1.0},
         bad={
-            "0": ({"scale": 0.0}, "scale must be positive and finite, got 0"),
+            **NO_SCALE,
             "tensor with 0": ({"scale": torch.tensor([1.0, 0.0])}, "scale must be positive"),
             "any sign": ({"scale": dist.Normal(0.0, 1.0)}, "prior on positive values"),
             "torch's": ({"scale": torch.distributions.HalfNormal(1.0)}, "pyro.distributions"),
@@ -308,13 +333,20 @@ LIKELIHOODS = [
         lambda: {"init": 1.0},
         bad={
             "0": ({"init": 0.0}, "init must be positive and finite, got 0"),
+            "infinite": ({"init": INF}, "init must be positive and finite, got inf"),
+            "tensor with 0": ({"init": torch.tensor([1.0, 0.0])}, "init must be positive"),
+            "a flag": ({"init": True}, "init must be a number"),
             "a distribution": ({"init": dist.HalfNormal(1.0)}, "init must be a number"),
         },
     ),
     Row(
         "likelihoods.StudentT",
         lambda: {"df": 3.0, "scale": 1.0},
-        bad={"df 0": ({"df": 0.0}, "df must be positive and finite, got 0")},
+        bad={
+            **NO_SCALE,
+            "df 0": ({"df": 0.0}, "df must be positive and finite, got 0"),
+            "df infinite": ({"df": INF}, "df must be positive and finite, got inf"),
+        },
     ),
     Row(
         "likelihoods.Categorical.check",
@@ -322,7 +354,9 @@ LIKELIHOODS = [
         bad={
             "label 3": ({"y": torch.tensor([0, 1, 2, 3])}, r"labels in \[0, 2\].* to 3"),
             "label -1": ({"y": torch.tensor([0, 1, 2, -1])}, r"labels in \[0, 2\], got .* -1"),
-            "floats": ({"y": torch.zeros(4)}, "y must hold integer class labels"),
+            "floats": ({"y": torch.zeros(4)}, "y must hold integer class labels, .*float32"),
+            "flags": ({"y": LABELS.bool()}, "y must hold integer class labels, .*bool"),
+            "complex": ({"y": LABELS + 1j}, "y must hold integer class labels, .*complex64"),
             "one-hot": ({"y": torch.eye(4, 3).long()}, r"expected y of shape \[n\], got \[4, 3\]"),
             "outputs [n]": ({"outputs": X[:, 0]}, r"outputs of shape \[batch, classes\]"),
             "none": ({"y": LABELS[:0]}, "y must"),
@@ -333,7 +367,8 @@ LIKELIHOODS = [
         "likelihoods.Bernoulli.check",
         lambda: {"self": likelihoods.Bernoulli(), "outputs": X[:, :1], "y": TARGETS.sign().abs()},
         bad={
-            "2": ({"y": torch.full((4,), 2.0)}, "y must hold 0 and 1 only, got 2"),
+            "2": ({"y": LABELS + 1}, "y must hold 0 and 1 only, got 2"),
+            "half": ({"y": torch.full((4,), 0.5)}, "y must hold 0 and 1 only, got 0.5"),
             "NaN": ({"y": torch.full((4,), NAN)}, "y must hold 0 and 1 only, got nan"),
         },
         skip=OUTPUTS,
@@ -367,12 +402,15 @@ LIKELIHOODS = [
         bad={
             "half": ({"y": torch.full((4,), 0.5)}, "y must hold counts 0, 1, 2, ..., got 0.5"),
             "negative": ({"y": -torch.ones(4)}, "y must hold counts .* got -1"),
+            "a negative integer": ({"y": -LABELS}, "y must hold counts .* got -1"),
+            "infinite": ({"y": torch.full((4,), INF)}, "y must hold finite real numbers, got inf"),
         },
         skip=OUTPUTS,
     ),
     Row(
         "likelihoods.StudentT.check",
         lambda: {"self": likelihoods.StudentT(3.0), "outputs": X[:, :1], "y": TARGETS},
+        bad={"infinite": ({"y": TARGETS / 0}, "y must hold finite real numbers, got inf")},
         skip=OUTPUTS,
     ),
     Row(
@@ -381,7 +419,12 @@ LIKELIHOODS = [
         bad={
             "no Pyro": ({"network": nn.Linear(3, 2)}, "network must be a PyroModule, got Linear"),
             "a class": ({"likelihood": likelihoods.Categorical}, "likelihood must be"),
+            "no likelihood": ({"likelihood": PyroModule()}, "must be a pyro_bbb.likelihoods one"),
             "no data": ({"num_data": 0}, "num_data must be at least 1, got 0"),
+            "less than none": ({"num_data": -3}, "num_data must be at least 1, got -3"),
+            "half a row": ({"num_data": 1.5}, "num_data must be an integer, got 1.5"),
+            "a flag": ({"num_data": True}, "num_data must be an integer, got True"),
+            "a tensor": ({"num_data": torch.tensor(5)}, "num_data must be an integer, got"),
         },
     ),
     Row(
@@ -390,6 +433,8 @@ LIKELIHOODS = [
         bad={
             "kl_weight below 0": ({"kl_weight": -0.5}, "kl_weight must be .* got -0.5"),
             "kl_weight NaN": ({"kl_weight": NAN}, "kl_weight must be .* got nan"),
+            "a tensor below 0": ({"kl_weight": torch.tensor(-1.0)}, "kl_weight must be .* got"),
+            "a tensor of NaN": ({"kl_weight": torch.tensor(NAN)}, "kl_weight must be .* got"),
             "columns": ({"x": X[:, :2]}, r"x of shape \[batch, 3\]"),
             "one row for all": ({"x": X[:1]}, "expected y of 1 rows as x has, got 4"),
             "one target for all": ({"y": LABELS[:1]}, "expected y of 4 rows as x has, got 1"),

@@ -57,7 +57,11 @@ SUMMARIES = [
         lambda: {"self": classes(), "y": LABELS},
         bad={
             "label 3": ({"y": LABELS + 1}, r"labels in \[0, 2\], got 1 to 3"),
+            "label -1": ({"y": LABELS - 1}, r"labels in \[0, 2\], got -1 to 1"),
             "one-hot": ({"y": torch.eye(4, 3).long()}, r"shape \[4\], got torch.int64 \[4, 3\]"),
+            "floats": ({"y": LABELS.float()}, "integer"),
+            "broadcast": ({"y": LABELS[:1]}, r"shape \[4\], got torch.int64 \[1\]"),
+            "a column": ({"y": LABELS[:, None]}, r"shape \[4\], got torch.int64 \[4, 1\]"),
         },
     ),
     Row(
@@ -98,8 +102,16 @@ PROBABILITIES = {
     "no sum": ({"probs": PROBS * 2}, "probs must be non-negative with rows summing to 1"),
     "draws": ({"probs": PROBS.expand(2, 4, 3)}, r"expected probs of shape \[n, classes\]"),
     "label 3": ({"y": LABELS + 1}, "y must hold labels in 0 .. 2"),
-    "label -1": ({"y": LABELS - 1}, "y must hold labels in 0 .. 2"),
-    "NaN": ({"probs": PROBS * NAN}, "probs must not have NaN"),
+    "label -1": ({"y": LABELS - 1}, r"labels in 0 \.\. 2, got labels in -1 \.\. 1"),
+    "NaN": ({"probs": PROBS * NAN}, "probs must not have NaN, got one at element 0"),
+    "below 0": ({"probs": PROBS + torch.tensor([0.5, -0.5, 0.0])}, "row 0 has minimum -0.3"),
+    "an array": ({"probs": PROBS.numpy()}, "probs must be a tensor.*got ndarray"),
+    "integers": ({"probs": PROBS.long()}, "probs must be a floating tensor.*int64"),
+    "one row": ({"probs": PROBS[0]}, r"probs of shape \[n, classes\], got \[3\]"),
+    "a list": ({"y": LABELS.tolist()}, "y must be a tensor of integer labels, got list"),
+    "floats": ({"y": LABELS.float()}, "y must be.*integer labels, got dtype torch.float32"),
+    "flags": ({"y": LABELS.bool()}, "y must be.*integer labels, got dtype torch.bool"),
+    "a column": ({"y": LABELS[:, None]}, r"y of shape \[4\].*got \[4, 1\]"),
 }
 ONE = {"a single row": {"probs": PROBS[:1], "y": LABELS[:1]}}
 ANY_DEVICE = "scores are computed on the CPU from any device; of this one torch says: no data"
@@ -127,7 +139,13 @@ METRICS = [
     Row(
         "metrics.auroc",
         lambda: {"positive_scores": SCORES, "negative_scores": SCORES},
-        bad={"none": ({"positive_scores": SCORES[:0]}, "positive_scores must not be empty")},
+        bad={
+            "none": ({"positive_scores": SCORES[:0]}, "positive_scores must not be empty"),
+            "no negative": ({"negative_scores": SCORES[:0]}, "negative_scores must not be empty"),
+            "NaN": ({"positive_scores": SCORES * NAN}, "must not have NaN.*element 0"),
+            "a column": ({"positive_scores": SCORES[:, None]}, r"positive_scores of shape \[n\]"),
+            "a list": ({"positive_scores": [1.0]}, "positive_scores must be a tensor.*got list"),
+        },
         fine={"infinite": {"positive_scores": SCORES / 0}},
         skip={"*: without values": ANY_DEVICE},
     ),
@@ -137,7 +155,12 @@ METRICS = [
             lambda: {"confidence": SCORES, "correct": RIGHT},
             bad={
                 "labels": ({"correct": LABELS}, "correct must be a bool tensor"),
-                "rows differ": ({"correct": RIGHT[:2]}, "same shape"),
+                "rows differ": ({"correct": RIGHT[:2]}, r"same shape, got \[2\] and \[4\]"),
+                "NaN": ({"confidence": SCORES * NAN}, "confidence must not have NaN"),
+                "none": (
+                    {"confidence": SCORES[:0], "correct": RIGHT[:0]},
+                    "confidence must not be empty",
+                ),
             },
             fine={"a single row": {"confidence": SCORES[:1], "correct": RIGHT[:1]}},
             skip={"*: without values": ANY_DEVICE},
@@ -149,14 +172,21 @@ METRICS = [
         lambda: {"mean": MEANS, "y": TARGETS},
         bad={
             "broadcast": ({"y": TARGETS[:, 0]}, r"same shape, got \[4, 1\] and \[4\]"),
-            "infinite": ({"y": TARGETS / 0}, "y must be finite"),
+            "NaN": ({"y": TARGETS * NAN}, "y must not have NaN"),
+            "infinite": ({"mean": MEANS + INF}, "mean must be finite"),
+            "none": ({"mean": MEANS[:0], "y": TARGETS[:0]}, "mean must not be empty"),
+            "an array": ({"mean": MEANS.numpy()}, "mean must be a tensor, got ndarray"),
         },
         skip={"*: without values": ANY_DEVICE},
     ),
     Row(
         "metrics.coverage",
         lambda: {"lower": MEANS - 1, "upper": MEANS + 1, "y": TARGETS},
-        bad={"crossed": ({"lower": MEANS + 2}, "upper must not be below lower")},
+        bad={
+            "crossed": ({"lower": MEANS + 2}, "upper must not be below lower"),
+            "broadcast": ({"upper": MEANS[:, 0] + 1}, "upper and y must have the same"),
+            "NaN": ({"upper": MEANS * NAN}, "upper must not have NaN"),
+        },
         aka={"lower": "lower|upper"},
         fine={"infinite": {"lower": MEANS - INF, "upper": MEANS + INF}},
         skip={"*: without values": ANY_DEVICE},
@@ -266,7 +296,10 @@ PLOTS = [
     Row(
         "plots.image",
         lambda: {"ax": axes(), "x": torch.zeros(4, 4)},
-        bad={"flat": ({"x": torch.zeros(5)}, "expected x of shape")},
+        bad={
+            f"shape {shape}": ({"x": torch.zeros(shape)}, "expected x of shape")
+            for shape in ((5,), (3, 8, 8), (), (2, 1, 8, 8))
+        },
         skip=NO_AXES,
     ),
     *[
@@ -303,6 +336,7 @@ PLOTS = [
         "plots.function_band",
         lambda: {"ax": axes(), "x": MEANS, "functions": MEANS[:, 0].expand(3, 4), "level": 0.9},
         bad={
+            "0": ({"level": 0.0}, r"level must be in \(0, 1\), got 0"),
             "1": ({"level": 1.0}, r"level must be in \(0, 1\), got 1"),
             "rows differ": ({"x": MEANS[:2]}, "x must have 4 rows, got"),
         },
@@ -328,7 +362,7 @@ PLOTS = [
     Row(
         "plots.reliability",
         lambda: {"ax": axes(), "probs": PROBS, "y": LABELS, "bins": 5},
-        bad={**PROBABILITIES, "no bins": ({"bins": 0}, "bins must be .* got 0")},
+        bad={"logits": PROBABILITIES["logits"], "no bins": ({"bins": 0}, "bins must be .* got 0")},
         fine=ONE,
         aka=PAIRED,
         skip=NO_AXES,

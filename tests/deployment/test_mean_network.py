@@ -302,8 +302,9 @@ def test_a_pruned_network_runs_without_warnings_in_another_process(tmp_path):
     assert result.stdout.strip() == "SparseLinear", result.stderr
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.75])
-@every_network
+@pytest.mark.parametrize(
+    ("name", "fraction"), [("mlp", 0.0), ("decorated", 0.0), *((name, 0.75) for name in NETWORKS)]
+)
 def test_torch_exports_it_with_the_same_outputs(name, fraction):
     module = bbb.to_module(*make(NETWORKS[name](), fraction))
     x, dynamic = torch.randn(7, 3), {0: torch.export.Dim("batch", min=2)}
@@ -345,18 +346,3 @@ def test_sparse_layers_equal_dense_ones(bias, shape):
     sparse, x = SparseLinear(dense), torch.randn(shape)
     torch.testing.assert_close(sparse(x), dense(x))
     assert len(sparse.values) == dense.weight.count_nonzero()
-
-
-# Bad input
-
-
-def test_arguments_of_another_kind_are_named():
-    model, guide = make(bbb.BayesianMLP([3, 2]))
-    with pytest.raises(TypeError, match="model must be a BayesianModel, got Sequential"):
-        bbb.to_module(nn.Sequential(), guide)
-    for bad, kind in ((None, "NoneType"), (guide.sample_posterior(3), "dict")):
-        with pytest.raises(TypeError, match=f"guide must have a method median, got {kind}"):
-            bbb.to_module(model, bad)
-    other = make(bbb.BayesianMLP([3, 4, 2]))[0]
-    with pytest.raises(ValueError, match="lacks? the latents? .*network.fc2.weight"):
-        bbb.to_module(other, guide)

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 from scipy.integrate import quad
 from torch.autograd import grad, gradcheck, gradgradcheck
-from torch.distributions import MixtureSameFamily, constraints, kl_divergence, transforms
+from torch.distributions import constraints, kl_divergence, transforms
 
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb.distributions import (
@@ -90,48 +90,17 @@ def batched(dtype=torch.float64):
 
 
 @mixtures
-def test_the_mixture_density_is_that_of_scipy(pi, sigma1, sigma2):
-    w = grid()
-    found = ScaleMixtureNormal(*as_tensors(pi, sigma1, sigma2)).log_prob(w)
-    expected = scipy_log_prob(w.numpy(), pi, sigma1, sigma2)
-    # Where the components cross, scipy's own exponents differ by rounding of numbers of about 10.
-    assert relative_error(found, expected, floor=1.0) < 100 * EPS64
-
-
-@mixtures
-def test_the_mixture_density_is_exact_in_single_precision(pi, sigma1, sigma2):
-    w, parameters = grid(torch.float32), as_tensors(pi, sigma1, sigma2, dtype=torch.float32)
-    found = ScaleMixtureNormal(*parameters).log_prob(w)
-    exact = [parameter.double().item() for parameter in parameters]
-    assert found.dtype == torch.float32
-    # A few units in the last place of ln(1/sigma2), which is about 8
-    assert relative_error(found, scipy_log_prob(w.double().numpy(), *exact), floor=1) < 24 * EPS32
-
-
-@mixtures
-def test_the_mixture_gradient_is_the_analytic_score(pi, sigma1, sigma2):
-    # The two exponents, of about 20 where the components cross, are rounded a few times each.
-    for dtype, eps in ((torch.float64, EPS64), (torch.float32, EPS32)):
-        w = grid(dtype).requires_grad_()
-        parameters = as_tensors(pi, sigma1, sigma2, dtype=dtype)
-        (found,) = grad(ScaleMixtureNormal(*parameters).log_prob(w).sum(), w)
-        exact = [parameter.double().item() for parameter in parameters]
-        expected = analytic_score(w.detach().double().numpy(), *exact)
+def test_the_mixtures_density_and_score_are_those_of_scipy(pi, sigma1, sigma2):
+    # Where the components cross, exponents of about 20 are rounded a few times each, by scipy too.
+    for dtype, eps, allowed in ((torch.float64, EPS64, 100), (torch.float32, EPS32, 24)):
+        w, parameters = grid(dtype).requires_grad_(), as_tensors(pi, sigma1, sigma2, dtype=dtype)
+        found = ScaleMixtureNormal(*parameters).log_prob(w)
+        exact = w.detach().double().numpy(), *(p.double().item() for p in parameters)
+        assert found.dtype == dtype
+        assert relative_error(found.detach(), scipy_log_prob(*exact), floor=1.0) < allowed * eps
+        (score,) = grad(found.sum(), w)
         # relative everywhere: also in the tail, and in the narrow peak
-        assert relative_error(found, expected, floor=1e-12) < 100 * eps
-
-
-@pytest.mark.parametrize(("pi", "sigma1", "sigma2"), MIXTURES[:5])
-def test_the_mixture_density_is_that_of_torch(pi, sigma1, sigma2):
-    pi, sigma1, sigma2 = as_tensors(pi, sigma1, sigma2)
-    components = torch.distributions.Normal(0.0, torch.stack([sigma1, sigma2]))
-    reference = MixtureSameFamily(
-        torch.distributions.Categorical(probs=torch.stack([pi, 1 - pi])), components
-    )
-    ours, w = ScaleMixtureNormal(pi, sigma1, sigma2), grid()
-    torch.testing.assert_close(ours.log_prob(w), reference.log_prob(w), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(ours.variance, reference.variance)
-    torch.testing.assert_close(ours.cdf(w), reference.cdf(w), rtol=1e-13, atol=1e-14)
+        assert relative_error(score, analytic_score(*exact), floor=1e-12) < 100 * eps
 
 
 @mixtures
@@ -188,17 +157,6 @@ def test_first_and_second_derivatives_in_value_and_parameters():
         lambda *x: ScaleMixtureNormal(*x[1:]).expand([4, 3]).log_prob(x[0]),
         (w, pi, sigma1, sigma2),
     )
-
-
-def test_parameter_gradients_are_those_of_torch_for_a_narrow_component():
-    w, numbers = grid(), (0.3, 1.0, math.exp(-6))
-    parameters = as_tensors(*numbers, requires_grad=True)
-    ours = grad(ScaleMixtureNormal(*parameters).log_prob(w).sum(), parameters)
-    pi, sigma1, sigma2 = parameters
-    probs, scale = torch.stack([pi, 1 - pi]), torch.stack([sigma1, sigma2])
-    normals = torch.distributions.Normal(torch.zeros_like(scale), scale)
-    by_torch = torch.logsumexp(probs.log() + normals.log_prob(w.unsqueeze(-1)), -1)
-    torch.testing.assert_close(ours, grad(by_torch.sum(), parameters), rtol=1e-11, atol=0.0)
 
 
 def test_vmap_over_values_and_over_parameters_is_a_loop():
@@ -300,27 +258,6 @@ def test_components_are_chosen_per_entry_not_per_draw():
     assert abs(correlation) < 5 / math.sqrt(n)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1.5, 1.0, 1.0), ValueError, r"pi must be in \[0, 1\], got 1.5"),
-        ((-0.5, 1.0, 1.0), ValueError, r"pi must be in \[0, 1\], got -0.5"),
-        ((math.nan, 1.0, 1.0), ValueError, r"pi must be in \[0, 1\], got nan"),
-        ((torch.tensor([0.5, 2.0]), 1.0, 1.0), ValueError, r"pi must be in \[0, 1\], got 2"),
-        ((0.5, 0.0, 1.0), ValueError, "sigma1 must be positive and finite, got 0"),
-        ((0.5, -0.5, 1.0), ValueError, "sigma1 must be positive and finite, got -0.5"),
-        ((0.5, 1.0, math.inf), ValueError, "sigma2 must be positive and finite, got inf"),
-        ((0.5, 1.0, math.nan), ValueError, "sigma2 must be positive and finite, got nan"),
-        (("0.5", 1.0, 1.0), TypeError, "pi must be a number or a tensor, got '0.5'"),
-        ((0.5, True, 1.0), TypeError, "sigma1 must be a number or a tensor, got True"),
-        ((0.5, 1.0, None), TypeError, "sigma2 must be a number or a tensor, got None"),
-    ],
-)
-def test_parameters_outside_their_domain_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ScaleMixtureNormal(*arguments)
-
-
 def test_values_are_validated_only_on_demand():
     nan = torch.tensor(math.nan)
     with pytest.raises(ValueError, match="within the support"):
@@ -343,10 +280,10 @@ def test_nuts_and_a_stock_autoguide_accept_the_mixture():
         w = pyro.sample("w", ScaleMixtureNormal(0.5, 1.0, 0.3).expand([2]).to_event(1))
         pyro.sample("y", dist.Normal(w.sum(), 0.5), obs=torch.tensor(1.0))
 
-    mcmc = MCMC(NUTS(model), num_samples=20, warmup_steps=20, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=10, warmup_steps=10, disable_progbar=True)
     mcmc.run()
     draws = mcmc.get_samples()["w"]
-    assert draws.shape == (20, 2) and draws.isfinite().all() and draws.std() > 0
+    assert draws.shape == (10, 2) and draws.isfinite().all() and draws.std() > 0
     guide = AutoNormal(model)
     loss = SVI(model, guide, Adam({"lr": 0.05}), Trace_ELBO()).step()
     assert math.isfinite(loss) and set(guide.median()) == {"w"}

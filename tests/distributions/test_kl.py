@@ -1,4 +1,7 @@
-"""Closed-form divergences of the guides' Normals, against numerical integration and 40 digits."""
+"""Closed-form divergences of the guides' Normals, against numerical integration.
+
+`test_numerics` has them against 50 digits, for scales and priors of every size.
+"""
 
 import math
 
@@ -21,45 +24,6 @@ from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, SummedNormal
 EPS32, EPS64 = np.finfo(np.float32).eps, np.finfo(np.float64).eps
 PRIORS = {"normal": dist.Normal, "laplace": dist.Laplace}
 every_prior = pytest.mark.parametrize("kind", sorted(PRIORS))
-
-
-def exact(kind, loc, scale, m, b):
-    """The divergence to 40 digits, by the formulas of a textbook."""
-    with mpmath.workdps(40):
-        loc, scale, m, b = map(mpmath.mpf, (loc, scale, m, b))
-        if kind == "normal":
-            spread = (scale**2 + (loc - m) ** 2) / (2 * b**2)
-            return float(mpmath.log(b / scale) + spread - mpmath.mpf("0.5"))
-        r = (loc - m) / scale
-        distance = scale * mpmath.sqrt(2 / mpmath.pi) * mpmath.exp(-(r**2) / 2)
-        distance += (loc - m) * mpmath.erf(r / mpmath.sqrt(2))
-        entropy = mpmath.log(2 * mpmath.pi * mpmath.e * scale**2) / 2
-        return float(distance / b + mpmath.log(2 * b) - entropy)
-
-
-def posterior(dtype=torch.float64, **options):
-    """Posteriors of 35 weights: means of both signs, scales from e^-30 to 20."""
-    loc, rho = torch.meshgrid(
-        torch.tensor([-40.0, -1.0, -1e-4, 0.0, 0.3], dtype=dtype),
-        torch.tensor([-30.0, -8.0, -3.0, -0.5, 0.5, 3.0, 20.0], dtype=dtype),
-        indexing="ij",
-    )
-    return [x.clone().requires_grad_(options.get("requires_grad", False)) for x in (loc, rho)]
-
-
-@every_prior
-@pytest.mark.parametrize(("m", "b"), [(0.0, 1.0), (0.3, 0.01), (-2.0, 50.0)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_divergence_is_that_of_40_digits(kind, m, b, dtype):
-    q = SoftplusNormal(*posterior(dtype))
-    p = PRIORS[kind](torch.tensor(m, dtype=dtype), torch.tensor(b, dtype=dtype)).expand([5, 7])
-    m, b = p.mean[0, 0].item(), p.scale[0, 0].item()  # as rounded
-    pairs = zip(q.loc.flatten().tolist(), q.scale.flatten().tolist(), strict=True)
-    expected = np.array([exact(kind, loc, scale, m, b) for loc, scale in pairs]).reshape(5, 7)
-    found = kl_divergence(q, p)
-    assert found.shape == (5, 7) and found.dtype == dtype
-    error = np.abs(found.double().numpy() - expected) / np.maximum(np.abs(expected), 1)
-    assert error.max() < 16 * torch.finfo(dtype).eps
 
 
 @every_prior
@@ -101,7 +65,9 @@ def test_near_0_the_error_vanishes_with_the_divergence(rho):
     for step in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5):
         q = SoftplusNormal(torch.tensor(0.0), torch.tensor(rho + step))
         p = dist.Normal(torch.tensor(0.0), softplus(torch.tensor(rho)))
-        expected = exact("normal", 0.0, q.scale.item(), 0.0, p.scale.item())
+        with mpmath.workdps(40):
+            t = mpmath.mpf(q.scale.item()) / mpmath.mpf(p.scale.item())
+            expected = float((t**2 - 1) / 2 - mpmath.log(t))
         allowed = 2 * EPS32 * abs(q.scale.item() / p.scale.item() - 1)
         assert abs(kl_divergence(q, p).item() - expected) <= allowed
 
@@ -168,7 +134,7 @@ def test_the_divergence_of_a_pruned_normal_leaves_removed_entries_out(kind, libr
 
 @every_prior
 def test_a_divergence_has_the_shape_of_plates(kind):
-    q = SoftplusNormal(*posterior()).expand([3, 1, 5, 7]).to_event(2)
+    q = SoftplusNormal(*torch.randn(2, 5, 7).double()).expand([3, 1, 5, 7]).to_event(2)
     p = PRIORS[kind](torch.zeros(()).double(), 1.0).expand([3, 1, 5, 7]).to_event(2)
     found = kl_divergence(q, p)
     assert found.shape == (3, 1) and (found == found[0, 0]).all()

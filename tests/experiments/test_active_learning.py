@@ -1,29 +1,24 @@
 """Buying labels: what is chosen, by what, and that nothing is read that is not bought."""
 
-import importlib
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import pyro_bbb as bbb
 
-FOLDER = Path(__file__).parents[2] / "experiments"
 CLASSES = 4
 
 
 @pytest.fixture
-def pool(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_helpers.label_pool")
+def pool(load):
+    return load("_helpers.label_pool")
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("active_learning")
+def experiment(load):
+    return load("active_learning")
 
 
 def generator(seed=0):

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import json
 import re
 import threading
@@ -33,15 +32,13 @@ EXPERIMENTS = [
 
 
 @pytest.fixture
-def experiment(request, monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)  # as when the file is run
-    return importlib.import_module(request.param)
+def experiment(request, load):
+    return load(request.param)
 
 
 @pytest.fixture
-def common(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_helpers.run")
+def common(load):
+    return load("_helpers.run")
 
 
 def test_every_experiment_is_listed():
@@ -104,9 +101,8 @@ def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
-def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatch, steps):
-    monkeypatch.syspath_prepend(FOLDER)
-    passes = importlib.import_module("_helpers.lenet5").Passes(10, 4, steps, seed=0)
+def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(load, steps):
+    passes = load("_helpers.lenet5").Passes(10, 4, steps, seed=0)
     assert len(passes) == steps
     batches = [rows for _ in range(20) for rows in passes][:15]
     assert {len(rows) for rows in batches} == {4}
@@ -115,9 +111,8 @@ def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(monkeypatc
     assert not rows[0].equal(rows[1])
 
 
-def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    whitening = importlib.import_module("_helpers.whitening").Whitening
+def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(load):
+    whitening = load("_helpers.whitening").Whitening
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
@@ -138,9 +133,8 @@ def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(monke
     torch.testing.assert_close(torch.cosine_similarity(seen, z[:7]), torch.ones(7, dtype=x.dtype))
 
 
-def test_halfway_is_found_in_a_noisy_series(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    halfway = importlib.import_module("_helpers.fashion_figures").halfway
+def test_halfway_is_found_in_a_noisy_series(load):
+    halfway = load("_helpers.fashion_figures").halfway
     generator = torch.Generator().manual_seed(0)
     falling = torch.linspace(10.0, 0.0, 1001) + 0.1 * torch.randn(1001, generator=generator)
     assert abs(halfway(falling.tolist()) - 525) < 15  # half a window after the middle
@@ -148,13 +142,12 @@ def test_halfway_is_found_in_a_noisy_series(monkeypatch):
     assert halfway([4.0, 3.0, 2.0, 1.0]) in (2, 3)
 
 
-def test_short_batches_are_left_out_of_the_record(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    fashion = importlib.import_module("fashion_mnist")
+def test_short_batches_are_left_out_of_the_record(load):
+    fashion = load("fashion_mnist")
     x = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
     recipe = dataclasses.replace(fashion.RECIPES["ours"], batch_size=4, epochs=2)
     trained = fashion.train(recipe, (5,), (x, torch.arange(10)), 0, [])
-    full_batches = importlib.import_module("_helpers.fashion_figures").full_batches
+    full_batches = load("_helpers.fashion_figures").full_batches
     steps, expected = trained.history.steps, [0, 1, 3, 4]  # of batches of 4, 4, 2
     for name, series in vars(full_batches(steps)).items():
         assert series == [getattr(steps, name)[i] for i in expected], name
@@ -170,9 +163,8 @@ def test_table_is_aligned_markdown(common):
     ]
 
 
-def test_repeated_figures_become_mean_and_sd(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_helpers.repeats")
+def test_repeated_figures_become_mean_and_sd(load):
+    repeats = load("_helpers.repeats")
     summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
     assert set(summary["seeds"]) == {"3", "4", "5"}
     assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
@@ -182,10 +174,9 @@ def test_repeated_figures_become_mean_and_sd(monkeypatch):
     assert repeats.shown(once, "a", "b", factor=1, digits=1) == "0.5"
 
 
-def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tmp_path):
+def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, load, tmp_path):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_helpers.repeats")
+    repeats = load("_helpers.repeats")
     ran = []
 
     def one(seed, fails=()):
@@ -207,9 +198,8 @@ def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, tm
     assert ran == [4, 5, 6, 7]
 
 
-def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    repeats = importlib.import_module("_helpers.repeats")
+def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch, load):
+    repeats = load("_helpers.repeats")
 
     def one(seed):
         return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}
@@ -229,9 +219,11 @@ def test_seeds_are_kept_by_what_decides_their_figures(common, tmp_path):
         epochs: int = 1
         seed: int = 0
         repeats: int = 1
+        threads: int = 1
+        output: Path = tmp_path
 
     folders = [
-        common.Run(Config(**more), tmp_path).seeds()
+        common.Run(Config(**more)).seeds()
         for more in ({}, {"seed": 3, "repeats": 9}, {"epochs": 2})
     ]
     assert folders[0] == folders[1] != folders[2] and tmp_path in folders[0].parents

@@ -1,6 +1,5 @@
 """Distances between posteriors, and the page that reports them."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -16,15 +15,13 @@ FIGURES = ROOT / "docs" / "results" / "posterior_fidelity.json"
 
 
 @pytest.fixture
-def fidelity(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_helpers.fidelity")
+def fidelity(load):
+    return load("_helpers.fidelity")
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("posterior_fidelity")
+def experiment(load):
+    return load("posterior_fidelity")
 
 
 def regression(means, noise=1.0):
@@ -145,8 +142,8 @@ def nuts(worst):
 
 
 def test_a_reference_whose_chains_disagree_is_called_none(experiment):
-    assert "agree: R-hat at most 1.009" in experiment.verdict(nuts(1.009))
-    assert "do NOT agree" in experiment.verdict(nuts(1.01))
+    assert "agree: R-hat at most 1.009" in experiment.fidelity.verdict(nuts(1.009))
+    assert "do NOT agree" in experiment.fidelity.verdict(nuts(1.01))
 
 
 def test_the_learning_rate_is_constant_then_falls_to_0(experiment):
@@ -164,7 +161,7 @@ def test_the_page_has_the_tables_of_the_committed_figures(experiment):
     assert str(experiment.overview_table(figures["problems"])) in page
     for record in figures["problems"].values():
         assert str(experiment.fidelity_table(record)) in page, record["title"]
-        assert experiment.verdict(record[experiment.NUTS]) in " ".join(page.split())
+        assert experiment.fidelity.verdict(record[experiment.NUTS]) in " ".join(page.split())
         failed = {name for name, guide in record["guides"].items() if "failed" in guide}
         assert set(record["guides"]) == set(experiment.APPROACHES) and failed <= {"laplace"}
 

@@ -1,7 +1,6 @@
 """The pieces of the experiments on the paper's Tables 1 and 2 that could be wrong unseen."""
 
 import dataclasses
-import importlib
 import math
 import statistics
 from pathlib import Path
@@ -12,23 +11,20 @@ from torch import nn
 
 import pyro_bbb as bbb
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+
+@pytest.fixture
+def paper(load):
+    return load("_helpers.paper")
 
 
 @pytest.fixture
-def paper(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("_helpers.paper")
+def mnist(load):
+    return load("paper_mnist")
 
 
 @pytest.fixture
-def mnist(paper):
-    return importlib.import_module("paper_mnist")
-
-
-@pytest.fixture
-def pruning(paper):
-    return importlib.import_module("paper_pruning")
+def pruning(load):
+    return load("paper_pruning")
 
 
 @pytest.fixture
@@ -53,9 +49,9 @@ def trainings(paper, mnist, monkeypatch):
         done.append((width, seed, recipe.epochs))
         return paper.Trained(model=nn.Linear(1, 1), guide=nn.Linear(1, 1))
 
-    monkeypatch.setattr(mnist, "train", train)
+    monkeypatch.setattr(paper, "train", train)
     monkeypatch.setattr(
-        mnist, "evaluate", lambda trained, sets, draws, seed: figures(0.01 + seed / 1000)
+        paper, "evaluate", lambda trained, sets, draws, seed: figures(0.01 + seed / 1000)
     )
     monkeypatch.setattr(mnist.bbb, "save", lambda *args: None)
     monkeypatch.setattr(mnist.Sets, "load", lambda *args: None)
@@ -263,7 +259,7 @@ def test_no_training_at_all_is_an_error(mnist, tmp_path, methods):
 
 
 def test_summary_has_means_and_sds_of_the_seeds_of_one_kind(mnist):
-    recipe = mnist.recipe_of("ours", "SGD", 400)
+    recipe = mnist.paper.recipe_of("ours", "SGD", 400)
     kinds = [(mnist.MIXTURE, 800, 0, 0.5)]
     kinds += [("SGD", 800, seed, error) for seed, error in enumerate((0.01, 0.02, 0.06))]
     kinds += [("SGD", 400, 0, 0.2)]
@@ -309,7 +305,7 @@ def gone(guide):
 
 
 def test_weights_removed_in_steps_stay_removed_and_the_others_learn(paper, pruning, sets):
-    recipe = paper.shortened(paper.recipe_of("ours", paper.MIXTURE, 1200), 2)
+    recipe = paper.recipe_of("ours", paper.MIXTURE, 1200, 2)
     trained = paper.train(recipe, 10, 0, sets, progress=False)
     before = trained.guide.loc("network.fc1.weight").clone()
     found = pruning.in_steps(trained, pruning.Config(between=2), sets)

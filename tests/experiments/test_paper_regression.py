@@ -1,8 +1,6 @@
 """The pieces of the regression of the paper's Figure 5 that could be wrong unseen."""
 
-import importlib
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +8,10 @@ from torch.distributions import Normal
 
 import pyro_bbb as bbb
 
-FOLDER = Path(__file__).parents[2] / "experiments"
-
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("paper_regression")
+def experiment(load):
+    return load("paper_regression")
 
 
 def test_the_curve_is_the_papers(experiment):

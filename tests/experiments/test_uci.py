@@ -1,10 +1,8 @@
 """The protocol of `experiments/uci_regression.py`: scaling, units, errors of means, resuming."""
 
 import dataclasses
-import importlib
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pyro.distributions as dist
@@ -14,29 +12,24 @@ import torch
 
 import pyro_bbb as bbb
 
-ROOT = Path(__file__).parents[2]
+
+@pytest.fixture
+def parts(load):
+    return load("_helpers.uci")
 
 
 @pytest.fixture
-def parts(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_helpers.uci")
+def experiment(load):
+    return load("uci_regression")
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("uci_regression")
+def report(load):
+    return load("_helpers.uci_report")
 
 
 @pytest.fixture
-def report(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("_helpers.uci_report")
-
-
-@pytest.fixture
-def quick(experiment, monkeypatch):
+def quick(load, monkeypatch):
     """Splits cost nothing: their scores are their number."""
     done = []
 
@@ -44,7 +37,7 @@ def quick(experiment, monkeypatch):
         done.append((task.name, task.split))
         return {"rmse": float(task.split), "log_likelihood": -1.0, "quantiles": [0.5]}
 
-    monkeypatch.setattr(importlib.import_module("_helpers.uci"), "run_task", scored)
+    monkeypatch.setattr(load("_helpers.uci"), "run_task", scored)
     return done
 
 
@@ -233,11 +226,11 @@ def test_metrics_are_means_over_the_splits_and_how_sure_they_are(experiment, qui
     assert first["table"]["rmse"] == {"mean": 0.0, "standard_error": None}
 
 
-def test_what_is_done_is_not_done_again(experiment, quick, tmp_path, monkeypatch):
+def test_what_is_done_is_not_done_again(load, experiment, quick, tmp_path, monkeypatch):
     write(tmp_path)
     write(tmp_path, "other", X=np.random.default_rng(2).normal(size=(10, 3)))
     options = {"datasets": ("table", "other"), "output": tmp_path / "out"}
-    parts = importlib.import_module("_helpers.uci")
+    parts = load("_helpers.uci")
     scored, left = parts.run_task, iter(range(4))
 
     def interrupted(task):
@@ -333,21 +326,23 @@ def test_published_figures_are_compared_strictly(experiment):
         return {"yacht": {k: {"mean": v, "standard_error": 0.1} for k, v in figures.items()}}
 
     def found(*figures):
-        return [int(n) for n in experiment.comparison(summaries(*figures)).split() if n.isdigit()]
+        return [
+            int(n) for n in experiment.report.comparison(summaries(*figures)).split() if n.isdigit()
+        ]
 
     assert found(1.01, -1.62) == [2, 2, 0]
     assert found(1.03, -1.64) == [0, 2, 0]  # better than VI is not enough
     assert found(0.719, -1.259) == [2, 2, 2]
     assert found(0.73, -1.27) == [2, 2, 0]
-    assert "No figures" in experiment.comparison({"mine": {}})
+    assert "No figures" in experiment.report.comparison({"mine": {}})
 
 
 def test_known_tables_are_drawn_beside_published_figures(experiment, report, tmp_path):
     summary = {k: {"mean": 1.0, "standard_error": 0.1} for k in ("rmse", "log_likelihood")}
-    runs = experiment.Run(experiment.Config(), tmp_path)
-    (picture,) = experiment.draw_scores(runs, {"yacht": summary, "mine": summary})
+    runs = experiment.Run(experiment.Config(output=tmp_path))
+    (picture,) = experiment.report.draw_scores(runs, {"yacht": summary, "mine": summary})
     assert picture.path.stat().st_size > 1000
-    assert not experiment.draw_scores(runs, {"mine": summary})
+    assert not experiment.report.draw_scores(runs, {"mine": summary})
     assert report.rows_of("mine", summary, "rmse") == {report.OURS: (1.0, 0.1)}
 
 

@@ -575,7 +575,8 @@ def test_a_batch_norm_in_evaluation_sees_no_other_example():
 
 
 def test_a_residual_network_of_torchvision():
-    original = torchvision.models.resnet18(weights=None, num_classes=3)
+    block = torchvision.models.resnet.BasicBlock
+    original = torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=3)
     model, guide = in_model(bayesianize(original), bbb.likelihoods.Categorical(), 4)
     kernels = {n for n, p in original.named_parameters() if p.dim() > 1} | {"fc.bias"}
     assert set(guide.site_names) == {f"network.{name}" for name in kernels}
@@ -624,7 +625,7 @@ class Attentive(nn.Module):
         return self.head(self.encoder(self.embed(x) + self.position).mean(1))
 
 
-@pytest.mark.parametrize(("make", "epochs"), [(Recurrent, 8), (Attentive, 4)])
+@pytest.mark.parametrize(("make", "epochs"), [(Recurrent, 5), (Attentive, 4)])
 def test_digits_read_as_sequences_of_rows(make, epochs):
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels).float().view(-1, 8, 8) / 8 - 1, torch.tensor(labels)
@@ -648,20 +649,6 @@ def test_a_bare_layer_converts():
 @pytest.mark.parametrize("where", ["fc", ["0", "fc"], nn.Conv2d, lambda path, module: False])
 def test_a_criterion_that_selects_nothing_lists_the_modules(where):
     with pytest.raises(ValueError, match=r"where=.*no trainable parameters.*'1 \(BatchNorm1d\)'"):
-        bayesianize(plain(), where=where)
-
-
-def test_networks_without_trainable_parameters_are_refused():
-    for network in (nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2).requires_grad_(False)):
-        with pytest.raises(ValueError, match="module has no trainable parameters to convert"):
-            bayesianize(network)
-    with pytest.raises(ValueError, match="where must not be empty"):
-        bayesianize(plain(), where=[])
-
-
-@pytest.mark.parametrize("where", [3, [3], int, {"0"}])
-def test_where_of_another_kind_is_refused(where):
-    with pytest.raises(TypeError, match="where must be a name pattern, a module type, a function"):
         bayesianize(plain(), where=where)
 
 
@@ -702,10 +689,7 @@ def old_weight_norm(layer):
     return layer
 
 
-def test_modules_of_another_kind_are_refused():
-    for other in (3, nn.Linear, "linear"):
-        with pytest.raises(TypeError, match="module must be a torch.nn.Module, got"):
-            bayesianize(other)
+def test_scripted_modules_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.script(nn.Linear(3, 2))

@@ -50,9 +50,3 @@ def test_the_reference_is_outlined_and_data_are_points(ax):
     assert found["reference, 90%"].get_ydata().min() > 5
     np.testing.assert_allclose(found["reference, median"].get_ydata(), g.median(0).values)
     assert len(found["data"].get_xdata()) == 2 and len(ax.collections) == 1
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 2.0])
-def test_levels_outside_0_and_1_are_refused(ax, level):
-    with pytest.raises(ValueError, match="level must be in"):
-        plots.function_band(ax, X, functions(0), level=level)

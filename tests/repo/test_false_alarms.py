@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,10 @@ def ledger():
     return table, float(total)
 
 
+@cache
 def suite():
     """The source of each test in the suite, with its comments."""
+    found = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if path.name == Path(__file__).name:
             continue
@@ -36,7 +39,9 @@ def suite():
         lines = source.splitlines()  # get_source_segment splits them for each test anew
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield (path.stem, node.name), "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                source_lines = lines[node.lineno - 1 : node.end_lineno]
+                found[path.stem, node.name] = "\n".join(source_lines)
+    return found
 
 
 def test_the_budget_is_kept():
@@ -46,9 +51,9 @@ def test_the_budget_is_kept():
 
 
 def test_every_entry_is_a_test():
-    assert ledger()[0].keys() <= dict(suite()).keys()
+    assert ledger()[0].keys() <= suite().keys()
 
 
 def test_every_statistical_test_has_an_entry():
-    statistical = {name for name, source in suite() if STATISTICAL.search(source)}
+    statistical = {name for name, source in suite().items() if STATISTICAL.search(source)}
     assert statistical - ledger()[0].keys() == set()

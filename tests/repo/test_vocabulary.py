@@ -9,8 +9,6 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("pyro_bbb", "experiments", "benchmarks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -101,14 +99,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_identifiers_are_the_terms_of_the_field(path):
+def test_identifiers_are_the_terms_of_the_field():
     found = {
-        name: INSTEAD[word]
+        (name_of(path), name): INSTEAD[word]
+        for path in FILES
         for name in sorted(defined(path) - EXCEPTIONS)
         for word in sorted(words(name) & INSTEAD.keys())
     }
-    assert not found, f"{path.name}: take the term behind each name instead: {found}"
+    assert not found, f"take the term behind each name instead: {found}"
 
 
 def test_words_are_parts_of_identifiers_and_not_of_words():
@@ -128,11 +126,11 @@ def test_a_class_has_its_name_alone():
     assert several.keys() <= TWINS, several
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_docstring_begins_with_its_subject(path):
-    assert not [line for line in first_lines(path) if QUESTION.match(line)]
+def test_a_docstring_begins_with_its_subject():
+    lines = [(name_of(path), line) for path in FILES for line in first_lines(path)]
+    assert not [(name, line) for name, line in lines if QUESTION.match(line)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_an_error_says_what_must_be(path):
-    assert not [text for text in errors(path) if "not so" in text]
+def test_an_error_says_what_must_be():
+    texts = [(name_of(path), text) for path in FILES for text in errors(path)]
+    assert not [(name, text) for name, text in texts if "not so" in text]

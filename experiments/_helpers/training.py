@@ -1,0 +1,47 @@
+"""Hyper-parameters of trainings: priors, initial means, and the arguments of `pyro_bbb.fit`."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Normal, TorchDistribution
+from torch import Tensor
+
+import pyro_bbb as bbb
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Hyper-parameters that most recipes share; a recipe adds others, and its own defaults."""
+
+    lr: float = 1e-3
+    """Adam's learning rate at the start."""
+    lr_schedule: str = "cosine"
+    """Learning-rate schedule."""
+    estimator: str = "reparam"
+    """Gradient estimator."""
+    num_particles: int = 1
+    """Draws of the weights per step."""
+
+    def fit(self, model: Any, guide: Any, data: Any, **options: Any) -> bbb.History:
+        """Call `pyro_bbb.fit` with all fields that are its arguments; ``options`` go before."""
+        known = inspect.signature(bbb.fit).parameters
+        own = {name: value for name, value in vars(self).items() if name in known}
+        return bbb.fit(model, guide, data, **own | options)
+
+
+def make_prior(parameters: tuple[float, ...]) -> TorchDistribution:
+    """Make N(0, scale^2) of one parameter, or the scale mixture of three."""
+    return Normal(0.0, *parameters) if len(parameters) == 1 else bbb.ScaleMixtureNormal(*parameters)
+
+
+def normal_means(scale: float) -> Callable[[dict[str, Any]], Tensor]:
+    """Make the ``init_loc`` of a guide whose initial means are samples of N(0, scale^2)."""
+    return lambda site: scale * torch.randn(site["value"].shape)
+
+
+def uniform_means(bound: float) -> Callable[[dict[str, Any]], Tensor]:
+    """Make the ``init_loc`` of a guide whose initial means are uniform in [-bound, bound]."""
+    return lambda site: torch.empty_like(site["value"]).uniform_(-bound, bound)
