@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 import torch
 
+from pyro_bbb import __version__
 from pyro_bbb.cli import encoding as columns
 from pyro_bbb.cli import tasks
 from pyro_bbb.cli.entry_point import COMMANDS, main
@@ -245,7 +246,7 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     assert page.tags.count("img") == 3 and page.tags.count("table") == 4
     assert all(each.startswith("data:image/png;base64,") for each in page.loaded)
     assert f"{found['scores']['refused']:.4g}" in path.read_text()
-    run(capsys, "report", folder / model, "--out", path, "--quiet")  # without a table
+    run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
 
 
@@ -434,12 +435,38 @@ def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
         assert code == 2 and message in err
     code, _, err = run(capsys, "predict", folder / "price", tmp_path / "none.csv", "--out", out)
     assert code == 2 and "there is no such file" in err
-    code, _, err = run(capsys, "prune", folder / "price", "--out", broken, "--fraction", 2)
+    code, _, err = run(capsys, "prune", folder / "price", "--out", tmp_path / "m", "--fraction", 2)
     assert code == 2 and "fraction must be in [0, 1]" in err
     words = ("--out", out, "--keep", "nothing")
     code, _, err = run(capsys, "predict", folder / "price", table, *words)
     assert code == 2 and "--keep: there is no column 'nothing'" in err
     assert not out.exists()
+
+
+def test_nothing_is_written_over_without_force(capsys, folder, tmp_path):
+    table, model = tmp_path / "t.csv", tmp_path / "price"
+    shutil.copy(folder / "houses.csv", table)
+    shutil.copytree(folder / "price", model)
+    (tmp_path / "taken.csv").touch()
+    before = table.read_bytes(), (model / "spec.json").read_bytes()
+    for words, reason in (
+        (("predict", model, table, "--out", table, "--force"), "must not be the input"),
+        (("predict", model, table, "--out", tmp_path / "taken.csv"), "taken.csv exists"),
+        (("train", table, "--target", "price", "--out", model), "price exists"),
+        (("prune", model, "--out", model, "--force"), "must not be the input"),
+        (("report", model, table, "--out", table, "--force"), "must not be the input"),
+    ):
+        code, _, err = run(capsys, *words)
+        assert code == 2 and reason in err
+    assert before == (table.read_bytes(), (model / "spec.json").read_bytes())
+    words = (model, table, "--out", tmp_path / "taken.csv", "--force")
+    assert run(capsys, "predict", *words)[0] == 0
+    assert (tmp_path / "taken.csv").read_text()
+
+
+def test_the_version_is_printed(capsys):
+    code, text, _ = run(capsys, "--version")
+    assert (code, text) == (0, f"pyro-bbb {__version__}\n")
 
 
 def test_an_estimator_saved_elsewhere_is_no_model_of_a_table(folder, tmp_path):

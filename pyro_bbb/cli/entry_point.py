@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+from pyro_bbb._version import __version__
 from pyro_bbb.cli.base import Command
 from pyro_bbb.cli.commands.demo import Demo
 from pyro_bbb.cli.commands.evaluate import Evaluate
@@ -34,6 +35,8 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 }
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
+pyro-bbb --version prints the version.
+
 Shell completion: pyro-bbb --tyro-write-completion bash FILE (or zsh, tcsh), then source FILE."""
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -50,11 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the arguments do not parse (code 2), or ask for help (code 0).
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words == ["--version"]:
+        print(f"pyro-bbb {__version__}")
+        return 0
     command: Command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="pyro-bbb",
         description=DESCRIPTION,
-        args=sys.argv[1:] if arguments is None else list(arguments),
+        args=words,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     console = Console(command.json, command.quiet)

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import tyro
 
-from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.base import WritingCommand
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.model import Model
@@ -17,7 +17,7 @@ from pyro_bbb.cli.table_io import check_writable, column, read, write
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(Command):
+class Predict(WritingCommand):
     """Writes a table of predictions, a row for each row given.
 
     Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
@@ -39,6 +39,7 @@ class Predict(Command):
 
     def run(self, console: Console) -> dict[str, Any]:
         """Reads, predicts, writes."""
+        self.check_out(self.data, self.model)
         check_writable(self.out)
         model = Model.load(self.model)
         table = read(self.data, self.separator)

@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from pyro_bbb import pruning
-from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.base import WritingCommand
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
@@ -19,7 +19,7 @@ from pyro_bbb.cli.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(Command):
+class Prune(WritingCommand):
     """Removes the weights whose mean is smallest against their uncertainty, and saves the rest."""
 
     model: tyro.conf.Positional[Path]
@@ -35,6 +35,7 @@ class Prune(Command):
 
     def run(self, console: Console) -> dict[str, Any]:
         """Loads, prunes, scores, saves."""
+        self.check_out(self.model, self.data)
         model = Model.load(self.model)
         pruned = _pruned(model, self.fraction)
         ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from pyro_bbb._version import __version__
-from pyro_bbb.cli.base import Command
+from pyro_bbb.cli.base import WritingCommand
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
@@ -35,7 +35,7 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Command):
+class Report(WritingCommand):
     """Writes an HTML page about a model: scores, pictures, the least certain rows.
 
     The page needs no other file and no network.
@@ -52,6 +52,7 @@ class Report(Command):
 
     def run(self, console: Console) -> dict[str, Any]:
         """Loads, predicts, draws, writes."""
+        self.check_out(self.data, self.model)
         check_folder(self.out)
         model = Model.load(self.model)
         scores, sections = model.about.scores, [_of_training(model.about)]

@@ -11,7 +11,7 @@ import polars as pl
 import tyro
 from numpy.typing import NDArray
 
-from pyro_bbb.cli.base import Command, fraction
+from pyro_bbb.cli.base import WritingCommand, fraction
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.encoding import Column, Missing, encode, learn
 from pyro_bbb.cli.errors import BadInput
@@ -26,7 +26,7 @@ _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Command):
+class Train(WritingCommand):
     """Trains a network on a table and saves it as a folder.
 
     Text columns are encoded. A part of the rows is held out: by them the model is scored, and finds
@@ -66,6 +66,7 @@ class Train(Command):
 
     def run(self, console: Console) -> dict[str, Any]:
         """Reads, trains, scores, saves."""
+        self.check_out(self.data)
         for option in ("held_out", "answered", "level"):
             fraction(f"--{option.replace('_', '-')}", getattr(self, option))
         table = read(self.data, self.separator)
