@@ -464,6 +464,17 @@ def test_nothing_is_written_over_without_force(capsys, folder, tmp_path):
     assert (tmp_path / "taken.csv").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "absent", "extra"), [("cli", "tyro", "cli"), ("sklearn", "sklearn", "sklearn")]
+)
+def test_an_extra_that_is_not_installed_is_named(module, absent, extra):
+    code = f"import sys; sys.modules[{absent!r}] = None; import pyro_bbb.{module}"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1].endswith(f'pip install "pyro-bbb[{extra}]"')
+
+
 def test_the_version_is_printed(capsys):
     code, text, _ = run(capsys, "--version")
     assert (code, text) == (0, f"pyro-bbb {__version__}\n")

@@ -7,6 +7,11 @@ Imports every room. A new command is one module in ``commands`` and its entry in
 ``pyro-bbb COMMAND --help`` list the commands and their options.
 """
 
-from pyro_bbb.cli.entry_point import main
+try:
+    from pyro_bbb.cli.entry_point import main
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("pyro_bbb"):
+        raise
+    raise SystemExit(f'pyro-bbb needs {error.name}: pip install "pyro-bbb[cli]"') from error
 
 __all__ = ["main"]

@@ -12,6 +12,12 @@ pandas or polars, are taken. ``pip install "pyro-bbb[sklearn]"`` installs what i
 Imports any room but `cli` and `play`. A new estimator is one module here beside ``_regressor.py``.
 """
 
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    needed = 'pyro_bbb.sklearn needs scikit-learn: pip install "pyro-bbb[sklearn]"'
+    raise ModuleNotFoundError(needed, name="sklearn") from error
+
 from pyro_bbb.sklearn._base import Uncertainty
 from pyro_bbb.sklearn._classifier import BayesianClassifier
 from pyro_bbb.sklearn._regressor import BayesianRegressor
