@@ -319,14 +319,14 @@ def at(row, value, name):
 TOWNS = [f"town {i}" for i in range(120)]
 DAYS = pl.Series(np.arange(120)).cast(pl.Date)
 TABLES = {  # what is wrong, and what is said of it
-    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in row 7: mend"),
+    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in row 7: fill"),
     "two gaps": (csv(town=at(3, "NA", "town")), r"column 'town' has no value in row 3"),
     "a slip": (
         csv(area=[*map(str, at(9, 0, "area")[:8]), "12m", *map(str, AREA[9:])]),
         "column 'area' has '12m' in row 9, not a number",
     ),
     "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in row 4"),
-    "no target": (csv(price=at(5, None, "price")), "column 'price' has no value in row 5"),
+    "no target": (csv(price=at(5, None, "price")), "column 'price' has no value in row 5: leave out the rows"),
     "infinite target": (csv(price=at(5, float("inf"), "price")), "column 'price' has inf in row 5"),
     "one target": (csv(price=["a"] * 120), "column 'price' has one value only, 'a'"),
     "no such target": (csv(price=None), "there is no column 'price', only 'area', 'rooms'"),

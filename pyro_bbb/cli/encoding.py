@@ -89,17 +89,17 @@ def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDAr
     return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
 
 
-def require_all(series: pl.Series) -> None:
+FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"
+
+
+def require_all(series: pl.Series, advice: str = FILL) -> None:
     """Raise BadInput, which names row and column, if a value is missing."""
     if series.dtype.is_float():
         series = series.fill_nan(None)
     if series.null_count():
         row, more = first_row(series.is_null()), series.null_count() - 1
         others = f" (and {more} more)" if more else ""
-        raise BadInput(
-            f"column {series.name!r} has no value in row {row}{others}: mend the table, leave the "
-            "column out by --drop, or train with --missing fill"
-        )
+        raise BadInput(f"column {series.name!r} has no value in row {row}{others}: {advice}")
 
 
 def is_number(series: pl.Series) -> bool:

@@ -32,7 +32,7 @@ def recognise(target: pl.Series) -> tuple[Task, str]:
 def targets(target: pl.Series, task: Task) -> NDArray[Any]:
     """The targets for training or scores: numbers or labels, ``[n]``."""
     if target.null_count() or (target.dtype.is_float() and target.is_nan().any()):
-        require_all(target)
+        require_all(target, "leave out the rows without a target")
     if task == "regression":
         if not is_number(target):
             raise BadInput(f"column {target.name!r} holds {target.dtype}, not numbers to predict")

@@ -33,8 +33,8 @@ class Play(Command):
     """Address to answer at; 0.0.0.0 lets others in."""
     port: int = 8321
     """Port to answer at."""
-    browser: bool = True
-    """Open the page in a browser."""
+    no_browser: bool = False
+    """Print the address of the page, and open no browser."""
 
     def run(self, console: Console) -> dict[str, Any]:
         """Trains or loads, then answers until Ctrl-C."""
@@ -47,7 +47,7 @@ class Play(Command):
         classifier = self._classifier(console)
         console.print(f"http://{self.host}:{self.port}/ (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):
-            serve(classifier, host=self.host, port=self.port, show=self.browser)
+            serve(classifier, host=self.host, port=self.port, show=not self.no_browser)
         return {}
 
     def _classifier(self, console: Console) -> Classifier:
