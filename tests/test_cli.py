@@ -326,7 +326,7 @@ TABLES = {  # what is wrong, and what is said of it
         "column 'area' has '12m' in row 9, not a number",
     ),
     "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in row 4"),
-    "no target": (csv(price=at(5, None, "price")), "column 'price' has no value in row 5: leave out the rows"),
+    "no target": (csv(price=at(5, None, "price")), "has no value in row 5: leave out the rows"),
     "infinite target": (csv(price=at(5, float("inf"), "price")), "column 'price' has inf in row 5"),
     "one target": (csv(price=["a"] * 120), "column 'price' has one value only, 'a'"),
     "no such target": (csv(price=None), "there is no column 'price', only 'area', 'rooms'"),
