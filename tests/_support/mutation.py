@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = ["api/test_bad_input_models.py", "api/test_bad_input_functions.py"]
 TESTS = {  # of each room, the cheapest first
     "_ops": ["ops", "distributions", "handlers"],
-    "distributions": ["distributions", "inference", *BAD_INPUT[:1]],
+    "distributions": ["distributions", "handlers", "inference", *BAD_INPUT[:1]],
     "priors": ["priors", *BAD_INPUT[:1]],
     "guides": ["guides", "inference", *BAD_INPUT],
     "estimators": ["test_estimators.py", "handlers"],
