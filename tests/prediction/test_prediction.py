@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
+from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction, _draws
 from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
@@ -662,3 +663,15 @@ def test_the_printed_form_tells_sizes():
     normal = dist.Normal(torch.zeros(7, 5, 2), 1.0)
     expected = "RegressionPrediction(inputs [5, 2], Normal, 7 samples of outputs)"
     assert repr(RegressionPrediction(normal, "outputs")) == expected
+
+
+@pytest.mark.parametrize(("rank", "row"), [(0, 0), (1, 0), (2, 1)])
+def test_a_process_without_a_draw_of_its_own_takes_the_first(rank, row):
+    """Two given draws for three processes: each runs the network, the counts say what is used."""
+    model = bbb.BayesianModel(bbb.BayesianLinear(3, 1), bbb.likelihoods.Gaussian(), num_data=1)
+    given = {"network.weight": torch.randn(2, 1, 3), "network.bias": torch.randn(2, 1)}
+    group = Processes(rank, 3)
+    chunks, counts = _draws.split_draws(model, given, torch.zeros(1, 3), 10, group)
+    assert counts == [0, 1, 1]
+    (chunk,) = chunks
+    assert all(torch.equal(chunk[name], given[name][row : row + 1]) for name in given)
