@@ -23,6 +23,17 @@ def fresh_state():
 
 
 @pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def unvalidated():
+    with pyro.validation_enabled(False):
+        yield
+
+
+@pytest.fixture
 def real_root():
     """Folder of the real MNIST and Fashion-MNIST; tests of them are skipped where there is none."""
     root = Path(os.environ.get("PYRO_BBB_DATA") or BESIDE)

@@ -27,11 +27,6 @@ SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 QUICK = {"num_samples": 8, "warmup_steps": 8, "max_tree_depth": 3, "progress": False}
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-
-
 class Hierarchical(PyroModule):
     """A line whose weights share a latent scale."""
 

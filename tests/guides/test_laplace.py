@@ -21,11 +21,6 @@ N, PRIOR, SIGMA = 40, 0.5, 0.8
 KINDS = ["laplace", "laplace_ggn"]
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-
-
 def regression(sizes=(3, 1), likelihood=None, activation=nn.Tanh):
     x = torch.randn(N, 3) @ torch.tensor([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]])
     y = x @ torch.tensor([0.7, -0.4, 0.2]) + 0.5 + SIGMA * torch.randn(N)

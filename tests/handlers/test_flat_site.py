@@ -25,14 +25,7 @@ from pyro_bbb.training import objectives
 from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
 from tests._support.flat_site_cases import FC1, assert_alike, data, model_of
 
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    with pyro.validation_enabled(False):
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double", "unvalidated")
 
 
 def make(prior=None, likelihood=None, **options):

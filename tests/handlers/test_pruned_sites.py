@@ -1,6 +1,5 @@
 """What pruning has left is trained as each of its weights would be by itself."""
 
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -18,13 +17,7 @@ from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training.objectives import recorded_elbo
 from tests._support.flat_site_cases import COUNT, FC1, Seen, assert_alike, data, model_of
 
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    with pyro.validation_enabled(False):
-        yield
+pytestmark = pytest.mark.usefixtures("double", "unvalidated")
 
 
 def make(prior=None, likelihood=None, fraction=0.6):

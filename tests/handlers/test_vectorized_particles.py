@@ -31,12 +31,7 @@ DRAWS = 5
 BLOCKS = {"one": 1, "two": 2 * COUNT, "all": 2**19}
 
 
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    with pyro.validation_enabled(False):
-        yield
+pytestmark = pytest.mark.usefixtures("double", "unvalidated")
 
 
 @pytest.fixture(params=BLOCKS.values(), ids=BLOCKS)

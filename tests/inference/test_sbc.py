@@ -65,11 +65,6 @@ class Regression:
         return guide, guide._parameters["loc"].data.copy_
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-
-
 def weight_ranks(regression, guide, set_loc):
     """How many of the guide's draws are below the true weight, ``[replications, 2]``."""
     ranks = []

@@ -24,12 +24,7 @@ SIZES = [5, 7, 3]
 MIXTURE = {"pi": 0.3, "sigma1": 1.2, "sigma2": 0.05}
 
 
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def posterior(*shape):

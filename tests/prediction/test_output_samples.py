@@ -23,11 +23,6 @@ P_VALUE = 1e-6  # and of each Kolmogorov-Smirnov test
 DRAWS = 20_000
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-
-
 def posterior(network, likelihood=None, rho=-0.5):
     """A model, and a guide with widely and unequally scattered weights."""
     model = bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(0.3), num_data=5)

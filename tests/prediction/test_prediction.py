@@ -26,11 +26,6 @@ from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-
-
 LIKELIHOODS = {  # and the number of outputs
     "categorical": (bbb.likelihoods.Categorical, 3),
     "bernoulli": (bbb.likelihoods.Bernoulli, 2),

@@ -113,9 +113,7 @@ X = torch.sin(torch.arange(57.0, dtype=torch.float64).view(19, 3) ** 2)
 Y = X.sum(1)
 
 
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def make(prior=None):

@@ -15,9 +15,7 @@ from pyro_bbb.training.objectives import LossParts
 SERIES = [field.name for field in fields(Record)]
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def run(**options):

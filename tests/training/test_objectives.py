@@ -19,9 +19,7 @@ from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
 ELBOS = [Trace_ELBO, TraceMeanField_ELBO]
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def guide_as_prior(make_prior):
