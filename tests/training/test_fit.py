@@ -17,7 +17,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.guides.kl_weight import with_kl_weight
+from pyro_bbb.training._interrupts import Interrupts
+from pyro_bbb.training._runners import choose
+from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training.objectives import NonFiniteError
 
@@ -848,3 +852,16 @@ def test_a_rollback_restores_what_steps_change_and_copies_nothing_else(monkeypat
     guarded.step([], 0.1)
     assert module.average.tolist() == [1.0, 1.0]
     assert [x is module.average for x in copied] == [True]
+
+
+@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+def test_the_runner_of_several_processes_records_for_one_what_the_eager_one_does(monkeypatch, loss):
+    def of_several(program):
+        return DistributedRunner(program, Processes(), Interrupts())
+
+    records = []
+    for runner in (choose.EagerRunner, of_several):
+        monkeypatch.setattr(choose, "EagerRunner", runner)
+        torch.manual_seed(0)
+        records.append(quiet_fit(*make(), data(), loss=loss).steps)
+    assert len(records[0]) == 6 and vars(records[0]) == vars(records[1])
