@@ -2,19 +2,22 @@
 
     python experiments/choose_defaults.py [--data-root ROOT]
 
-The defaults (standard Normal prior, He initial means, initial rho -5, cosine learning rate) are
-trained, and variants that differ in one of them, on scikit-learn's digits, and on Fashion-MNIST
+The defaults (standard Normal prior, He initial means, initial rho -5, learning rate of 32 / steps
+that falls along a cosine, temperature 1) are trained, and variants, on scikit-learn's digits, and
+on Fashion-MNIST
 from ``--data-root``, ``$PYRO_BBB_DATA`` or torchvision's download. Every network is scored on a
 fifth of the *training* part; no test data are read. Out-of-distribution inputs are validation
 images with shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import joblib
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -24,11 +27,12 @@ from _helpers.scores import scores
 from _helpers.training import uniform_means
 from pyro.distributions import Normal
 from torch import Tensor
+from tqdm import tqdm
 
 import pyro_bbb as bbb
 from pyro_bbb import data, metrics, plots
 
-Scores: TypeAlias = dict[str, float]
+Scores: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ class Config(DataSettings):
     fashion_epochs: int = 10
     """Passes over Fashion-MNIST; 0 leaves it out."""
     seeds: int = 3
-    """Runs per variant on the digits (one on Fashion-MNIST), of seeds 0, 1, ..."""
+    """Runs per variant, of seeds 0, 1, ..."""
+    workers: int = 1
+    """Processes, each of one thread; results are the same."""
     samples: int = 30
     """Networks drawn from the posterior for each prediction."""
     output: Path = Path("results/choose_defaults")
@@ -56,15 +62,26 @@ class Variant:
     fit: dict[str, Any] = field(default_factory=dict)
 
 
+COLD = {"kl_schedule": bbb.KLSchedule(temperature=0.1)}
+
+
+def narrow() -> Any:
+    """A mixture of a wide and a narrow Normal."""
+    return bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
+
+
 VARIANTS = {
     "defaults": Variant(),
+    "temperature 0.1": Variant(fit=COLD),
+    "learning rate 0.001": Variant(fit={"lr": 1e-3}),
+    "prior: mixture, sigma 1 and 0.1": Variant(prior=narrow),
+    "the same, temperature 0.1": Variant(prior=narrow, fit=COLD),
     "prior: mixture, sigma 1 and e^-6": Variant(
         prior=lambda: bbb.ScaleMixtureNormal(0.5, 1.0, math.exp(-6))
     ),
     "prior: by fan-in": Variant(prior=bbb.priors.FanInNormal),
     "prior: Normal, scale 0.1": Variant(prior=lambda: Normal(0.0, 0.1)),
     "initial rho -3": Variant(guide={"init_rho": -3.0}),
-    "initial rho -4": Variant(guide={"init_rho": -4.0}),
     "initial rho -6": Variant(guide={"init_rho": -6.0}),
     "initial means uniform in +-0.2": Variant(guide={"init_loc": uniform_means(0.2)}),
     "constant learning rate": Variant(fit={"lr_schedule": "constant"}),
@@ -80,7 +97,6 @@ class Task:
     ood: Tensor
     sizes: tuple[int, ...]
     epochs: int
-    seeds: int
 
 
 def digits_task(config: Config) -> Task:
@@ -88,8 +104,8 @@ def digits_task(config: Config) -> Task:
     (x, y), _ = digits()
     train, valid = stratified(x, y, 0.2)
     order = torch.rand(valid[0].shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
-    epochs, seeds = (1, 1) if config.smoke else (config.digits_epochs, config.seeds)
-    return Task(train, valid, valid[0].gather(-1, order), (64, 100, 100, 10), epochs, seeds)
+    epochs = 1 if config.smoke else config.digits_epochs
+    return Task(train, valid, valid[0].gather(-1, order), (64, 100, 100, 10), epochs)
 
 
 def fashion_task(config: Config) -> Task:
@@ -98,40 +114,58 @@ def fashion_task(config: Config) -> Task:
     ood, _ = data.load_images("mnist", root=config.data_root)
     train, valid = data.split(x.flatten(1), y, fraction=0.2, seed=1)
     sizes = (784, 400, 400, 10)
-    return Task(train, valid, ood[:10_000].flatten(1), sizes, config.fashion_epochs, 1)
+    return Task(train, valid, ood[:10_000].flatten(1), sizes, config.fashion_epochs)
 
 
-def score(task: Task, variant: Variant, seed: int, config: Config) -> Scores:
+def score(task: Task, name: str, seed: int, config: Config) -> Scores:
     """Trains one network and scores its ensemble on the validation part."""
+    variant = VARIANTS[name]
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     network = bbb.BayesianMLP(task.sizes, prior=variant.prior())
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(task.train[0]))
     guide = bbb.AutoSoftplusNormal(model, **variant.guide)
-    bbb.fit(model, guide, task.train, epochs=task.epochs, seed=seed, **variant.fit)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bbb.UndertrainedWarning)  # the table shows it
+        history = bbb.fit(
+            model, guide, task.train, epochs=task.epochs, progress=False, seed=seed, **variant.fit
+        )
     x, y = task.valid
     inside = bbb.predict(model, guide, x, num_samples=config.samples, seed=config.seed)
     outside = bbb.predict(model, guide, task.ood, num_samples=config.samples, seed=config.seed)
     return scores(inside.probs, y) | {
         "auroc": metrics.auroc(outside.entropy, inside.entropy),
+        "neg_elbo": (history.kl[-1] + history.nll[-1]) / len(task.train[0]),
+        "baseline": history.baseline_per_example,
+        "curve": history.neg_elbo_per_example,
     }
 
 
 def compare(name: str, task: Task, config: Config) -> dict[str, Scores]:
     """Mean scores of every variant over the seeds."""
+    seeds = 1 if config.smoke else config.seeds
+    runs = [(variant, seed) for variant in VARIANTS for seed in range(seeds)]
+    calls = (joblib.delayed(score)(task, *run, config) for run in runs)
+    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
+    found = list(tqdm(parallel(calls), desc=name, total=len(runs)))
     results = {}
-    for variant_name, variant in VARIANTS.items():
-        print(f"{name}: {variant_name}")
-        runs = [score(task, variant, seed, config) for seed in range(task.seeds)]
-        results[variant_name] = {key: float(np.mean([r[key] for r in runs])) for key in runs[0]}
+    for variant in VARIANTS:
+        own = [s for (of, _), s in zip(runs, found, strict=True) if of == variant]
+        results[variant] = {key: np.mean([s[key] for s in own], axis=0).tolist() for key in own[0]}
     return results
 
 
 def table(name: str, results: dict[str, Scores]) -> Table:
     """One row per variant."""
-    columns = (name, "accuracy (%)", "NLL (nats)", "ECE (%)", "AUROC (%)")
+    columns = (
+        *(name, "neg. ELBO (nats)", "data ignored"),
+        *("accuracy (%)", "NLL (nats)", "ECE (%)", "AUROC (%)"),
+    )
     rows = [
         (
             variant,
+            f"{s['neg_elbo']:.2f}",
+            "–" if "temperature" in variant else f"{s['baseline']:.2f}",
             f"{100 * s['accuracy']:.2f}",
             f"{s['nll']:.3f}",
             f"{100 * s['ece']:.2f}",
@@ -146,7 +180,7 @@ def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
     """Accuracy against out-of-distribution detection."""
     with plots.style():
         figure, ax = plt.subplots()
-        for marker, (variant, s) in zip("*osD^vPXh", results.items(), strict=True):
+        for marker, (variant, s) in zip("*8osD^vPXhd<", results.items(), strict=True):
             size = 13 if marker == "*" else 7
             ax.plot(100 * s["auroc"], s["nll"], marker, ms=size, label=variant)
         ax.set_xlabel("out-of-distribution AUROC (%)")
@@ -155,6 +189,24 @@ def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     caption = "NLL (lower is better) and AUROC of out-of-distribution detection (higher is better)."
     return run.picture(figure, name.lower().replace("-", "_"), caption)
+
+
+def draw_curves(run: Run, name: str, results: dict[str, Scores]) -> Picture:
+    """The negative ELBO in training, of two learning rates, against the baseline."""
+    with plots.style():
+        figure, ax = plt.subplots()
+        for variant in ("learning rate 0.001", "defaults"):
+            curve = results[variant]["curve"]
+            ax.plot(range(1, len(curve) + 1), curve, label=variant)
+        baseline = results["defaults"]["baseline"]
+        ax.axhline(
+            baseline, color="black", linestyle=":", label="a posterior that ignores the data"
+        )
+        ax.set(xlabel="epoch", ylabel="negative ELBO (nats per example)", yscale="log")
+        ax.set_title(f"{name}: is it trained?")
+        ax.legend()
+    caption = "Below the dotted line the posterior has learned more from the data than it paid for."
+    return run.picture(figure, f"{name.lower().replace('-', '_')}_elbo", caption)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -166,7 +218,12 @@ def main(config: Config) -> dict[str, Any]:
     results = {name: compare(name, task, config) for name, task in tasks.items()}
     record = run.finish(results)
     sections = [
-        Section(name, f"{tasks[name].epochs} epochs.", [table(name, r)], [draw(run, name, r)])
+        Section(
+            name,
+            f"{tasks[name].epochs} epochs.",
+            [table(name, r)],
+            [draw_curves(run, name, r), draw(run, name, r)],
+        )
         for name, r in results.items()
     ]
     text = "One change at a time from the defaults, scored on validation data."

@@ -35,7 +35,7 @@ from pyro_bbb.prediction import (
     predict_mean,
 )
 from pyro_bbb.pruning import prune, signal_to_noise
-from pyro_bbb.training import CheckpointError, EpochEnd, KLSchedule, fit
+from pyro_bbb.training import CheckpointError, EpochEnd, KLSchedule, UndertrainedWarning, fit
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import NonFiniteError
 from pyro_bbb.training.optim import JointOptim
@@ -59,6 +59,7 @@ __all__ = [
     "Prediction",
     "RegressionPrediction",
     "ScaleMixtureNormal",
+    "UndertrainedWarning",
     "alone",
     "bandits",
     "bayesianize",

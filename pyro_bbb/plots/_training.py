@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.rcsetup import cycler
 from torch import Tensor
 
-from pyro_bbb._utils.colors import BLACK, CYCLE, SKY, VERMILLION
+from pyro_bbb._utils.colors import BLACK, CYCLE, PURPLE, SKY, VERMILLION
 from pyro_bbb._utils.validation import kind, tensor
 from pyro_bbb.plots._arrays import as_numpy
-from pyro_bbb.training.history import Record
+from pyro_bbb.training.history import History, Record
 
 
 def style() -> AbstractContextManager[None]:
@@ -39,6 +39,8 @@ def style() -> AbstractContextManager[None]:
 def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     r"""The two parts of the loss, $\pi\,KL$ (complexity) and $-\log p(D|w)$ (data), and their sum.
 
+    A `History` of `fit` adds its baseline, the loss of a posterior that ignores the data.
+
     Args:
         ax: where to draw.
         history: what `pyro_bbb.fit` returned, or its ``steps`` record. Values in nats.
@@ -54,6 +56,9 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     ax.plot(when, complexity, color=SKY, linewidth=3.0, label="complexity cost")
     ax.plot(when, history.nll, color=VERMILLION, linewidth=2.0, label="data cost")
     ax.plot(when, history.loss, color=BLACK, linewidth=1.0, linestyle="--", label="loss, the sum")
+    if isinstance(history, History) and history.baseline_per_example is not None:
+        baseline = history.baseline_per_example * history.num_data
+        ax.axhline(baseline, color=PURPLE, linewidth=1.5, linestyle=":", label="data ignored")
     if min(*history.loss, *complexity, *history.nll) > 0:
         ax.set_yscale("log")
     ax.set(xlabel=unit, ylabel="nats")

@@ -7,16 +7,10 @@
     aleatoric, epistemic = regressor.predict_uncertainty(X_new)
 
 Inputs, and the targets of a regression, are scaled inside. Arrays, and data frames of numbers of
-pandas or polars, are taken. ``pip install "pyro-bbb[sklearn]"`` installs what it needs.
+pandas or polars, are taken.
 
 Imports any room but `cli` and `play`. A new estimator is one module here beside ``_regressor.py``.
 """
-
-try:
-    import sklearn  # noqa: F401
-except ModuleNotFoundError as error:
-    needed = 'pyro_bbb.sklearn needs scikit-learn: pip install "pyro-bbb[sklearn]"'
-    raise ModuleNotFoundError(needed, name="sklearn") from error
 
 from pyro_bbb.sklearn._base import Uncertainty
 from pyro_bbb.sklearn._classifier import BayesianClassifier

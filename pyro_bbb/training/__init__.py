@@ -5,9 +5,19 @@ schedule into ``_schedules.py``, a way to run a step into ``_runners``.
 """
 
 from pyro_bbb.training import history, objectives, optim
+from pyro_bbb.training._baseline import UndertrainedWarning
 from pyro_bbb.training._checkpoint import CheckpointError
 from pyro_bbb.training._fit import Callback as Callback
 from pyro_bbb.training._fit import EpochEnd, fit
 from pyro_bbb.training._schedules import KLSchedule
 
-__all__ = ["CheckpointError", "EpochEnd", "KLSchedule", "fit", "history", "objectives", "optim"]
+__all__ = [
+    "CheckpointError",
+    "EpochEnd",
+    "KLSchedule",
+    "UndertrainedWarning",
+    "fit",
+    "history",
+    "objectives",
+    "optim",
+]

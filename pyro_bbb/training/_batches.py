@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from pyro_bbb.models import BayesianModel
 
 Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 Batch: TypeAlias = tuple[Tensor, Tensor]
+_EXAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,13 @@ class Batches:
         self._start = None
         self.epoch += 1
 
+    @cached_property
     def examples(self) -> Batch:
-        """Checked examples: all of the data in memory, or the batch that a loader begins with."""
+        """Checked examples, evenly spread over data in memory; or a loader's first batch."""
         if isinstance(self.source, Minibatches):
             self.model.check(self.source.x, self.source.y)
-            return self.source.x, self.source.y
+            step = math.ceil(len(self.source.x) / _EXAMPLES)
+            return self.source.x[::step], self.source.y[::step]
         batches = self._begin()
         if self.processes.size == 1:
             first = next(batches)

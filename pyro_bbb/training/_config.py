@@ -13,7 +13,7 @@ import torch
 
 from pyro_bbb._utils.validation import as_float, count, function, one_of
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, lr_factor
+from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr, lr_factor
 from pyro_bbb.training.objectives import recorded_elbo
 
 NONFINITE = ("raise", "skip")
@@ -25,7 +25,7 @@ class FitConfig:
 
     epochs: int
     batch_size: int
-    lr: float
+    lr: float | None
     optimizer: Any
     lr_schedule: str | Callable[[float], float]
     num_particles: int
@@ -56,9 +56,20 @@ class FitConfig:
         """The weights of the KL."""
         return as_kl_schedule(self.kl_schedule)
 
-    def lr_at(self, progress: float) -> float:
-        """Learning rate after a fraction ``progress`` of the training."""
-        return self.lr * lr_factor(self.lr_schedule)(progress)
+    def initial_lr(self, steps_per_epoch: int) -> float:
+        """Learning rate at the start."""
+        if self.lr is not None:
+            return self.lr
+        return default_lr(self.epochs * steps_per_epoch) if self.optimizer is None else 1e-3
+
+    def lr_factor(self, progress: float) -> float:
+        """Factor of the learning rate after a fraction ``progress`` of the training."""
+        return lr_factor(self.lr_schedule)(progress)
+
+    def last_kl_weight(self, num_data: int) -> float:
+        """Weight of the KL in the last epoch, as in one minibatch of all data."""
+        sizes = {"batch_size": num_data, "num_data": num_data}
+        return self.schedule.weight(batch=1, num_batches=1, epoch=self.epochs - 1, **sizes)
 
     def checked_callbacks(self) -> tuple[Callable[[Any], bool | None], ...]:
         """The callbacks, each of which can be called; an iterator is read once."""
@@ -72,6 +83,8 @@ class FitConfig:
     def _check_numbers(self) -> None:
         count("epochs", self.epochs)
         lr = self.lr
+        if lr is None:
+            return
         number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
         if not number or not 0 < as_float(lr) < math.inf:
             raise ValueError(f"lr must be a positive number, got {lr!r}")

@@ -19,16 +19,17 @@ import torch
 from pyro_bbb._handlers.param_store import callers_store, own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.distributed import processes
+from pyro_bbb._utils.interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, NoModeError
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
 from pyro_bbb.training._checkpoint import Checkpoint, checkpoint_folder
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._fingerprint import check_alike, fingerprint
-from pyro_bbb.training._interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb.training._loop import Loop
 from pyro_bbb.training._runners.choose import make_runner
 from pyro_bbb.training._runners.cuda_graph import capture_device
@@ -69,7 +70,7 @@ def fit(
     *,
     epochs: int,
     batch_size: int = 128,
-    lr: float = 1e-3,
+    lr: float | None = None,
     optimizer: Optimizer | None = None,
     lr_schedule: str | Callable[[float], float] = "cosine",
     num_particles: int = 1,
@@ -102,7 +103,8 @@ def fit(
             yield the shard of its process.
         epochs: passes over the data, at least 1.
         batch_size: examples per minibatch, in all processes together; a `DataLoader` has its own.
-        lr: learning rate at the start.
+        lr: learning rate at the start. By default 32 / steps, but at least 0.001 and at most 0.03,
+            which suits Adam (`docs/guide/trained.md`); with another ``optimizer`` 0.001.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam. Or a `PyroOptim`, which keeps its own learning rates.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the
@@ -147,6 +149,10 @@ def fit(
         the record so far is returned, with ``interrupted`` set, and model and guide keep what they
         have learned (a second Ctrl-C raises KeyboardInterrupt at once).
 
+    Warns:
+        UndertrainedWarning: training ended where a posterior that ignores the data has a better
+            ELBO (`docs/guide/trained.md`).
+
     Raises:
         CheckpointError: a checkpoint cannot be written or read. The one before is whole; model and
             guide keep what they have learned, the error has ``history``, and ``retry()`` writes it.
@@ -188,7 +194,7 @@ def fit(
     group = processes(device)
     check_group(group, guide, data, config)
     interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
-    history, done = History(), Progress()
+    history, done = History(num_data=model.num_data), Progress()
     with seeded(seed), own_store(model, guide), group.own_stream() as begin_stream:
         batches = Batches(data, batch_size, model, device, accumulate, group)
         begin_stream()
@@ -203,7 +209,11 @@ def fit(
         if saving:
             saving.begin()
             if done.finished:
-                return history
+                return history.with_baseline(done.baseline)
+        if done.baseline is None:
+            with frozen.preserved():
+                kl_weight = config.last_kl_weight(model.num_data)
+                done.baseline = baseline_per_example(batches, kl_weight)
         scope = _step_scope(estimator, runner.optim, frozen)
         with interrupts:
             loop = Loop(config, state, runner, scope, saving)
@@ -215,7 +225,11 @@ def fit(
             done.finished = True
         if saving:
             saving.write()
-    return replace(history, interrupted=True) if interrupts.stop else history
+    history = history.with_baseline(done.baseline)
+    if interrupts.stop:
+        return replace(history, interrupted=True)
+    warn_if_undertrained(history)
+    return history
 
 
 def _checkpoint(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 
+from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.training._checkpoint import Checkpoint
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._interrupts import Interrupts
 from pyro_bbb.training._runners.protocol import Parts, StepRunner
 from pyro_bbb.training._state import TrainingState
 
@@ -28,6 +28,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         batches, at = self.state.batches, self.state.progress
+        self.lr = self.config.initial_lr(len(batches))
         self.bar = tqdm(
             total=self.config.epochs * len(batches),
             initial=at.epoch * len(batches) + at.batch,
@@ -56,7 +57,8 @@ class Loop:
         began = time.perf_counter() - at.seconds
         for parts, epochs in self._minibatches(interrupts):
             with self.scope():
-                self.runner.step(parts, self.config.lr_at(min(1.0, epochs / self.config.epochs)))
+                factor = self.config.lr_factor(min(1.0, epochs / self.config.epochs))
+                self.runner.step(parts, self.lr * factor)
             at.batch += 1
             at.seconds = time.perf_counter() - began
             self.bar.update()

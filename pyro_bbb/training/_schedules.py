@@ -139,6 +139,16 @@ def constant(progress: float) -> float:
 _LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
+def default_lr(num_steps: int) -> float:
+    r"""Return a learning rate of Adam for so many steps, in [0.001, 0.03].
+
+    Adam moves a parameter by at most about the learning rate in a step, so by about 16 in a
+    training along half a cosine. That is three times the way of a $\rho$ from -5 to the scale of a
+    standard Normal prior.
+    """
+    return min(max(32 / num_steps, 1e-3), 3e-2)
+
+
 def lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
     """The schedule of the learning rate by its name; a function is taken as it is."""
     if callable(schedule):

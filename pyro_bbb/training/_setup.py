@@ -50,13 +50,12 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
 def make_program(guide: Any, batches: Batches, config: FitConfig, history: History) -> StepProgram:
     """Assemble the computation of a training step, after a check of guide against model."""
     model, weighted = batches.model, with_kl_weight(guide)
-    latents = check_fit(model, weighted, *batches.examples())
+    latents = check_fit(model, weighted, *batches.examples)
     batches.processes.align(tensors_of(model, guide))
     elbo = _objective(model, guide, latents, config)
     network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
-    return StepProgram(
-        network, weighted, elbo, (guide, model), config.optimizer, config.lr, history
-    )
+    lr = config.initial_lr(len(batches))
+    return StepProgram(network, weighted, elbo, (guide, model), config.optimizer, lr, history)
 
 
 def _objective(

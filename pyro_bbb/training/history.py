@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pyro_bbb.training.objectives import LossParts
@@ -66,12 +66,23 @@ class History(Record):
         skipped: numbers, from 1, of the steps that were left out because loss or gradient was not
             finite.
         interrupted: whether Ctrl-C ended the training.
+        num_data: examples in the training set.
+        baseline_per_example: the objective, in nats per example, of the best of some posteriors
+            that ignore the data (`docs/guide/trained.md`), under the priors before training and
+            the KL's last weight; ``None`` for points, and before the end of training.
     """
 
     seconds: list[float] = field(default_factory=list)
     steps: Record = field(default_factory=Record)
     skipped: list[int] = field(default_factory=list)
     interrupted: bool = False
+    num_data: int = 1
+    baseline_per_example: float | None = None
+
+    @property
+    def neg_elbo_per_example(self) -> list[float]:
+        """The loss of each epoch in nats per example; at other temperatures than 1 tempered."""
+        return [loss / self.num_data for loss in self.loss]
 
     def __repr__(self) -> str:
         steps = f"{len(self):,} epochs, {len(self.steps):,} steps"
@@ -79,6 +90,11 @@ class History(Record):
         interrupted = ", interrupted" if self.interrupted else ""
         took = f", {math.fsum(self.seconds):.3g} s"
         return f"History({steps}{self._ends()}{took}{skipped}{interrupted})"
+
+    def with_baseline(self, nats_per_example: float | None) -> History:
+        """The record with a baseline; points have no density, and no ELBO to compare with it."""
+        points = not self.log_guide or self.log_guide[-1] == 0.0
+        return replace(self, baseline_per_example=None if points else nats_per_example)
 
     def close_epoch(self, num_steps: int, seconds: float) -> None:
         """Adds an epoch made of the latest ``num_steps`` steps."""

@@ -356,10 +356,10 @@ STAGES = {
     "callback": ({"callbacks": [raising(BROKEN)]}, RuntimeError),
     "interrupted callback": ({"callbacks": [raising(INTERRUPT)]}, KeyboardInterrupt),
     "not a number at once": ({"likelihood": Failing(1)}, None),
-    "not a number later": ({"likelihood": Failing(7)}, NonFiniteError),
+    "not a number later": ({"likelihood": Failing(21)}, NonFiniteError),
     "first use of the model": ({"likelihood": Failing(1, BROKEN)}, RuntimeError),
-    "a step": ({"likelihood": Failing(6, BROKEN)}, RuntimeError),
-    "interrupted step": ({"likelihood": Failing(6, INTERRUPT)}, KeyboardInterrupt),
+    "a step": ({"likelihood": Failing(20, BROKEN)}, RuntimeError),
+    "interrupted step": ({"likelihood": Failing(20, INTERRUPT)}, KeyboardInterrupt),
     "unknown estimator": ({"estimator": "none"}, ValueError),
     "no failure": ({}, None),
 }
@@ -387,7 +387,7 @@ def test_training_that_ends_anywhere_leaves_the_world_as_it_was(stage, estimator
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.parametrize("make_guide", [bbb.AutoSoftplusNormal, AutoNormal])
 def test_a_failure_restores_whatever_was_set(make_guide, validation):
-    likelihood = Failing(6, INTERRUPT)
+    likelihood = Failing(20, INTERRUPT)
     model, guide = make(1, likelihood, guide=make_guide)
     pyro.param("theirs", torch.ones(2))
     with pyro.validation_enabled(validation), torch.no_grad():

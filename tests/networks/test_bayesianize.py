@@ -513,7 +513,7 @@ def test_the_padding_row_stays_as_it_was():
 # --- the verbs of the library ---
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:training ended at")
 @every_layer
 def test_fit_predict_prune_and_export(name):
     make, inputs = LAYERS[name]

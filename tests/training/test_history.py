@@ -111,7 +111,8 @@ def test_it_goes_through_json():
     found = json.loads(json.dumps(history.as_dict()))
     assert found["loss"] == history.loss
     assert found["steps"]["kl"] == history.steps.kl
-    assert set(found) == {*SERIES, "seconds", "steps", "skipped", "interrupted"}
+    others = {"seconds", "steps", "skipped", "interrupted", "num_data", "baseline_per_example"}
+    assert set(found) == {*SERIES, *others}
 
 
 def test_the_printed_form_is_one_line():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb.training._interrupts import Interrupts
+from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.training._runners.cuda_graph import CaptureDevice, CudaGraphRunner
 from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._runners.eager import EagerRunner

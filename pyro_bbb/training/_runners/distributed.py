@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb.training._interrupts import Interrupts
+from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.training._runners.protocol import (
     Parts,
     StepProgram,

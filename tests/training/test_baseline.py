@@ -1,0 +1,161 @@
+"""The baseline that ignores the data, the warning below it, and the default learning rate."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from pyro.distributions import Normal, StudentT
+from pyro.infer import Trace_ELBO
+from sklearn.datasets import load_digits
+
+import pyro_bbb as bbb
+from pyro_bbb.training import _baseline
+from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._schedules import default_lr
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
+    return x[:1347].float() / 16, y[:1347]
+
+
+def classifier(num_data, prior=None):
+    torch.manual_seed(0)
+    network = bbb.BayesianMLP([64, 100, 100, 10], prior=prior or Normal(0.0, 1.0))
+    return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=num_data)
+
+
+def baseline(model, data, kl_weight=1.0):
+    return _baseline.baseline_per_example(batches_of(model, data), kl_weight)
+
+
+def batches_of(model, data):
+    return Batches(data, 128, model, torch.device("cpu"))
+
+
+def negative_elbo(model, guide, data, draws):
+    """Pyro's own estimate, in nats per example."""
+    with torch.no_grad():
+        return Trace_ELBO(num_particles=draws).loss(model, guide, *data) / model.num_data
+
+
+def guide_ignoring_data(model, scales):
+    guide = bbb.AutoSoftplusNormal(model, init_loc=0.0)
+    for name, rho in guide.rhos.named_parameters():
+        rho.data.fill_(math.log(math.expm1(scales(name))))
+    return guide
+
+
+@pytest.mark.parametrize(
+    ("prior", "scales"),
+    [
+        (Normal(0.0, 1.0), lambda name: 4.0**-4 if "fc3" in name else 1.0),
+        (bbb.ScaleMixtureNormal(0.5, 1.0, math.exp(-6)), lambda _: math.sqrt(0.5) / 256),
+    ],
+)
+def test_it_is_the_elbo_of_a_guide_that_ignores_the_data(digits, prior, scales):
+    """By Pyro's estimate for that guide with all data; four draws vary by 2 %."""
+    model = classifier(1347, prior)
+    expected = negative_elbo(model, guide_ignoring_data(model, scales), digits, draws=20)
+    assert baseline(model, digits) == pytest.approx(expected, rel=0.05)
+
+
+def test_one_draw_is_unbiased_for_a_closed_form():
+    r"""One weight of prior N(0, 1): $KL = (c^2 - 1)/2 - \log c$, 5 standard errors."""
+    x, y = torch.ones(8, 1), torch.full((8, 1), 0.5)
+    network = bbb.BayesianLinear(1, 1, bias=False, prior=Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=16)
+    torch.manual_seed(0)
+    c, weight = 0.25, 0.7
+    draws = torch.tensor(
+        [_baseline._neg_elbo(model, x, y, {"network.weight": c}, weight) for _ in range(400)]
+    )
+    kl = (c**2 - 1) / 2 - math.log(c)
+    nll = 16 * (0.5 * math.log(2 * math.pi) + 0.5 * (0.5**2 + c**2))
+    assert abs(draws.mean() - (weight * kl + nll)) < 5 * draws.std() / 20
+
+
+def test_it_falls_with_the_weight_of_the_kl(digits):
+    model = classifier(1347)
+    cold, warm = baseline(model, digits, 0.1), baseline(model, digits, 1.0)
+    assert math.log(10) < cold < warm  # the entropy of ten equal classes is the least possible
+
+
+def test_it_leaves_random_state_parameters_and_modes_alone(digits):
+    model = classifier(1347)
+    model.network.eval()
+    batches = batches_of(model, digits)
+    state = torch.get_rng_state()
+    found = [_baseline.baseline_per_example(batches, 1.0) for _ in range(2)]
+    assert found[0] == found[1]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training and not model.network.training
+
+
+def test_a_prior_without_variance_is_drawn_from_as_it_is():
+    x, y = torch.ones(8, 2), torch.zeros(8, 1)
+    network = bbb.BayesianLinear(2, 1, prior=StudentT(1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=8)
+    assert baseline(model, (x, y)) > 0
+
+
+def fit(model, guide, data, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = bbb.fit(model, guide, data, progress=False, seed=0, **options)
+    return history, [w for w in caught if issubclass(w.category, bbb.UndertrainedWarning)]
+
+
+def test_fit_warns_where_training_ends_above_it(digits):
+    model = classifier(1347)
+    history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=2, lr=1e-3)
+    assert history.baseline_per_example == baseline(model, digits)
+    assert history.neg_elbo_per_example == [loss / 1347 for loss in history.loss]
+    assert len(found) == 1 and found[0].filename == __file__
+    text = f"{history.neg_elbo_per_example[-1]:.3g} nats per example"
+    assert text in str(found[0].message)
+    assert f"reaches {history.baseline_per_example:.3g}." in str(found[0].message)
+
+
+def test_points_have_none(digits):
+    model = classifier(1347)
+    guide = bbb.guides.make("delta", model)
+    history, found = fit(model, guide, digits, epochs=1)
+    assert history.baseline_per_example is None and not found
+
+
+@pytest.mark.slow
+def test_the_default_recipe_is_better_on_digits(digits):
+    model = classifier(1347)
+    history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=100)
+    assert not found
+    assert history.neg_elbo_per_example[-1] < 0.5 * history.baseline_per_example
+
+
+def test_the_default_recipe_is_better_on_a_sine():
+    x = torch.linspace(-0.5, 0.5, 32)[:, None]
+    y = 10 * torch.sin(2 * math.pi * x) + torch.randn(x.shape, generator=torch.manual_seed(0))
+    network = bbb.BayesianMLP([1, 20, 20, 1], prior=Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=32)
+    history, found = fit(model, bbb.AutoSoftplusNormal(model), (x, y), epochs=400)
+    assert not found
+    assert history.neg_elbo_per_example[-1] < history.baseline_per_example
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"), [(1, 0.03), (1_100, 32 / 1_100), (3_200, 0.01), (10**6, 0.001)]
+)
+def test_the_default_learning_rate_falls_with_the_number_of_steps(num_steps, expected):
+    assert default_lr(num_steps) == expected
+
+
+def test_it_is_adams_alone(digits):
+    model = classifier(1347)
+    rates = {
+        optimizer: fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=1, optimizer=optimizer)
+        for optimizer in (None, torch.optim.AdamW)
+    }
+    assert rates[None][0].steps.lr[0] == 0.03
+    assert rates[torch.optim.AdamW][0].steps.lr[0] == 0.001
