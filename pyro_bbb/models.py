@@ -32,7 +32,8 @@ class BayesianModel(PyroModule):
     Pyro model: SVI, NUTS and every autoguide take it.
 
     Args:
-        network: a `PyroModule` with `PyroSample` weights.
+        network: a `PyroModule` with `PyroSample` weights, or any module that holds such, as an
+            ``nn.Sequential`` of Bayesian layers does.
         likelihood: from the network's outputs to the distribution of the observations.
         num_data: size of the full training set, N.
 
@@ -43,8 +44,13 @@ class BayesianModel(PyroModule):
 
     def __init__(self, network: nn.Module, likelihood: Likelihood, num_data: int) -> None:
         super().__init__()
-        if not isinstance(network, PyroModule):
-            raise TypeError(f"network must be a PyroModule, got {type(network).__name__}")
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
+        if not any(isinstance(part, PyroModule) for part in network.modules()):
+            raise TypeError(
+                f"network must have random weights, got an ordinary {type(network).__name__}: make "
+                "them so by bayesianize(network)"
+            )
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be a pyro_bbb.likelihoods one, got {likelihood!r}")
         if isinstance(num_data, bool) or not isinstance(num_data, int):
@@ -230,7 +236,7 @@ def _changes_buffers(network: nn.Module) -> bool:
     )
 
 
-def _forget_calls(part: PyroModule) -> None:
+def _forget_calls(part: nn.Module) -> None:
     """Reset the Pyro context of a module that has run outside a model."""
     context = _Context()
     for module in part.modules():

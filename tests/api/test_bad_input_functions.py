@@ -627,7 +627,10 @@ FILES = [
         bad={
             "nothing there": ({"path": str(folder() / "none")}, "none"),
             "a number": ({"path": 3}, "path must be"),
-            "a network": ({"network": nn.Linear(3, 2)}, "network must be a PyroModule, got Linear"),
+            "a network": (
+                {"network": nn.Linear(3, 2)},
+                "network must have random weights",
+            ),
             "another network": ({"network": bbb.BayesianMLP([3, 5])}, "the network expects"),
             "a likelihood": (
                 {"likelihood": "gaussian"},

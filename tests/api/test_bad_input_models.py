@@ -417,7 +417,10 @@ LIKELIHOODS = [
         "BayesianModel",
         lambda: {"network": network(), "likelihood": likelihoods.Categorical(), "num_data": 4},
         bad={
-            "no Pyro": ({"network": nn.Linear(3, 2)}, "network must be a PyroModule, got Linear"),
+            "no Pyro": (
+                {"network": nn.Linear(3, 2)},
+                "network must have random weights",
+            ),
             "a class": ({"likelihood": likelihoods.Categorical}, "likelihood must be"),
             "no likelihood": ({"likelihood": PyroModule()}, "must be a pyro_bbb.likelihoods one"),
             "no data": ({"num_data": 0}, "num_data must be at least 1, got 0"),

@@ -194,3 +194,66 @@ def test_a_network_may_enter_two_models():
     for model in (one, other, one):
         conditioned = poutine.condition(model, {"network.fc2.bias": torch.tensor([1e6])})
         assert conditioned(x).min() > 1e5
+
+
+# --- ordinary modules that hold Bayesian layers ---
+
+
+class Enclosing(nn.Module):
+    """Bayesian layers, and an ordinary one that is trained alongside."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = bbb.BayesianLinear(3, 6)
+        self.rest = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), bbb.BayesianLinear(6, 2))
+
+    def forward(self, x):
+        return self.rest(torch.tanh(self.first(x)))
+
+
+def sequential():
+    return nn.Sequential(bbb.BayesianLinear(3, 6), nn.Tanh(), bbb.BayesianLinear(6, 2))
+
+
+def of_pyro(network):
+    """The same network with Pyro mixed into every module."""
+    to_pyro_module_(network)
+    return network
+
+
+def train_and_use(network, estimator):
+    """All that a user does with it, as numbers."""
+    x, y = torch.randn(12, 3), torch.randn(12, 2)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
+    guide = bbb.AutoSoftplusNormal(model)
+    history = bbb.fit(model, guide, (x, y), epochs=2, estimator=estimator, progress=False)
+    prediction = bbb.predict(model, guide, x, num_samples=3)
+    pruned = bbb.to_module(model, bbb.prune(guide, fraction=0.5))
+    ensemble = bbb.to_ensemble(model, guide, num_samples=2)
+    chains = bbb.run_nuts(model, (x, y), num_samples=2, warmup_steps=2, progress=False)
+    used = [prediction.mean, bbb.predict_mean(model, guide, x).mean, pruned(x)]
+    return history.loss, used + [ensemble(x), bbb.predict(model, chains, x).mean]
+
+
+@pytest.mark.parametrize("estimator", ["reparam", "flipout"])
+@pytest.mark.parametrize("make", [sequential, Enclosing])
+def test_an_ordinary_module_that_holds_bayesian_layers_is_a_network(make, estimator):
+    """To the bit as the network of Pyro modules."""
+    found = []
+    for wrap in (of_pyro, lambda network: network):
+        torch.manual_seed(0)
+        found.append(train_and_use(wrap(make()), estimator))
+    (loss, used), (expected_loss, expected) = found
+    assert loss == expected_loss
+    torch.testing.assert_close(used, expected, rtol=0, atol=0)
+
+
+def test_a_sequential_of_bayesian_layers_is_saved(tmp_path):
+    model = bbb.BayesianModel(sequential(), bbb.likelihoods.Gaussian(0.5), num_data=12)
+    guide = bbb.AutoSoftplusNormal(model)
+    bbb.save(tmp_path / "saved", model, guide)
+    x = torch.randn(4, 3)
+    means = [
+        bbb.predict_mean(*pair, x).mean for pair in ((model, guide), bbb.load(tmp_path / "saved"))
+    ]
+    assert torch.equal(*means)
