@@ -15,7 +15,6 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb._utils.locking import locked
@@ -122,7 +121,7 @@ def load(
     if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
     for name, given, kind in (
-        ("network", network, PyroModule),
+        ("network", network, nn.Module),
         ("likelihood", likelihood, Likelihood),
     ):
         if not (given is None or isinstance(given, kind)):

@@ -5,8 +5,10 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.nn.module import to_pyro_module_
 from torch import nn
 
+import pyro_bbb as bbb
 from pyro_bbb import AutoSoftplusNormal, BayesianLinear, BayesianMLP, BayesianModel, likelihoods
 
 
