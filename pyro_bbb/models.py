@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyro
@@ -22,6 +24,8 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
 from pyro_bbb.priors import Prior
+
+__all__ = ["BayesianModel"]
 
 
 class BayesianModel(PyroModule):
@@ -139,7 +143,7 @@ class BayesianModel(PyroModule):
 
     def _arguments_at(self, x: Tensor) -> dict[str, Tensor]:
         """The likelihood's arguments, in single precision even where autocasting is on."""
-        outputs = self.network(x)
+        outputs = _tensor_of(self.network(x))
         if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
             outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return self.likelihood.arguments(outputs)
@@ -193,9 +197,44 @@ class BayesianModel(PyroModule):
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
         with quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self):
             with own_store(self), self._pyro_context:
-                outputs = _outputs(self.network, x[:2])
+                outputs = _outputs(self.network, x[:2], len(x))
                 if y is not None:
                     self.likelihood.check(outputs, y)
+
+
+def require_guide(guide: Any) -> None:
+    """Raise TypeError where a class, a model or a network stands for a guide."""
+    if isinstance(guide, type):
+        raise TypeError(
+            f"guide must be a guide, got the class {guide.__name__}: did you mean "
+            f"{guide.__name__}(model)?"
+        )
+    if isinstance(guide, BayesianModel):
+        raise TypeError(
+            "guide must be a guide, got a BayesianModel: did you mean AutoSoftplusNormal(model)?"
+        )
+
+
+def to_precision(x: Tensor, *parts: Any) -> Tensor:
+    """Inputs in the precision of the first part that has one; integers stay: they may be indices.
+
+    Args:
+        x: inputs, ``[n, ...]``.
+        parts: guides and models, or samples by name; others are passed over.
+    """
+    found = (
+        value.dtype
+        for part in parts
+        for value in (
+            chain(part.parameters(), part.buffers())
+            if isinstance(part, nn.Module)
+            else part.values()
+            if isinstance(part, Mapping)
+            else ()
+        )
+        if isinstance(value, Tensor) and value.is_floating_point()
+    )
+    return x.to(next(found, x.dtype)) if x.is_floating_point() else x
 
 
 def _require_inputs(x: Tensor) -> None:
@@ -203,13 +242,19 @@ def _require_inputs(x: Tensor) -> None:
         raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
 
 
-def _outputs(network: nn.Module, x: Tensor) -> Tensor:
+def _tensor_of(outputs: Any) -> Any:
+    """The tensor in a network's outputs, such as the ``logits`` of Hugging Face's."""
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+
+
+def _outputs(network: nn.Module, x: Tensor, rows: int) -> Tensor:
     try:
-        outputs: Tensor = network(x)
+        outputs: Tensor = _tensor_of(network(x))
     except (RuntimeError, IndexError, NotImplementedError) as error:
-        shape = ", ".join(["n", *map(str, x.shape[1:])])
+        hint = "" if x.is_floating_point() else "; if x are no indices, call x.float()"
         raise ValueError(
-            f"x of shape [{shape}] and {x.dtype} does not fit the network: {error}"
+            f"x of shape {[rows, *x.shape[1:]]} and {x.dtype} does not fit the network: "
+            f"{error}{hint}"
         ) from error
     return outputs
 

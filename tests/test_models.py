@@ -334,8 +334,8 @@ class Convolution(PyroModule):
     [
         (BayesianMLP([2, 3]), (9, 3), r"expected x of shape \[batch, 2\], got \[2, 3\]"),
         (BayesianMLP([2, 3]), (9,), r"expected x of shape \[batch, 2\]"),
-        (Convolution(), (9, 5, 4, 4), r"x of shape \[n, 5, 4, 4\] and torch.float32 does not fit"),
-        (PartlyBayesian(), (9, 5), r"x of shape \[n, 5\] and torch.float32 does not fit"),
+        (Convolution(), (9, 5, 4, 4), r"x of shape \[9, 5, 4, 4\] and torch.float32 does not fit"),
+        (PartlyBayesian(), (9, 5), r"x of shape \[9, 5\] and torch.float32 does not fit"),
     ],
 )
 def test_inputs_that_do_not_fit_the_network_are_refused(network, shape, message):

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from pyro_bbb._utils.inputs import READ_BATCH, as_tensor
 from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
-
-_READ_BATCH = 1024  # items collated at once when a Dataset is read
 
 
 def as_tensors(
@@ -38,7 +36,7 @@ def as_tensors(
         raise TypeError(f"data must be {kinds}, got {type(data).__name__}")
     if len(pair) != 2:
         raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
-    x, y = _to_tensor("x", pair[0]), _to_tensor("y", pair[1])
+    x, y = as_tensor("x", pair[0]), as_tensor("y", pair[1])
     _check_lengths(x, y)
     _check_finite("x", x)
     _check_finite("y", y)
@@ -142,22 +140,13 @@ def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
         return list(data.tensors)
     if len(data) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
-    batches = list(DataLoader(data, batch_size=_READ_BATCH, generator=torch.Generator()))
+    batches = list(DataLoader(data, batch_size=READ_BATCH, generator=torch.Generator()))
     pairs = isinstance(batches[0], list)  # to which pairs are collated
     if not (pairs and all(isinstance(part, Tensor) for part in batches[0])):
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
         )
     return [torch.cat(parts) for parts in zip(*batches, strict=True)]
-
-
-def _to_tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return torch.tensor(value)
-    if not isinstance(value, Tensor):
-        kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
-    return value
 
 
 def _data_only(value: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -48,14 +49,23 @@ def select(root: nn.Module, where: Where | None) -> list[ParameterPath]:
         found = {path for path in candidates if _selects(criterion, modules, path)}
         if not found:
             by = "module" if where is None else f"where={criterion!r}"
-            known = [f"{path} ({type(part).__name__})" for path, part in modules.items()]
-            raise ValueError(f"{by} has no trainable parameters to convert among {known}")
+            near = _near(criterion, modules, candidates)
+            raise ValueError(f"{by} has no trainable parameters to convert{near}")
         chosen |= found
     for path, name in chosen:
         if reason := _obstacle(modules[path], name):
             full_name = _join(path, name)
             raise ValueError(f"{full_name!r} cannot be random: {reason}, or leave it out by where=")
     return [path for path in candidates if path in chosen]
+
+
+def _near(criterion: Any, modules: dict[str, nn.Module], parameters: list[ParameterPath]) -> str:
+    """Return names like a pattern, or the types of modules that have parameters."""
+    if isinstance(criterion, str):
+        names = [*modules, *(_join(*path) for path in parameters)]
+        if near := get_close_matches(criterion, names, n=3, cutoff=0.5):
+            return f"; near it: {near}"
+    return f"; types: {sorted({type(modules[path]).__name__ for path, _ in parameters})}"
 
 
 def _criteria(where: Any) -> list[Any]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyro
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical
+from torch.utils.data import DataLoader, Dataset
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.validation import all_finite, count, kind, one_of, tensor
-from pyro_bbb.models import BayesianModel
+from pyro_bbb._utils.inputs import as_tensor, input_batches
+from pyro_bbb._utils.validation import all_finite, count, kind, one_of
+from pyro_bbb.models import BayesianModel, require_guide, to_precision
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._summaries import (
@@ -26,6 +29,7 @@ from pyro_bbb.prediction._summaries import (
 )
 from pyro_bbb.prediction._weight_samples import ALL, Part, default_rows, per_draw
 
+Inputs: TypeAlias = "Tensor | np.ndarray[Any, Any] | Dataset[Any] | DataLoader[Any]"
 ESTIMATORS = ("reparam", "local_reparam")
 
 
@@ -41,7 +45,7 @@ class PredictConfig:
 def predict(
     model: BayesianModel,
     guide: Any,
-    x: Tensor,
+    x: Inputs,
     *,
     num_samples: int = 100,
     batch_size: int | None = None,
@@ -65,7 +69,9 @@ def predict(
         guide: a trained guide; the `Chains` of `run_nuts`; a finished Pyro `MCMC`; or draws by
             site name, ``[S, ...]`` each. Of given draws at most ``num_samples`` are used, evenly
             spaced.
-        x: inputs, ``[n, ...]``.
+        x: inputs, ``[n, ...]``: a tensor, or a numpy array; or a map-style dataset or a
+            `DataLoader`, whose targets are ignored. These two are predicted batch by batch with
+            common draws, and the result is on the CPU.
         num_samples: number of draws S.
         batch_size: inputs per pass of drawn weights; by default 1024 on a CPU, else 8192.
         seed: makes the result a function of this number, and leaves torch's random state alone.
@@ -86,7 +92,28 @@ def predict(
             that lack a latent, an unknown estimator or one that is not exact here.
         TypeError: an argument of the wrong kind.
     """
-    _check(model, guide, x)
+    kind("model", model, BayesianModel)
+    require_guide(guide)
+    if isinstance(x, Dataset | DataLoader):
+        seed = int(torch.randint(2**62, ())) if seed is None else seed  # common draws
+        options = num_samples, None, seed, estimator or "reparam"
+        batches = _on_device(guide, input_batches(x, batch_size))
+        parts = [_predict(model, guide, each, *options) for each in batches]
+        return _prediction(model, *_concatenated(parts))
+    return _prediction(model, *_predict(model, guide, x, num_samples, batch_size, seed, estimator))
+
+
+def _predict(
+    model: BayesianModel,
+    guide: Any,
+    x: Any,
+    num_samples: int,
+    batch_size: int | None,
+    seed: int | None,
+    estimator: str | None,
+) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a prediction, and the sampler."""
+    x = _checked(model, guide, x)
     config = _configure(model, guide, x, num_samples, batch_size, estimator)
     cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
     group = processes(x.device)
@@ -99,7 +126,16 @@ def predict(
         parts, counts = _parts(model, guide, x, config, group)
         outputs = _collect(parts, model, x, group.at_least_one(counts))
         joined = {name: group.join(y, counts) for name, y in outputs.items()}
-        return _prediction(model, joined, config.sampler)
+        return joined, config.sampler
+
+
+def _concatenated(parts: list[tuple[dict[str, Tensor], str]]) -> tuple[dict[str, Tensor], str]:
+    """The tensors of several batches of inputs as one, on the CPU."""
+    if not parts:
+        raise ValueError("x must hold at least one input, got none")
+    first, sampler = parts[0]
+    columns = {name: [outputs[name].cpu() for outputs, _ in parts] for name in first}
+    return {name: torch.cat(values, 1) for name, values in columns.items()}, sampler
 
 
 def _configure(
@@ -130,7 +166,7 @@ def _parts(
 
 
 def predict_mean(
-    model: BayesianModel, guide: Any, x: Tensor, *, batch_size: int | None = None
+    model: BayesianModel, guide: Any, x: Inputs, *, batch_size: int | None = None
 ) -> Prediction:
     """Predict by one network, whose weights are the centre of the posterior.
 
@@ -138,7 +174,7 @@ def predict_mean(
         model: the model.
         guide: as for `predict`; its medians (for `AutoSoftplusNormal` the means) are the weights,
             of given draws the mean.
-        x: inputs, ``[n, ...]``.
+        x: inputs, as for `predict`.
         batch_size: inputs per pass, as for `predict`.
 
     Returns:
@@ -148,7 +184,20 @@ def predict_mean(
         ValueError: as for `predict`.
         TypeError: as for `predict`.
     """
-    _check(model, guide, x)
+    kind("model", model, BayesianModel)
+    require_guide(guide)
+    if isinstance(x, Dataset | DataLoader):
+        batches = _on_device(guide, input_batches(x, batch_size))
+        parts = [_predict_mean(model, guide, each, None) for each in batches]
+        return _prediction(model, *_concatenated(parts))
+    return _prediction(model, *_predict_mean(model, guide, x, batch_size))
+
+
+def _predict_mean(
+    model: BayesianModel, guide: Any, x: Any, batch_size: int | None
+) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a prediction by the centre of the posterior."""
+    x = _checked(model, guide, x)
     rows = _rows(batch_size, x)
     with own_store(model, guide):
         given = given_draws(model, guide)
@@ -158,7 +207,7 @@ def predict_mean(
             centre = medians(guide, x[:1])
         draws = {name: value.unsqueeze(0) for name, value in centre.items()}
         outputs = _collect(per_draw(model, [draws], x, rows), model, x, 1)
-        return _prediction(model, outputs, "weights")
+        return outputs, "weights"
 
 
 def _rows(batch_size: int | None, x: Tensor) -> int:
@@ -166,15 +215,24 @@ def _rows(batch_size: int | None, x: Tensor) -> int:
     return default_rows(x) if batch_size is None else count("batch_size", batch_size)
 
 
-def _check(model: Any, guide: Any, x: Any) -> None:
-    kind("model", model, BayesianModel)
-    if tensor("x", x).dim() == 0 or len(x) == 0:
-        raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
-    device = _device(guide)
-    if device not in (None, x.device):
-        raise ValueError(f"x must be on {device} as the guide is, got a tensor on {x.device}")
-    if not all_finite(x):
+def _checked(model: BayesianModel, guide: Any, x: Any) -> Tensor:
+    """The inputs as a tensor of the model's precision; arrays and batches go to its device."""
+    given = to_precision(as_tensor("x", x), guide, model)
+    if given.dim() == 0 or len(given) == 0:
+        raise ValueError(f"x must hold at least one input, got shape {list(given.shape)}")
+    device = _device(guide) or given.device
+    if not isinstance(x, Tensor):
+        given = given.to(device)
+    if device != given.device:
+        raise ValueError(f"x must be on {device} as the guide is, got a tensor on {given.device}")
+    if not all_finite(given):
         raise ValueError("x must be finite, got NaN or infinity")
+    return given
+
+
+def _on_device(guide: Any, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    device = _device(guide)
+    return (x if device is None else x.to(device) for x in batches)
 
 
 def _device(guide: Any) -> torch.device | None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.data import Minibatches, as_tensors
-from pyro_bbb.models import BayesianModel
+from pyro_bbb.models import BayesianModel, to_precision
 
 Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -50,10 +50,12 @@ class Batches:
         device: torch.device,
         accumulate: int = 1,
         processes: Processes | None = None,
+        guide: Any = None,
     ) -> None:
         self.source: Minibatches | DataLoader[Any]
         self.model, self.device, self.accumulate = model, device, accumulate
         self.processes = processes or Processes()
+        self._precise = (guide, model)  # whose precision inputs get
         self.epoch = 0
         self._generator = torch.Generator()  # of the order, or of a loader that all processes read
         self._start: list[Tensor] | None = None
@@ -64,7 +66,9 @@ class Batches:
             found = None if data.batch_sampler is None else _length(data.dataset)
         else:
             x, y = as_tensors(data, device=device)
-            self.source = Minibatches(x, y, batch_size, generator=self._generator)
+            self.source = Minibatches(
+                to_precision(x, *self._precise), y, batch_size, generator=self._generator
+            )
             found = len(x)
         self.own = several and is_sharded(self.source)
         if several or not isinstance(data, DataLoader):
@@ -229,6 +233,7 @@ class Batches:
 
     def _read(self, batch: Any) -> Batch:
         x, y = as_tensors(batch, device=self.device)
+        x = to_precision(x, *self._precise)
         self.model.check(x, y)
         return x, y
 

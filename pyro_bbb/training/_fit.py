@@ -24,7 +24,7 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import Approximated, NoModeError
-from pyro_bbb.models import BayesianModel
+from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
 from pyro_bbb.training._checkpoint import Checkpoint, checkpoint_folder
@@ -167,6 +167,7 @@ def fit(
         RuntimeError: the step could not be captured.
     """
     kind("model", model, BayesianModel)
+    require_guide(guide)
     config = FitConfig(
         epochs=epochs,
         batch_size=batch_size,
@@ -196,7 +197,7 @@ def fit(
     interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
     history, done = History(num_data=model.num_data), Progress()
     with seeded(seed), own_store(model, guide), group.own_stream() as begin_stream:
-        batches = Batches(data, batch_size, model, device, accumulate, group)
+        batches = Batches(data, batch_size, model, device, accumulate, group, guide)
         begin_stream()
         if isinstance(guide, Approximated):
             guide.reset()

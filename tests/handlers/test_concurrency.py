@@ -356,10 +356,11 @@ STAGES = {
     "callback": ({"callbacks": [raising(BROKEN)]}, RuntimeError),
     "interrupted callback": ({"callbacks": [raising(INTERRUPT)]}, KeyboardInterrupt),
     "not a number at once": ({"likelihood": Failing(1)}, None),
-    "not a number later": ({"likelihood": Failing(21)}, NonFiniteError),
+    "not a number later": ({"likelihood": Failing(34)}, NonFiniteError),
     "first use of the model": ({"likelihood": Failing(1, BROKEN)}, RuntimeError),
-    "a step": ({"likelihood": Failing(20, BROKEN)}, RuntimeError),
-    "interrupted step": ({"likelihood": Failing(20, INTERRUPT)}, KeyboardInterrupt),
+    "a baseline": ({"likelihood": Failing(9, BROKEN)}, RuntimeError),
+    "a step": ({"likelihood": Failing(34, BROKEN)}, RuntimeError),
+    "interrupted step": ({"likelihood": Failing(34, INTERRUPT)}, KeyboardInterrupt),
     "unknown estimator": ({"estimator": "none"}, ValueError),
     "no failure": ({}, None),
 }
@@ -387,7 +388,7 @@ def test_training_that_ends_anywhere_leaves_the_world_as_it_was(stage, estimator
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.parametrize("make_guide", [bbb.AutoSoftplusNormal, AutoNormal])
 def test_a_failure_restores_whatever_was_set(make_guide, validation):
-    likelihood = Failing(20, INTERRUPT)
+    likelihood = Failing(34, INTERRUPT)
     model, guide = make(1, likelihood, guide=make_guide)
     pyro.param("theirs", torch.ones(2))
     with pyro.validation_enabled(validation), torch.no_grad():

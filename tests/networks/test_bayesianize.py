@@ -646,9 +646,17 @@ def test_a_bare_layer_converts():
     assert sites(network, torch.randn(4, 3)) == {"weight": (2, 3)}
 
 
-@pytest.mark.parametrize("where", ["fc", ["0", "fc"], nn.Conv2d, lambda path, module: False])
-def test_a_criterion_that_selects_nothing_lists_the_modules(where):
-    with pytest.raises(ValueError, match=r"where=.*no trainable parameters.*'1 \(BatchNorm1d\)'"):
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [
+        ("fc", r"types: \['BatchNorm1d', 'Head', 'LayerNorm', 'Linear'\]$"),
+        (["0", "0.weigth"], r"near it: \['0.weight'.*\]$"),
+        (nn.Conv2d, r"types: \['BatchNorm1d', 'Head', 'LayerNorm', 'Linear'\]$"),
+        (lambda path, module: False, r"types: \['BatchNorm1d', 'Head', 'LayerNorm', 'Linear'\]$"),
+    ],
+)
+def test_a_criterion_that_selects_nothing_gets_a_hint(where, hint):
+    with pytest.raises(ValueError, match=r"where=.*no trainable parameters.*" + hint):
         bayesianize(plain(), where=where)
 
 

@@ -447,10 +447,9 @@ def test_other_posteriors_are_refused(kind):
 
 def test_errors_of_drawn_weights_are_errors_here():
     model, guide = posterior(mlp(3, 2))
-    for x, match in ((torch.randn(2, 4), r"\[batch, 3\]"), (torch.randn(1, 3).double(), "float64")):
-        for estimator in (None, "local_reparam", "reparam"):
-            with pytest.raises(ValueError, match=match):
-                bbb.predict(model, guide, x, num_samples=3, estimator=estimator)
+    for estimator in (None, "local_reparam", "reparam"):
+        with pytest.raises(ValueError, match=r"\[batch, 3\]"):
+            bbb.predict(model, guide, torch.randn(2, 4), num_samples=3, estimator=estimator)
     other = bbb.BayesianModel(mlp(3, 4, 2), bbb.likelihoods.Gaussian(), num_data=5)
     for estimator in (None, "local_reparam", "reparam"):
         with pytest.raises(ValueError, match="lack the latent 'network.fc2.weight'"):

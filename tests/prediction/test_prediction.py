@@ -385,7 +385,7 @@ def test_predict_mean_runs_the_network_at_the_medians(double, name):
 
 
 def test_inputs_that_do_not_fit_a_bare_layer_are_named():
-    with pytest.raises(ValueError, match=r"x of shape \[n, 3\].*does not fit the network"):
+    with pytest.raises(ValueError, match=r"x of shape \[4, 3\].*does not fit the network"):
         bbb.predict(line(), bbb.AutoSoftplusNormal(line()), torch.ones(4, 3))
 
 

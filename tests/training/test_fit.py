@@ -290,7 +290,6 @@ BAD_DATA = {
     "num_data": (X[:30], Y[:30], ValueError, "num_data of the model is 40, but data has 30"),
     "x shape": (X[:, :2], Y, ValueError, r"expected x of shape \[batch, 3\], got \[2, 2\]"),
     "images": (X.view(40, 3, 1), Y, ValueError, r"expected x of shape \[batch, 3\]"),
-    "x dtype": (X.double(), Y, ValueError, "float64 does not fit the network"),
     "y shape": (X, torch.randn(40, 2), ValueError, r"expected y of shape \[n, 1\], got \[40, 2\]"),
     "x kind": ("images", Y, TypeError, "x must be a tensor or a numeric numpy array, got str"),
 }

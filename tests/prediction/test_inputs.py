@@ -1,0 +1,121 @@
+"""What `predict` and `fit` take as inputs, and what a network may return."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pyro_bbb as bbb
+from pyro_bbb import likelihoods
+
+X = torch.randn(41, 4, generator=torch.Generator().manual_seed(0))
+NUMBERS = torch.randn(41, 1, generator=torch.Generator().manual_seed(1))
+FAMILIES = {
+    "classes": (likelihoods.Categorical, torch.arange(41) % 3, 3),
+    "known noise": (lambda: likelihoods.Gaussian(0.5), NUMBERS, 1),
+    "learned noise": (likelihoods.Gaussian.learned, NUMBERS, 1),
+    "noise by input": (likelihoods.HeteroscedasticGaussian, NUMBERS, 2),
+    "heavy tails": (lambda: likelihoods.StudentT(3.0, 0.5), NUMBERS, 1),
+}
+SOURCES = {
+    "dataset": lambda y: TensorDataset(X, y),
+    "loader": lambda y: DataLoader(TensorDataset(X, y), batch_size=10),
+    "loader of single rows": lambda y: DataLoader(TensorDataset(X, y), batch_size=1),
+    "loader without targets": lambda y: DataLoader(X, batch_size=7),
+    "array": lambda y: X.numpy(),
+    "array in double precision": lambda y: X.double().numpy(),
+    "tensor in double precision": lambda y: X.double(),
+}
+
+
+def trained(family, data=None, network=None):
+    likelihood, y, outputs = FAMILIES[family]
+    torch.manual_seed(0)
+    network = network or bbb.BayesianMLP([4, 8, outputs])
+    model = bbb.BayesianModel(network, likelihood(), num_data=41)
+    guide = bbb.AutoSoftplusNormal(model)
+    history = bbb.fit(model, guide, data or (X, y), epochs=1, seed=0, progress=False)
+    return model, guide, history
+
+
+def numbers(prediction):
+    probs = getattr(prediction, "sample_probs", None)
+    return torch.cat([prediction.mean, prediction.std]) if probs is None else probs
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_predictions_are_those_of_a_tensor(family, source):
+    """Batches share their draws, so only rounding differs."""
+    model, guide, _ = trained(family)
+    given = SOURCES[source](FAMILIES[family][1])
+    for predict in (
+        lambda x: bbb.predict(model, guide, x, num_samples=5, seed=0),
+        lambda x: bbb.predict_mean(model, guide, x),
+    ):
+        torch.testing.assert_close(numbers(predict(given)), numbers(predict(X)))
+
+
+def test_without_a_seed_batches_share_their_draws():
+    """Of equal rows the predictions are equal, whatever batch they are in."""
+    model, guide, _ = trained("known noise")
+    same = DataLoader(X[:1].expand(6, 4), batch_size=2)
+    mean = bbb.predict(model, guide, same, num_samples=2).mean
+    torch.testing.assert_close(mean, mean[:1].expand(6, 1))
+
+
+def test_training_converts_the_precision_of_inputs():
+    y = FAMILIES["classes"][1]
+    data = {
+        "single": (X, y),
+        "double": (X.double(), y),
+        "arrays": (X.double().numpy(), y.numpy()),
+    }
+    losses = {name: trained("classes", each)[2].loss for name, each in data.items()}
+    assert losses["single"] == losses["double"] == losses["arrays"]
+    loader = DataLoader(TensorDataset(X.double(), y), batch_size=41)
+    assert trained("classes", loader)[2].loss
+
+
+class WithLogits(nn.Module):
+    """Outputs as Hugging Face's models have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = bbb.BayesianMLP([4, 8, 3])
+
+    def forward(self, x):
+        return SimpleNamespace(logits=self.inner(x), loss=None)
+
+
+def test_the_logits_of_an_output_are_taken():
+    """As of the network inside, to the bit."""
+    plain = trained("classes", network=bbb.BayesianMLP([4, 8, 3]))
+    wrapped = trained("classes", network=WithLogits())
+    assert wrapped[2].loss == plain[2].loss
+    predictions = [bbb.predict(*each[:2], X, num_samples=3, seed=0) for each in (plain, wrapped)]
+    assert torch.equal(*map(numbers, predictions))
+
+
+@pytest.mark.parametrize(
+    ("guide", "hint"),
+    [
+        (bbb.AutoSoftplusNormal, r"did you mean AutoSoftplusNormal\(model\)\?"),
+        (None, r"got a BayesianModel: did you mean AutoSoftplusNormal\(model\)\?"),
+    ],
+)
+def test_what_is_no_guide_is_refused_with_a_hint(guide, hint):
+    model, _, _ = trained("classes")
+    guide = model if guide is None else guide
+    with pytest.raises(TypeError, match=hint):
+        bbb.predict(model, guide, X)
+    with pytest.raises(TypeError, match=hint):
+        bbb.fit(model, guide, (X, FAMILIES["classes"][1]), epochs=1)
+
+
+def test_integers_that_do_not_fit_get_a_hint_and_the_shape_of_all_inputs():
+    model, guide, _ = trained("classes")
+    with pytest.raises(ValueError, match=r"x of shape \[41, 4\] and torch.uint8 .* x\.float\(\)"):
+        bbb.predict(model, guide, X.to(torch.uint8))
