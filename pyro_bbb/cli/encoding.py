@@ -11,7 +11,6 @@ Columns of one value only say nothing and are left out. What else cannot be used
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from polars import selectors as cs
 
 from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.options import Missing
 from pyro_bbb.cli.table_io import first_row, listed
 
-Missing: TypeAlias = Literal["refuse", "fill"]
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
 _MOSTLY = 0.5  # fraction of numbers from which a text is thought to be a slip among them
 
@@ -87,6 +86,22 @@ def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDAr
     if absent:
         raise BadInput(f"the table has no column {listed(absent)}, which the model was trained on")
     return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
+
+
+def unseen(columns: list[Column], table: pl.DataFrame) -> list[str]:
+    """Say for each text column the values not seen in training, and the number of rows."""
+    lines = []
+    for column in columns:
+        if column.values is None:
+            continue
+        text = _text(table[column.name]).drop_nulls()
+        if new := text.filter(~text.is_in(column.values)).to_list():
+            names = listed(sorted(set(new)))
+            lines.append(
+                f"column {column.name!r} has {names} in {len(new)} rows, not seen in training: "
+                "taken as missing"
+            )
+    return lines
 
 
 FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"

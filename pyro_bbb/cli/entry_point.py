@@ -12,27 +12,12 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+from pyro_bbb._utils.extras import MissingExtra
 from pyro_bbb._version import __version__
-from pyro_bbb.cli.base import Command
-from pyro_bbb.cli.commands.demo import Demo
-from pyro_bbb.cli.commands.evaluate import Evaluate
-from pyro_bbb.cli.commands.play import Play
-from pyro_bbb.cli.commands.predict import Predict
-from pyro_bbb.cli.commands.prune import Prune
-from pyro_bbb.cli.commands.report import Report
-from pyro_bbb.cli.commands.train import Train
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.options import COMMANDS, Command
 
-COMMANDS: dict[str, Callable[..., Command]] = {
-    "train": Train,
-    "predict": Predict,
-    "evaluate": Evaluate,
-    "prune": Prune,
-    "report": Report,
-    "demo": Demo,
-    "play": Play,
-}
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
 pyro-bbb --version prints the version.
@@ -57,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"pyro-bbb {__version__}")
         return 0
-    command: Command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
+    commands: dict[str, Callable[..., Command]] = {**COMMANDS}
+    command = tyro.extras.subcommand_cli_from_dict(
+        commands,
         prog="pyro-bbb",
         description=DESCRIPTION,
         args=words,
@@ -67,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(command.json, command.quiet)
     try:
         result = command.run(console)
-    except BadInput as error:
+    except (BadInput, MissingExtra) as error:
         print(f"error: {error}", file=sys.stderr)
         if command.json:
             print(json.dumps({"error": str(error)}))

@@ -32,6 +32,14 @@ SCORE_NAMES = {
 }
 
 
+def described(scores: dict[str, float]) -> str:
+    """Lines of each score's name, value and description."""
+    width = max(map(len, scores))
+    return "\n".join(
+        f"  {name:{width}}  {value:10.4g}  {SCORE_NAMES[name]}" for name, value in scores.items()
+    )
+
+
 def by_row(answers: Iterable[Answers], truth: NDArray[Any]) -> dict[str, Tensor]:
     """Summarise each row for scores and figures, without its draws.
 

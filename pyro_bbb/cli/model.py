@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,12 +12,14 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from pyro_bbb import persistence
-from pyro_bbb.cli.encoding import Column, Missing, encode
+from pyro_bbb.cli.encoding import Column, encode, unseen
 from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.options import Missing, Task
 from pyro_bbb.cli.table_io import column, listed
-from pyro_bbb.cli.tasks import Task, targets
+from pyro_bbb.cli.tasks import targets
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
@@ -73,13 +75,17 @@ class Model:
         except (KeyError, TypeError) as error:
             raise BadInput(f"{folder} holds a model that `train` has not made") from error
 
-    def inputs(self, table: pl.DataFrame) -> NDArray[np.float64]:
-        """A table's rows as the network takes them."""
-        return encode(self.about.columns, table, self.about.missing)
+    def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> NDArray[np.float64]:
+        """A table's rows as the network takes them; texts not seen in training are said."""
+        inputs = encode(self.about.columns, table, self.about.missing)
+        for line in unseen(self.about.columns, table):
+            say(line)
+        return inputs
 
-    def ask(self, inputs: NDArray[np.float64]) -> Iterator[Answers]:
-        """Answers for all rows, some thousand at a time."""
-        for start in range(0, len(inputs), ROWS):
+    def ask(self, inputs: NDArray[np.float64], progress: bool = False) -> Iterator[Answers]:
+        """Predictions of all rows, some thousand at a time."""
+        offsets = range(0, len(inputs), ROWS)
+        for start in tqdm(offsets, "predicting", disable=not progress, leave=False):
             rows = inputs[start : start + ROWS]
             yield Answers(self, self.estimator.posterior_predictive(rows))
 

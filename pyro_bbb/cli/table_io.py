@@ -5,46 +5,36 @@ Rows are counted from 1, a header not counted.
 
 from __future__ import annotations
 
+import csv
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
 
+from pyro_bbb.cli.csv_format import read_csv
 from pyro_bbb.cli.errors import BadInput
 
-MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]  # in CSV files
 _PARQUET = (".parquet", ".pq")
 _FEW = 5  # names that an error lists
 
 
-def read(path: Path, separator: str = ",") -> pl.DataFrame:
+def read(path: Path, separator: str | None, say: Callable[[str], None]) -> pl.DataFrame:
     """The table in a file: Parquet by its ending, else CSV with a header."""
-    if len(separator.encode()) != 1:
+    if separator is not None and len(separator.encode()) != 1:
         raise BadInput(f"--separator must be one character, got {separator!r}")
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
     kind = "Parquet" if path.suffix in _PARQUET else "CSV"
     try:
-        table = pl.read_parquet(path) if kind == "Parquet" else _read_csv(path, separator)
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+        table = pl.read_parquet(path) if kind == "Parquet" else read_csv(path, separator, say)
+    except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{path} cannot be read as {kind}: {reason}") from error
     if table.height == 0:
         raise BadInput(f"{path} has no rows")
-    return table
-
-
-def _read_csv(path: Path, separator: str) -> pl.DataFrame:
-    table = pl.read_csv(
-        path, separator=separator, infer_schema_length=None, null_values=MISSING, has_header=True
-    )
-    twice = [name for name in table.columns if "_duplicated_" in name]
-    if twice:
-        name = twice[0].rpartition("_duplicated_")[0]
-        raise BadInput(f"{path} has two columns with the name {name!r}")
     return table
 
 

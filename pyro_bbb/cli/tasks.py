@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from pyro_bbb.cli.encoding import is_number, require_all, require_finite
 from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.options import Task
 
-Task: TypeAlias = Literal["regression", "classification"]
 _FEW = 20  # different integers up to which they are taken for classes
 _EACH = 5  # rows that each of them has on average, at least
 _MOST_CLASSES = 1000

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import one_by_one
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.extras import extra
 from pyro_bbb._utils.validation import kind, one_of
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
@@ -141,12 +142,9 @@ class Chains(Mapping[str, Tensor]):
 
 
 def _arviz() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # announces version 1 on import
-            import arviz
-    except ImportError as error:
-        raise ImportError("this needs ArviZ: pip install 'pyro-bbb[mcmc]'") from error
+    with extra("mcmc"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # announces version 1 on import
+        import arviz
     return arviz
 
 

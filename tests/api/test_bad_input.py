@@ -36,7 +36,7 @@ AT_LEAST = 200
 EXEMPT = {
     "bandits.ThompsonAgent.remember": "checks nothing, as documented; observe does",
     "sklearn.*": "held to scikit-learn's own checks and conventions in test_sklearn.py",
-    "cli.*": "takes words, and is tried with bad ones in test_cli.py",
+    "cli.*": "takes words, and is tried with bad ones in tests/cli",
     "distributions.*": "made by priors and guides of checked tensors, in every step",
     "ScaleMixtureNormal.from_logit": "as documented, for checked parameters, in every step",
     "conversion.Converted": "what bayesianize makes of a module",

@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import polars as pl
-import tyro
+from polars import selectors as cs
 
-from pyro_bbb.cli.base import WritingCommand
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.model import Model
+from pyro_bbb.cli.options import Predict
 from pyro_bbb.cli.table_io import check_writable, column, read, write
 
+_DIGITS = 6  # of the numbers written, far more than the samples make certain
 
-@dataclass(frozen=True, kw_only=True)
-class Predict(WritingCommand):
-    """Writes a table of predictions, a row for each row given.
 
-    Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
-    deviation. Of classes: prediction, its probability, the set of classes that together reach the
-    level, aleatoric and epistemic entropy (nats), and each class's probability. And whether the
-    answer is refused, as less certain than almost all answers on rows held out from training.
-    """
+def run(options: Predict, console: Console) -> dict[str, Any]:
+    """Reads, predicts, writes."""
+    options.check_out(options.data, options.model)
+    check_writable(options.out)
+    model = Model.load(options.model)
+    table = read(options.data, options.separator, console.print)
+    copied = _copied(options.keep, table, model)
+    answers = model.ask(model.inputs(table, console.print), progress=console.shows_progress)
+    found = pl.concat([each.table() for each in answers])
+    if used := set(copied) & set(found.columns):
+        hint = "choose the columns to copy by --keep, or rename them"
+        raise BadInput(f"columns {sorted(used)} of the table are those of predictions, too: {hint}")
+    numbers = found.with_columns(cs.float().round_sig_figs(_DIGITS))
+    write(pl.DataFrame([*table.select(copied), *numbers]), options.out)
+    refused = int(found["refused"].sum())
+    console.print(f"{len(found)} predictions of {model.about.target!r}, {refused} of them refused")
+    console.print(f"written to {options.out}")
+    return {"predictions": str(options.out), "rows": len(found), "refused": refused}
 
-    model: tyro.conf.Positional[Path]
-    """Folder of a trained model."""
-    data: tyro.conf.Positional[Path]
-    """CSV (with a header) or Parquet file; columns that the model does not know are ignored."""
-    out: Path
-    """File for the predictions, .csv or .parquet."""
-    keep: tuple[str, ...] = ()
-    """Columns of the table to copy, such as an identifier."""
-    separator: str = ","
-    """Character between the values of a CSV file."""
 
-    def run(self, console: Console) -> dict[str, Any]:
-        """Reads, predicts, writes."""
-        self.check_out(self.data, self.model)
-        check_writable(self.out)
-        model = Model.load(self.model)
-        table = read(self.data, self.separator)
-        copied = [column(table, name, "--keep") for name in self.keep]
-        answers = console.answers(model, model.inputs(table))
-        found = pl.concat([each.table() for each in answers])
-        if used := set(self.keep) & set(found.columns):
-            raise BadInput(f"--keep: {sorted(used)} are names of the predictions, too")
-        write(pl.DataFrame([*copied, *found.get_columns()]), self.out)
-        refused = int(found["refused"].sum())
-        console.print(
-            f"{len(found)} predictions of {model.about.target!r}, {refused} of them refused"
-        )
-        console.print(f"written to {self.out}")
-        return {"predictions": str(self.out), "rows": len(found), "refused": refused}
+def _copied(keep: tuple[str, ...] | None, table: pl.DataFrame, model: Model) -> list[str]:
+    """Names of the columns to copy: those asked for, or those that the model does not take."""
+    if keep is None:
+        taken = {each.name for each in model.about.columns}
+        return [name for name in table.columns if name not in taken]
+    return [column(table, name, "--keep").name for name in keep]

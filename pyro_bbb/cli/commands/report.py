@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import tyro
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from pyro_bbb._version import __version__
-from pyro_bbb.cli.base import WritingCommand
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
 from pyro_bbb.cli.metrics import SCORE_NAMES, score
 from pyro_bbb.cli.model import About, Model
+from pyro_bbb.cli.options import Report
 from pyro_bbb.cli.table_io import check_folder, replacing
 
 _LEAST_CERTAIN = 10  # rows that are listed
@@ -34,38 +32,22 @@ class Section:
     pictures: Sequence[Picture] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(WritingCommand):
-    """Writes an HTML page about a model: scores, pictures, the least certain rows.
-
-    The page needs no other file and no network.
-    """
-
-    model: tyro.conf.Positional[Path]
-    """Folder of a trained model."""
-    data: tyro.conf.Positional[Path | None] = None
-    """Table with the target; without it the page has the scores of training only."""
-    out: Path = Path("report.html")
-    """File for the page."""
-    separator: str = ","
-    """Character between the values of a CSV file."""
-
-    def run(self, console: Console) -> dict[str, Any]:
-        """Loads, predicts, draws, writes."""
-        self.check_out(self.data, self.model)
-        check_folder(self.out)
-        model = Model.load(self.model)
-        scores, sections = model.about.scores, [_of_training(model.about)]
-        if self.data is not None:
-            rows = judged(model, self.data, self.separator, console)
-            scores = score(rows, model.about.level, model.about.threshold)
-            sections = _of_rows(model, rows, scores, self.data.name) + sections
-        sections.append(_of_columns(model))
-        page = _page(model.about, sections, self.model.name)
-        with replacing(self.out) as part:
-            part.write_text(page, encoding="utf-8")
-        console.print(f"written to {self.out}")
-        return {"report": str(self.out), "scores": scores}
+def run(options: Report, console: Console) -> dict[str, Any]:
+    """Loads, predicts, draws, writes."""
+    options.check_out(options.data, options.model)
+    check_folder(options.out)
+    model = Model.load(options.model)
+    scores, sections = model.about.scores, [_of_training(model.about)]
+    if options.data is not None:
+        rows = judged(model, options.data, options.separator, console)
+        scores = score(rows, model.about.level, model.about.threshold)
+        sections = _of_rows(model, rows, scores, options.data.name) + sections
+    sections.append(_of_columns(model))
+    page = _page(model.about, sections, options.model.name)
+    with replacing(options.out) as part:
+        part.write_text(page, encoding="utf-8")
+    console.print(f"written to {options.out}")
+    return {"report": str(options.out), "scores": scores}
 
 
 def _of_rows(

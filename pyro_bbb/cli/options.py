@@ -1,0 +1,216 @@
+"""The options of each command, read without importing what does the work.
+
+``Command.run`` imports the module of the same name in ``commands`` and calls its ``run``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import tyro
+
+from pyro_bbb._utils.extras import extra
+from pyro_bbb.cli import commands
+from pyro_bbb.cli.errors import BadInput
+
+if TYPE_CHECKING:
+    from pyro_bbb.cli.console import Console
+
+Argument: TypeAlias = tyro.conf.Positional[Path]
+Missing: TypeAlias = Literal["refuse", "fill"]
+Task: TypeAlias = Literal["regression", "classification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Base of the commands, with the options that all of them take."""
+
+    json: bool = False
+    """Print the result as one JSON object; words and progress go to the standard error."""
+    quiet: bool = False
+    """Print no words and no progress."""
+
+    def run(self, console: Console) -> dict[str, Any]:
+        """Do the work, and return what is printed as JSON."""
+        with extra("cli"):
+            work = getattr(commands, type(self).__name__.lower())  # imports it
+        result: dict[str, Any] = work.run(self, console)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingCommand(Command):
+    """Base of the commands that write a file or a folder at ``out``."""
+
+    out: Path
+    force: bool = False
+    """Replace what is at --out already."""
+
+    def check_out(self, *inputs: Path | None) -> None:
+        """Check, before any work, that ``--out`` is no input and that nothing is lost there."""
+        out = self.out.resolve()
+        if out in [path.resolve() for path in inputs if path is not None]:
+            raise BadInput(f"--out must not be the input {self.out}, choose another name")
+        occupied = any(out.iterdir()) if out.is_dir() else out.exists()
+        if occupied and not self.force:
+            raise BadInput(
+                f"--out {self.out} exists; choose another name, or --force to replace it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingCommand(Command):
+    """Base of the commands that read a table."""
+
+    separator: str | None = None
+    """Character between the values of a CSV file; by default recognised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(ReadingCommand, WritingCommand):
+    """Trains a network on a table and saves it as a folder.
+
+    Text columns are encoded. A part of the rows is held out: by them the model is scored, and finds
+    how uncertain a prediction may be before it is refused.
+    """
+
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+    target: str
+    """Name of the column to predict."""
+    out: Path
+    """Folder for the model."""
+    task: Task | None = None
+    """What the target is; by default recognised, and said."""
+    drop: tuple[str, ...] = ()
+    """Columns to leave out."""
+    missing: Missing = "refuse"
+    """Whether missing values are an error, or filled (numbers by the median) and marked."""
+    hidden: tuple[int, ...] = (50,)
+    """Units of each hidden layer."""
+    prior: str | None = None
+    """Name of the weights' prior; by default that of the estimators."""
+    noise: str | None = None
+    """Noise of a regression: learned, latent, heteroscedastic, student_t or poisson."""
+    epochs: int | None = None
+    """Passes over the rows; by default as many as suit the table."""
+    held_out: float = 0.1
+    """Fraction of the rows that are held out."""
+    answered: float = 0.95
+    """Fraction of the rows held out to answer; less certain rows are refused, then as later."""
+    level: float = 0.9
+    """Probability inside the intervals (or sets of classes) that it predicts."""
+    seed: int = 0
+    """Seed of the split, the training and the predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(ReadingCommand, WritingCommand):
+    """Writes a table of predictions, a row for each row given.
+
+    Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
+    deviation. Of classes: prediction, its probability, the set of classes that together reach the
+    level, aleatoric and epistemic entropy (nats), and each class's probability. And whether the
+    prediction is refused, as less certain than almost all on rows held out from training.
+    """
+
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+    out: Path
+    """File for the predictions, .csv or .parquet; numbers have six digits."""
+    keep: tuple[str, ...] | None = None
+    """Columns of the table to copy; by default those that the model does not take, such as an
+    identifier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(ReadingCommand):
+    """Scores a model on a table that has the target, too."""
+
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(ReadingCommand, WritingCommand):
+    """Removes the weights whose mean is smallest against their uncertainty, and saves the rest."""
+
+    model: Argument
+    """Folder of a trained model; it stays as it is."""
+    out: Path
+    """Folder for the pruned model."""
+    fraction: float = 0.75
+    """Fraction of the weights to remove."""
+    data: Path | None = None
+    """Table with the target; the model is scored on it before and after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(ReadingCommand, WritingCommand):
+    """Writes an HTML page about a model: scores, pictures, the least certain rows.
+
+    The page needs no other file and no network.
+    """
+
+    model: Argument
+    """Folder of a trained model."""
+    data: tyro.conf.Positional[Path | None] = None
+    """Table with the target; without it the page has the scores of training only."""
+    out: Path = Path("report.html")
+    """File for the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Command):
+    """Trains, predicts and reports on two tables: handwritten digits, and a noisy sine.
+
+    Writes the tables, the models, the predictions and a report of each into a folder, and says the
+    commands that do the same. Some of the rows to predict are nothing like those of training:
+    shuffled digits, and a sine far outside; it ends with how many of each are refused.
+    """
+
+    out: Path = Path("pyro-bbb-demo")
+    """Folder for everything."""
+    epochs: int | None = None
+    """Passes over the rows; by default as many as suit the table."""
+    seed: int = 0
+    """Seed of tables, training and predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play(Command):
+    """Opens a page: draw a digit and see 100 networks vote, place points and see a band follow.
+
+    The first start trains on the handwritten digits that scikit-learn brings, less than a minute,
+    and saves the network; later ones load it. Nothing is asked of the network outside.
+    """
+
+    model: Path | None = None
+    """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
+    the trained one is saved there. By default a folder in the user's cache."""
+    data_root: Path | None = None
+    """Folder with MNIST/raw/*.gz: train on these instead, in a minute or two."""
+    host: str = "127.0.0.1"
+    """Address of the page; 0.0.0.0 lets others in."""
+    port: int = 8321
+    """Port of the page."""
+    no_browser: bool = False
+    """Print the address of the page, and open no browser."""
+
+
+COMMANDS: dict[str, type[Command]] = {
+    each.__name__.lower(): each for each in (Train, Predict, Evaluate, Prune, Report, Demo, Play)
+}
+
+
+def fraction(option: str, value: float) -> float:
+    """The value, if it is in (0, 1)."""
+    if not 0 < value < 1:
+        raise BadInput(f"{option} must be between 0 and 1, got {value}")
+    return value
