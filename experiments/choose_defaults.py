@@ -4,10 +4,10 @@
 
 The defaults (standard Normal prior, He initial means, initial rho -5, learning rate of 32 / steps
 that falls along a cosine, temperature 1) are trained, and variants, on scikit-learn's digits, and
-on Fashion-MNIST
-from ``--data-root``, ``$PYRO_BBB_DATA`` or torchvision's download. Every network is scored on a
-fifth of the *training* part; no test data are read. Out-of-distribution inputs are validation
-images with shuffled pixels for the digits, and MNIST's training images for Fashion-MNIST.
+on Fashion-MNIST from ``--data-root``, ``$PYRO_BBB_DATA`` or torchvision's download. Every network
+is scored on a fifth of the *training* part; no test data are read. Out-of-distribution inputs are
+validation images with shuffled pixels for the digits, and MNIST's training images for
+Fashion-MNIST.
 """
 
 import math
@@ -25,6 +25,7 @@ import tyro
 from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
 from _helpers.scores import scores
 from _helpers.training import uniform_means
+from matplotlib.ticker import LogLocator, NullFormatter
 from pyro.distributions import Normal
 from torch import Tensor
 from tqdm import tqdm
@@ -203,6 +204,9 @@ def draw_curves(run: Run, name: str, results: dict[str, Scores]) -> Picture:
             baseline, color="black", linestyle=":", label="a posterior that ignores the data"
         )
         ax.set(xlabel="epoch", ylabel="negative ELBO (nats per example)", yscale="log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_title(f"{name}: is it trained?")
         ax.legend()
     caption = "Below the dotted line the posterior has learned more from the data than it paid for."

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from pyro_bbb import __version__
-from pyro_bbb.cli import commands
+from pyro_bbb.cli import commands, tasks
 from pyro_bbb.cli import encoding as columns
-from pyro_bbb.cli import tasks
 from pyro_bbb.cli.entry_point import main
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import SCORE_NAMES, quantile, score
