@@ -21,8 +21,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from sklearn.datasets import load_diabetes
+from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from pyro_bbb import data
 from pyro_bbb.data import (
     Minibatches,
     _tables,
@@ -724,3 +727,33 @@ def test_a_split_depends_on_its_seed_alone():
     parts = [split(x, y, fraction=0.5, seed=seed)[1][1].tolist() for seed in (1, 1, 2)]
     assert parts[0] == parts[1] != parts[2]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- standardisation ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_are_standardised_as_by_scikit_learn(dtype):
+    x = torch.tensor(load_diabetes(scaled=False).data, dtype=dtype) + 1e4
+    scaled, scaling = data.standardize(x[:300])
+    oracle = StandardScaler().fit(x[:300].double().numpy())
+    tolerance = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 1e-10}
+    np.testing.assert_allclose(scaled, oracle.transform(x[:300].double().numpy()), **tolerance)
+    np.testing.assert_allclose(
+        scaling(x[300:]), oracle.transform(x[300:].double().numpy()), **tolerance
+    )
+    assert scaled.dtype == dtype and scaling.mean.dtype == torch.float64
+
+
+def test_a_constant_column_becomes_0_and_rows_may_be_numbers():
+    scaled, scaling = data.standardize(torch.tensor([[1.0, 0.1], [3.0, 0.1]]))
+    assert scaled.tolist() == [[-1.0, 0.0], [1.0, 0.0]] and scaling.scale[1] == 1
+    assert data.standardize(torch.tensor([0, 2]))[0].tolist() == [-1.0, 1.0]
+    scaled, _ = data.standardize(torch.tensor([1e9, 1e9 + 1], dtype=torch.float64))
+    assert scaled.tolist() == [-1.0, 1.0]  # small against its size, and no rounding
+
+
+def test_rows_of_another_shape_are_refused():
+    _, scaling = data.standardize(torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"rows of shape \[2\], got \[3\]"):
+        scaling(torch.ones(2, 3))

@@ -3,7 +3,8 @@
 Data sit in memory as one pair of tensors, rows being examples. ``load_images`` reads MNIST and
 Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits (``read_uci`` from any file of
 their layout), ``load_mushrooms`` the UCI mushrooms; ``as_tensors`` takes what users have, ``split``
-holds rows out for validation, and ``Minibatches`` is one epoch's worth of shuffled batches.
+holds rows out for validation, ``standardize`` scales columns, and ``Minibatches`` is one epoch's
+worth of shuffled batches.
 
 The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
 ``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
@@ -16,11 +17,13 @@ licence and its source.
 """
 
 from pyro_bbb.data._images import load_images
+from pyro_bbb.data._standardize import Standardization, standardize
 from pyro_bbb.data._tables import UCIData, load_mushrooms, load_uci, read_uci
 from pyro_bbb.data._tensors import Minibatches, as_tensors, split
 
 __all__ = [
     "Minibatches",
+    "Standardization",
     "UCIData",
     "as_tensors",
     "load_images",
@@ -28,4 +31,5 @@ __all__ = [
     "load_uci",
     "read_uci",
     "split",
+    "standardize",
 ]

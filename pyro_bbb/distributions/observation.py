@@ -15,6 +15,9 @@ from torch import Tensor
 
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
+# families that stay the same under a change of the targets' unit
+LOCATION_SCALE = (dist.Normal, dist.StudentT)
+
 
 class Categorical(dist.Categorical):
     """Categorical by logits ``[..., classes]``; large ones lose no digits to their logsumexp."""

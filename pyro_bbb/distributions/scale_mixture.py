@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             ratio, most = self.sigma1 / self.sigma2, torch.finfo(self.pi.dtype).max ** 0.5
             apart = (ratio >= most) | (ratio <= 1 / most)  # its square overflows
             _require("sigma1 / sigma2", ratio, ~apart, f"within a factor of {most:.0e} of 1")
+            _warn_if_swapped(numbers)
         if validate_args is not None:
             self._validate_args = validate_args
 
@@ -204,6 +206,16 @@ def mixture_of(
     new = ScaleMixtureNormal.__new__(ScaleMixtureNormal)
     new._assemble(rounded, None, numbers)
     return new
+
+
+def _warn_if_swapped(numbers: tuple[Any, ...] | None) -> None:
+    """Warn where the first part of an uneven mixture is the narrow one."""
+    if numbers and numbers[1] < numbers[2] and numbers[0] != 0.5:
+        warnings.warn(
+            f"sigma1={numbers[1]} is below sigma2={numbers[2]}, but pi={numbers[0]} is the weight "
+            "of sigma1, by custom the wide part: were they swapped?",
+            stacklevel=3,
+        )
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:

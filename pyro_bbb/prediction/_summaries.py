@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.validation import fraction, tensor
 from pyro_bbb.distributions import map_tensors
+from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.likelihoods import align
 
 
@@ -158,6 +160,29 @@ class RegressionPrediction:
         """Total standard deviation, by the law of total variance, ``[n, d]``."""
         return torch.hypot(self.aleatoric_std, self.epistemic_std)
 
+    def rescaled(self, mean: Tensor | float, scale: Tensor | float) -> RegressionPrediction:
+        """The prediction of $m + s z$ where this is of z: of standardised targets, in their unit.
+
+        Args:
+            mean: m, a number or ``[d]``.
+            scale: s, likewise, positive.
+
+        Raises:
+            TypeError: the components are neither Normals nor Student's t, or a value is no number.
+            ValueError: an argument is not finite, or the scale not positive.
+        """
+        family = type(self.components)
+        if not issubclass(family, LOCATION_SCALE):
+            raise TypeError(f"only Normals and Student's t can be rescaled, got {family.__name__}")
+        loc = self.components.loc
+        m, s = _finite("mean", mean).to(loc), _finite("scale", scale).to(loc)
+        if not (s > 0).all():
+            raise ValueError(f"scale must be positive, got {scale}")
+        moved: dict[str, Any] = {"loc": m + s * loc, "scale": s * self.components.scale}
+        if issubclass(family, StudentT):
+            moved["df"] = self.components.df
+        return RegressionPrediction(family(**moved), self.sampler)
+
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of the true targets under the mixture, ``[n]``, nats.
 
@@ -248,3 +273,12 @@ def _described(prediction: Any, samples: int, inputs: list[int], family: str) ->
 
 
 Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction
+
+
+def _finite(name: str, value: Tensor | float) -> Tensor:
+    """The value as a tensor, if its numbers are finite."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(checks.finite(name, value), dtype=torch.double)
+    if not checks.all_finite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return value

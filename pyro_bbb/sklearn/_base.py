@@ -15,12 +15,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_bbb._utils.validation import count
+from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.sklearn._fitting import FittedPosterior, learn, learn_on
 from pyro_bbb.sklearn._params import Recipe
-from pyro_bbb.sklearn._scaling import Scaling
 from pyro_bbb.training.history import History
 
 Self = TypeVar("Self", bound="BayesianEstimator")
@@ -50,7 +50,7 @@ class BayesianEstimator(BaseEstimator):
     """Base of the estimators: their parameters, training, and keeping what was learned."""
 
     posterior_: FittedPosterior
-    x_scaling_: Scaling
+    x_scaling_: Standardization
 
     num_samples: int
     random_state: Any
@@ -76,13 +76,12 @@ class BayesianEstimator(BaseEstimator):
         """Trains a new network on checked rows, and on targets as the likelihood takes them."""
         recipe = self._recipe()
         self._seed = as_random_seed(self.random_state)
-        self.x_scaling_ = Scaling.of(X)
-        x = torch.from_numpy(self.x_scaling_(X))
+        x, self.x_scaling_ = standardize(torch.from_numpy(X))
         self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed)
 
     def _learn_on(self, X: NDArray[np.float64], y: Tensor) -> None:
         """Learns from further checked rows."""
-        x = torch.from_numpy(self.x_scaling_(X))
+        x = self.x_scaling_(torch.from_numpy(X))
         self.posterior_ = learn_on(self._recipe(), self.posterior_, x, y, self._seed)
 
     # --- prediction ---
@@ -96,7 +95,7 @@ class BayesianEstimator(BaseEstimator):
         self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
     ) -> Any:
         """The predictive at checked rows, in the targets' units; by default of the usual draws."""
-        x = torch.from_numpy(self.x_scaling_(rows))
+        x = self.x_scaling_(torch.from_numpy(rows))
         draws = self.num_samples if num_samples is None else num_samples
         found = self.posterior_.predict(x, draws, self._seed if seed is None else seed)
         return self._with_units(found)
@@ -166,14 +165,14 @@ class BayesianEstimator(BaseEstimator):
         return {
             "features": self.n_features_in_,
             "names": None if names is None else names.tolist(),
-            "x": self.x_scaling_.as_dict(),
+            "x": as_json(self.x_scaling_),
         }
 
     def _restore(self, record: dict[str, Json]) -> None:
         self.n_features_in_ = record["features"]
         if record["names"] is not None:
             self.feature_names_in_ = np.array(record["names"], dtype=object)
-        self.x_scaling_ = Scaling.from_dict(record["x"])
+        self.x_scaling_ = from_json(record["x"])
 
     def _json_parameters(self) -> dict[str, Json]:
         parameters = self.get_params(deep=False)
@@ -187,3 +186,14 @@ class BayesianEstimator(BaseEstimator):
                     "joblib.dump keeps objects"
                 )
         return parameters
+
+
+def as_json(scaling: Standardization) -> dict[str, Json]:
+    """Mean and scale for JSON, to the last digit."""
+    return {"mean": scaling.mean.tolist(), "scale": scaling.scale.tolist()}
+
+
+def from_json(record: dict[str, Any]) -> Standardization:
+    """The standardisation of what `as_json` gave."""
+    mean, scale = (torch.tensor(record[key], dtype=torch.double) for key in ("mean", "scale"))
+    return Standardization(mean, scale)

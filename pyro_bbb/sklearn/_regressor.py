@@ -12,11 +12,18 @@ from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import count
+from pyro_bbb.data import Standardization, standardize
+from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.prediction import RegressionPrediction
-from pyro_bbb.sklearn._base import BayesianEstimator, Uncertainty, as_random_seed
+from pyro_bbb.sklearn._base import (
+    BayesianEstimator,
+    Uncertainty,
+    as_json,
+    as_random_seed,
+    from_json,
+)
 from pyro_bbb.sklearn._params import make_noise
-from pyro_bbb.sklearn._scaling import Scaling, in_units, is_scaled
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
@@ -113,13 +120,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             TypeError: a parameter of another kind.
         """
         rows, targets = self._checked(X, y, reset=True)
-        columns = targets.reshape(len(targets), -1)  # [n, targets]
-        scaling = Scaling.of(columns)
-        likelihood = make_noise(self.noise, torch.from_numpy(scaling.scale))
-        self.y_scaling_ = scaling if is_scaled(likelihood) else Scaling.none(columns.shape[1])
+        columns = torch.from_numpy(targets.reshape(len(targets), -1))  # [n, targets]
+        scaled, self.y_scaling_ = standardize(columns)
+        likelihood = make_noise(self.noise, self.y_scaling_.scale)
+        if not issubclass(likelihood.family, LOCATION_SCALE):  # counts stay
+            scaled, self.y_scaling_ = columns, _no_scaling(columns.shape[1])
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
-        self._learn(rows, torch.from_numpy(self.y_scaling_(columns)), likelihood, outputs)
+        self._learn(rows, scaled, likelihood, outputs)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> BayesianRegressor:
@@ -146,7 +154,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             expected = ", ".join(["n", *map(str, self._y_shape)])
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
-        self._learn_on(rows, torch.from_numpy(self.y_scaling_(columns)))
+        self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)))
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
@@ -242,15 +250,22 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return rows, targets.astype(np.float64, copy=False)
 
     def _with_units(self, prediction: Any) -> RegressionPrediction:
-        return in_units(prediction, self.y_scaling_)
+        if not issubclass(self.posterior_.model.likelihood.family, LOCATION_SCALE):
+            return prediction
+        return prediction.rescaled(self.y_scaling_.mean, self.y_scaling_.scale)
 
     def _shaped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return values.reshape(len(values), *self._y_shape)
 
     def _record(self) -> dict[str, Any]:
-        return super()._record() | {"y": self.y_scaling_.as_dict(), "y_shape": list(self._y_shape)}
+        return super()._record() | {"y": as_json(self.y_scaling_), "y_shape": list(self._y_shape)}
 
     def _restore(self, record: dict[str, Any]) -> None:
         super()._restore(record)
-        self.y_scaling_ = Scaling.from_dict(record["y"])
+        self.y_scaling_ = from_json(record["y"])
         self._y_shape = tuple(record["y_shape"])
+
+
+def _no_scaling(columns: int) -> Standardization:
+    zeros = torch.zeros(columns, dtype=torch.double)
+    return Standardization(zeros, torch.ones_like(zeros))

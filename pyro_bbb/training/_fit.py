@@ -104,7 +104,8 @@ def fit(
         epochs: passes over the data, at least 1.
         batch_size: examples per minibatch, in all processes together; a `DataLoader` has its own.
         lr: learning rate at the start. By default 32 / steps, but at least 0.001 and at most 0.03,
-            which suits Adam (`docs/guide/trained.md`); with another ``optimizer`` 0.001.
+            of the guide's means at most 0.01, which suits Adam (`docs/guide/trained.md`); with
+            another ``optimizer`` 0.001.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam. Or a `PyroOptim`, which keeps its own learning rates.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the

@@ -139,6 +139,9 @@ def constant(progress: float) -> float:
 _LR_SCHEDULES = {"constant": constant, "cosine": cosine}
 
 
+MAX_LR_OF_LOCS = 0.01  # by default; larger steps of the means make convolutions ignore the data
+
+
 def default_lr(num_steps: int) -> float:
     r"""Return a learning rate of Adam for so many steps, in [0.001, 0.03].
 

@@ -26,7 +26,8 @@ from pyro_bbb.priors import Function, Prior
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.protocol import StepProgram
-from pyro_bbb.training._validation import check_fit
+from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
+from pyro_bbb.training._validation import check_fit, warn_if_unscaled
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import RecordedELBO, recorded_elbo
 
@@ -51,11 +52,20 @@ def make_program(guide: Any, batches: Batches, config: FitConfig, history: Histo
     """Assemble the computation of a training step, after a check of guide against model."""
     model, weighted = batches.model, with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples)
+    warn_if_unscaled(model, batches.examples[1])
     batches.processes.align(tensors_of(model, guide))
     elbo = _objective(model, guide, latents, config)
     network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
-    lr = config.initial_lr(len(batches))
-    return StepProgram(network, weighted, elbo, (guide, model), config.optimizer, lr, history)
+    return StepProgram(
+        network,
+        weighted,
+        elbo,
+        (guide, model),
+        config.optimizer,
+        config.initial_lr(len(batches)),
+        MAX_LR_OF_LOCS if config.lr is None else None,
+        history,
+    )
 
 
 def _objective(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.validation import require
+from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import check_sampler, is_sharded
 from pyro_bbb.training._config import FitConfig
+
+_UNSCALED = 20.0  # factor between targets and 1
 
 
 def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> None:
@@ -50,6 +54,20 @@ def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[st
     latents = drawn(model_trace)
     _check_guide(guide_trace, latents)
     return {name: p["value"].numel() for name, p in latents.items()}
+
+
+def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:
+    """Warn where real targets are far from the scale 1 of the outputs at the start."""
+    if not issubclass(model.likelihood.family, LOCATION_SCALE) or len(y) < 2:
+        return
+    mean, std = float(y.double().mean()), float(y.double().std())
+    if std and not (std > 1 / _UNSCALED and max(std, abs(mean)) < _UNSCALED):
+        warnings.warn(
+            f"targets have mean {mean:.3g} and standard deviation {std:.3g}; the priors and the "
+            "learned noise expect about 0 and 1, and intervals will be wrong otherwise. Train on "
+            "data.standardize(y), and undo it by prediction.rescaled(mean, scale).",
+            stacklevel=4,
+        )
 
 
 def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ class JointOptim(PyroOptim):
                 self.optimizer.zero_grad(set_to_none=True)
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of all parameters.
+        """Sets the learning rate of all parameters, of each group at most its ``max_lr``.
 
         Raises:
             ValueError: the rate is negative, infinite or no number.
@@ -103,7 +103,7 @@ class JointOptim(PyroOptim):
         if not isinstance(lr, Real) or not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr!r}")
         for group in self.optimizer.param_groups if self.optimizer else ():
-            group["lr"] = lr
+            group["lr"] = min(lr, group.get("max_lr", math.inf))
 
     def get_state(self) -> dict[str, Any]:
         """The optimiser's state, for `set_state`."""
@@ -179,6 +179,7 @@ def make_optim(
     optimizer: Optimizer | None,
     lr: float,
     joint: Callable[..., JointOptim] = JointOptim,
+    max_lr_of_locs: float | None = None,
 ) -> PyroOptim:
     """Make the optimiser of `SVI` for the parameters of some modules.
 
@@ -188,6 +189,7 @@ def make_optim(
             Adam. A `PyroOptim` is taken as it is.
         lr: learning rate at the start.
         joint: makes the `JointOptim`.
+        max_lr_of_locs: the most that the default optimiser uses for the guide's means.
 
     Raises:
         TypeError: ``optimizer`` is of another kind.
@@ -207,5 +209,18 @@ def make_optim(
             f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
         )
     parameters = {name: parameter for parameter, name in named.items()}
-    constructor = optimizer or partial(torch.optim.Adam, fused=True)
+    locs = {p for name, p in parameters.items() if {"loc", "locs"} & {*name.split(".")}}
+    constructor = optimizer or partial(_adam, locs=locs, max_lr_of_locs=max_lr_of_locs)
     return joint(constructor, {"lr": lr}, parameters=parameters)
+
+
+def _adam(
+    parameters: list[Tensor], lr: float, locs: Set[Tensor], max_lr_of_locs: float | None
+) -> torch.optim.Adam:
+    """Make fused Adam, with a group of its own for means whose learning rate is bounded."""
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if max_lr_of_locs is not None and locs:
+        others = [p for p in parameters if p not in locs]
+        bounded = [p for p in parameters if p in locs]
+        groups = [{"params": bounded, "max_lr": max_lr_of_locs}, {"params": others}]
+    return torch.optim.Adam([g for g in groups if g["params"]], lr=lr, fused=True)

@@ -36,6 +36,7 @@ AT_LEAST = 200
 EXEMPT = {
     "bandits.ThompsonAgent.remember": "checks nothing, as documented; observe does",
     "sklearn.*": "held to scikit-learn's own checks and conventions in test_sklearn.py",
+    "data.Standardization": "is made by standardize, which checks",
     "cli.*": "takes words, and is tried with bad ones in tests/cli",
     "distributions.*": "made by priors and guides of checked tensors, in every step",
     "ScaleMixtureNormal.from_logit": "as documented, for checked parameters, in every step",

@@ -171,6 +171,18 @@ DATA = [
         fine={"more than there are": {"batch_size": 99}},
     ),
     Row(
+        "data.standardize",
+        lambda: {"values": X},
+        bad={
+            "no rows": ({"values": X[:0]}, "values must be finite rows"),
+            "a number": ({"values": X[0, 0]}, "values must be finite rows"),
+            "NaN": ({"values": X * NAN}, "values must be finite rows"),
+            "complex": ({"values": X.to(torch.cfloat)}, "values must be real"),
+            "lists": ({"values": X.tolist()}, "values must be a tensor or a numeric numpy array"),
+        },
+        fine={"numpy": {"values": X.numpy()}, "integers": {"values": LABELS}},
+    ),
+    Row(
         "data.split",
         lambda: {"x": X, "y": LABELS, "fraction": 0.5, "seed": 0},
         bad={

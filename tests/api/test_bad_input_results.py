@@ -73,6 +73,17 @@ SUMMARIES = [
         },
         fine={"flat": {"y": TARGETS[:, 0]}, "huge": {"y": TARGETS * 1e30}},
     ),
+    Row(
+        "RegressionPrediction.rescaled",
+        lambda: {"self": numbers(), "mean": 1.0, "scale": 2.0},
+        bad={
+            "negative": ({"scale": -1.0}, "scale must be positive"),
+            "zero": ({"scale": 0.0}, "scale must be positive"),
+            "NaN": ({"mean": math.nan}, "mean must be finite"),
+            "text": ({"mean": "1"}, "mean must be"),
+        },
+        fine={"by target": {"mean": torch.zeros(1), "scale": torch.ones(1)}},
+    ),
     Row("RegressionPrediction.cdf", lambda: {"self": numbers(), "value": TARGETS}),
     *[
         Row(

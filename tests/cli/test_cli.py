@@ -87,7 +87,7 @@ def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
     assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
     assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= SCORE_NAMES.keys()
     both = [Model.load(tmp_path / name) for name in ("model", "again")]
-    rows = both[0].inputs(HOUSES)
+    rows = both[0].inputs(HOUSES, print)
     assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed
 
 

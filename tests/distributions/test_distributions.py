@@ -593,3 +593,9 @@ def test_an_event_of_a_subclass_sums_its_log_density(single):
     value = torch.randn(2, 3)
     whole = single.expand([2, 3]).to_event(2)
     torch.testing.assert_close(whole.log_prob(value), single.log_prob(value).sum())
+
+
+def test_swapped_sigmas_are_warned_of():
+    with pytest.warns(UserWarning, match=r"sigma1=0.1 is below sigma2=1.0, but pi=0.25 .* swapped"):
+        ScaleMixtureNormal(0.25, 0.1, 1.0)
+    ScaleMixtureNormal(0.5, 0.1, 1.0)  # the same density either way

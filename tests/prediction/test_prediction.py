@@ -670,3 +670,26 @@ def test_a_process_without_a_draw_of_its_own_takes_the_first(rank, row):
     assert counts == [0, 1, 1]
     (chunk,) = chunks
     assert all(torch.equal(chunk[name], given[name][row : row + 1]) for name in given)
+
+
+@pytest.mark.parametrize("family", [dist.Normal, lambda m, s: dist.StudentT(3.0, m, s)])
+def test_a_rescaled_prediction_is_that_of_the_rescaled_target(family):
+    """Density, distribution function and moments, by the change of variables."""
+    generator = torch.Generator().manual_seed(0)
+    loc, scale = (torch.rand(5, 4, 2, generator=generator, dtype=torch.double) for _ in range(2))
+    of_z = RegressionPrediction(family(loc, scale + 0.1))
+    mean, unit = torch.tensor([152.0, -3.0]), torch.tensor([77.0, 0.01])
+    of_y = of_z.rescaled(mean, unit)
+    z = torch.randn(4, 2, generator=generator, dtype=torch.double)
+    y = mean + unit * z
+    torch.testing.assert_close(of_y.log_prob(y), of_z.log_prob(z) - unit.log().sum())
+    torch.testing.assert_close(of_y.mean, mean + unit * of_z.mean)
+    for name in ("std", "aleatoric_std", "epistemic_std"):
+        torch.testing.assert_close(getattr(of_y, name), unit * getattr(of_z, name))
+    for end, end_of_z in zip(of_y.interval(0.9), of_z.interval(0.9), strict=True):
+        torch.testing.assert_close(end, mean + unit * end_of_z)
+
+
+def test_counts_cannot_be_rescaled():
+    with pytest.raises(TypeError, match="only Normals and Student's t can be rescaled, got Poi"):
+        RegressionPrediction(dist.Poisson(torch.ones(2, 3, 1))).rescaled(1.0, 2.0)

@@ -2,17 +2,20 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from pyro.distributions import Normal, StudentT
 from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 from sklearn.datasets import load_digits
 
 import pyro_bbb as bbb
 from pyro_bbb.training import _baseline
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._schedules import default_lr
+from pyro_bbb.training.optim import make_optim
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +152,38 @@ def test_the_default_recipe_is_better_on_a_sine():
 )
 def test_the_default_learning_rate_falls_with_the_number_of_steps(num_steps, expected):
     assert default_lr(num_steps) == expected
+
+
+def optimizer_groups(guide, lr):
+    """Rates of the parameters by name, at a rate of the training."""
+    optim = make_optim([guide], None, 0.03, max_lr_of_locs=0.01)
+    optim.set_lr(lr)
+    rate = {p: group["lr"] for group in optim.optimizer.param_groups for p in group["params"]}
+    return {name: rate[p] for name, p in guide.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [bbb.AutoSoftplusNormal, AutoNormal])
+def test_means_move_at_a_third_of_the_rate_of_scales_at_most(digits, make):
+    model = classifier(1347)
+    guide = make(model)
+    fit(model, guide, digits, epochs=1)
+    for lr, bounded in ((0.03, 0.01), (0.004, 0.004)):
+        rates = optimizer_groups(guide, lr)
+        assert {r for name, r in rates.items() if name.startswith("locs.")} == {bounded}
+        assert {r for name, r in rates.items() if not name.startswith("locs.")} == {lr}
+
+
+def test_a_rate_that_is_given_is_that_of_all_parameters(digits):
+    """The same training as by Adam without groups, to the bit."""
+    model = classifier(1347)
+    torch.manual_seed(0)
+    guides = [bbb.AutoSoftplusNormal(model) for _ in range(2)]
+    adam = partial(torch.optim.Adam, fused=True)
+    losses = [
+        fit(model, guide, digits, epochs=1, lr=0.03, optimizer=optimizer)[0].loss
+        for guide, optimizer in zip(guides, (None, adam), strict=True)
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_it_is_adams_alone(digits):

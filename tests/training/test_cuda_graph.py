@@ -269,12 +269,13 @@ class Placed(OnTheCPU):
         step = self.captured[-1].func.__self__
         optimizer = step.optim.optimizer
         moments = [t for s in optimizer.state.values() for t in s.values()]
-        group = optimizer.param_groups[0]
-        assert group["lr"] is step.optim.lr and optimizer.found_inf is step.optim.failed
-        assert group["capturable"] and group["fused"]
-        held = [*step.batch, step.kl_weight, step.optim.lr, step.optim.failed, step.optim.row]
-        self.places.add(tuple(t.data_ptr() for t in [*held, *moments, *group["params"]]))
-        assert all(p.grad is None for p in group["params"])  # theirs lies in the graph's memory
+        assert optimizer.found_inf is step.optim.failed
+        for group, lr in zip(optimizer.param_groups, step.optim.lrs, strict=True):
+            assert group["lr"] is lr and group["capturable"] and group["fused"]
+        held = [*step.batch, step.kl_weight, *step.optim.lrs, step.optim.failed, step.optim.row]
+        parameters = step.optim.parameters
+        self.places.add(tuple(t.data_ptr() for t in [*held, *moments, *parameters]))
+        assert all(p.grad is None for p in parameters)  # theirs lies in the graph's memory
 
 
 def test_every_replay_uses_the_same_memory(monkeypatch):

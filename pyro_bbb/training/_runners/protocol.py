@@ -40,13 +40,14 @@ class StepProgram:
     modules: tuple[Any, Any]  # guide and model as the user gave them, whose parameters are trained
     optimizer: Optimizer | None  # None for the default
     lr: float  # at the start
+    max_lr_of_locs: float | None  # of the default optimiser
     history: History
 
     def svi(
         self, joint: Callable[..., JointOptim] = JointOptim, elbo: RecordedELBO | None = None
     ) -> SVI:
         """Pyro's `SVI` with an optimiser made by ``joint``, and another objective if given."""
-        optim = make_optim(self.modules, self.optimizer, self.lr, joint)
+        optim = make_optim(self.modules, self.optimizer, self.lr, joint, self.max_lr_of_locs)
         return SVI(self.model, self.guide, optim, elbo or self.elbo)
 
 

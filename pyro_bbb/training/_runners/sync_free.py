@@ -94,22 +94,25 @@ class SyncFreeOptim(JointOptim):
         device = self.parameters[0].device
         self.elbo = elbo
         self.row = torch.zeros(5, dtype=torch.float64, device=device)
-        self.lr, self.failed = (torch.zeros((), device=device, dtype=torch.float) for _ in range(2))
+        self.failed = torch.zeros((), device=device, dtype=torch.float)
         self.optimizer.found_inf = self.failed  # type: ignore[union-attr]
-        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
-            group.update(lr=self.lr, fused=True, capturable=True, foreach=False)
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]
+        self.lrs = [torch.zeros((), device=device, dtype=torch.float) for _ in groups]
+        for group, lr in zip(groups, self.lrs, strict=True):
+            group.update(lr=lr, fused=True, capturable=True, foreach=False)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters, in single precision as fused kernels read it."""
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
-        self.lr.fill_(lr)
+        for group, each in zip(self.optimizer.param_groups, self.lrs, strict=True):  # type: ignore[union-attr]
+            each.fill_(min(lr, group.get("max_lr", math.inf)))
 
     def set_state(self, state_dict: dict[str, Any]) -> None:
         """Restores a state from `get_state`; the learning rate stays in its own tensor."""
         super().set_state(state_dict)
-        for group in self.optimizer.param_groups:  # type: ignore[union-attr]
-            group["lr"] = self.lr
+        for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):  # type: ignore[union-attr]
+            group["lr"] = lr
 
     def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
         """The norm; notes the step's numbers, and whether it failed."""

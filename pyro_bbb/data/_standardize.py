@@ -1,0 +1,68 @@
+"""Columns at mean 0 and standard deviation 1, and back in their own units."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_bbb._utils.inputs import as_tensor
+from pyro_bbb._utils.validation import all_finite, tensor
+
+_ROUNDING = 1e-14  # a column whose deviations are below this fraction of its size is constant
+
+
+@dataclass(frozen=True)
+class Standardization:
+    """$z = (v - m) / s$ for each column.
+
+    Args:
+        mean: m, ``[...]`` of one row, float64, in the columns' units.
+        scale: s, likewise, positive; 1 where a column is constant.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """From the columns' units to z, ``[n, ...]``, in the dtype of floating values.
+
+        Raises:
+            ValueError: rows of another shape.
+            TypeError: the values are no tensor or array of real numbers.
+        """
+        values = as_tensor("values", values)
+        if values.shape[1:] != self.mean.shape:
+            expected, got = list(self.mean.shape), list(values.shape[1:])
+            raise ValueError(f"values must have rows of shape {expected}, got {got}")
+        dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+        mean, scale = self.mean.to(values.device), self.scale.to(values.device)
+        return ((values.double() - mean) / scale).to(dtype)
+
+
+def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
+    """Columns at mean 0 and standard deviation 1, as priors of scale 1 expect them.
+
+        y, in_units = bbb.data.standardize(y_train)  # targets; the same for inputs
+        ... fit(model, guide, (x, y)) ...
+        prediction = predict(model, guide, x_test).rescaled(in_units.mean, in_units.scale)
+
+    Args:
+        values: training rows, ``[n, ...]``; the standard deviation divides by n.
+
+    Returns:
+        The rows standardised, and the transformation, to apply to other rows.
+
+    Raises:
+        ValueError: there are no rows, or they have NaN or infinity.
+        TypeError: the values are no tensor or array of real numbers.
+    """
+    values = tensor("values", as_tensor("values", values))
+    if values.is_complex():
+        raise TypeError(f"values must be real, got {values.dtype}")
+    if values.ndim == 0 or len(values) == 0 or not all_finite(values):
+        raise ValueError(f"values must be finite rows, got shape {list(values.shape)}")
+    precise = values.double()
+    mean, scale = precise.mean(0), precise.std(0, correction=0)
+    constant = scale <= _ROUNDING * precise.abs().amax(0)
+    found = Standardization(mean, scale.masked_fill(constant, 1.0))
+    return found(values), found
