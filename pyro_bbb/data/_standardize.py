@@ -59,7 +59,7 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
     values = tensor("values", as_tensor("values", values))
     if values.is_complex():
         raise TypeError(f"values must be real, got {values.dtype}")
-    if values.ndim == 0 or len(values) == 0 or not all_finite(values):
+    if values.ndim == 0 or len(values) == 0 or values.is_meta or not all_finite(values):
         raise ValueError(f"values must be finite rows, got shape {list(values.shape)}")
     precise = values.double()
     mean, scale = precise.mean(0), precise.std(0, correction=0)

@@ -440,6 +440,7 @@ def both(dtype=torch.float64, sigma2=0.05):
     )
 
 
+@pytest.mark.filterwarnings("ignore:sigma1=")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2, 1e-8])
 def test_a_mixture_of_numbers_is_that_of_tensors(dtype, sigma2):

@@ -111,6 +111,7 @@ def test_the_summed_mixture_is_the_sum(dims):
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:sigma1=")
 @pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2])
 def test_the_first_derivative_in_place_is_the_one_by_the_graph(sigma2):
     # widths from far inside the narrow component to where its share underflows
@@ -160,6 +161,7 @@ def test_single_precision_keeps_the_share_of_a_very_narrow_component(ratio):
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:sigma1=")
 @pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
 def test_the_mixture_of_very_many_weights_is_the_sum_in_single_precision(sigma2):
     w = torch.randn(70_001) * torch.logspace(-9, 0.5, 70_001)

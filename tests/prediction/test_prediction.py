@@ -672,7 +672,7 @@ def test_a_process_without_a_draw_of_its_own_takes_the_first(rank, row):
     assert all(torch.equal(chunk[name], given[name][row : row + 1]) for name in given)
 
 
-@pytest.mark.parametrize("family", [dist.Normal, lambda m, s: dist.StudentT(3.0, m, s)])
+@pytest.mark.parametrize("family", [dist.Normal, lambda m, s: StudentT(3.0, m, s)])
 def test_a_rescaled_prediction_is_that_of_the_rescaled_target(family):
     """Density, distribution function and moments, by the change of variables."""
     generator = torch.Generator().manual_seed(0)

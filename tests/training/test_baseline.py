@@ -176,8 +176,10 @@ def test_means_move_at_a_third_of_the_rate_of_scales_at_most(digits, make):
 def test_a_rate_that_is_given_is_that_of_all_parameters(digits):
     """The same training as by Adam without groups, to the bit."""
     model = classifier(1347)
-    torch.manual_seed(0)
-    guides = [bbb.AutoSoftplusNormal(model) for _ in range(2)]
+    guides = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        guides.append(bbb.AutoSoftplusNormal(model))
     adam = partial(torch.optim.Adam, fused=True)
     losses = [
         fit(model, guide, digits, epochs=1, lr=0.03, optimizer=optimizer)[0].loss

@@ -313,6 +313,7 @@ class PoisonedGradient(likelihoods.Gaussian):
         return arguments
 
 
+@pytest.mark.filterwarnings("ignore:targets have mean")
 @pytest.mark.parametrize("kind", [Poisoned, Impossible])
 @pytest.mark.parametrize(("place", "step"), [(16, 2), (39, 3)])
 def test_from_the_step_that_is_not_finite_no_parameter_moves(device, kind, place, step):
