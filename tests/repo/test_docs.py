@@ -164,6 +164,7 @@ RUN = [page for page in blocks.PAGES if any(block.reason is None for block in bl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.filterwarnings("ignore:targets have mean")  # one page has them on purpose
 def test_the_code_runs(page, elsewhere, capsys):
     if page.parent.name == "migrate":  # from another library, which conda-forge may not have
         pytest.importorskip(page.stem)
