@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from pyro_bbb import data
 from pyro_bbb.data import (
     Minibatches,
+    _downloads,
     _tables,
     as_tensors,
     load_images,
@@ -492,7 +493,7 @@ def test_nothing_that_a_table_holds_is_executed(tmp_path):
 def test_a_known_table_must_be_the_known_file(tmp_path):
     write_table(tmp_path, "yacht", **tiny_table())
     with pytest.raises(
-        RuntimeError, match=r"data\.npz is damaged: its SHA256 is .* expected d0eaa"
+        RuntimeError, match=r"data\.npz is damaged: the SHA-256 of its numbers is .* expected bce1a"
     ):
         load_uci("yacht", root=tmp_path)
 
@@ -523,6 +524,59 @@ def test_mushrooms_are_one_hot_by_column_and_alphabet(tmp_path, monkeypatch):
     path.write_bytes(MUSHROOMS[:-1])
     with pytest.raises(RuntimeError, match=r"agaricus-lepiota\.data is damaged: its SHA256"):
         load_mushrooms(root=tmp_path)
+
+
+# --- tables, downloaded ---
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A folder from which downloads come, as a site; the cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYRO_BBB_DATA", raising=False)
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setattr(_downloads, "REGRESSION", f"{folder.as_uri()}/{{name}}-{{file}}")
+    monkeypatch.setattr(_downloads, "MUSHROOMS", f"{folder.as_uri()}/mushrooms")
+    return folder
+
+
+def test_mushrooms_are_downloaded_once_and_verified(mirror, monkeypatch):
+    (mirror / "mushrooms").write_bytes(MUSHROOMS)
+    with pytest.raises(RuntimeError, match="is damaged: its SHA256"):
+        load_mushrooms()
+    monkeypatch.setattr(_tables, "_MUSHROOMS_SHA256", hashlib.sha256(MUSHROOMS).hexdigest())
+    assert len(load_mushrooms()[1]) == 3
+    (mirror / "mushrooms").unlink()
+    assert len(load_mushrooms()[1]) == 3
+
+
+def test_a_download_that_fails_says_where_files_may_lie(mirror):
+    for load, layout in (
+        (load_mushrooms, "ROOT/mushroom/agaricus-lepiota.data"),
+        (lambda: load_uci("yacht"), "ROOT/uci/yacht/data.npz"),
+    ):
+        with pytest.raises(RuntimeError, match=f"could not download .*: without.*{layout}$"):
+            load()
+    with pytest.raises(FileNotFoundError, match="no .*unknown"):
+        load_uci("unknown")
+    with pytest.raises(FileNotFoundError):  # the user's folder is never written to
+        load_uci("yacht", root=mirror)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", sorted(_tables._UCI_SHA256))
+def test_a_downloaded_table_is_the_known_one_with_the_same_splits(mirror, real_root, name):
+    expected = load_uci(name, root=real_root)
+    table = read_uci(real_root / "uci" / name / "data.npz", dtype=torch.float64)
+    columns = torch.cat([table.x, table.y[:, None]], 1)
+    for file, numbers in (
+        ("data.txt", columns.numpy()),
+        ("index_features.txt", np.arange(table.x.shape[1])),
+        ("index_target.txt", [table.x.shape[1]]),
+    ):
+        np.savetxt(mirror / f"{name}-{file}", numbers, fmt="%.17g")
+    assert all(map(torch.equal, load_uci(name), expected))
 
 
 # --- tables, real ---

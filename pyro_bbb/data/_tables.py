@@ -1,9 +1,11 @@
 """Tables as tensors: the UCI regression sets with their splits, and the UCI mushrooms.
 
-They are read from a folder, never downloaded. Files that the project knows are checked against
-their SHA-256; other regression sets of the same layout are read after a check of their content.
+They are read from the folder that the user gives, else from a cache that downloads fill. Sets that
+the project knows are checked against their SHA-256 each time; other regression sets of the same
+layout are read after a check of their content.
 """
 
+import hashlib
 import io
 import os
 from pathlib import Path
@@ -13,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bbb.data._downloads import fetch_mushrooms, fetch_regression
 from pyro_bbb.data.cache import cache_folder, given_root, read_verified
 
-_UCI_SHA256 = {
-    "bostonHousing": "c64c2711b542d489a200662d01651d3470406df75b252bf31edeb4d994b1c53a",
-    "energy": "8d2c384b761d1e592260f98f824e2fb949dc72782d09f6777739d65e3d226fec",
-    "naval-propulsion-plant": "b4d27bd0ebeaa877e8f0c562360f31e1c3cac2e04bcf8301afec24475af3e256",
-    "wine-quality-red": "aa3b640a0e9faea5db62dcc9494c33fd457efdb713439c94e7c56e478d77b679",
-    "yacht": "d0eaa54ba47e3b3db613bac0862f0bb13367fc77f2653e8afe8a45e494394909",
+_UCI_SHA256 = {  # of the arrays, as `_digest` has them
+    "bostonHousing": "dc06e59dafaed0cbb54f4bb5339e8ef4baf9d5d0d653d21bd0e672faa4bf8e5d",
+    "energy": "c04fbf99ec6e4616e750f6b7845b70d25256d7e26353805c3abe3001c6a18f1e",
+    "naval-propulsion-plant": "5b205a91837758584a162959ab1f813eccd1d48eadaa2485887e473ed65c6266",
+    "wine-quality-red": "32067cb9b4a81a8e8fb21660a5ea81918bbd845c53476f5677a1e667c468b986",
+    "yacht": "bce1a85d24a9a1d6a3e62d5919786ae9df1fb6e5c3cbdd62a74827846cd14a34",
 }
 _MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
 _DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
@@ -68,20 +71,21 @@ def load_uci(
 
     Args:
         name: folder of the set, e.g. ``"yacht"``; any that has the layout.
-        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where a set
+            that the project knows is downloaded.
         device: where to put the tensors; the CPU by default.
 
     Raises:
         FileNotFoundError: ROOT has no such set.
-        RuntimeError: the file is damaged, or has another content than the known set of that name.
+        RuntimeError: the download failed, or the file is damaged or has another content than the
+            known set of that name.
         ValueError: ``name`` is no name of a folder, an array is missing, has the wrong shape or
             type or values that are not finite, or a split uses a row twice or one that is not
             there.
     """
     path = _path_of_uci(name, root)
-    known = _UCI_SHA256.get(name)
-    content = path.read_bytes() if known is None else read_verified(path, "sha256", known)
-    return UCIData(*(part.to(device) for part in _parsed(path, content, torch.float32)))
+    data = _parsed(path, path.read_bytes(), torch.float32, _UCI_SHA256.get(name))
+    return UCIData(*(part.to(device) for part in data))
 
 
 def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
@@ -121,7 +125,8 @@ def load_mushrooms(
     stalk-root) before all others as a value of its own. That makes 117 columns.
 
     Args:
-        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where the
+            file is downloaded.
         device: where to put the tensors; the CPU by default.
 
     Returns:
@@ -129,10 +134,12 @@ def load_mushrooms(
 
     Raises:
         FileNotFoundError: ROOT lacks the file.
-        RuntimeError: the file is damaged (its SHA-256 is wrong).
+        RuntimeError: the download failed, or the file is damaged (its SHA-256 is wrong).
     """
     base = _base(root)
     path = base / "mushroom" / "agaricus-lepiota.data"
+    if not path.is_file() and given_root(root) is None:
+        fetch_mushrooms(path)
     if not path.is_file():
         raise FileNotFoundError(_absent(path, base))
     text = read_verified(path, "sha256", _MUSHROOMS_SHA256).decode("ascii")
@@ -160,6 +167,8 @@ def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
         raise ValueError(f"name must be the name of a folder, got {name!r}")
     base = _base(root)
     path = base / "uci" / name / "data.npz"
+    if not path.is_file() and given_root(root) is None and name in _UCI_SHA256:
+        fetch_regression(name, path)
     if not path.is_file():
         others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
         there = f" (there are {', '.join(others)})" if others else ""
@@ -167,11 +176,14 @@ def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
     return path
 
 
-def _parsed(path: Path, content: bytes, dtype: torch.dtype) -> UCIData:
+def _parsed(path: Path, content: bytes, dtype: torch.dtype, sha256: str | None = None) -> UCIData:
     """The content of a file, checked."""
     arrays = _read_npz(path, content)
     _check_values(path, arrays)
     _check_splits(path, arrays)
+    if sha256 is not None and (found := _digest(arrays)) != sha256:
+        wanted = f"the SHA-256 of its numbers is {found}, expected {sha256}"
+        raise RuntimeError(f"{path} is damaged: {wanted}; replace it by the original file")
     pairs = zip(_DIMENSIONS, (dtype, dtype, torch.int64, torch.int64), strict=True)
     return UCIData(*(torch.tensor(arrays[key], dtype=t) for key, t in pairs))
 
@@ -186,6 +198,15 @@ def _read_npz(path: Path, content: bytes) -> Arrays:
     if missing:
         raise ValueError(f"{path} must hold {list(_DIMENSIONS)}, got no {' and no '.join(missing)}")
     return arrays
+
+
+def _digest(arrays: Arrays) -> str:
+    """SHA-256 of the numbers, whatever the type and the compression in the file."""
+    found = hashlib.sha256()
+    for key in _DIMENSIONS:
+        kind = "<i8" if "index" in key else "<f8"
+        found.update(np.ascontiguousarray(arrays[key].astype(kind)).tobytes())
+    return found.hexdigest()
 
 
 def _check_values(path: Path, arrays: Arrays) -> None:
