@@ -62,7 +62,8 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
     if values.ndim == 0 or len(values) == 0 or values.is_meta or not all_finite(values):
         raise ValueError(f"values must be finite rows, got shape {list(values.shape)}")
     precise = values.double()
-    mean, scale = precise.mean(0), precise.std(0, correction=0)
+    mean = precise.mean(0)
+    scale = (precise - mean).square().mean(0).sqrt()
     constant = scale <= _ROUNDING * precise.abs().amax(0)
     found = Standardization(mean, scale.masked_fill(constant, 1.0))
     return found(values), found
