@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,7 @@ import torch
 from pyro_bbb import __version__
 from pyro_bbb.cli import commands, tasks
 from pyro_bbb.cli import encoding as columns
+from pyro_bbb.cli.commands import report
 from pyro_bbb.cli.entry_point import main
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import SCORE_NAMES, quantile, score
@@ -280,6 +282,20 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     assert f"{found['scores']['refused']:.4g}" in path.read_text()
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("coverage", "words"),
+    [(0.5, "too narrow"), (0.85, "agrees"), (0.95, "agrees"), (0.99, "too wide")],
+)
+def test_the_verdict_compares_coverage_and_level(coverage, words):
+    """Two standard errors of 100 rows at 90 % are 6 points."""
+    scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "rmse_answered": 1.5, "refused": 0.1}
+    about = Namespace(level=0.9, target="price")
+    first, second = report._verdict(about, scores, 100)
+    assert "50% of the variance of 'price', with an RMSE of 2" in first
+    assert "refuses 10.0% of 100 rows; the others have an RMSE of 1.5" in first
+    assert f"{coverage:.1%} of rows, where 90% is intended" in second and words in second
 
 
 def test_what_a_table_says_is_no_markup(capsys, tmp_path):

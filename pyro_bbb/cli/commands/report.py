@@ -43,7 +43,9 @@ def run(options: Report, console: Console) -> dict[str, Any]:
         scores = score(rows, model.about.level, model.about.threshold)
         sections = _of_rows(model, rows, scores, options.data.name) + sections
     sections.append(_of_columns(model))
-    page = _page(model.about, sections, options.model.name)
+    number = model.about.held_out or model.about.rows if options.data is None else len(rows["y"])
+    verdict = _verdict(model.about, scores, number)
+    page = _page(model.about, sections, options.model.name, verdict)
     with replacing(options.out) as part:
         part.write_text(page, encoding="utf-8")
     console.print(f"written to {options.out}")
@@ -109,7 +111,36 @@ def _table(scores: dict[str, float]) -> tuple[Sequence[str], Sequence[Sequence[s
     return ("score", "value"), [(SCORE_NAMES[k], f"{value:.4g}") for k, value in scores.items()]
 
 
-def _page(about: About, sections: list[Section], name: str) -> str:
+def _verdict(about: About, scores: dict[str, float], number: int) -> list[str]:
+    """Say how good the predictions are, and whether they are as certain as they say."""
+    refused = f"It refuses {scores['refused']:.1%} of {number} rows"
+    if "accuracy" in scores:
+        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows."
+        answered = f"{refused}, and is right in {scores['accuracy_answered']:.1%} of the others."
+        sets = _compared(scores["set_coverage"], about.level, number, "small")
+        return [f"{quality} {answered}", f"Its sets of classes hold the true one {sets}"]
+    quality = (
+        f"It explains {scores['r2']:.0%} of the variance of {about.target!r}, with an RMSE of "
+    )
+    answered = f"{refused}; the others have an RMSE of {scores['rmse_answered']:.4g}."
+    intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
+    return [
+        f"{quality}{scores['rmse']:.4g}. {answered}",
+        f"Its intervals hold the true value {intervals}",
+    ]
+
+
+def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
+    """Coverage against its level, within two standard errors of a binomial proportion."""
+    found = f"in {coverage:.1%} of rows, where {level:.0%} is intended: "
+    if abs(coverage - level) <= 2 * (level * (1 - level) / number) ** 0.5:
+        return f"{found}that agrees."
+    if coverage > level and not more:
+        return f"{found}a set has one class at least."
+    return f"{found}they are too {less if coverage < level else more}."
+
+
+def _page(about: About, sections: list[Section], name: str, verdict: list[str]) -> str:
     jinja = Environment(
         loader=PackageLoader("pyro_bbb.cli.commands", "."),
         autoescape=True,
@@ -122,6 +153,7 @@ def _page(about: About, sections: list[Section], name: str) -> str:
     )
     return jinja.get_template("report.html").render(
         title=f"{name}: predicting {about.target}",
+        verdict=verdict,
         summary=summary,
         sections=sections,
         footer=f"Made by pyro_bbb {__version__}.",
