@@ -5,6 +5,7 @@ NiceGUI serves it with everything that it needs; nothing is asked of another ser
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from pyro_bbb.play import render as pictures
 from pyro_bbb.play.classifier import DRAWS, PRUNED, Classifier
-from pyro_bbb.play.rasterize import pixels
+from pyro_bbb.play.rasterize import Strokes, pixels
 from pyro_bbb.play.regression import MOST, Curve, examples
+from pyro_bbb.play.samples import samples
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.training import UndertrainedWarning
 
 TITLE = "pyro_bbb: how sure is a network?"
 STYLE = Path(__file__).with_name("page.css")
@@ -49,6 +52,7 @@ def serve(classifier: Classifier, *, host: str, port: int, show: bool) -> None:
             with ui.tab_panel(curve):
                 Regression()
 
+    warnings.simplefilter("ignore", UndertrainedWarning)  # the points' training goes by stages
     ui.run(
         page,
         host=host,
@@ -72,8 +76,18 @@ class Digits:
         with ui.element("div").classes("columns digits"):
             with _card("Draw a digit from 0 to 9"):
                 self.pad = Pad().classes("pad")
-                self.pad.on("drawn", self.draw)
-                ui.button("Clear", on_click=self.clear).props("outline no-caps")
+                self.pad.on("drawn", lambda event: self.draw(event.args))
+                with ui.element("div").classes("buttons"):
+                    _button("Clear", self.clear)
+                    for name, strokes in samples().items():
+                        _button(name, partial(self.show_sample, strokes))
+            for pruned, words in (
+                (False, f"{DRAWS} networks vote"),
+                (True, f"With {PRUNED:.0%} of the weights removed"),
+            ):
+                with _card(words).classes("panel"):
+                    self.panels[pruned] = ui.html(sanitize=False)
+            with _card("How it decides"):
                 with ui.element("div").classes("aside"):
                     self.seen = ui.html(sanitize=False)
                     side = classifier.side
@@ -82,18 +96,19 @@ class Digits:
                 at = round(classifier.threshold, 2)
                 self.threshold = ui.slider(min=0, max=1, step=0.01, value=at, on_change=self.show)
                 rule.bind_text_from(self.threshold, "value", _refused)
-            for pruned, words in (
-                (False, f"{DRAWS} networks vote"),
-                (True, f"With {PRUNED:.0%} of the weights removed"),
-            ):
-                with _card(words):
-                    self.panels[pruned] = ui.html(sanitize=False)
+                ui.label(_SCRIBBLES).classes("soft")
         self._forget()  # a call to the pad would come when somebody draws already
 
-    def draw(self, event: GenericEventArguments) -> None:
+    def show_sample(self, strokes: Strokes) -> None:
+        """A drawing of ours on the pad, in the place of the visitor's."""
+        points = [stroke.tolist() for stroke in strokes]
+        self.pad.run_method("replace", points)
+        self.draw(points)
+
+    def draw(self, strokes: list[list[list[float]]]) -> None:
         """Asks the networks about all strokes so far."""
-        strokes = [np.array(stroke, dtype=np.float64) for stroke in event.args]
-        x = pixels(strokes, self.classifier.side)
+        points = [np.array(stroke, dtype=np.float64) for stroke in strokes]
+        x = pixels(points, self.classifier.side)
         self.seen.content = pictures.seen(x, self.classifier.side)
         kinds = [False] if self.classifier.pruned is None else [False, True]
         self.answers = {pruned: self.classifier.ask(x, pruned=pruned) for pruned in kinds}
@@ -127,6 +142,12 @@ class Digits:
 _KEY = '<div class="soft">Bars: votes of the networks. Red marks: mean probability.</div>'
 
 
+_SCRIBBLES = (
+    "The networks also learned scribbles, with random labels. So they give a scribble a high "
+    "aleatoric uncertainty; the posterior alone, without them, refuses half of them."
+)
+
+
 def _refused(threshold: float) -> str:
     return f"It refuses unless a digit is more probable than {threshold:.2f}."
 
@@ -137,25 +158,22 @@ class Regression:
     def __init__(self) -> None:
         self.curve, self.points = Curve(), list[tuple[float, float]]()
         self.band: RegressionPrediction | None = None
-        self.learning = self.stale = False
+        self.learning = self.stale = self.anew = False
         with ui.element("div").classes("columns curve"):
             with _card("Click to place a point; the band follows"):
                 self.plot = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
                 self.status = ui.label().classes("soft status")
             with _card("Points"):
                 with ui.element("div").classes("buttons"):
-                    self._button("Undo", lambda: self.change(self.points[:-1]))
-                    self._button("Clear", lambda: self.change([]))
+                    _button("Undo", lambda: self.change(self.points[:-1]))
+                    _button("Clear", lambda: self.change([]))
                 ui.label("Begin with").classes("soft")
                 with ui.element("div").classes("buttons"):
                     for name, (x, y) in examples().items():
-                        self._button(name, partial(self.change, _pairs(x, y)))
+                        _button(name, partial(self.begin, _pairs(x, y)))
                 ui.html(pictures.legend(), sanitize=False)
                 ui.label(_LIMIT).classes("soft")
         self.show()
-
-    def _button(self, words: str, action: Callable[[], object]) -> None:
-        ui.button(words, on_click=action).props("outline no-caps dense padding='4px 10px'")
 
     async def click(self, event: GenericEventArguments) -> None:
         """A point where the click was."""
@@ -163,6 +181,11 @@ class Regression:
         point = pictures.point_at(across * pictures.WIDTH, down * pictures.HEIGHT)
         if point is not None and len(self.points) < MOST:
             await self.change([*self.points, point])
+
+    async def begin(self, points: list[tuple[float, float]]) -> None:
+        """Learns these points from the start, whatever was there before."""
+        self.anew = True
+        await self.change(points)
 
     async def change(self, points: list[tuple[float, float]]) -> None:
         """Learns these points; those that come meanwhile are next."""
@@ -180,9 +203,10 @@ class Regression:
 
     async def _learn(self) -> None:
         self.stale = False
-        if not self.points:
+        if self.anew or not self.points:
             self.curve.forget()
-            self.band = None
+            self.anew, self.band = False, None
+        if not self.points:
             return
         x, y = (torch.tensor(part)[:, None] for part in zip(*self.points, strict=True))
         stages = self.curve.learn(x, y)
@@ -201,6 +225,10 @@ class Regression:
 
 
 _LIMIT = "A mean-field posterior, as here, is too sure between two groups of points."
+
+
+def _button(words: str, action: Callable[[], object]) -> None:
+    ui.button(words, on_click=action).props("outline no-caps dense padding='4px 10px'")
 
 
 def _card(words: str) -> Element:

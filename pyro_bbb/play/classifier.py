@@ -115,7 +115,7 @@ def train_small(
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, drawn])
     labels = labels.flatten()
-    return _trained([64, 200, 200, CLASSES], (seen, labels), held_out, epochs, 3e-3, progress)
+    return _trained([64, 200, 200, CLASSES], (seen, labels), held_out, epochs, progress)
 
 
 def train_mnist(root: Path, epochs: int = 5, *, progress: bool = True) -> Classifier:
@@ -128,7 +128,7 @@ def train_mnist(root: Path, epochs: int = 5, *, progress: bool = True) -> Classi
     generator = torch.Generator().manual_seed(_SEED)
     labels = torch.randint(CLASSES, (repeated * len(others),), generator=generator)
     data = (torch.cat([train[0], others.repeat(repeated, 1)]), torch.cat([train[1], labels]))
-    return _trained([784, 200, 200, CLASSES], data, held_out, epochs, 2e-3, progress)
+    return _trained([784, 200, 200, CLASSES], data, held_out, epochs, progress)
 
 
 def _trained(
@@ -136,14 +136,13 @@ def _trained(
     data: tuple[Tensor, Tensor],
     held_out: tuple[Tensor, Tensor],
     epochs: int,
-    lr: float,
     progress: bool,
 ) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)  # of the initial means
         model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
         guide = AutoSoftplusNormal(model, init_rho=-4.0)
-        fit(model, guide, data, epochs=epochs, lr=lr, progress=progress, seed=_SEED)
+        fit(model, guide, data, epochs=epochs, progress=progress, seed=_SEED)
     fresh = Classifier(model, guide, (sizes[0],), 0.5)
     threshold = float(fresh.ask(held_out[0]).confidence.quantile(1 - ANSWERED))
     return Classifier(model, guide, (sizes[0],), threshold)

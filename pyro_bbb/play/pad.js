@@ -2,7 +2,7 @@
 export default {
   template: `
     <svg viewBox="0 0 1 1" role="img" aria-label="pad to draw on"
-         @pointerdown="begin" @pointermove="go" @pointerup="end" @pointercancel="end">
+         @pointerdown.prevent="begin" @dragstart.prevent @pointermove="go" @pointerup="end" @pointercancel="end">
       <polyline v-for="stroke in strokes" :points="stroke.map((point) => point.join()).join(' ')" />
     </svg>`,
   data: () => ({ strokes: [], drawing: false }),
@@ -28,6 +28,10 @@ export default {
       if (!this.drawing) return;
       this.drawing = false;
       this.$emit("drawn", this.strokes);
+    },
+    replace(strokes) {
+      this.drawing = false;
+      this.strokes = strokes;
     },
     clear() {
       this.drawing = false; // what is under way is gone as well

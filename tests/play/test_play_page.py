@@ -144,6 +144,42 @@ def entropies(panel):
     return [float(part) for part in parts]
 
 
+@pytest.mark.parametrize(("name", "words"), [("4", "4"), ("a face", "I don't know")])
+def test_a_sample_can_be_clicked(page, name, words):
+    page.get_by_role("button", name=name, exact=True).click()
+    says(page, words)
+    assert page.locator("svg.pad polyline").count() == (2 if name == "4" else 4)
+
+
+def test_on_a_phone_the_result_is_above_the_fold(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("button", name="3", exact=True).click()
+    says(page, "3")
+    box = page.locator(".verdict").first.bounding_box()
+    assert box["y"] + box["height"] < 844 and box["x"] >= 0 and box["x"] + box["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def band(page, *presets):
+    """The second tab's plot after a click on each preset, the last one trained."""
+    page.get_by_text("Place points").click()
+    for preset in presets:
+        page.get_by_role("button", name=preset).click()
+        sync_api.expect(page.locator(".status")).to_contain_text("trained", timeout=PATIENCE)
+    return page.locator("svg.plot").inner_html()
+
+
+def test_a_preset_is_the_same_from_any_state(site):
+    address, context = site
+    plots = []
+    for presets in (["three points"], ["sine with a gap", "a line", "three points"]):
+        page = context.new_page()
+        page.goto(address)
+        plots.append(band(page, *presets))
+        page.close()
+    assert plots[0] == plots[1] and "path" in plots[0]
+
+
 def test_the_slider_decides_what_is_refused(page):
     draw(page, three())
     says(page, "3")
