@@ -289,7 +289,7 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     [(0.5, "too narrow"), (0.85, "agrees"), (0.95, "agrees"), (0.99, "too wide")],
 )
 def test_the_verdict_compares_coverage_and_level(coverage, words):
-    """Two standard errors of 100 rows at 90 % are 6 points."""
+    """Of 100 rows at 90 % from 84 to 96 % agree."""
     scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "rmse_answered": 1.5, "refused": 0.1}
     about = Namespace(level=0.9, target="price")
     first, second = report._verdict(about, scores, 100)

@@ -163,9 +163,11 @@ def test_on_a_phone_the_result_is_above_the_fold(page):
 def band(page, *presets):
     """The second tab's plot after a click on each preset, the last one trained."""
     page.get_by_text("Place points").click()
+    points = {"three points": 3, "sine with a gap": 24, "a line": 15}
     for preset in presets:
         page.get_by_role("button", name=preset).click()
-        sync_api.expect(page.locator(".status")).to_contain_text("trained", timeout=PATIENCE)
+        trained = f"{points[preset]} points; trained"
+        sync_api.expect(page.locator(".status")).to_have_text(trained, timeout=PATIENCE)
     return page.locator("svg.plot").inner_html()
 
 
