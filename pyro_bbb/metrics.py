@@ -111,8 +111,8 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
 def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
     r"""Area under the ROC curve, $P(s^+ > s^-) + \tfrac12 P(s^+ = s^-)$ (Mann-Whitney).
 
-    For out-of-domain detection: the predictive entropy of foreign inputs as ``positive_scores``,
-    that of in-domain inputs as ``negative_scores``.
+    For out-of-distribution detection: the predictive entropy of out-of-distribution inputs as
+    ``positive_scores``, that of inputs in distribution as ``negative_scores``.
 
     Args:
         positive_scores: scores of the positive examples, ``[n]``; higher means more positive.

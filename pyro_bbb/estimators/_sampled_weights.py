@@ -139,8 +139,8 @@ class DetachScores(Drawn):
     def _drawn(self, msg: Any) -> None:
         if any(isinstance(part, nn.Module) for part in getattr(msg["fn"], "transforms", ())):
             raise ValueError(
-                f"guide site {msg['name']!r} is a flow, whose density cannot be held fixed at its "
-                "draws; use the estimator 'reparam'"
+                f"guide site {msg['name']!r} is a flow, whose density at its draws cannot be "
+                "constant; use the estimator 'reparam'"
             )
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
             msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach), msg["fn"])

@@ -1,4 +1,4 @@
-"""Pictures of a classifier's answers: what every draw says, how sure, and what refusing buys."""
+"""Figures of a classifier's predictions: each draw's, their uncertainty, the gain of refusal."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -148,15 +148,15 @@ def entropy_histogram(
 
     Args:
         ax: where to draw.
-        inside: entropies of inputs from the training domain, ``[n]``, in nats.
-        outside: entropies of foreign inputs; a mapping names several kinds.
+        inside: entropies of inputs in distribution, ``[n]``, in nats.
+        outside: entropies of out-of-distribution inputs; a mapping names several kinds.
         bins: number of bins, shared by all.
 
     Returns:
         ``ax``: the fraction of each kind's inputs in every bin.
     """
-    kinds = outside if isinstance(outside, Mapping) else {"out of domain": outside}
-    values = {"in domain": _entropies("inside", inside)}
+    kinds = outside if isinstance(outside, Mapping) else {"out of distribution": outside}
+    values = {"in distribution": _entropies("inside", inside)}
     values |= {name: _entropies(f"outside, {name}", h) for name, h in kinds.items()}
     edges = np.linspace(0.0, max(float(v.max()) for v in values.values()), count("bins", bins) + 1)
     for (name, v), colour in zip(values.items(), CYCLE, strict=False):

@@ -201,14 +201,17 @@ def test_entropy_histogram_gives_shares_of_each_kind(ax):
     inside, noise = torch.tensor([0.0, 0.1, 0.1]), torch.tensor([2.0, 2.3])
     plots.entropy_histogram(ax, inside, {"noise": noise}, bins=4)
     shares = {p.get_label(): p.get_xy()[:, 1].max() for p in ax.patches if p.get_label()[0] != "_"}
-    assert shares == {"in domain": pytest.approx(1.0), "noise": pytest.approx(1.0)}
+    assert shares == {"in distribution": pytest.approx(1.0), "noise": pytest.approx(1.0)}
     assert ax.get_xlabel() == "predictive entropy (nats)"
-    assert {t.get_text() for t in ax.get_legend().get_texts()} == {"in domain", "noise"}
+    assert {t.get_text() for t in ax.get_legend().get_texts()} == {"in distribution", "noise"}
 
 
 def test_entropy_histogram_takes_one_foreign_tensor(ax):
     plots.entropy_histogram(ax, torch.rand(9), torch.rand(9))
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["in domain", "out of domain"]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == [
+        "in distribution",
+        "out of distribution",
+    ]
 
 
 def test_colours_come_from_the_palette(ax):

@@ -134,7 +134,7 @@ def test_the_default_recipe_is_better_on_digits(digits):
     model = classifier(1347)
     history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=100)
     assert not found
-    assert history.neg_elbo_per_example[-1] < 0.5 * history.baseline_per_example
+    assert history.neg_elbo_per_example[-1] < 0.6 * history.baseline_per_example
 
 
 def test_the_default_recipe_is_better_on_a_sine():
