@@ -99,7 +99,7 @@ class Train(ReadingCommand, WritingCommand):
     held_out: float = 0.1
     """Fraction of the rows that are held out."""
     answered: float = 0.95
-    """Fraction of the rows held out to answer; less certain rows are refused, then as later."""
+    """Fraction of the rows held out that are not refused, the most certain ones."""
     level: float = 0.9
     """Probability inside the intervals (or sets of classes) that it predicts."""
     seed: int = 0

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_load_knows_every_class_without_further_imports():
     """The library imports its parts at first use; `load` alone registers all that saves name."""
     code = """if True:
