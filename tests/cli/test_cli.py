@@ -21,7 +21,7 @@ from pyro_bbb.cli import encoding as columns
 from pyro_bbb.cli.commands import report
 from pyro_bbb.cli.entry_point import main
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.metrics import SCORE_NAMES, quantile, score
+from pyro_bbb.cli.metrics import SCORE_NAMES, by_row, quantile, score
 from pyro_bbb.cli.model import Model, smallest_sets
 from pyro_bbb.cli.options import COMMANDS
 from pyro_bbb.cli.table_io import read
@@ -293,9 +293,19 @@ def test_the_verdict_compares_coverage_and_level(coverage, words):
     scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "rmse_answered": 1.5, "refused": 0.1}
     about = Namespace(level=0.9, target="price")
     first, second = report._verdict(about, scores, 100)
-    assert "50% of the variance of 'price', with an RMSE of 2" in first
-    assert "refuses 10.0% of 100 rows; the others have an RMSE of 1.5" in first
+    assert first.startswith(
+        "The RMSE of 'price' is 2, 50% of the variance explained. It refuses 10"
+    )
+    assert first.endswith("10.0% of 100 rows; the others have an RMSE of 1.5.")
     assert f"{coverage:.1%} of rows, where 90% is intended" in second and words in second
+
+
+@pytest.mark.parametrize("model", ["price", "town"])
+def test_a_report_on_rows_that_are_all_refused(folder, tmp_path, model):
+    found = Model.load(folder / model)
+    rows = by_row(found.ask(found.inputs(HOUSES, print)), found.truth(HOUSES))
+    first, _ = report._verdict(found.about, score(rows, found.about.level, -1.0), 120)
+    assert first.endswith("It refuses 100.0% of 120 rows.")
 
 
 def test_what_a_table_says_is_no_markup(capsys, tmp_path):

@@ -116,18 +116,16 @@ def _verdict(about: About, scores: dict[str, float], number: int) -> list[str]:
     refused = f"It refuses {scores['refused']:.1%} of {number} rows"
     if "accuracy" in scores:
         quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows."
-        answered = f"{refused}, and is right in {scores['accuracy_answered']:.1%} of the others."
+        others = f", and is right in {scores.get('accuracy_answered', 0):.1%} of the others"
         sets = _compared(scores["set_coverage"], about.level, number, "small")
-        return [f"{quality} {answered}", f"Its sets of classes hold the true one {sets}"]
-    quality = (
-        f"It explains {scores['r2']:.0%} of the variance of {about.target!r}, with an RMSE of "
-    )
-    answered = f"{refused}; the others have an RMSE of {scores['rmse_answered']:.4g}."
-    intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
-    return [
-        f"{quality}{scores['rmse']:.4g}. {answered}",
-        f"Its intervals hold the true value {intervals}",
-    ]
+        certainty = f"Its sets of classes hold the true one {sets}"
+    else:
+        explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
+        quality = f"The RMSE of {about.target!r} is {scores['rmse']:.4g}{explained}."
+        others = f"; the others have an RMSE of {scores.get('rmse_answered', 0):.4g}"
+        intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
+        certainty = f"Its intervals hold the true value {intervals}"
+    return [f"{quality} {refused}{others if scores['refused'] < 1 else ''}.", certainty]
 
 
 def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
