@@ -545,6 +545,7 @@ def test_mushrooms_are_downloaded_once_and_verified(mirror, monkeypatch):
     (mirror / "mushrooms").write_bytes(MUSHROOMS)
     with pytest.raises(RuntimeError, match="is damaged: its SHA256"):
         load_mushrooms()
+    assert not (mirror.parent / "cache").exists()  # what is damaged is not saved
     monkeypatch.setattr(_tables, "_MUSHROOMS_SHA256", hashlib.sha256(MUSHROOMS).hexdigest())
     assert len(load_mushrooms()[1]) == 3
     (mirror / "mushrooms").unlink()

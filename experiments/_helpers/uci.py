@@ -177,8 +177,8 @@ def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.Regr
         part.double().movedim(-1, 1).flatten(0, 1).unsqueeze(-1)
         for part in torch.broadcast_tensors(components.loc, components.scale)
     )
-    normals = dist.Normal(scaling.mean + scaling.std * loc, scaling.std * scale)
-    return bbb.RegressionPrediction(normals)
+    mixture = bbb.RegressionPrediction(dist.Normal(loc, scale))
+    return mixture.rescaled(scaling.mean, scaling.std)
 
 
 def score(prediction: bbb.RegressionPrediction, y: Tensor) -> dict[str, Any]:

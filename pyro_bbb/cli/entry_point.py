@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tyro
 
@@ -16,7 +16,7 @@ from pyro_bbb._utils.extras import MissingExtra
 from pyro_bbb._version import __version__
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.options import COMMANDS, Command
+from pyro_bbb.cli.options import COMMANDS
 
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
@@ -42,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"pyro-bbb {__version__}")
         return 0
-    commands: dict[str, Callable[..., Command]] = {**COMMANDS}
     command = tyro.extras.subcommand_cli_from_dict(
-        commands,
+        COMMANDS,
         prog="pyro-bbb",
         description=DESCRIPTION,
         args=words,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -204,7 +205,7 @@ class Play(Command):
     """Print the address of the page, and open no browser."""
 
 
-COMMANDS: dict[str, type[Command]] = {
+COMMANDS: dict[str, Callable[..., Command]] = {
     each.__name__.lower(): each for each in (Train, Predict, Evaluate, Prune, Report, Demo, Play)
 }
 

@@ -6,14 +6,12 @@ Rows are counted from 1, a header not counted.
 from __future__ import annotations
 
 import csv
-import os
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 
+from pyro_bbb._utils.files import replacing
 from pyro_bbb.cli.csv_format import read_csv
 from pyro_bbb.cli.errors import BadInput
 
@@ -58,17 +56,6 @@ def check_folder(path: Path) -> None:
     """Check that the folder of a file to be written exists."""
     if not path.parent.is_dir() or path.is_dir():
         raise BadInput(f"--out must be a file in a folder that exists, got {path}")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside, which gets the name when all went well."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils.inputs import as_tensor
-from pyro_bbb._utils.validation import all_finite, tensor
+from pyro_bbb._utils.validation import all_finite
 
 _ROUNDING = 1e-14  # a column whose deviations are below this fraction of its size is constant
 
@@ -56,7 +56,7 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
         ValueError: there are no rows, or they have NaN or infinity.
         TypeError: the values are no tensor or array of real numbers.
     """
-    values = tensor("values", as_tensor("values", values))
+    values = as_tensor("values", values)
     if values.is_complex():
         raise TypeError(f"values must be real, got {values.dtype}")
     if values.ndim == 0 or len(values) == 0 or values.is_meta or not all_finite(values):

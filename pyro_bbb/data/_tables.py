@@ -8,6 +8,9 @@ layout are read after a check of their content.
 import hashlib
 import io
 import os
+from collections.abc import Callable
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.files import replacing
 from pyro_bbb.data._downloads import fetch_mushrooms, fetch_regression
-from pyro_bbb.data.cache import cache_folder, given_root, read_verified
+from pyro_bbb.data.cache import cache_folder, given_root, read_verified, verified
 
 _UCI_SHA256 = {  # of the arrays, as `_digest` has them
     "bostonHousing": "dc06e59dafaed0cbb54f4bb5339e8ef4baf9d5d0d653d21bd0e672faa4bf8e5d",
@@ -139,7 +143,8 @@ def load_mushrooms(
     base = _base(root)
     path = base / "mushroom" / "agaricus-lepiota.data"
     if not path.is_file() and given_root(root) is None:
-        fetch_mushrooms(path)
+        check = partial(verified, path, algorithm="sha256", expected=_MUSHROOMS_SHA256)
+        _fill_cache(path, base, fetch_mushrooms, check)
     if not path.is_file():
         raise FileNotFoundError(_absent(path, base))
     text = read_verified(path, "sha256", _MUSHROOMS_SHA256).decode("ascii")
@@ -162,13 +167,29 @@ def _absent(path: Path, base: Path) -> str:
     return f"no {path}; pass root=ROOT or set PYRO_BBB_DATA=ROOT to a folder {layout}"
 
 
+def _fill_cache(
+    path: Path, base: Path, fetch: Callable[[], bytes], check: Callable[..., object]
+) -> None:
+    """Download a file, which lies in the cache once it is verified."""
+    try:
+        content = fetch()
+    except (OSError, HTTPException, ValueError) as error:
+        hint = f"without a network, there is {_absent(path, base)}"
+        raise RuntimeError(f"could not download {path.name}: {hint}") from error
+    check(content=content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        part.write_bytes(content)
+
+
 def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
     if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
         raise ValueError(f"name must be the name of a folder, got {name!r}")
     base = _base(root)
     path = base / "uci" / name / "data.npz"
     if not path.is_file() and given_root(root) is None and name in _UCI_SHA256:
-        fetch_regression(name, path)
+        check = partial(_parsed, path, dtype=torch.float32, sha256=_UCI_SHA256[name])
+        _fill_cache(path, base, partial(fetch_regression, name), check)
     if not path.is_file():
         others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
         there = f" (there are {', '.join(others)})" if others else ""

@@ -30,7 +30,11 @@ def is_intact(path: Path, algorithm: str, expected: str) -> bool:
 
 def read_verified(path: Path, algorithm: str, expected: str) -> bytes:
     """Read a file, and verify its checksum (in hexadecimal digits) by an algorithm of `hashlib`."""
-    content = path.read_bytes()
+    return verified(path, path.read_bytes(), algorithm, expected)
+
+
+def verified(path: Path, content: bytes, algorithm: str, expected: str) -> bytes:
+    """The content of a file, after a check of its checksum."""
     found = _checksum(content, algorithm)
     if found != expected:
         wanted = f"its {algorithm.upper()} is {found}, expected {expected}"

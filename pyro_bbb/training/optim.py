@@ -102,8 +102,9 @@ class JointOptim(PyroOptim):
         """
         if not isinstance(lr, Real) or not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr!r}")
-        for group in self.optimizer.param_groups if self.optimizer else ():
-            group["lr"] = min(lr, group.get("max_lr", math.inf))
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        for group, rate in zip(groups, self._lrs(lr), strict=True):
+            group["lr"] = rate
 
     def get_state(self) -> dict[str, Any]:
         """The optimiser's state, for `set_state`."""
@@ -126,6 +127,11 @@ class JointOptim(PyroOptim):
         """The parameters that it holds, in order."""
         groups = self.optimizer.param_groups if self.optimizer else ()
         return [parameter for group in groups for parameter in group["params"]]
+
+    def _lrs(self, lr: float) -> list[float]:
+        """The learning rate of each group of parameters, at most its ``max_lr``."""
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        return [min(lr, group.get("max_lr", math.inf)) for group in groups]
 
     def _add_parameters(self, parameters: list[Any]) -> None:
         if parameters and self.optimizer is None:

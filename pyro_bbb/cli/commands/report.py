@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
+from pyro_bbb._utils.files import replacing
 from pyro_bbb._version import __version__
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
@@ -16,7 +17,7 @@ from pyro_bbb.cli.figures import Picture, of_answers, of_weights
 from pyro_bbb.cli.metrics import SCORE_NAMES, score
 from pyro_bbb.cli.model import About, Model
 from pyro_bbb.cli.options import Report
-from pyro_bbb.cli.table_io import check_folder, replacing
+from pyro_bbb.cli.table_io import check_folder
 
 _LEAST_CERTAIN = 10  # rows that are listed
 

@@ -105,8 +105,8 @@ class SyncFreeOptim(JointOptim):
         """Set the learning rate of all parameters, in single precision as fused kernels read it."""
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
-        for group, each in zip(self.optimizer.param_groups, self.lrs, strict=True):  # type: ignore[union-attr]
-            each.fill_(min(lr, group.get("max_lr", math.inf)))
+        for each, rate in zip(self.lrs, self._lrs(lr), strict=True):
+            each.fill_(rate)
 
     def set_state(self, state_dict: dict[str, Any]) -> None:
         """Restores a state from `get_state`; the learning rate stays in its own tensor."""
