@@ -24,7 +24,7 @@ better (98.0, 97.4, 89.8); sigma2 = e^-7 (98.2, 65.5, 32.3) and a standard Norma
 Pruning follows Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: all
 weights and biases are ranked together by |mean| / standard deviation, and the lowest are set to
 exactly zero, with no training afterwards. The pruned network is exported as an ordinary torch
-module with sparse storage; its size and speed are compared with those of the dense one.
+module; its size and speed are compared with those of the unpruned one.
 """
 
 import math
@@ -237,9 +237,10 @@ def sections(
         ),
         Section(
             "Export of the pruned network",
-            "Exported with to_module: mean weights only, layers with fewer than half of their "
-            "weights in sparse storage. Times are medians of passes in which the modules took "
-            f"turns, on {config.threads} processor thread(s), relative to the dense network.",
+            "Exported with to_module: mean weights only. Files are compressed by gzip. For the "
+            "times, layers have sparse weights where these are faster (sparse_where_faster); they "
+            "are medians of passes in which the modules took turns, on "
+            f"{config.threads} processor thread(s), relative to the dense network.",
             [report.export_table(record, name) for name in names],
         ),
     ]

@@ -30,7 +30,6 @@ from _helpers.paper import (
     recipe_of,
     train,
 )
-from _helpers.pruned_speed import compare
 from _helpers.run import DataSettings, Picture, Run, Section, Table
 from matplotlib.ticker import PercentFormatter
 
@@ -57,8 +56,6 @@ class Config(DataSettings):
     """Epochs of training after each step of removal."""
     draws: int = 50
     """Networks drawn from the posterior for the ensemble."""
-    repetitions: int = 200
-    """Timed passes of each exported network, on the CPU."""
     device: str = "cpu"
     """Device; on a GPU the training step is captured in a CUDA graph."""
     output: Path = Path("results/paper_pruning")
@@ -109,16 +106,6 @@ def evaluate(trained: Trained, sets: Sets, config: Config) -> Scores:
     }
 
 
-def export(found: dict[float, Trained], sets: Sets, config: Config) -> Scores:
-    """Size and speed of the pruned networks as ordinary modules on a CPU, the dense one being 1."""
-    modules = {
-        str(fraction): bbb.to_module(trained.model, trained.guide).cpu()
-        for fraction, trained in found.items()
-        if fraction in FRACTIONS
-    }
-    return compare(modules, sets.test[0].cpu(), config.repetitions)
-
-
 def errors_table(figures: dict[str, Scores]) -> Table:
     """Errors, and their change from the network with all weights, and the paper's."""
     rows = []
@@ -131,22 +118,6 @@ def errors_table(figures: dict[str, Scores]) -> Table:
         rows.append((f"{100 * fraction:.0f}", *cells))
     columns = (f"{name}: error (%)" for name in ("paper", *figures))
     return Table(("weights removed (%)", *columns), rows)
-
-
-def export_table(exported: Scores) -> Table:
-    """Size and speed against the dense network."""
-    rows = [
-        (
-            f"{100 * float(fraction):.0f}",
-            f"{entry['bytes'] / 1e3:,.0f}",
-            f"{100 * entry['size']:.1f}",
-            f"{entry['latency_one']:.2f}",
-            f"{entry['latency_thousand']:.2f}",
-        )
-        for fraction, entry in exported.items()
-    ]
-    times = ("time for 1 image, dense = 1", "for 1,000 images, dense = 1")
-    return Table(("weights removed (%)", "file (kB)", "of the dense file (%)", *times), rows)
 
 
 def draw_ratios(run: Run, trained: Trained) -> Picture:
@@ -194,7 +165,7 @@ ONCE, STEPWISE = "removed once", "removed in steps"
 def main(config: Config) -> dict[str, Any]:
     """Trains or loads, removes, evaluates, prints the tables and writes the results."""
     if config.smoke:
-        config = replace(config, epochs=2, between=1, draws=3, repetitions=3)
+        config = replace(config, epochs=2, between=1, draws=3)
     run, sets = Run(config), Sets.load(config.data_root, config.device, config.smoke)
     trained = start(config, sets)
     ways = {ONCE: {fraction: removed(trained, fraction) for fraction in FRACTIONS}}
@@ -205,8 +176,7 @@ def main(config: Config) -> dict[str, Any]:
         for name, found in ways.items()
     }
     pictures = [draw_ratios(run, trained), draw_errors(run, figures)]
-    exported = export(list(ways.values())[-1], sets, config)
-    record = run.finish({"errors": figures, "exported": exported})
+    record = run.finish({"errors": figures})
     sections = [
         Section(
             "Table 2",
@@ -214,12 +184,6 @@ def main(config: Config) -> dict[str, Any]:
             "with all weights.",
             [errors_table(figures)],
             pictures,
-        ),
-        Section(
-            "Export",
-            "The pruned networks as ordinary modules with sparse storage, on a CPU. Passes of the "
-            "networks take turns; times are medians.",
-            [export_table(exported)],
         ),
     ]
     run.report("How many weights are needed", SUMMARY, sections, record)

@@ -1,5 +1,5 @@
 """Moved to `pyro_bbb.deployment`; this name stays until the first release."""
 
-from pyro_bbb.deployment import SparseLinear, to_module
+from pyro_bbb.deployment import to_module
 
-__all__ = ["SparseLinear", "to_module"]
+__all__ = ["to_module"]

@@ -110,7 +110,7 @@ def export_table(record: Scores, name: str) -> Table:
     columns = (
         f"{name}: removed (%)",
         "accuracy (%)",
-        "file (kB)",
+        "compressed file (kB)",
         "of the dense file (%)",
         "time for 1 image, dense = 1",
         "for 1,000 images, dense = 1",

@@ -5,6 +5,6 @@ copies a network without Pyro.
 """
 
 from pyro_bbb.deployment._ensemble import DrawnEnsemble, to_ensemble
-from pyro_bbb.deployment._mean_network import SparseLinear, to_module
+from pyro_bbb.deployment._mean_network import sparse_where_faster, to_module
 
-__all__ = ["DrawnEnsemble", "SparseLinear", "to_ensemble", "to_module"]
+__all__ = ["DrawnEnsemble", "sparse_where_faster", "to_ensemble", "to_module"]

@@ -1,12 +1,13 @@
-"""From a Bayesian network to an ordinary one: mean weights, no Pyro, sparse where pruned."""
+"""From a Bayesian network to an ordinary one: mean weights, no Pyro."""
 
 from __future__ import annotations
 
+import copy
+import timeit
 import warnings
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
@@ -14,14 +15,14 @@ from pyro_bbb._utils.validation import kind, tensor
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.models import BayesianModel
 
-_SPARSE_BELOW = 0.5  # share of non-zero weights from which 8 bytes for each are fewer than dense 4
+_PASSES = 20  # of each layer, dense and sparse; the fastest counts
 
 
 def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     """The network with the posterior's central weights, as a plain `torch.nn.Module`.
 
     It has no random weights, priors or Pyro classes left, and can be saved, compiled and exported.
-    Linear layers of a pruned guide keep only their non-zero weights (`SparseLinear`).
+    The removed weights of a pruned guide are zeros in it (see `sparse_where_faster`).
 
     Args:
         model: the model; it stays as it is.
@@ -39,97 +40,66 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
     with own_store(model, guide):
         weights = {name: value.detach().clone() for name, value in guide.median().items()}
-    return _sparse(plain_copy(model.network, "network", weights)).eval()
+    return plain_copy(model.network, "network", weights).eval()
 
 
-class SparseLinear(nn.Module):
-    """A linear layer that stores its non-zero weights only, in compressed rows.
+def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:
+    """A copy of a pruned network with sparse weights in the linear layers that they make faster.
 
-    A compiler sees a dense layer rebuilt from them; otherwise the product itself is sparse.
+    Each layer is timed on this machine with the inputs that it gets in ``module(x)``: with its
+    weight as it is, and in compressed sparse rows (`torch.Tensor.to_sparse_csr`). The faster one
+    stays. Sparse weights pay where a few per cent of a large layer are left. Torch can neither
+    train nor compile them, nor export them to ONNX.
 
     Args:
-        linear: the layer to take over.
+        module: a network from `to_module`, on a CPU; it stays as it is.
+        x: inputs ``[batch, ...]``, as many at once as the network will get.
+
+    Returns:
+        The network of the same layers, in evaluation mode.
 
     Raises:
-        TypeError: it is another.
+        TypeError: an argument is of another kind.
     """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear must be a torch.nn.Linear, got {type(linear).__name__}")
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        _accept_beta()
-        rows = linear.weight.detach().to_sparse_csr()
-        self.register_buffer("row_starts", rows.crow_indices().int())
-        self.register_buffer("columns", rows.col_indices().int())
-        self.register_buffer("values", rows.values().clone())
-        self.bias = linear.bias
-
-    row_starts: Tensor
-    columns: Tensor
-    values: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[..., out_features]`` for inputs ``[..., in_features]``.
-
-        Raises:
-            ValueError: the inputs have another shape.
-            TypeError: they are no tensor.
-        """
-        if tensor("x", x).dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(f"expected x of shape [..., {self.in_features}], got {list(x.shape)}")
-        if torch.compiler.is_compiling():
-            return F.linear(x, self._dense(), self.bias)
-        shape = (self.out_features, self.in_features)
-        weight = torch.sparse_csr_tensor(
-            self.row_starts, self.columns, self.values, shape, check_invariants=False
-        )
-        outputs = (weight @ x.reshape(-1, self.in_features).T).T
-        outputs = outputs if self.bias is None else outputs + self.bias
-        return outputs.reshape(*x.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        """Sizes and the number of weights, for the module's printed form."""
-        return f"{self.in_features}, {self.out_features}, weights={len(self.values)}"
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _accept_beta()
-        super().__setstate__(state)
-
-    @property
-    def weight(self) -> Tensor:
-        """The dense weight ``[out_features, in_features]``, for code that reads it."""
-        return self._dense()
-
-    def _dense(self) -> Tensor:
-        counts = self.row_starts.diff().long()
-        rows = torch.arange(self.out_features, device=counts.device).repeat_interleave(
-            counts, output_size=len(self.values)
-        )
-        dense = self.values.new_zeros(self.out_features, self.in_features)
-        return dense.index_put((rows, self.columns.long()), self.values)
+    kind("module", module, nn.Module)
+    network = copy.deepcopy(module).eval()
+    for layer, inputs in _inputs_of_linear_layers(network, tensor("x", x)).items():
+        sparse = _with_sparse_weight(layer)
+        if _seconds(sparse, inputs) < _seconds(layer, inputs):
+            layer.weight = sparse.weight
+    return network
 
 
-def _accept_beta() -> None:
-    """Makes a first sparse tensor: torch warns once in a process that they are in beta."""
+def _inputs_of_linear_layers(network: nn.Module, x: Tensor) -> dict[nn.Linear, Tensor]:
+    found: dict[nn.Linear, Tensor] = {}
+    layers = [part for part in network.modules() if type(part) is nn.Linear]
+
+    def note(layer: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        found[layer] = args[0]
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    with torch.no_grad():
+        network(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _with_sparse_weight(layer: nn.Linear) -> nn.Linear:
+    sparse = copy.copy(layer)
+    sparse._parameters = dict(layer._parameters)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        torch.zeros(1, 1).to_sparse_csr()
+        rows = layer.weight.detach().to_sparse_csr()
+    starts, columns = rows.crow_indices().int(), rows.col_indices().int()
+    weight = torch.sparse_csr_tensor(
+        starts, columns, rows.values(), rows.shape, check_invariants=False
+    )
+    sparse.weight = nn.Parameter(weight, requires_grad=False)
+    return sparse
 
 
-def _sparse(network: nn.Module) -> nn.Module:
-    """The network with its mostly zero linear layers made sparse, shared ones once."""
-    sparse: dict[nn.Module | None, nn.Module] = {
-        part: SparseLinear(part) for part in network.modules() if _mostly_zero(part)
-    }
-    for part in list(network.modules()):
-        for name, child in part._modules.items():
-            part._modules[name] = sparse.get(child, child)
-    return sparse.get(network, network)
-
-
-def _mostly_zero(part: nn.Module) -> TypeGuard[nn.Linear]:
-    if type(part) is not nn.Linear:
-        return False
-    return int(part.weight.count_nonzero()) < _SPARSE_BELOW * part.weight.numel()
+def _seconds(layer: nn.Linear, x: Tensor) -> float:
+    with torch.no_grad():
+        timer = timeit.Timer(lambda: layer(x))
+        return min(timer.repeat(_PASSES, number=1))

@@ -486,15 +486,14 @@ AFTER = [
         },
         fine={"given draws": {"guide": draws()}, "one draw": {"num_samples": 1}},
     ),
-    Row("deployment.SparseLinear", lambda: {"linear": nn.Linear(3, 2)}),
     Row(
-        "deployment.SparseLinear.forward",
-        lambda: {"self": bbb.deployment.SparseLinear(nn.Linear(3, 2)).eval(), "x": X},
-        bad={"columns": ({"x": X[:, :2]}, r"expected x of shape \[..., 3\], got \[4, 2\]")},
+        "deployment.sparse_where_faster",
+        lambda: {"module": nn.Linear(3, 2), "x": X},
         skip=left(
             "x",
             *("without values", "bool", "complex", "double", "half", "integers"),
-            why="torch says which dtype and device a module takes",
+            *("a single number", "one dimension more, last"),
+            why="torch says which dtype, device and shape a module takes",
         ),
     ),
     Row(
