@@ -26,10 +26,26 @@ class Training:
     """Draws of the weights per step."""
 
     def fit(self, model: Any, guide: Any, data: Any, **options: Any) -> bbb.History:
-        """Call `pyro_bbb.fit` with all fields that are its arguments; ``options`` go before."""
+        """Call `pyro_bbb.fit` with all fields that are its arguments; ``options`` go before.
+
+        Prints the ELBO of the last epoch, unless ``progress`` is False.
+        """
         known = inspect.signature(bbb.fit).parameters
         own = {name: value for name, value in vars(self).items() if name in known}
-        return bbb.fit(model, guide, data, **own | options)
+        history = bbb.fit(model, guide, data, **own | options)
+        if options.get("progress", True):
+            print(final_elbo(history))
+        return history
+
+
+def final_elbo(history: bbb.History) -> str:
+    """The negative ELBO of the last epoch, its temperature, and the baseline, as a sentence."""
+    if history.baseline_per_example is None:
+        return "Point estimate: no ELBO."
+    return (
+        f"Negative ELBO: {history.neg_elbo_per_example[-1]:.4g} nats per example at temperature "
+        f"{history.kl_weight[-1]:.4g}; ignoring the data: {history.baseline_per_example:.4g}."
+    )
 
 
 def make_prior(parameters: tuple[float, ...]) -> TorchDistribution:

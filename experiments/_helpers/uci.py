@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from _helpers.run import Data, write_json
+from _helpers.training import final_elbo
 from pyro_bbb import metrics, priors
 
 ROUNDING = 1e-12  # a column whose deviations are below this fraction of its size is constant
@@ -146,7 +147,7 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
     guide = bbb.AutoSoftplusNormal(model, init_loc="he", init_rho=recipe.init_rho)
     batch_size = max(recipe.least_batch, -(-len(x) // recipe.most_batches))
     steps_per_epoch = -(-len(x) // batch_size)
-    bbb.fit(
+    history = bbb.fit(
         model,
         guide,
         (x, y[:, None].expand(-1, recipe.members).contiguous()),
@@ -159,6 +160,7 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
         progress=False,
         seed=seed,
     )
+    print(final_elbo(history))
     return model, guide
 
 
