@@ -20,6 +20,7 @@ from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of, run_network
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
@@ -75,16 +76,15 @@ class BayesianModel(PyroModule):
             _refuse_unknown(self, store)
         return result
 
-    def forward(
-        self, x: Tensor, y: Tensor | None = None, kl_weight: float | Tensor = 1.0
-    ) -> Tensor:
+    def forward(self, x: Any, y: Tensor | None = None, kl_weight: float | Tensor = 1.0) -> Tensor:
         """Sample or score the observations.
 
         Inside a vectorised plate (of particles or samples) each entry has its own weights and
         outputs.
 
         Args:
-            x: inputs, ``[batch, ...]``.
+            x: inputs, ``[batch, ...]``; a tuple or dict of them is the network's arguments by
+                position or by name.
             y: targets, ``[batch, ...]``; ``None`` samples the observations.
             kl_weight: factor of the log-density of all latent variables, at least 0.
 
@@ -95,7 +95,7 @@ class BayesianModel(PyroModule):
             ValueError: shapes do not fit, or the weight is negative.
             TypeError: an argument is of another kind.
         """
-        _require_inputs(x)
+        x = _require_inputs(x)
         with scale_kl(kl_weight):
             if in_plate():
                 with poutine.trace() as drawn:
@@ -126,7 +126,7 @@ class BayesianModel(PyroModule):
                 if parameter.requires_grad:
                     own_param(name, parameter)
 
-    def _arguments(self, x: Tensor, drawn: Any) -> tuple[Size, dict[str, Tensor]]:
+    def _arguments(self, x: Rows, drawn: Any) -> tuple[Size, dict[str, Tensor]]:
         """The plates' shape around the model, and the likelihood's arguments for its entries."""
         sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
         shapes = {site["fn"].batch_shape for site in sites.values()}
@@ -141,14 +141,14 @@ class BayesianModel(PyroModule):
         arguments = run(partial(self._with_latents, x), draws)
         return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
 
-    def _arguments_at(self, x: Tensor) -> dict[str, Tensor]:
+    def _arguments_at(self, x: Rows) -> dict[str, Tensor]:
         """The likelihood's arguments, in single precision even where autocasting is on."""
-        outputs = _tensor_of(self.network(x))
+        outputs = _tensor_of(run_network(self.network, x))
         if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
             outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return self.likelihood.arguments(outputs)
 
-    def _with_latents(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _with_latents(self, x: Rows, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in draw.items():
             self._pyro_context.set(name, value)
         return self._arguments_at(x)
@@ -169,31 +169,31 @@ class BayesianModel(PyroModule):
             sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
             return {name: site["value"].shape for name, site in sites}
 
-    def predictive(self, x: Tensor) -> dict[str, Tensor]:
+    def predictive(self, x: Any) -> dict[str, Tensor]:
         """Arguments of the likelihood's family at ``x``, for the latents that handlers supply.
 
         Args:
-            x: inputs, ``[batch, ...]``.
+            x: inputs, ``[batch, ...]``, as for `forward`.
 
         Returns:
             Tensors by name, each of leading dimension ``batch``.
         """
         with own_store(self), self._pyro_context:
-            return self._arguments_at(x)
+            return self._arguments_at(as_inputs(x))
 
     @locked
-    def check(self, x: Tensor, y: Tensor | None = None) -> None:
+    def check(self, x: Any, y: Tensor | None = None) -> None:
         """Check that data fit network and likelihood, by running the first two examples.
 
         Args:
-            x: inputs, ``[n, ...]``.
+            x: inputs, ``[n, ...]``, as for `forward`.
             y: targets, ``[n, ...]``.
 
         Raises:
             ValueError: the inputs do not fit the network, or the targets the likelihood.
             TypeError: an argument is no tensor.
         """
-        _require_inputs(x)
+        x = _require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
         with quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self):
             with own_store(self), self._pyro_context:
@@ -215,7 +215,7 @@ def require_guide(guide: Any) -> None:
         )
 
 
-def to_precision(x: Tensor, *parts: Any) -> Tensor:
+def to_precision(x: Rows, *parts: Any) -> Any:
     """Inputs in the precision of the first part that has one; integers stay: they may be indices.
 
     Args:
@@ -234,12 +234,16 @@ def to_precision(x: Tensor, *parts: Any) -> Tensor:
         )
         if isinstance(value, Tensor) and value.is_floating_point()
     )
-    return x.to(next(found, x.dtype)) if x.is_floating_point() else x
+    dtype = next(found, None)
+    return each(x, lambda part: part.to(dtype or part.dtype) if part.is_floating_point() else part)
 
 
-def _require_inputs(x: Tensor) -> None:
-    if tensor("x", x).dim() == 0 or len(x) == 0:
-        raise ValueError(f"x must hold at least one input, got shape {list(x.shape)}")
+def _require_inputs(given: Any) -> Rows:
+    x = as_inputs(given)
+    for name, part in parts_of(x).items():
+        if part.dim() == 0 or len(part) == 0:
+            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
+    return x
 
 
 def _tensor_of(outputs: Any) -> Any:
@@ -247,15 +251,17 @@ def _tensor_of(outputs: Any) -> Any:
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
 
 
-def _outputs(network: nn.Module, x: Tensor, rows: int) -> Tensor:
+def _outputs(network: nn.Module, x: Rows, rows: int) -> Tensor:
     try:
-        outputs: Tensor = _tensor_of(network(x))
+        outputs: Tensor = _tensor_of(run_network(network, x))
     except (RuntimeError, IndexError, NotImplementedError) as error:
-        hint = "" if x.is_floating_point() else "; if x are no indices, call x.float()"
-        raise ValueError(
-            f"x of shape {[rows, *x.shape[1:]]} and {x.dtype} does not fit the network: "
-            f"{error}{hint}"
-        ) from error
+        parts = parts_of(x).items()
+        found = ", ".join(
+            f"{name} of shape {[rows, *part.shape[1:]]} and {part.dtype}" for name, part in parts
+        )
+        whole = [name for name, part in parts if not part.is_floating_point()]
+        hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in whole)
+        raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
     return outputs
 
 

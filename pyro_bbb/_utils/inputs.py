@@ -1,14 +1,119 @@
-"""Inputs of any form as tensors."""
+"""Inputs of any form as tensors, or as several tensors whose rows belong together."""
 
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Size, Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 READ_BATCH = 1024  # items collated at once when a Dataset is read
+
+
+class SeveralInputs:
+    """Inputs of a network that takes several tensors; it stands where one tensor of inputs does.
+
+    Args:
+        args: tensors that the network takes by position, ``[n, ...]`` each.
+        kwargs: tensors that it takes by name.
+
+    Raises:
+        ValueError: there are none, or their lengths differ.
+    """
+
+    def __init__(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        self.args, self.kwargs = args, kwargs
+        if not self.parts:
+            raise ValueError("x must hold at least one tensor, got none")
+        rows = {name: len(part) if part.dim() else 0 for name, part in self.parts.items()}
+        if len(set(rows.values())) > 1:
+            found = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise ValueError(f"the tensors of x must have equally many rows, {found}")
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by name, those by position as ``x[0]`` and so on."""
+        return {f"x[{i}]": part for i, part in enumerate(self.args)} | {
+            f"x[{name!r}]": part for name, part in self.kwargs.items()
+        }
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> SeveralInputs:
+        """The inputs after a function of each tensor."""
+        args = tuple(map(function, self.args))
+        return SeveralInputs(args, {name: function(x) for name, x in self.kwargs.items()})
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
+
+    def __getitem__(self, rows: Any) -> SeveralInputs:
+        return self.map(lambda part: part[rows])
+
+    def split(self, size: int) -> list[SeveralInputs]:
+        """Parts of at most ``size`` rows."""
+        return [self[i : i + size] for i in range(0, len(self), size)]
+
+    def tensor_split(self, count: int) -> list[SeveralInputs]:
+        """As many parts as asked for, of about equally many rows."""
+        rows = torch.arange(len(self)).tensor_split(count)
+        return [self[each.to(self.device)] for each in rows]
+
+    def index_select(self, dim: int, rows: Tensor) -> SeveralInputs:
+        """Some rows."""
+        return self.map(lambda part: part.index_select(dim, rows))
+
+    def to(self, target: torch.device | torch.dtype) -> SeveralInputs:
+        """The inputs on a device, or in a precision."""
+        return self.map(lambda part: part.to(target))
+
+    def clone(self) -> SeveralInputs:
+        """A copy."""
+        return self.map(Tensor.clone)
+
+    def dim(self) -> int:
+        """Dimensions of the first tensor."""
+        return len(self.shape)
+
+    @property
+    def shape(self) -> Size:
+        """Shape of the first tensor."""
+        return next(iter(self.parts.values())).shape
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first tensor."""
+        return next(iter(self.parts.values())).device
+
+
+Rows: TypeAlias = Tensor | SeveralInputs
+
+
+def as_inputs(value: Any) -> Rows:
+    """Inputs as a tensor; a list, tuple or dict of them as several."""
+    if isinstance(value, SeveralInputs):
+        return value
+    if isinstance(value, Mapping):
+        return SeveralInputs((), {key: as_tensor(f"x[{key!r}]", x) for key, x in value.items()})
+    if isinstance(value, tuple | list):
+        return SeveralInputs(tuple(as_tensor(f"x[{i}]", x) for i, x in enumerate(value)), {})
+    return as_tensor("x", value)
+
+
+def parts_of(x: Rows) -> dict[str, Tensor]:
+    """The tensors of inputs by their names in messages."""
+    return x.parts if isinstance(x, SeveralInputs) else {"x": x}
+
+
+def run_network(network: nn.Module, x: Rows) -> Any:
+    """The network's outputs; several inputs are its arguments."""
+    return network(*x.args, **x.kwargs) if isinstance(x, SeveralInputs) else network(x)
+
+
+def each(x: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
+    """The inputs after a function of their tensor, or of each."""
+    return x.map(function) if isinstance(x, SeveralInputs) else function(x)
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
@@ -23,10 +128,10 @@ def as_tensor(name: str, value: Any) -> Tensor:
 
 def input_batches(
     data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
-) -> Iterator[Tensor]:
+) -> Iterator[Rows]:
     """Inputs of a map-style dataset or a loader, batch by batch; targets are left out."""
     if not isinstance(data, DataLoader):
         size = batch_size or READ_BATCH
         data = DataLoader(data, batch_size=size, generator=torch.Generator())
     for batch in data:
-        yield as_tensor("x", batch[0] if isinstance(batch, list | tuple) else batch)
+        yield as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)

@@ -1,29 +1,31 @@
 """Data sets as a pair of tensors, minibatches and splits of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pyro_bbb._utils.inputs import READ_BATCH, as_tensor
+from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, as_tensor, each, parts_of
 from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
 
 
 def as_tensors(
     data: tuple[Any, Any] | Dataset[Any], *, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, Tensor]:
     """Inputs and targets as a checked pair of tensors on one device; dtypes do not change.
 
     Args:
         data: a pair ``(x, y)`` of tensors or numpy arrays whose rows are examples, or a map-style
             ``Dataset`` of such pairs (a ``TensorDataset`` is taken as it is, any other one is read
-            once from end to end).
+            once from end to end). For a network of several inputs ``x`` is a tuple or list of
+            them, its arguments by position, or a dict, its arguments by name.
         device: where to put both; by default where ``x`` is.
 
     Returns:
-        ``x`` and ``y``, each ``[n, ...]``.
+        ``x`` and ``y``, each ``[n, ...]``; several inputs as one object that minibatches, models
+        and `predict` take.
 
     Raises:
         TypeError: ``data`` is nothing of the above.
@@ -36,12 +38,13 @@ def as_tensors(
         raise TypeError(f"data must be {kinds}, got {type(data).__name__}")
     if len(pair) != 2:
         raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
-    x, y = as_tensor("x", pair[0]), as_tensor("y", pair[1])
+    x, y = as_inputs(pair[0]), as_tensor("y", pair[1])
     _check_lengths(x, y)
-    _check_finite("x", x)
+    for name, part in parts_of(x).items():
+        _check_finite(name, part)
     _check_finite("y", y)
     target = x.device if device is None else as_device(device)
-    return _data_only(x).to(target), _data_only(y).to(target)
+    return each(x, _data_only).to(target), _data_only(y).to(target)
 
 
 class Minibatches:
@@ -65,7 +68,7 @@ class Minibatches:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         batch_size: int,
         *,
@@ -132,7 +135,7 @@ def split(
     )
 
 
-def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
+def _read_dataset(data: Dataset[Any]) -> list[Any]:
     """Read and collate every item of a map-style dataset of pairs."""
     if isinstance(data, IterableDataset):
         raise TypeError(f"data must be a map-style Dataset, got {type(data).__name__}")
@@ -141,12 +144,20 @@ def _read_dataset(data: Dataset[Any]) -> list[Tensor]:
     if len(data) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
     batches = list(DataLoader(data, batch_size=READ_BATCH, generator=torch.Generator()))
-    pairs = isinstance(batches[0], list)  # to which pairs are collated
-    if not (pairs and all(isinstance(part, Tensor) for part in batches[0])):
+    if not isinstance(batches[0], list) or isinstance(batches[0][-1], list | dict):
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
         )
-    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+    return [_joined(parts) for parts in zip(*batches, strict=True)]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Inputs or targets of all batches, several inputs each by itself."""
+    if isinstance(parts[0], list):
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
+    if isinstance(parts[0], dict):
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return torch.cat(list(parts))
 
 
 def _data_only(value: Tensor) -> Tensor:
@@ -154,8 +165,9 @@ def _data_only(value: Tensor) -> Tensor:
     return value.detach() if value.requires_grad else value
 
 
-def _check_lengths(x: Tensor, y: Tensor) -> None:
-    for name, value in (("x", tensor("x", x)), ("y", tensor("y", y))):
+def _check_lengths(x: Rows, y: Tensor) -> None:
+    for name, value in (*parts_of(x).items(), ("y", y)):
+        tensor(name, value)
         if value.ndim == 0 or len(value) == 0:
             shape = list(value.shape)
             raise ValueError(f"{name} must have at least one example (row), got shape {shape}")

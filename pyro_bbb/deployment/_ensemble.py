@@ -92,8 +92,10 @@ class DrawnEnsemble(nn.Module):
         checks = "validate_args" in inspect.signature(family).parameters
         self._unchecked = {"validate_args": False} if checks else {}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, *others: Tensor) -> dict[str, Tensor]:
         """The posterior predictive at inputs ``[n, ...]``, by all networks in one pass.
+
+        A network of several inputs takes them by position.
 
         Returns:
             For classes ``probs`` ``[n, C]`` and, in nats, ``aleatoric`` and ``epistemic`` ``[n]``.
@@ -102,7 +104,7 @@ class DrawnEnsemble(nn.Module):
         """
         # an exporter would fix the number of inputs of what torch batches over weights
         run = one_by_one if torch.compiler.is_compiling() else over_draws
-        arguments = run(partial(self._arguments, x), self.drawn.weights())
+        arguments = run(partial(self._arguments, (x, *others)), self.drawn.weights())
         if issubclass(self._family, (Categorical, Bernoulli)):
             classes = ClassificationPrediction(
                 finished(self._family, arguments)["sample_log_probs"]
@@ -124,8 +126,8 @@ class DrawnEnsemble(nn.Module):
         """The number of networks, for the module's printed form."""
         return f"num_samples={len(next(iter(self.drawn.weights().values())))}"
 
-    def _arguments(self, x: Tensor, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = functional_call(self.drawn, draw, (x,))
+    def _arguments(self, x: tuple[Tensor, ...], draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = functional_call(self.drawn, draw, x)
         return found
 
 
@@ -141,10 +143,10 @@ class _Drawn(nn.Module):
         """All draws by name, tied ones once."""
         return {name: value for name, value in self.named_buffers() if name in self.names}
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, *x: Tensor) -> dict[str, Tensor]:
         """The likelihood's arguments, where single weights stand for the drawn ones."""
         likelihood: Any = self.likelihood
-        found: dict[str, Tensor] = likelihood.arguments(self.network(x))
+        found: dict[str, Tensor] = likelihood.arguments(self.network(*x))
         return found
 
 

@@ -25,12 +25,13 @@ from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
 
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import as_inputs, each
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.guides._autoguides import PrototypeFromLatents
 from pyro_bbb.guides._joint_autoguides import JointAutoguide
 from pyro_bbb.guides.latents import InitLoc
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch: TypeAlias = tuple[Any, Tensor]
 _MAX_LATENTS = 4096
 _ROWS = 256  # of a matrix of derivatives at once
 
@@ -150,7 +151,7 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
         with evaluating(model), pyro.validation_enabled(False):
             for x, y in chain([first], parts):
                 fraction = len(x) / model.num_data  # of the prior
-                total += self._curvature(model, guide, (_double(x), _double(y), fraction))
+                total += self._curvature(model, guide, (each(x, _double), _double(y), fraction))
                 count += len(x)
         total *= model.num_data / count
         return 0.5 * (total + total.T)
@@ -227,14 +228,15 @@ def _derivatives(values: Tensor, at: Tensor) -> Tensor:
 def _in_parts(batches: Iterable[Batch], examples: int) -> Iterator[Batch]:
     """The batches, a bounded number of examples at once."""
     for x, y in batches:
-        if len(tensor("x", x)) != len(tensor("y", y)):
+        x = as_inputs(x)
+        if len(x) != len(tensor("y", y)):
             raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
         if len(x):
             yield from zip(x.split(examples), y.split(examples), strict=True)
 
 
 def _batches(data: Batch | Iterable[Batch]) -> Iterable[Batch]:
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
         return [data]
     if isinstance(data, str) or not isinstance(data, Iterable):
         raise TypeError(f"data must be a pair (x, y) of tensors or batches of these, got {data!r}")

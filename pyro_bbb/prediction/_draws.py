@@ -16,20 +16,19 @@ from pyro_bbb._handlers.vmap import stack
 from pyro_bbb._ops.tuning import ONE_BY_ONE as _LARGE
 from pyro_bbb._ops.tuning import SAMPLE_CHUNK as _CHUNK
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._weight_samples import Draws
 
 
-def posterior_draws(
-    model: BayesianModel, guide: Any, x: Tensor, num_samples: int
-) -> Iterator[Draws]:
+def posterior_draws(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
     """The posterior's draws in chunks, each ``[s, ...]`` by site name."""
     return split_draws(model, guide, x, num_samples, Processes())[0]
 
 
 def split_draws(
-    model: BayesianModel, guide: Any, x: Tensor, num_samples: int, group: Processes
+    model: BayesianModel, guide: Any, x: Rows, num_samples: int, group: Processes
 ) -> tuple[Iterator[Draws], list[int]]:
     """Draws of this process in chunks, at least one, and the number of draws of each process."""
     given = given_draws(model, guide)
@@ -50,7 +49,7 @@ def _select(given: Draws, chosen: Tensor) -> Iterator[Draws]:
         yield {name: values[rows] for name, values in given.items()}
 
 
-def _sample_guide(guide: Any, x: Tensor, num_samples: int) -> Iterator[Draws]:
+def _sample_guide(guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
     """Draws of a guide in chunks."""
     parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
     numbers = sum(parameter.numel() for parameter in parameters)
@@ -67,7 +66,7 @@ def _chunk(numbers: int, one_by_one: bool) -> int:
     return 1 if one_by_one and numbers >= _LARGE else max(1, _CHUNK // (1 + numbers))
 
 
-def _sampler(guide: Any, x: Tensor) -> Callable[[int], Draws]:
+def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
     """A function from a number to so many draws; their common parts are computed once."""
     if type(guide) is AutoSoftplusNormal:
         posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
@@ -113,14 +112,14 @@ def _check_guide(guide: Any) -> None:
         raise ValueError(f"guide must be trained before, got {type(guide).__name__} that never ran")
 
 
-def medians(guide: Any, x: Tensor) -> dict[str, Tensor]:
+def medians(guide: Any, x: Rows) -> dict[str, Tensor]:
     if not hasattr(guide, "median"):
         raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
     medians: dict[str, Tensor] = guide.median(x)
     return medians
 
 
-def _one_draw(guide: Any, x: Tensor) -> dict[str, Tensor]:
+def _one_draw(guide: Any, x: Rows) -> dict[str, Tensor]:
     with torch.no_grad():
         trace = poutine.trace(guide).get_trace(x, None, 1.0)
     return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}

@@ -23,6 +23,7 @@ from pyro_bbb import likelihoods
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._handlers.vmap import over_draws
+from pyro_bbb._utils.inputs import Rows, each, run_network
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
@@ -32,7 +33,7 @@ from pyro_bbb.priors import Prior
 
 
 def per_input(
-    model: BayesianModel, guide: Any, x: Tensor, num_samples: int, rows: int
+    model: BayesianModel, guide: Any, x: Rows, num_samples: int, rows: int
 ) -> Iterator[Part]:
     """The likelihood's arguments for every draw and input, each ``[s, n, ...]``.
 
@@ -54,7 +55,7 @@ def per_input(
             yield slice(s, s + count), slice(i, i + len(part)), _arguments(model, guide, outputs)
 
 
-def _outputs(model: BayesianModel, moments: Moments, x: Tensor, draws: int) -> Tensor:
+def _outputs(model: BayesianModel, moments: Moments, x: Rows, draws: int) -> Tensor:
     """The network's outputs ``[draws, n, ...]``."""
     rows = draws * len(x)
     try:  # up to the first random weight all draws are alike
@@ -62,19 +63,19 @@ def _outputs(model: BayesianModel, moments: Moments, x: Tensor, draws: int) -> T
     except RuntimeError:  # a connection past it needs the inputs once for each draw
         outputs = None
     if outputs is None or outputs.shape[:1] != (rows,):
-        repeated = x.expand(draws, *x.shape).flatten(0, 1)
+        repeated = each(x, lambda part: part.expand(draws, *part.shape).flatten(0, 1))
         outputs = _run(model, Pass(moments, rows, 1), repeated)
     if outputs.shape[:1] != (rows,):
         raise inexact(f"{rows} inputs have outputs of shape {list(outputs.shape)}, not one each")
     return outputs.unflatten(0, (draws, len(x)))
 
 
-def _run(model: BayesianModel, passing: Pass, x: Tensor) -> Tensor:
+def _run(model: BayesianModel, passing: Pass, x: Rows) -> Tensor:
     weights = passing.weights()
     with SubstituteMessenger(weights), own_store(model), model._pyro_context:
         for name, weight in weights.items():
             model._pyro_context.set(name, weight)
-        outputs: Tensor = model.network(x)
+        outputs: Tensor = run_network(model.network, x)
     return outputs
 
 
@@ -113,7 +114,7 @@ _LIKELIHOODS = (
 )
 
 
-def draws_of_each_input(model: BayesianModel, guide: Any, x: Tensor) -> bool:
+def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
     """Return whether one input's draws by `per_input` are, in distribution, those by drawn weights.
 
     True only of what is known: independent Normals, each weight in one linear layer, and rows that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.inputs import as_tensor, input_batches
+from pyro_bbb._utils.inputs import Rows, as_inputs, input_batches, parts_of
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of
 from pyro_bbb.models import BayesianModel, require_guide, to_precision
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
@@ -29,7 +29,8 @@ from pyro_bbb.prediction._summaries import (
 )
 from pyro_bbb.prediction._weight_samples import ALL, Part, default_rows, per_draw
 
-Inputs: TypeAlias = "Tensor | np.ndarray[Any, Any] | Dataset[Any] | DataLoader[Any]"
+Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+Inputs: TypeAlias = "Array | Sequence[Array] | Mapping[str, Array] | Dataset[Any] | DataLoader[Any]"
 ESTIMATORS = ("reparam", "local_reparam")
 
 
@@ -71,7 +72,8 @@ def predict(
             spaced.
         x: inputs, ``[n, ...]``: a tensor, or a numpy array; or a map-style dataset or a
             `DataLoader`, whose targets are ignored. These two are predicted batch by batch with
-            common draws, and the result is on the CPU.
+            common draws, and the result is on the CPU. For a network of several inputs a tuple or
+            list of them, its arguments by position, or a dict, its arguments by name.
         num_samples: number of draws S.
         batch_size: inputs per pass of drawn weights; by default 1024 on a CPU, else 8192.
         seed: makes the result a function of this number, and leaves torch's random state alone.
@@ -141,7 +143,7 @@ def _concatenated(parts: list[tuple[dict[str, Tensor], str]]) -> tuple[dict[str,
 def _configure(
     model: BayesianModel,
     guide: Any,
-    x: Tensor,
+    x: Rows,
     num_samples: int,
     batch_size: int | None,
     estimator: str | None,
@@ -155,7 +157,7 @@ def _configure(
 
 
 def _parts(
-    model: BayesianModel, guide: Any, x: Tensor, config: PredictConfig, group: Processes
+    model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
 ) -> tuple[Iterable[Part], list[int]]:
     """Outputs of this process's draws in parts, and the number of draws of each process."""
     if config.sampler == "outputs":
@@ -210,27 +212,29 @@ def _predict_mean(
         return outputs, "weights"
 
 
-def _rows(batch_size: int | None, x: Tensor) -> int:
+def _rows(batch_size: int | None, x: Rows) -> int:
     """Rows of one pass."""
     return default_rows(x) if batch_size is None else count("batch_size", batch_size)
 
 
-def _checked(model: BayesianModel, guide: Any, x: Any) -> Tensor:
-    """The inputs as a tensor of the model's precision; arrays and batches go to its device."""
-    given = to_precision(as_tensor("x", x), guide, model)
-    if given.dim() == 0 or len(given) == 0:
-        raise ValueError(f"x must hold at least one input, got shape {list(given.shape)}")
+def _checked(model: BayesianModel, guide: Any, x: Any) -> Rows:
+    """The inputs as tensors of the model's precision; arrays and batches go to its device."""
+    given: Rows = to_precision(as_inputs(x), guide, model)
     device = _device(guide) or given.device
     if not isinstance(x, Tensor):
         given = given.to(device)
-    if device != given.device:
-        raise ValueError(f"x must be on {device} as the guide is, got a tensor on {given.device}")
-    if not all_finite(given):
-        raise ValueError("x must be finite, got NaN or infinity")
+    for name, part in parts_of(given).items():
+        if part.dim() == 0 or len(part) == 0:
+            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
+        if device != part.device:
+            found = f"got a tensor on {part.device}"
+            raise ValueError(f"{name} must be on {device} as the guide is, {found}")
+        if not all_finite(part):
+            raise ValueError(f"{name} must be finite, got NaN or infinity")
     return given
 
 
-def _on_device(guide: Any, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def _on_device(guide: Any, batches: Iterable[Rows]) -> Iterator[Rows]:
     device = _device(guide)
     return (x if device is None else x.to(device) for x in batches)
 
@@ -244,9 +248,7 @@ def _device(guide: Any) -> torch.device | None:
     return next((x.device for x in found if isinstance(x, Tensor)), None)
 
 
-def _collect(
-    parts: Iterable[Part], model: BayesianModel, x: Tensor, draws: int
-) -> dict[str, Tensor]:
+def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -> dict[str, Tensor]:
     """The tensors of a prediction, from parts written at their draws and inputs."""
     family, collected = model.likelihood.family, dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):

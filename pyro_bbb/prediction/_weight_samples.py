@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._ops.tuning import BATCHED_BELOW
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.models import BayesianModel
 
 Draws: TypeAlias = Mapping[str, Tensor]
@@ -39,13 +40,13 @@ class SubstituteMessenger(Messenger):
             msg["value"] = self.draw[msg["name"]]
 
 
-def default_rows(x: Tensor) -> int:
+def default_rows(x: Rows) -> int:
     """Rows of one pass: on a CPU what stays in its cache, elsewhere what keeps it busy."""
     return 1024 if x.device.type == "cpu" else 8192
 
 
 def per_draw(
-    model: BayesianModel, posterior: Iterable[Draws], x: Tensor, rows: int
+    model: BayesianModel, posterior: Iterable[Draws], x: Rows, rows: int
 ) -> Iterator[Part]:
     """The likelihood's arguments for every draw, ``[s, n, ...]``, for ``rows`` inputs at a time."""
     run, done = partial(_run, model, x.split(rows)), 0
@@ -61,7 +62,7 @@ def per_draw(
         done += count
 
 
-def _run(model: BayesianModel, batches: Iterable[Tensor], draw: Draws) -> dict[str, Tensor]:
+def _run(model: BayesianModel, batches: Iterable[Rows], draw: Draws) -> dict[str, Tensor]:
     """The likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
     with SubstituteMessenger(draw), own_store(model), model._pyro_context:
         for name, value in draw.items():

@@ -23,6 +23,7 @@ from torch.distributions import constraints
 
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating, seeded
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training.history import History
@@ -87,7 +88,7 @@ def warn_if_undertrained(history: History) -> None:
         )
 
 
-def _least(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float) -> float:
+def _least(model: BayesianModel, x: Rows, y: Tensor, kl_weight: float) -> float:
     """Return the least negative ELBO; the best three by one draw are estimated by more draws."""
 
     def estimate(factors: Mapping[str, float]) -> float:
@@ -98,7 +99,7 @@ def _least(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float) -> floa
     return min(fmean(estimate(each) for _ in range(_DRAWS)) for each in best)
 
 
-def _candidates(model: BayesianModel, x: Tensor, y: Tensor) -> Iterator[dict[str, float]]:
+def _candidates(model: BayesianModel, x: Rows, y: Tensor) -> Iterator[dict[str, float]]:
     """Yield factors of the weights' standard deviations, by name."""
     sites = drawn(poutine.trace(model).get_trace(x[:1], y[:1]))
     names = [name for name, site in sites.items() if _has_moments(site["fn"])]
@@ -121,7 +122,7 @@ def _has_moments(prior: Any) -> bool:
 
 
 def _neg_elbo(
-    model: BayesianModel, x: Tensor, y: Tensor, factors: Mapping[str, float], kl_weight: float
+    model: BayesianModel, x: Rows, y: Tensor, factors: Mapping[str, float], kl_weight: float
 ) -> float:
     """Estimate a negative ELBO of all data, in nats, by one draw of the weights."""
     with _ScaledPrior(factors) as draw:

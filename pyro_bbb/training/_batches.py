@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel, to_precision
 
-Data: TypeAlias = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Data: TypeAlias = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+Batch: TypeAlias = tuple[Rows, Tensor]
 _EXAMPLES = 256
 
 
@@ -239,7 +240,8 @@ class Batches:
 
     def _compared(self, first: Batch | None) -> Batch:
         """The first batch of the loader, compared with those of the other processes."""
-        digests = self.processes.all_gather_bytes(b"" if first is None else digest(first).encode())
+        own = b"" if first is None else digest([*parts_of(first[0]).values(), first[1]]).encode()
+        digests = self.processes.all_gather_bytes(own)
         if first is None or b"" in digests:
             raise ValueError("data must give every process a minibatch, one gets none")
         if self._streams and len(set(digests)) < len(digests):

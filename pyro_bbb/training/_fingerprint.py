@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._version import __version__
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.training._batches import Batches, digest
@@ -82,8 +83,9 @@ def _of_data(batches: Batches) -> dict[str, Json]:
         sampler = type(source.sampler).__name__
         kind = f"DataLoader of {len(batches)} batches in the order of a {sampler}"
         return {"data": kind, "batch_size": batches.batch_size}
-    shapes = {name: _shape(x) for name, x in (("x", source.x), ("y", source.y))}
-    content = digest([_some_rows(source.x), _some_rows(source.y)])[:16]
+    tensors = {**parts_of(source.x), "y": source.y}
+    shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+    content = digest(map(_some_rows, tensors.values()))[:16]
     return {**shapes, "content of data": content, "batch_size": source.batch_size}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import require
 from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.guides import Approximated
@@ -41,7 +42,7 @@ def check_group(group: Processes, guide: Any, data: Any, config: FitConfig) -> N
         )
 
 
-def check_fit(model: BayesianModel, guide: Any, x: Tensor, y: Tensor) -> dict[str, int]:
+def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str, int]:
     """Run model and guide on two examples, which builds lazy guides; return the latents' sizes."""
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):

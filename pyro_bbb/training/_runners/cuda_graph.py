@@ -19,6 +19,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb._utils.validation import require
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.training._runners.protocol import Parts, StepProgram
@@ -88,7 +89,7 @@ class CudaGraphRunner:
         self.buffers = [buffer for module in program.modules for buffer in module.buffers()]
         like = self.optim.parameters[0]
         self.kl_weight = torch.zeros((), dtype=like.dtype, device=like.device)
-        self.batch: tuple[Tensor, Tensor] | None = None  # the minibatch that the graph reads
+        self.batch: tuple[Rows, Tensor] | None = None  # the minibatch that the graph reads
         self._replay: Run | None = None
         self._unrecorded: list[tuple[Tensor, float, float]] = []
 
@@ -101,7 +102,8 @@ class CudaGraphRunner:
             self.batch = x.clone(), y.clone()
             self._replay = self._capture(partial(self._step, *self.batch))
         if x.shape == self.batch[0].shape:
-            for buffer, value in zip(self.batch, (x, y), strict=True):
+            buffers = *parts_of(self.batch[0]).values(), self.batch[1]
+            for buffer, value in zip(buffers, (*parts_of(x).values(), y), strict=True):
                 buffer.copy_(value)
             self._replay()
         else:
@@ -128,7 +130,7 @@ class CudaGraphRunner:
             self.optim.elbo.parts(loss, log_prior, log_guide, nll, kl_weight), lr
         )
 
-    def _step(self, x: Tensor, y: Tensor) -> None:
+    def _step(self, x: Rows, y: Tensor) -> None:
         self.svi.step(x, y, self.kl_weight)
 
     def _capture(self, step: Run) -> Run:

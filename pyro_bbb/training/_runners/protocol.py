@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeAlias
 from pyro.infer import SVI
 from torch import Tensor
 
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.training.history import History
 from pyro_bbb.training.objectives import LossParts, NonFiniteError, RecordedELBO
 from pyro_bbb.training.optim import JointOptim, Optimizer, make_optim
 
-Parts: TypeAlias = Sequence[tuple[Tensor, Tensor, float]]  # x, y, and the weight of the KL
+Parts: TypeAlias = Sequence[tuple[Rows, Tensor, float]]  # x, y, and the weight of the KL
 
 
 class StepRunner(Protocol):
