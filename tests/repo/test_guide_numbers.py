@@ -9,6 +9,16 @@ PAGE = (DOCS / "guide" / "choose.md").read_text(encoding="utf-8")
 PROBLEMS = ("sine", "diabetes", "breast_cancer")
 
 
+def test_the_table_of_pruned_networks_has_the_record():
+    found = json.loads((DOCS / "results/mnist_mlp_ours.json").read_text())["mean"]["mixture prior"]
+    page = (DOCS / "guide/pruning_and_deploying.md").read_text()
+    for removed in ("0.75", "0.95", "0.98"):
+        sizes = found["exported"][removed]
+        cells = [f"{100 * float(removed):.0f}", f"{100 * found['pruning'][removed]:.2f}"]
+        cells += [f"{sizes[key]:.2f}" for key in ("size", "latency_one", "latency_thousand")]
+        assert f"| {' | '.join(cells)} |" in page
+
+
 def test_guides_off_the_data_and_their_seconds():
     problems = json.loads((DOCS / "results/posterior_fidelity.json").read_text())["problems"]
     rows = table("guides")
