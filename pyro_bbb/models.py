@@ -259,8 +259,8 @@ def _outputs(network: nn.Module, x: Rows, rows: int) -> Tensor:
         found = ", ".join(
             f"{name} of shape {[rows, *part.shape[1:]]} and {part.dtype}" for name, part in parts
         )
-        whole = [name for name, part in parts if not part.is_floating_point()]
-        hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in whole)
+        indices = [name for name, part in parts if not part.is_floating_point()]
+        hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in indices)
         raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
     return outputs
 

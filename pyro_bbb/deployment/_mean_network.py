@@ -91,9 +91,9 @@ def _with_sparse_weight(layer: nn.Linear) -> nn.Linear:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         rows = layer.weight.detach().to_sparse_csr()
-    starts, columns = rows.crow_indices().int(), rows.col_indices().int()
+    row_offsets, columns = rows.crow_indices().int(), rows.col_indices().int()
     weight = torch.sparse_csr_tensor(
-        starts, columns, rows.values(), rows.shape, check_invariants=False
+        row_offsets, columns, rows.values(), rows.shape, check_invariants=False
     )
     sparse.weight = nn.Parameter(weight, requires_grad=False)
     return sparse

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 EXPERIMENTS = [
     "active_learning",
     "choose_defaults",
+    "digits_recipes",
     "fashion_mnist",
     "lenet5_mnist",
     "mnist_mlp",
