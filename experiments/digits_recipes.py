@@ -1,4 +1,4 @@
-"""How far six recipes train a network of the digits: the ELBO beside the scores.
+"""Six recipes for a network of the digits: the ELBO that each reaches, beside its scores.
 
     python experiments/digits_recipes.py
 

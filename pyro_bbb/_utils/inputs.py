@@ -96,9 +96,14 @@ def as_inputs(value: Any) -> Rows:
         return value
     if isinstance(value, Mapping):
         return SeveralInputs((), {key: as_tensor(f"x[{key!r}]", x) for key, x in value.items()})
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not _is_nested(value):
         return SeveralInputs(tuple(as_tensor(f"x[{i}]", x) for i, x in enumerate(value)), {})
     return as_tensor("x", value)
+
+
+def _is_nested(value: tuple[Any, ...] | list[Any]) -> bool:
+    """Tell whether a list holds no tensor or array, as one that stands for a table does."""
+    return bool(value) and not any(isinstance(x, Tensor | np.ndarray) for x in value)
 
 
 def parts_of(x: Rows) -> dict[str, Tensor]:

@@ -144,11 +144,17 @@ def _read_dataset(data: Dataset[Any]) -> list[Any]:
     if len(data) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
     batches = list(DataLoader(data, batch_size=READ_BATCH, generator=torch.Generator()))
-    if not isinstance(batches[0], list) or isinstance(batches[0][-1], list | dict):
+    if not (isinstance(batches[0], list) and all(map(_is_joined, batches[0]))):
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
         )
     return [_joined(parts) for parts in zip(*batches, strict=True)]
+
+
+def _is_joined(part: Any) -> bool:
+    """Tell whether collated inputs or targets are tensors."""
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
+    return all(isinstance(each, Tensor) for each in parts)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
