@@ -206,6 +206,7 @@ def test_the_model_stays_as_it_is():
 # --- torch.export ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_torch_exports_it_for_batches_of_any_size(name):
     model, draws, _ = ensemble(name)

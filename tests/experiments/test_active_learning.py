@@ -136,6 +136,7 @@ def small(experiment):
     return recipe, experiment.load(experiment.Config(smoke=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["BALD", "entropy", "random"])
 def test_no_label_is_read_that_is_not_bought(experiment, pool, small, monkeypatch, rule):
     recipe, sets = small

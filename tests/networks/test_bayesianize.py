@@ -513,6 +513,7 @@ def test_the_padding_row_stays_as_it_was():
 # --- the verbs of the library ---
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error", "ignore:training ended at")
 @every_layer
 def test_fit_predict_prune_and_export(name):
@@ -574,6 +575,7 @@ def test_a_batch_norm_in_evaluation_sees_no_other_example():
     assert model.network.training
 
 
+@pytest.mark.slow
 def test_a_residual_network_of_torchvision():
     block = torchvision.models.resnet.BasicBlock
     original = torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=3)

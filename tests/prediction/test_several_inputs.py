@@ -141,6 +141,7 @@ def test_exported_networks_take_them_as_arguments():
     torch.testing.assert_close(ensemble(wide, deep)["mean"], expected)
 
 
+@pytest.mark.slow
 def test_nuts_and_laplace_take_them():
     wide, deep, y = data()
     one = torch.cat([wide, deep], 1)

@@ -310,6 +310,7 @@ def stop(*_):
 # --- written as one ---
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_call_that_writes_is_resumed_from(tmp_path):
     parts = make()
     expected = fit(parts, epochs=1)
