@@ -19,10 +19,11 @@ import numpy as np
 import torch
 import tyro
 from _helpers.run import Data, Picture, Run, Section, Settings, Table, digits
+from _helpers.scores import detect, scores
 from pyro.distributions import Normal
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import plots
 
 PRIORS = {
     "Normal": lambda: Normal(0.0, 1.0),
@@ -41,9 +42,14 @@ class Config(Settings):
     """Folder for results."""
 
 
-def score(prior: Any, epochs: int, lr: float | None, seed: int) -> dict[str, float]:
-    """Train one network; its ELBO and baseline in nats of all training data, and its scores."""
-    train, (x_test, y_test) = digits()
+def score(
+    parts: tuple[Data, Data], prior: Any, epochs: int, lr: float | None, seed: int
+) -> dict[str, float]:
+    """Train one network; its ELBO and baseline in nats of all training data, and its scores.
+
+    The AUROC says how well the entropy tells uniform noise from digits.
+    """
+    train, (x_test, y_test) = parts
     torch.manual_seed(seed)
     likelihood = bbb.likelihoods.Categorical()
     network = bbb.BayesianMLP([64, 100, 100, 10], prior=prior)
@@ -51,21 +57,13 @@ def score(prior: Any, epochs: int, lr: float | None, seed: int) -> dict[str, flo
     guide = bbb.AutoSoftplusNormal(model)
     with warnings.catch_warnings(action="ignore", category=bbb.UndertrainedWarning):
         history = bbb.fit(model, guide, train, epochs=epochs, lr=lr, seed=seed)
+    noise = torch.rand(x_test.shape, generator=torch.Generator().manual_seed(0))
+    known, unknown = (bbb.predict(model, guide, x, seed=seed) for x in (x_test, noise))
     return {
         "neg_elbo": history.loss[-1],
         "baseline": (history.baseline_per_example or math.nan) * len(train[0]),
-        **scores(model, guide, (x_test, y_test), seed),
-    }
-
-
-def scores(model: Any, guide: Any, test: Data, seed: int) -> dict[str, float]:
-    """Accuracy, NLL, and the AUROC by which the entropy tells noise from digits."""
-    noise = torch.rand(test[0].shape, generator=torch.Generator().manual_seed(0))
-    known, unknown = (bbb.predict(model, guide, x, seed=seed) for x in (test[0], noise))
-    return {
-        "accuracy": metrics.accuracy(known.probs, test[1]),
-        "nll": metrics.nll(known.probs, test[1]),
-        "auroc": metrics.auroc(unknown.entropy, known.entropy),
+        **scores(known.probs, y_test),
+        "auroc": detect(unknown, known)["entropy"],
     }
 
 
@@ -99,12 +97,12 @@ def draw(run: Run, results: dict[str, dict[str, float]]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Train all recipes, print the table and write the results."""
-    run, results = Run(config), {}
+    run, parts, results = Run(config), digits(), {}
     epochs = 2 if config.smoke else config.epochs
     for prior, make in PRIORS.items():
         for rate, (times, lr) in RATES.items():
             name = f"{prior}, {rate}, {times * epochs} epochs"
-            results[name] = score(make(), times * epochs, lr, config.seed)
+            results[name] = score(parts, make(), times * epochs, lr, config.seed)
     record = run.finish({"recipes": results})
     section = Section("Recipes", "One seed.", [table(results)], [draw(run, results)])
     run.report("How far recipes are trained", __doc__ or "", [section], record)

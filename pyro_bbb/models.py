@@ -20,7 +20,7 @@ from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of, run_network
+from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of, require_inputs, run_network
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
@@ -95,7 +95,7 @@ class BayesianModel(PyroModule):
             ValueError: shapes do not fit, or the weight is negative.
             TypeError: an argument is of another kind.
         """
-        x = _require_inputs(x)
+        x = require_inputs(x)
         with scale_kl(kl_weight):
             if in_plate():
                 with poutine.trace() as drawn:
@@ -193,7 +193,7 @@ class BayesianModel(PyroModule):
             ValueError: the inputs do not fit the network, or the targets the likelihood.
             TypeError: an argument is no tensor.
         """
-        x = _require_inputs(x)
+        x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
         with quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self):
             with own_store(self), self._pyro_context:
@@ -236,14 +236,6 @@ def to_precision(x: Rows, *parts: Any) -> Any:
     )
     dtype = next(found, None)
     return each(x, lambda part: part.to(dtype or part.dtype) if part.is_floating_point() else part)
-
-
-def _require_inputs(given: Any) -> Rows:
-    x = as_inputs(given)
-    for name, part in parts_of(x).items():
-        if part.dim() == 0 or len(part) == 0:
-            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
-    return x
 
 
 def _tensor_of(outputs: Any) -> Any:

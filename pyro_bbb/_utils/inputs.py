@@ -101,6 +101,15 @@ def as_inputs(value: Any) -> Rows:
     return as_tensor("x", value)
 
 
+def require_inputs(value: Any) -> Rows:
+    """Inputs of at least one row, by `as_inputs`."""
+    x = as_inputs(value)
+    for name, part in parts_of(x).items():
+        if part.dim() == 0 or len(part) == 0:
+            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
+    return x
+
+
 def _is_nested(value: tuple[Any, ...] | list[Any]) -> bool:
     """Tell whether a list holds no tensor or array, as one that stands for a table does."""
     return bool(value) and not any(isinstance(x, Tensor | np.ndarray) for x in value)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.inputs import Rows, as_inputs, input_batches, parts_of
+from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of
 from pyro_bbb.models import BayesianModel, require_guide, to_precision
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
@@ -219,13 +219,11 @@ def _rows(batch_size: int | None, x: Rows) -> int:
 
 def _checked(model: BayesianModel, guide: Any, x: Any) -> Rows:
     """The inputs as tensors of the model's precision; arrays and batches go to its device."""
-    given: Rows = to_precision(as_inputs(x), guide, model)
+    given: Rows = to_precision(require_inputs(x), guide, model)
     device = _device(guide) or given.device
     if not isinstance(x, Tensor):
         given = given.to(device)
     for name, part in parts_of(given).items():
-        if part.dim() == 0 or len(part) == 0:
-            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
         if device != part.device:
             found = f"got a tensor on {part.device}"
             raise ValueError(f"{name} must be on {device} as the guide is, {found}")

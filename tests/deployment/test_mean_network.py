@@ -296,6 +296,7 @@ def test_a_pruned_network_of_the_library_loads_without_it(tmp_path):
     code = (
         "import sys; sys.modules.update(pyro_bbb=None, pyro=None);"
         "import torch; module, x, y = torch.load(sys.argv[1], weights_only=False);"
+        "import warnings; warnings.simplefilter('error');"
         "torch.testing.assert_close(module(x), y); print(type(module[0]).__name__)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "module.pt")]
@@ -369,3 +370,14 @@ def test_a_shared_layer_is_sparse_in_both_places():
     assert found[0] is found[2] and found[0].weight.layout == torch.sparse_csr
     with torch.no_grad():
         torch.testing.assert_close(found(x), network(x))
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1, 1000), (5, 1000), (2, 4, 1000), (0, 1000)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_whose_weights_may_be_sparse_equal_dense_ones(bias, shape):
+    dense, x = nn.Linear(1000, 1200, bias), torch.randn(shape)
+    with torch.no_grad():
+        dense.weight[torch.rand(1200, 1000) < 0.999] = 0.0
+        dense.weight[2] = 0.0  # an empty row
+        found = sparse_where_faster(dense, x)
+        torch.testing.assert_close(found(x), dense(x))

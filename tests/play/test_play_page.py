@@ -174,7 +174,7 @@ def band(page, *presets):
 def test_a_preset_is_the_same_from_any_state(site):
     address, context = site
     plots = []
-    for presets in (["three points"], ["a line", "three points"]):
+    for presets in (["three points"], ["sine with a gap", "a line", "three points"]):
         page = context.new_page()
         page.goto(address)
         plots.append(band(page, *presets))
