@@ -118,19 +118,32 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+class GroupedLinear(nn.Module):
+    """One linear output for each group of units: ``[n, groups * units]`` to ``[n, groups]``."""
+
+    def __init__(self, units: int, groups: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(groups, units, 1))
+        self.bias = nn.Parameter(torch.zeros(groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs of all groups."""
+        groups, units, _ = self.weight.shape
+        x = x.unflatten(-1, (groups, units))
+        return torch.einsum("ngu,gu->ng", x, self.weight[..., 0]) + self.bias
+
+
 def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
     """Build an ensemble of one-hidden-layer networks as one: inputs ``[n, d]``, outputs ``[n, m]``.
 
-    The output layer is a convolution whose groups are the members, so that none sees another's
-    units; trained together they are as good as trained one by one, at little more than one's cost.
+    The units are the members' in turn, and none sees another's; trained together they are as good
+    as trained one by one, at little more than one's cost.
     """
     hidden = members * units
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.ReLU(),
-        nn.Unflatten(1, (hidden, 1)),
-        nn.Conv1d(hidden, members, 1, groups=members),
-        nn.Flatten(),
+        GroupedLinear(units, members),
     )
 
 

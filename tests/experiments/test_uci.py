@@ -109,7 +109,7 @@ def test_densities_and_moments_are_those_of_the_mixture_in_the_targets_unit(part
 def test_networks_side_by_side_do_not_see_each_other(parts):
     torch.manual_seed(0)
     network = parts.grouped_network(3, 4, members=2)
-    hidden, output = network[0], network[3]
+    hidden, output = network[0], network[2]
     x = torch.randn(5, 3)
     for member, rows in enumerate((slice(0, 4), slice(4, 8))):
         h = torch.relu(x @ hidden.weight[rows].T + hidden.bias[rows])
