@@ -24,7 +24,7 @@ import tyro
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from pyro_bbb.training._runners.cuda_graph import CudaDevice
+from pyro_bbb.training._runners.capture_devices import CudaDevice
 
 PRIORS = {
     "scale mixture": lambda: bbb.ScaleMixtureNormal(0.25, 1.0, math.exp(-6)),

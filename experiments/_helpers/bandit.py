@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_bbb import bandits, priors
-from pyro_bbb.training._runners.cuda_graph import CudaDevice
+from pyro_bbb.training._runners.capture_devices import CudaDevice
 
 Player: TypeAlias = "tuple[bandits.ThompsonAgent, Mushrooms]"
 
@@ -173,7 +173,7 @@ class Rounds:
         elif self.done < 3:  # libraries set themselves up, the compiler runs
             self._device.run(self._at_once)
         else:
-            self._replay = self._replay or self._device.capture(self._at_once)
+            self._replay = self._replay or self._device.capture(self._at_once, None)
             self._replay()
 
     def _in_turn(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pyro import poutine
@@ -22,6 +22,8 @@ def scale_kl(weight: float | Tensor) -> AbstractContextManager[Any]:
     """
     if not isinstance(weight, Tensor):
         weight = at_least_zero("kl_weight", weight)
+        if weight == 1:
+            return nullcontext()
     elif not is_validation_enabled():
         return _ScaleKL(weight)
     elif not weight >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.tuning import SMALL
 
 
 class FlatTensors:
@@ -74,18 +76,57 @@ def over_parts(
 ) -> FlatTensors:
     """An elementwise operation of tensors side by side, and of vectors, into a vector.
 
-    On a GPU, where each launch costs, the tensors are joined first; elsewhere, where each pass
-    over memory costs, each is worked on where it lies.
+    On a GPU, and with few numbers, each operation costs: the tensors are joined first. Elsewhere
+    each pass over memory costs: each tensor is worked on where it lies.
     """
-    if out.vector.is_cuda:
+    if out.vector.is_cuda or (out.vector.numel() < SMALL and len(tensors) > 1):
         pairs = zip(tensors, out.like, strict=True)
-        joined = torch.cat([x.reshape(*x.shape[: x.dim() - y.dim()], -1) for x, y in pairs], -1)
-        operation(joined, *(other.vector for other in others), out=out.vector)
+        vectors = [x.reshape(*x.shape[: x.dim() - y.dim()], -1) for x, y in pairs]
+        operation(joined(vectors), *(other.vector for other in others), out=out.vector)
     else:
         columns = (each.parts for each in (*others, out))
         for x, *rest, part in zip(tensors, *columns, strict=True):
             operation(x, *rest, out=part)
     return out
+
+
+def joined(vectors: Sequence[Tensor]) -> Tensor:
+    """Vectors ``[..., n_i]`` as one, ``[..., n]``: a view where they lie so in memory already."""
+    if _adjacent(vectors):
+        return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
+    return torch.cat(list(vectors), -1)
+
+
+def _adjacent(vectors: Sequence[Tensor]) -> bool:
+    """Return whether these are vectors ``[n_i]``, each of which begins where the last one ends."""
+    if any(x.dim() != 1 or x.stride() != (1,) for x in vectors):
+        return False
+    memories = {x.untyped_storage().data_ptr() for x in vectors}
+    follow = (one.data_ptr() + one.nbytes == x.data_ptr() for one, x in pairwise(vectors))
+    return len(memories) == 1 and all(follow)
+
+
+def joined_rows(rows: Sequence[Sequence[Tensor]]) -> Tensor:
+    """The matrix whose rows are tensors side by side, ``[rows, n]``; differentiable."""
+    matrix: Tensor = JoinRows.apply(len(rows), *(x for row in rows for x in row))
+    return matrix
+
+
+class JoinRows(Function):
+    """`joined_rows`."""
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> Tensor:
+        return joined([x.reshape(-1) for x in tensors]).view(count, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.like = [x.detach() for x in inputs[1:]]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_unflatten_dense_tensors(grad.reshape(-1), ctx.like)
 
 
 def flatten(

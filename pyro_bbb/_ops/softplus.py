@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyro_bbb._ops.buffers import empty_from_pool
+from pyro_bbb._ops.tuning import SMALL
 
 LINEAR = 40.0  # e^-40 is below the rounding of float64
 
@@ -26,10 +27,10 @@ def softplus(rho: Tensor) -> Tensor:
 def softplus_into(rho: Tensor, out: Tensor) -> Tensor:
     r"""`softplus` without gradient, written to ``out``.
 
-    On a CPU by $\max(\rho, 0) - 2\,\mathrm{artanh}(s / (s - 2))$, $s = 1 / (1 + e^{|\rho|})$: no
-    numbers that are close are subtracted.
+    Of many numbers on a CPU by $\max(\rho, 0) - 2\,\mathrm{artanh}(s / (s - 2))$,
+    $s = 1 / (1 + e^{|\rho|})$: no numbers that are close are subtracted.
     """
-    if rho.device.type != "cpu":
+    if rho.device.type != "cpu" or rho.numel() < SMALL:
         return torch.ops.aten.softplus.out(rho, 1, LINEAR, out=out)
     fraction = torch.abs(rho, out=out).neg_().sigmoid_()
     rest = torch.sub(fraction, 2, out=empty_from_pool(fraction))

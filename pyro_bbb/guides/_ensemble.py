@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
+from pyro_bbb._handlers.kl_scale import scale_kl
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.particle_plate import plate_shape
+from pyro_bbb._handlers.stacked_site import sample_stacked
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.guides._autoguides import Delta
 from pyro_bbb.guides._base import Approximated, Guide
 from pyro_bbb.guides._laplace import Laplace
+from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 
 
 class Ensemble(Guide):
@@ -82,12 +90,40 @@ class Ensemble(Guide):
         """Shapes of the latents, by site name."""
         return self.members[0].latent_shapes()
 
+    @property
+    def stackable(self) -> bool:
+        """Return whether members can be drawn at once: plain Normals can, and points."""
+        members = self.members
+        latents = [latent for member in members for latent in member._latents.values()]
+        if any(latent.frames for latent in latents) or not all(x._complete for x in members):
+            return False
+        if all(type(member) is Delta for member in members):
+            return True
+        normal = all(type(x) is AutoSoftplusNormal and not x._pruned for x in members)
+        return normal and all(latent.transform is None for latent in latents)
+
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every latent, by site name, from the member whose turn it is."""
+        """Sample every latent, by site name, from the member whose turn it is.
+
+        Within the plate of several draws, a multiple of ``size``, draw i is of member i modulo
+        ``size``, all by one operation on the members' parameters, stacked.
+        """
+        plates = plate_shape()
+        if plates and plates.numel() % self.size == 0 and self.stackable:
+            return self._draw_stacked(plates, self.members[0]._kl_weight(args, kwargs))
         member = self.members[self._calls % self.size]
-        self._calls += 1
+        self._calls = (self._calls + 1) % self.size
         draws: dict[str, Tensor] = member(*args, **kwargs)
         return draws
+
+    def _draw_stacked(self, plates: Size, kl_weight: Any) -> dict[str, Tensor]:
+        latents = {latent.name: latent for latent in self.members[0]._latents.values()}
+        find = _stacked_points if isinstance(self.members[0], Delta) else _stacked_normals
+        with scale_kl(kl_weight):
+            return {
+                name: pyro.sample(name, q.to_event(latents[name].event_dim))
+                for name, q in find(self.members, list(latents), plates).items()
+            }
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Samples of all latents, ``[num_samples, ...]`` by site name, of each member in turn."""
@@ -146,3 +182,25 @@ class Ensemble(Guide):
         for module in self.modules():
             if isinstance(module, AutoGuide):
                 module.master = None  # each member is a guide by itself
+
+
+def _stacked_normals(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
+    """The posteriors of all draws of the plates, by site name."""
+    locs, rhos = (
+        [{name: member._own(kind, name) for name in names} for member in members]
+        for kind in ("locs", "rhos")
+    )
+    return dict(sample_stacked(locs, rhos, plates))
+
+
+def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
+    """Likewise, of points."""
+    found: dict[str, Any] = {}
+    for name in names:
+        points = []
+        for member in members:
+            with own_store(member):
+                points.append(attrgetter(name)(member))
+        stacked = torch.stack(points * (plates.numel() // len(members)))
+        found[name] = dist.Delta(stacked.reshape(plates + points[0].shape))
+    return found

@@ -17,6 +17,7 @@ from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr,
 from pyro_bbb.training.objectives import recorded_elbo
 
 NONFINITE = ("raise", "skip")
+ENGINES = ("auto", "eager", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class FitConfig:
     autocast: torch.dtype | None
     accumulate: int
     cuda_graph: bool
+    engine: str
     progress: bool
     seed: int | None
 
@@ -96,9 +98,12 @@ class FitConfig:
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(f"autocast must be None or torch.bfloat16, got {self.autocast!r}")
         one_of("nonfinite", self.nonfinite, NONFINITE)
+        one_of("engine", self.engine, ENGINES)
 
     def _check_cuda_graph(self) -> None:
         count("accumulate", self.accumulate)
+        if self.cuda_graph and self.engine == "eager":
+            raise ValueError("engine must not be 'eager' with cuda_graph=True")
         if self.cuda_graph and self.accumulate > 1:
             raise ValueError("accumulate must be 1 with cuda_graph=True, which captures one step")
         if self.cuda_graph and self.nonfinite == "skip":

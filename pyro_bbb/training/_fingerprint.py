@@ -23,7 +23,7 @@ from pyro_bbb.training.optim import JointOptim
 
 _OPTIONS = (  # of `FitConfig`
     *("epochs", "lr", "lr_schedule", "estimator", "autocast", "accumulate"),
-    *("cuda_graph", "nonfinite", "seed"),
+    *("cuda_graph", "engine", "nonfinite", "seed"),
 )
 _ROWS = 1024  # of which the content counts; in a large data set they are spread evenly
 

@@ -7,7 +7,7 @@ one optimiser for all parameters, the record of the loss, checkpoints and checks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -31,8 +31,7 @@ from pyro_bbb.training._checkpoint import Checkpoint, checkpoint_folder
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._fingerprint import check_alike, fingerprint
 from pyro_bbb.training._loop import Loop
-from pyro_bbb.training._runners.choose import make_runner
-from pyro_bbb.training._runners.cuda_graph import capture_device
+from pyro_bbb.training._runners.choose import capture_device, make_runner
 from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import BatchWeight, KLSchedule
 from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
@@ -85,6 +84,7 @@ def fit(
     autocast: torch.dtype | None = None,
     accumulate: int = 1,
     cuda_graph: bool = False,
+    engine: str = "auto",
     progress: bool = True,
     seed: int | None = None,
 ) -> History:
@@ -134,14 +134,18 @@ def fit(
             log-densities and parameters stay in theirs.
         accumulate: minibatches of one step, one after the other, each with draws of its own: a
             minibatch this many times as large, in the memory of one.
-        cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch
-            (a smaller last one runs as usual), which saves the launches of its operations. It
-            needs data in memory, Adam or AdamW, a guide that is a module but no `Ensemble`, and
-            nowhere a number read or made on the host (as by `StudentT` and low-rank guides). The
-            random numbers and the result are the same, but for a learning rate in single
-            precision; a loss or gradient that is not finite is reported at the end of its epoch.
+        cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch,
+            and for the smaller last one, which saves the launches of its operations. It needs data
+            in memory, Adam or AdamW, a guide that is a module, and nowhere a number read or made on
+            the host (as by `StudentT` and low-rank guides). The random numbers and the result are
+            the same, but for a learning rate in single precision; a loss or gradient that is not
+            finite is reported at the end of its epoch.
             What a callback changes in Python (a rate of dropout, what is frozen, a parameter's
             ``data``) has no effect on the steps that are replayed.
+        engine: how steps are run: ``"eager"``; ``"compiled"``, captured once (on a CPU as a list of
+            operations, on a GPU as by ``cuda_graph``) and repeated, or eagerly where they cannot be
+            (`docs/performance.md`); ``"auto"``, compiled on a CPU for a million parameters
+            or fewer in 100 steps or more without callbacks. The result is the same, to rounding.
         progress: whether to show a progress bar; of several processes the first does.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
 
@@ -187,12 +191,13 @@ def fit(
         autocast=autocast,
         accumulate=accumulate,
         cuda_graph=cuda_graph,
+        engine=engine,
         progress=progress,
         seed=seed,
     )
     folder, callbacks = checkpoint_folder(config, guide, data), config.checked_callbacks()
     device = to_device(model, guide, device)
-    capture = capture_device(guide, data, optimizer, device) if cuda_graph else None
+    capture = capture_device(config, guide, data, device)
     group = processes(device)
     check_group(group, guide, data, config)
     interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
@@ -203,9 +208,13 @@ def fit(
         if isinstance(guide, Approximated):
             guide.reset()
         frozen = Frozen(model, guide)
+        scope = partial(_step_scope, estimator, frozen)
         with frozen.preserved():
-            program = make_program(guide, batches, config, history)
-        runner = make_runner(program, nonfinite, capture, group, interrupts)
+            program = make_program(guide, batches, config, history, scope)
+        num_steps = epochs * len(batches)
+        runner = make_runner(program, config, capture, group, interrupts, num_steps)
+        if isinstance(runner.optim, JointOptim):
+            runner.optim.frozen = frozen.parameters
         state = TrainingState(model, guide, runner.optim, batches, history, done, device)
         saving = _checkpoint(config, folder, state, program, runner.flush)
         if saving:
@@ -216,11 +225,14 @@ def fit(
             with frozen.preserved():
                 kl_weight = config.last_kl_weight(model.num_data)
                 done.baseline = baseline_per_example(batches, kl_weight)
-        scope = _step_scope(estimator, runner.optim, frozen)
         with interrupts:
-            loop = Loop(config, state, runner, scope, saving)
-            loop.run(interrupts, partial(_call_back, callbacks, state, frozen))
-        runner.flush()
+            loop = Loop(config, state, runner, saving)
+            try:
+                loop.run(interrupts, partial(_call_back, callbacks, state, frozen))
+                runner.flush()
+            finally:
+                if isinstance(runner.optim, JointOptim):
+                    runner.optim.close()
         if done.trained and not done.finished:
             _approximate(guide, batches, history)
             group.align(tensors_of(model, guide))
@@ -250,25 +262,19 @@ def _checkpoint(
     return Checkpoint(folder, config.checkpoint_every, state, run, flush) if folder else None
 
 
-def _step_scope(
-    estimator: str, optim: Any, frozen: Frozen
-) -> Callable[[], AbstractContextManager[None]]:
+@contextmanager
+def _step_scope(estimator: str, frozen: Frozen) -> Iterator[None]:
     """The context of each single step; callbacks run outside of it."""
-    if isinstance(optim, JointOptim):
-        optim.frozen = frozen.parameters
-
-    @contextmanager
-    def scope() -> Iterator[None]:
-        with pyro.validation_enabled(False), ESTIMATORS[estimator](), frozen.preserved():
-            yield
-
-    return scope
+    with pyro.validation_enabled(False), ESTIMATORS[estimator](), frozen.preserved():
+        yield
 
 
 def _call_back(
     callbacks: Iterable[Callback], state: TrainingState, frozen: Frozen, epoch: int
 ) -> bool:
     """Call all callbacks after an epoch; true if one wants to end the training."""
+    if not callbacks:
+        return False
     end = EpochEnd(epoch, state.batches.model, state.guide, state.history)
     with callers_store():
         wanted = any([callback(end) for callback in callbacks])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tqdm.auto import tqdm
@@ -23,7 +22,6 @@ class Loop:
     config: FitConfig
     state: TrainingState
     runner: StepRunner
-    scope: Callable[[], AbstractContextManager[None]]  # of each step; callbacks run outside of it
     checkpoint: Checkpoint | None
 
     def __post_init__(self) -> None:
@@ -56,9 +54,8 @@ class Loop:
         at, count = self.state.progress, len(self.state.batches)
         began = time.perf_counter() - at.seconds
         for parts, epochs in self._minibatches(interrupts):
-            with self.scope():
-                factor = self.config.lr_factor(min(1.0, epochs / self.config.epochs))
-                self.runner.step(parts, self.lr * factor)
+            factor = self.config.lr_factor(min(1.0, epochs / self.config.epochs))
+            self.runner.step(parts, self.lr * factor)
             at.batch += 1
             at.seconds = time.perf_counter() - began
             self.bar.update()
@@ -97,6 +94,8 @@ class Loop:
         seconds = self.state.batches.processes.largest(at.seconds)
         history.close_epoch(len(history.steps) - at.recorded, seconds)
         at.epoch, at.batch, at.recorded, at.seconds = at.epoch + 1, 0, len(history.steps), 0.0
+        if self.bar.disable:
+            return
         self.bar.set_description(f"epoch {at.epoch}/{self.config.epochs}", refresh=False)
         shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}
         self.bar.set_postfix(shown, refresh=False)

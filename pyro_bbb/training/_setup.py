@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -48,7 +48,13 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def make_program(guide: Any, batches: Batches, config: FitConfig, history: History) -> StepProgram:
+def make_program(
+    guide: Any,
+    batches: Batches,
+    config: FitConfig,
+    history: History,
+    scope: Callable[[], AbstractContextManager[None]],
+) -> StepProgram:
     """Assemble the computation of a training step, after a check of guide against model."""
     model, weighted = batches.model, with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples)
@@ -65,6 +71,7 @@ def make_program(guide: Any, batches: Batches, config: FitConfig, history: Histo
         config.initial_lr(len(batches)),
         MAX_LR_OF_LOCS if config.lr is None else None,
         history,
+        scope,
     )
 
 
@@ -72,12 +79,12 @@ def _objective(
     model: BayesianModel, guide: Any, latents: dict[str, int], config: FitConfig
 ) -> RecordedELBO:
     """The objective, with several draws at once where that is faster."""
-    draws = recorded_elbo(config.loss, config.num_particles).num_particles
+    wanted = recorded_elbo(config.loss, config.num_particles)
+    size = guide.size if isinstance(guide, Ensemble) else 1  # each step trains every member
+    draws, loss = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
     vectorize = config.estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
-    elbo = recorded_elbo(config.loss, draws, vectorize=vectorize)
+    elbo = recorded_elbo(loss, draws, vectorize=vectorize)
     elbo.unpruned = unpruned_entries(guide)
-    if isinstance(guide, Ensemble):
-        elbo.num_particles *= guide.size  # every member is trained in every step
     return elbo
 
 
@@ -106,7 +113,7 @@ def can_vectorise(
 
     ``latents`` has the sizes of the model's latents by name.
     """
-    if not isinstance(guide, AutoGuide) or isinstance(guide, Ensemble):
+    if not isinstance(guide, AutoGuide) or (isinstance(guide, Ensemble) and not guide.stackable):
         return False
     if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
         return False

@@ -90,9 +90,12 @@ class JointOptim(PyroOptim):
             try:
                 self._finish_gradients()
                 with self._removed_at_zero():
-                    self.optimizer.step()
+                    self._step()
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """End the training; the optimiser makes no further step."""
 
     def set_lr(self, lr: float) -> None:
         """Sets the learning rate of all parameters, of each group at most its ``max_lr``.
@@ -155,9 +158,15 @@ class JointOptim(PyroOptim):
         for parameter, mask in self._removed:
             parameter.masked_fill_(mask, value)
 
+    def _step(self) -> None:
+        self.optimizer.step()  # type: ignore[union-attr]
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
     def _finish_gradients(self) -> None:
         """Check the norm of the final gradients of a step, and clip it if wanted."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
+        grads = self._gradients()
         norm = self._checked(torch.nn.utils.get_total_norm(grads), grads)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
         if clip_norm is not None:
@@ -167,10 +176,14 @@ class JointOptim(PyroOptim):
         """The norm of the gradient; NonFiniteError where an entry of that is not finite."""
         if norm.isfinite():
             return norm
+        self.require_finite()
+        return _norm_of_huge(grads)
+
+    def require_finite(self) -> None:
+        """NonFiniteError, with the parameters' names, where a gradient is not finite."""
         bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
         if bad:
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
-        return _norm_of_huge(grads)
 
 
 def _norm_of_huge(grads: list[Tensor]) -> Tensor:

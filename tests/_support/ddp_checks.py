@@ -150,9 +150,10 @@ def forced(seed):
         return found
 
     def step(self, parts, lr):  # alone, the last part is not for `gradients`
-        found = gradients(self.svi, self.program.elbo, parts)
         self.optim.set_lr(lr)
-        self.optim(())
+        with self.program.scope():
+            found = gradients(self.svi, self.program.elbo, parts)
+            self.optim(())
         self.program.history.steps.append(mean_parts(sums(found)), lr)
 
     Watch.seen, Line.met = [], []

@@ -10,6 +10,8 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 
 import pyro_bbb as bbb
+from pyro_bbb.distributions import SoftplusNormal
+from pyro_bbb.guides import _mean_field
 
 KERNEL = "network.fc1.weight"
 
@@ -238,3 +240,25 @@ def test_the_printed_form_of_a_guide_is_one_line(name):
     guide = bbb.guides.make(name, model)
     assert repr(guide).endswith("(4 sites, 26 values)" + ")" * (name == "ensemble"))
     assert type(guide).__name__ in repr(guide) and "\n" not in repr(guide)
+
+
+def same_in_every_draw(self, sample_shape=None):
+    """A draw whose noise depends on a weight's place in its tensor alone."""
+    *_, rows, columns = 1, *self.batch_shape
+    noise = torch.sin(3.0 * torch.arange(rows)[:, None] + 5.0 * torch.arange(columns) + 1.0)
+    return self.with_noise(noise.reshape(noise.shape[-len(self.batch_shape) :]).expand_as(self.loc))
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize("particles", [1, 2])
+def test_members_trained_at_once_are_those_trained_alone(monkeypatch, engine, particles):
+    monkeypatch.setattr(SoftplusNormal, "rsample", same_in_every_draw)
+    monkeypatch.setattr(_mean_field.AutoSoftplusNormal, "_flat_posteriors", lambda self: {})
+    model, guide = make("softplus_normal")
+    alone, pairs = [copy.deepcopy(member) for member in guide.members], data()
+    options = {"epochs": 5, "batch_size": 7, "seed": 1, "lr": 0.01, "num_particles": particles}
+    bbb.fit(model, guide, pairs, engine=engine, progress=False, **options)
+    for member, expected in zip(guide.members, alone, strict=True):
+        bbb.fit(model, expected, pairs, engine=engine, progress=False, **options)
+        for a, b in zip(member.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -248,18 +248,9 @@ def test_so_it_is_in_double_precision(tmp_path):
     assert_resumes(tmp_path / "run", make, {}, 2, lambda: (X.double(), Y.double()))
 
 
-class OnTheCPU:
-    def run(self, step):
-        step()
-
-    def capture(self, step):
-        return step
-
-
-def test_so_it_is_with_captured_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(_fit, "capture_device", lambda *_: OnTheCPU())
+def test_so_it_is_with_captured_steps(tmp_path):
     for every in (None, 2):
-        assert_resumes(tmp_path / str(every), make, {"cuda_graph": True}, every)
+        assert_resumes(tmp_path / str(every), make, {"engine": "compiled"}, every)
 
 
 def test_checkpoints_do_not_change_the_run(tmp_path):

@@ -2,25 +2,89 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from pyro.optim import PyroOptim
+from torch import nn
+from torch.utils.data import DataLoader
+
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.interrupts import Interrupts
-from pyro_bbb.training._runners.cuda_graph import CaptureDevice, CudaGraphRunner
+from pyro_bbb._utils.validation import require
+from pyro_bbb.training._config import FitConfig
+from pyro_bbb.training._runners.capture_devices import CaptureDevice, CudaDevice, RecordingDevice
+from pyro_bbb.training._runners.captured import CapturedRunner
 from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._runners.eager import EagerRunner
 from pyro_bbb.training._runners.protocol import StepProgram, StepRunner
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
+from pyro_bbb.training._runners.sync_free import UnsupportedOptimizerError
+
+FEW_PARAMETERS = 2**20  # with more, a recorded step takes more memory and no less time
+_WORTH_IT = 100  # steps; to capture one takes the time of some twenty
+
+
+def capture_device(
+    config: FitConfig, guide: Any, data: Any, device: torch.device
+) -> CaptureDevice | None:
+    """The device that captures the steps of a run, if they are to be captured.
+
+    Raises:
+        ValueError: ``cuda_graph=True`` for what no captured step can have.
+    """
+    lacking = {
+        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
+        "data in memory, tensors or a Dataset, got a DataLoader": isinstance(data, DataLoader),
+        "a torch optimiser, Adam or AdamW, got a PyroOptim": isinstance(
+            config.optimizer, PyroOptim
+        ),
+    }
+    if config.cuda_graph:
+        require(
+            "cuda_graph=True", lacking | {f"a CUDA device, got {device}": device.type != "cuda"}
+        )
+        return CudaDevice(device)
+    if config.engine == "eager" or config.accumulate > 1 or any(lacking.values()):
+        return None
+    if device.type == "cuda" and config.engine == "compiled" and config.nonfinite == "raise":
+        return CudaDevice(device)
+    return RecordingDevice() if device.type == "cpu" else None
 
 
 def make_runner(
     program: StepProgram,
-    nonfinite: str,
+    config: FitConfig,
     capture: CaptureDevice | None,
     group: Processes,
     interrupts: Interrupts,
+    num_steps: int,
 ) -> StepRunner:
-    """The runner of a program: a CUDA graph, several processes, or eager."""
-    if capture is not None:
-        return CudaGraphRunner(program, capture)
-    alone = group.size == 1
-    runner = EagerRunner(program) if alone else DistributedRunner(program, group, interrupts)
-    return NonFiniteRollback(runner, program, nonfinite)
+    """The runner of a program of so many steps: captured, of several processes, or eager."""
+    runner: StepRunner
+    if group.size > 1:
+        runner = DistributedRunner(program, group, interrupts)
+    elif capture is not None and _wanted(config, program, num_steps):
+        try:
+            runner = CapturedRunner(program, capture, required=config.cuda_graph)
+        except UnsupportedOptimizerError:
+            if config.cuda_graph:
+                raise
+            runner = EagerRunner(program)
+        if capture.asynchronous:
+            return runner
+    else:
+        runner = EagerRunner(program)
+    return NonFiniteRollback(runner, program, config.nonfinite)
+
+
+def _wanted(config: FitConfig, program: StepProgram, num_steps: int) -> bool:
+    """Return whether steps are to be captured; by themselves only where it is as good, and faster.
+
+    A callback may change in Python what has been captured.
+    """
+    if config.cuda_graph or config.engine == "compiled":
+        return True
+    modules = (module for module in program.modules if isinstance(module, nn.Module))
+    few = sum(p.numel() for module in modules for p in module.parameters()) <= FEW_PARAMETERS
+    return few and num_steps >= _WORTH_IT and not config.callbacks

@@ -87,6 +87,11 @@ class DistributedRunner:
     def step(self, parts: Parts, lr: float) -> None:
         """Run one step on this process's parts of the minibatch; there may be none."""
         self.optim.set_lr(lr)
+        with self.program.scope():
+            row = self._step(parts)
+        self._unrecorded.append((row, lr))
+
+    def _step(self, parts: Parts) -> list[float]:
         row = [0.0] * 7
         try:
             row = sums(gradients(self.svi, self.program.elbo, parts))
@@ -97,7 +102,7 @@ class DistributedRunner:
         except NonFiniteError as error:
             self.flush()
             raise numbered(error, self.program.history) from None
-        self._unrecorded.append((row, lr))
+        return row
 
     def flush(self) -> None:
         """Record the steps since the last call; buffers become those of the first process."""

@@ -29,9 +29,10 @@ class EagerRunner:
         if isinstance(self.optim, JointOptim):
             self.optim.set_lr(lr)
         try:
-            *others, last = parts
-            found = gradients(self.svi, elbo, others)
-            self.svi.step(*last)
+            with self.program.scope():
+                *others, last = parts
+                found = gradients(self.svi, elbo, others)
+                self.svi.step(*last)
         except NonFiniteError as error:
             raise numbered(error, history) from None
         found.append(elbo.take_parts())

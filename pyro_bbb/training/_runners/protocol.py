@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -43,6 +44,7 @@ class StepProgram:
     lr: float  # at the start
     max_lr_of_locs: float | None  # of the default optimiser
     history: History
+    scope: Callable[[], AbstractContextManager[None]]  # of each step
 
     def svi(
         self, joint: Callable[..., JointOptim] = JointOptim, elbo: RecordedELBO | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW
 
 from pyro_bbb._utils.context import ItemOnDevice
+from pyro_bbb.training._runners.flat_adam import FlatAdam
 from pyro_bbb.training.objectives import (
     RecordedELBO,
     RecordedTraceELBO,
@@ -38,12 +39,12 @@ class _SyncFreeELBO:
 
     def _record(self, loss: Tensor, model_trace: Any, guide_trace: Any) -> None:
         terms = terms_of(model_trace, guide_trace)
-        self.particles.append(torch.stack([loss, *(torch.zeros_like(loss) + x for x in terms)]))
+        self.particles.append(torch.stack([_like(loss, x) for x in (loss, *terms)]))
 
     def take(self) -> Tensor:
         """The mean of these four over the particles since the last call, on the device."""
         particles, self.particles = self.particles, []
-        return torch.stack(particles).sum(0) / self.num_particles
+        return sum(particles[1:], particles[0]) / self.num_particles
 
 
 class SyncFreeTraceELBO(_SyncFreeELBO, RecordedTraceELBO):
@@ -52,6 +53,10 @@ class SyncFreeTraceELBO(_SyncFreeELBO, RecordedTraceELBO):
 
 class SyncFreeTraceMeanFieldELBO(_SyncFreeELBO, RecordedTraceMeanFieldELBO):
     """`TraceMeanField_ELBO` with its numbers left on the device."""
+
+
+class UnsupportedOptimizerError(ValueError):
+    """The optimiser cannot skip a step without the host."""
 
 
 SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO
@@ -85,9 +90,11 @@ class SyncFreeOptim(JointOptim):
         parameters: Mapping[str, Any],
         elbo: SyncFreeELBO,
     ) -> None:
+        self.lrs: list[Tensor] = []
+        self.flat: FlatAdam | None = None
         super().__init__(optim_constructor, optim_args, parameters=parameters)
         if type(self.optimizer) not in (Adam, AdamW):
-            raise ValueError(
+            raise UnsupportedOptimizerError(
                 "cuda_graph=True needs Adam or AdamW, which can skip a step without the host, "
                 f"got optimizer {type(self.optimizer).__name__}"
             )
@@ -96,17 +103,47 @@ class SyncFreeOptim(JointOptim):
         self.row = torch.zeros(5, dtype=torch.float64, device=device)
         self.failed = torch.zeros((), device=device, dtype=torch.float)
         self.optimizer.found_inf = self.failed  # type: ignore[union-attr]
-        groups = self.optimizer.param_groups  # type: ignore[union-attr]
-        self.lrs = [torch.zeros((), device=device, dtype=torch.float) for _ in groups]
-        for group, lr in zip(groups, self.lrs, strict=True):
-            group.update(lr=lr, fused=True, capturable=True, foreach=False)
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all parameters, in single precision as fused kernels read it."""
+        """Set the learning rate of all parameters, which fused kernels of a GPU read as single."""
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr}")
         for each, rate in zip(self.lrs, self._lrs(lr), strict=True):
             each.fill_(rate)
+
+    def _add_parameters(self, parameters: list[Any]) -> None:
+        super()._add_parameters(parameters)
+        groups = self.optimizer.param_groups if self.optimizer else []
+        for group in groups[len(self.lrs) :]:
+            device = group["params"][0].device
+            precision = torch.float if device.type == "cuda" else torch.double
+            self.lrs.append(torch.zeros((), device=device, dtype=precision))
+            group.update(lr=self.lrs[-1], fused=True, capturable=True, foreach=False)
+
+    def flatten(self) -> None:
+        """Make further steps on flat vectors, up to `close`; one was made already."""
+        self.flat = FlatAdam(self.optimizer)  # type: ignore[arg-type]
+        self.flat.optimizer.found_inf = self.failed  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Give the parameters their own memory back."""
+        if self.flat is not None:
+            self.flat.close()
+        self.flat = None
+
+    def _step(self) -> None:
+        (self.flat or self).optimizer.step()  # type: ignore[union-attr]
+
+    def _gradients(self) -> list[Tensor]:
+        return self.flat.gather() if self.flat is not None else super()._gradients()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that a step may change, once one was made."""
+        states = self.optimizer.state.values()  # type: ignore[union-attr]
+        moments = [x for state in states for x in state.values() if isinstance(x, Tensor)]
+        flat = self.flat.tensors if self.flat is not None else []
+        return [*self.parameters, *moments, *flat, self.row, self.failed]
 
     def set_state(self, state_dict: dict[str, Any]) -> None:
         """Restores a state from `get_state`; the learning rate stays in its own tensor."""
@@ -117,6 +154,11 @@ class SyncFreeOptim(JointOptim):
     def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
         """The norm; notes the step's numbers, and whether it failed."""
         torch.cat([self.elbo.take(), norm.double().view(1)], out=self.row)
-        failed = ~(self.row[0].isfinite() & self.row[4].isfinite())
+        failed = ((self.row[0] + self.row[4]) * 0).ne(0)  # only of finite numbers it is 0
         torch.maximum(self.failed, failed.float(), out=self.failed)
         return norm
+
+
+def _like(loss: Tensor, x: Any) -> Tensor:
+    """A number or tensor as a tensor like the loss."""
+    return x.to(loss) if isinstance(x, Tensor) else loss.new_full((), x)

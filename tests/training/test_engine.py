@@ -1,0 +1,223 @@
+"""Steps recorded once and repeated: the same run as operation by operation, whatever is trained."""
+
+import math
+import warnings
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import pyro_bbb as bbb
+from pyro_bbb import likelihoods
+from pyro_bbb.training._runners import choose
+from pyro_bbb.training._runners.capture_devices import RecordingDevice
+from tests.training.test_cuda_graph import LIKELIHOODS, MODELS, OPTIONS, data, make, state
+
+SERIES = ("loss", "kl", "log_prior", "log_guide", "nll", "kl_weight", "lr")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """One entry for each step that was recorded."""
+    done, capture = [], RecordingDevice.capture
+
+    def watched(self, step, tensors):
+        run = capture(self, step, tensors)
+        done.append(run)
+        return run
+
+    monkeypatch.setattr(RecordingDevice, "capture", watched)
+    return done
+
+
+def fit(parts, engine, pairs=None, **options):
+    """Three steps an epoch, the last of them of fewer examples."""
+    options = {"epochs": 4, "batch_size": 16, "seed": 1, "progress": False, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bbb.UndertrainedWarning)
+        return bbb.fit(*parts, data() if pairs is None else pairs, engine=engine, **options)
+
+
+def assert_same(make_parts, *, rel=1e-6, pairs=None, **options):
+    """Losses of every step, parameters, buffers and random state of both engines."""
+    pairs = data() if pairs is None else pairs
+    runs = []
+    for engine in ("eager", "compiled"):
+        pyro.set_rng_seed(0)
+        parts = make_parts()
+        history = fit(parts, engine, pairs, **options)
+        runs.append(([state(part) for part in parts], history, torch.rand(3)))
+    (before, history, random), (after, other, same_random) = runs
+    for record, twin in ((history, other), (history.steps, other.steps)):
+        for name in SERIES:
+            assert getattr(record, name) == pytest.approx(getattr(twin, name), rel=rel), name
+    for one, twin in zip(before, after, strict=True):
+        assert one.keys() == twin.keys()
+        for name, value in one.items():
+            torch.testing.assert_close(value, twin[name], rtol=10 * rel, atol=rel)
+    assert torch.equal(random, same_random)
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
+@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+def test_a_recorded_run_is_the_eager_one(recorded, loss, estimator, num_particles):
+    assert_same(make, loss=loss, estimator=estimator, num_particles=num_particles)
+    assert len(recorded) == 2  # a minibatch, and the smaller last one
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_so_it_is_with_every_option(recorded, name):
+    torch.set_default_dtype(torch.float64)
+    assert_same(make, rel=1e-10, **OPTIONS[name])
+    assert recorded
+
+
+def test_so_it_is_in_lower_precision(recorded):
+    assert_same(make, autocast=torch.bfloat16)
+    assert recorded
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_so_it_is_with_every_kind_of_model_and_guide(recorded, name):
+    assert_same(lambda: make(**MODELS[name]()))
+    assert recorded
+
+
+@pytest.mark.parametrize("name", [*LIKELIHOODS, "student"])
+def test_so_it_is_with_every_likelihood(name):
+    make_one, outputs = {**LIKELIHOODS, "student": (lambda: likelihoods.StudentT(4.0, 0.3), 1)}[
+        name
+    ]
+
+    def parts():
+        model = bbb.BayesianModel(bbb.BayesianMLP([3, 8, outputs]), make_one(), num_data=40)
+        return model, bbb.AutoSoftplusNormal(model)
+
+    pairs = torch.randn(40, 3), torch.arange(40) % 2
+    assert_same(parts, pairs=pairs)
+
+
+def test_so_it_is_with_the_larger_networks_of_the_paper(recorded):
+    """Where tensors are not joined, and large ones come from the pool."""
+    pairs = torch.rand(40, 784), torch.arange(40) % 10
+
+    def parts():
+        network = bbb.BayesianMLP([784, 100, 10], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.01))
+        model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=40)
+        return model, bbb.AutoSoftplusNormal(model)
+
+    assert_same(parts, pairs=pairs)
+    assert len(recorded) == 2
+
+
+# --- what is not recorded ---
+
+
+class Counting(torch.nn.Module):
+    """Scales by what it counts, as a schedule inside a network would."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (1 + 0.1 * self.calls)
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x if x.sum() > 0 else 3 * x
+
+
+class Hidden(torch.nn.Module):
+    """Reads numbers in a way that a recording cannot see."""
+
+    def forward(self, x):
+        return x * float(x.detach().numpy().max())
+
+
+@pytest.mark.parametrize("layer", [Counting, Branching, Hidden])
+def test_a_step_that_cannot_be_repeated_runs_as_it_is(recorded, layer):
+    def parts():
+        return make(
+            layers=torch.nn.Sequential(layer(), torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))
+        )
+
+    assert_same(parts)
+    assert not recorded
+
+
+def test_what_no_recording_serves_runs_eagerly(recorded):
+    pyro.set_rng_seed(0)
+    pairs = data()
+    for options in (
+        {"optimizer": torch.optim.SGD},
+        {"optimizer": pyro.optim.Adam({"lr": 0.01})},
+        {"accumulate": 2},
+        {"pairs": DataLoader(TensorDataset(*pairs), 16)},
+    ):
+        assert_same(make, pairs=options.pop("pairs", pairs), **options)
+    assert not recorded
+
+
+def test_auto_records_long_runs_without_callbacks(monkeypatch, recorded):
+    fit(make(), "auto")
+    assert not recorded
+    monkeypatch.setattr(choose, "_WORTH_IT", 12)
+    fit(make(), "auto", callbacks=[lambda event: None])
+    fit(make(), "eager")
+    assert not recorded
+    fit(make(), "auto")
+    assert len(recorded) == 2
+
+
+# --- what is not finite ---
+
+
+class Poisoned(likelihoods.Gaussian):
+    """The loss is NaN where an example has a target above 100."""
+
+    def prepare(self, y, outputs):
+        y = super().prepare(y, outputs)
+        return torch.where(y > 100, math.nan, y) if torch.is_grad_enabled() else y
+
+
+@pytest.mark.filterwarnings("ignore:targets have mean")
+def test_a_loss_that_is_not_finite_is_found_as_eagerly(recorded):
+    x, y = data()
+    y[7] = 1e3
+    found = []
+    for engine in ("eager", "compiled"):
+        pyro.set_rng_seed(0)
+        parts = make(Poisoned(0.5))
+        with pytest.raises(bbb.NonFiniteError) as caught:
+            fit(parts, engine, (x, y))
+        found.append((str(caught.value), caught.value.history.steps.loss, state(parts[1])))
+    (message, losses, before), (other, same, after) = found
+    assert message == other and losses == pytest.approx(same, rel=1e-6)
+    torch.testing.assert_close(before, after)
+
+
+@pytest.mark.filterwarnings("ignore:targets have mean")
+def test_such_steps_are_skipped_as_eagerly(recorded):
+    x, y = data()
+    y[7] = 1e3
+    skipped = []
+    for engine in ("eager", "compiled"):
+        pyro.set_rng_seed(0)
+        history = fit(make(Poisoned(0.5)), engine, (x, y), nonfinite="skip")
+        skipped.append((history.skipped, history.steps.loss))
+    assert skipped[0][0] == skipped[1][0] and len(skipped[0][0]) == 4
+    assert skipped[0][1] == pytest.approx(skipped[1][1], rel=1e-6)
+    assert recorded
+
+
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam"])
+def test_an_ensemble_is_recorded_with_any_estimator(recorded, estimator):
+    guide = partial(bbb.guides.make, "ensemble", size=3, guide="softplus_normal")
+    assert_same(lambda: make(guide=guide), estimator=estimator, num_particles=2)
+    assert recorded
