@@ -27,6 +27,8 @@ from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 from pyro_bbb.sklearn import _fitting as _learner
 from pyro_bbb.sklearn import _params as _recipe
 from pyro_bbb.sklearn._fitting import learn, learn_on
+from pyro_bbb.sklearn._stopping import Plateau
+from pyro_bbb.training import EpochEnd
 
 QUICK = {"hidden_sizes": (8,), "epochs": 40, "lr": 0.1, "num_samples": 10, "random_state": 0}
 RNG = np.random.default_rng(0)
@@ -355,10 +357,12 @@ def test_bad_data_and_order_of_calls_are_named(fitted, tmp_path):
 def test_number_of_steps_suits_the_table():
     recipe = BayesianRegressor()._recipe()
     for rows in (2, 50, 1000, 20_000, 300_000):
-        epochs, size = recipe.steps(rows)
+        options = recipe.options(None, rows)
+        epochs, size = options["epochs"], options["batch_size"]
         steps = epochs * -(-rows // size)
         assert 3000 <= steps <= 6000 or (epochs == 5 and size == 1024)
-    assert BayesianRegressor(epochs=3, batch_size=7)._recipe().steps(100) == (3, 7)
+    options = BayesianRegressor(epochs=3, batch_size=7)._recipe().options(None, 100)
+    assert (options["epochs"], options["batch_size"]) == (3, 7) and "callbacks" not in options
 
 
 def test_small_networks_train_on_one_thread_and_leave_the_number_as_it_was(monkeypatch):
@@ -371,3 +375,40 @@ def test_small_networks_train_on_one_thread_and_leave_the_number_as_it_was(monke
         assert seen == [1, 2] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+# --- the end of training ---
+
+
+def ended(losses, **options):
+    """A plateau's epochs up to the end, and its factors of the rate, for such a loss per row."""
+    plateau = Plateau(**{"max_epochs": 30, "n_iter_no_change": 2, "tol": 0.1, **options})
+    history = bbb.History(num_data=10)
+    for epoch in range(30):
+        history.loss.append(10 * losses(epoch))
+        factors = [plateau((epoch + part) / 30) for part in (0.0, 0.5)]
+        if plateau.callback(EpochEnd(epoch, None, None, history)):
+            break
+    return epoch + 1, plateau, factors
+
+
+def test_training_ends_half_as_long_after_the_plateau_began():
+    epochs, plateau, factors = ended(lambda epoch: max(0.0, 5.0 - epoch))
+    # averages over 2 epochs: 4.5, 2.5, 0.5, 0.0, 0.0, and the last is no lower by 0.1
+    assert (plateau.first, epochs) == (10, 15)
+    assert plateau(0.99 * 10 / 30) == 1.0 and plateau(12.5 / 30) == pytest.approx(0.5)
+    assert 0 < factors[-1] < 0.03  # half an epoch before the end
+    epochs, plateau, _ = ended(lambda epoch: 1.0 / (1 + epoch), tol=0.0)
+    assert (plateau.first, epochs) == (20, 30)  # it goes on getting better, up to the most
+
+
+def test_the_number_of_epochs_is_told():
+    x, y = X[:60], X[:60, 0]
+    quick = BayesianRegressor(random_state=0).fit(x, y)
+    most = quick._recipe().options(None, 60)["epochs"]
+    assert len(quick.history_) == quick.n_iter_ < most
+    assert BayesianRegressor(max_epochs=7, random_state=0).fit(x, y).n_iter_ == 7
+    assert BayesianRegressor(epochs=5, random_state=0).fit(x, y).n_iter_ == 5
+    for wrong in ({"tol": -1.0}, {"max_epochs": 0}, {"n_iter_no_change": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            BayesianRegressor(**wrong).fit(x, y)

@@ -64,6 +64,11 @@ class BayesianEstimator(BaseEstimator):
         """The record of the latest training."""
         return self.posterior_.history
 
+    @property
+    def n_iter_(self) -> int:
+        """Passes over the rows in the latest training."""
+        return len(self.history_)
+
     # --- training ---
 
     def _recipe(self) -> Recipe:

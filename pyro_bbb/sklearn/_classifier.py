@@ -30,9 +30,15 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
             of a model.
         estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
-        epochs: passes over the rows; by default as many as make some 4,000 steps.
+        epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
+            by itself, as the next three say.
+        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
+        n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
+            make some 200 steps. Once an average is not lower than the lowest before by ``tol``, the
+            learning rate falls to 0 along a cosine, in half as many passes as there were.
+        tol: in nats per row.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
-        lr: learning rate at the start; it falls to 0 along a cosine.
+        lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
             posterior is narrower, and small networks fit better.
         num_samples: networks drawn for each prediction.
@@ -58,6 +64,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         guide: Any = "softplus_normal",
         estimator: str = "auto",
         epochs: int | None = None,
+        max_epochs: int | None = None,
+        n_iter_no_change: int | None = None,
+        tol: float = 1e-3,
         batch_size: int | None = None,
         lr: float = 1e-2,
         temperature: float = 1.0,
@@ -73,6 +82,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             guide=guide,
             estimator=estimator,
             epochs=epochs,
+            max_epochs=max_epochs,
+            n_iter_no_change=n_iter_no_change,
+            tol=tol,
             batch_size=batch_size,
             lr=lr,
             temperature=temperature,

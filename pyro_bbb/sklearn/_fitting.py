@@ -114,19 +114,17 @@ def _double(guide: Any) -> Any:
 def _train(
     recipe: Recipe, model: BayesianModel, guide: Any, x: Tensor, y: Tensor, seed: int
 ) -> History:
-    epochs, batch_size = recipe.steps(len(x))
     with _threads_for(model):
         return fit(
             model,
             guide,
             (x, y),
-            epochs=epochs,
-            batch_size=batch_size,
             lr=recipe.lr,
             device=recipe.device,
             progress=recipe.progress,
             seed=seed,
-            **recipe.options(guide),
+            engine="compiled",
+            **recipe.options(guide, len(x)),
         )
 
 

@@ -25,14 +25,16 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb import guides
-from pyro_bbb._utils.validation import count, one_of, positive
+from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
 from pyro_bbb.priors import Function, Prior, as_prior
+from pyro_bbb.sklearn._stopping import Plateau
 from pyro_bbb.training import KLSchedule
 
-_STEPS = 4000  # of training, where the number of epochs is not given
+_STEPS = 4000  # of training at most, where nothing is said
+_WINDOW = 200  # steps over which the ELBO is averaged, where nothing is said
 _LEAST_EPOCHS = 5
 _BATCHES = (64, 1024)  # smallest and largest batch where its size is not given
 _CHUNKS = 100  # batches per epoch, between these
@@ -67,6 +69,9 @@ class Recipe:
     estimator: str
     epochs: int | None
     batch_size: int | None
+    max_epochs: int | None
+    n_iter_no_change: int | None
+    tol: float
     lr: float
     temperature: float
     device: Any
@@ -77,9 +82,10 @@ class Recipe:
         _named("activation", self.activation, ACTIVATIONS)
         _named("guide", self.guide, guides.GUIDES)
         one_of("estimator", self.estimator, ["auto", *ESTIMATORS])
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "max_epochs", "n_iter_no_change", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 count(name, value)
+        at_least_zero("tol", self.tol)
         positive("lr", self.lr)
         positive("temperature", self.temperature)
 
@@ -105,15 +111,25 @@ class Recipe:
         """An untrained guide for the model."""
         return _named("guide", self.guide, guides.GUIDES)(model)
 
-    def steps(self, num_data: int) -> tuple[int, int]:
-        """Epochs and batch size for so many rows: some 4,000 steps where nothing is said."""
+    def options(self, guide: Any, num_data: int) -> dict[str, Any]:
+        """All that `fit` is told of the training of a guide on so many rows."""
+        return self._objective(guide) | self._length(num_data)
+
+    def _length(self, num_data: int) -> dict[str, Any]:
+        """Batch size, and epochs: a fixed number, or at most some 4,000 steps up to a plateau."""
         smallest, largest = _BATCHES
         size = self.batch_size or min(max(smallest, num_data // _CHUNKS), largest)
-        epochs = self.epochs or max(_LEAST_EPOCHS, round(_STEPS / math.ceil(num_data / size)))
-        return epochs, size
+        steps_per_epoch = math.ceil(num_data / size)
+        if self.epochs:
+            return {"epochs": self.epochs, "batch_size": size}
+        most = self.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
+        window = self.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
+        plateau = Plateau(most, window, self.tol)
+        schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
+        return {"epochs": most, "batch_size": size, **schedule}
 
-    def options(self, guide: Any) -> dict[str, Any]:
-        """Estimator, loss and weight of the KL for `fit`; the first two suit the guide."""
+    def _objective(self, guide: Any) -> dict[str, Any]:
+        """Estimator, loss and weight of the KL; the first two suit the guide."""
         factorised = type(guide) is guides.AutoSoftplusNormal
         estimator = self.estimator
         if estimator == "auto":

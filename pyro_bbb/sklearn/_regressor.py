@@ -43,9 +43,15 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             tails), ``"poisson"`` (counts), or a number, the known standard deviation in the
             targets' unit. Or a distribution, its prior, or a likelihood of `pyro_bbb.likelihoods`,
             which are in units of the targets' own standard deviation.
-        epochs: passes over the rows; by default as many as make some 4,000 steps.
+        epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
+            by itself, as the next three say.
+        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
+        n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
+            make some 200 steps. Once an average is not lower than the lowest before by ``tol``, the
+            learning rate falls to 0 along a cosine, in half as many passes as there were.
+        tol: in nats per row.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
-        lr: learning rate at the start; it falls to 0 along a cosine.
+        lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
             posterior is narrower, and small networks fit better.
         num_samples: networks drawn for each prediction.
@@ -74,6 +80,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         estimator: str = "auto",
         noise: Any = "learned",
         epochs: int | None = None,
+        max_epochs: int | None = None,
+        n_iter_no_change: int | None = None,
+        tol: float = 1e-3,
         batch_size: int | None = None,
         lr: float = 1e-2,
         temperature: float = 0.5,
@@ -90,6 +99,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             estimator=estimator,
             noise=noise,
             epochs=epochs,
+            max_epochs=max_epochs,
+            n_iter_no_change=n_iter_no_change,
+            tol=tol,
             batch_size=batch_size,
             lr=lr,
             temperature=temperature,

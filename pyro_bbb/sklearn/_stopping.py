@@ -1,0 +1,44 @@
+"""The end of an estimator's training, found from its ELBO."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from pyro_bbb.training import EpochEnd
+
+_DECAY = 0.5  # epochs of the falling rate, for each of those before
+
+
+class Plateau:
+    """Schedule of the learning rate, and callback of `fit`, that end training at a plateau.
+
+    The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is not lower
+    than the lowest such average before by ``tol`` nats per row; then it falls to 0 along a cosine,
+    in half as many epochs as there were. All of this takes ``max_epochs`` at most.
+    """
+
+    def __init__(self, max_epochs: int, n_iter_no_change: int, tol: float) -> None:
+        self.max_epochs, self.window, self.tol = max_epochs, n_iter_no_change, tol
+        self.best = math.inf
+        self.last = max_epochs  # epochs with the falling rate included
+        self.first = math.ceil(max_epochs / (1 + _DECAY))  # epoch from which on the rate falls
+
+    def __call__(self, progress: float) -> float:
+        """The factor of the learning rate after a fraction of ``max_epochs``."""
+        epochs = progress * self.max_epochs
+        falling = (epochs - self.first) / max(1, self.last - self.first)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, falling))))
+
+    def callback(self, end: EpochEnd) -> bool:
+        """Return whether training ends after an epoch."""
+        done = end.epoch + 1
+        if done < self.first and done % self.window == 0 and not self._improves(end):
+            self.first, self.last = done, done + math.ceil(_DECAY * done)
+        return done >= self.last
+
+    def _improves(self, end: EpochEnd) -> bool:
+        mean = fmean(end.history.loss[-self.window :]) / end.history.num_data
+        improves = mean < self.best - self.tol
+        self.best = min(self.best, mean)
+        return improves
