@@ -1,6 +1,6 @@
 """Speed and memory of pyro_bbb, plain PyTorch, stock Pyro and other libraries.
 
-    python benchmarks/run.py [--quick] [--only steps epoch predict memory] [--threads 2]
+    python benchmarks/run.py [--quick] [--only small tables] [--threads 2]
 
 All methods do the same work in one run: a 784-H-H-10 ReLU classifier (and LeNet-5) on inputs of
 MNIST's shape. Methods, each in a process of its own, take turns in every round, in rotating
@@ -9,6 +9,9 @@ order; ratios are taken within rounds and relate to a deterministic network with
 - ``steps``: single training steps over widths, minibatch sizes, draws per step and estimators;
 - ``epoch``: an epoch of `fit`, and the sum of its steps;
 - ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
+- ``small``: a step of small networks in runs of ``fit``, beside NumPyro (``pip install numpyro``),
+  and of networks of 120 to ten million weights (``sizes.png``);
+- ``tables``: whole fits of estimators to tables of 353 to 100,000 rows;
 - ``memory``: the peak of a training step, and of predictions, each in a process of its own.
 
 ``pip install "pyro-bbb[benchmarks]"`` brings the other libraries; one that is missing, or broken by
@@ -33,18 +36,27 @@ from _parts.memory import memory
 from _parts.predict import predict
 from _parts.report import of_aims, of_prediction_memory, of_times, of_training_memory, record
 from _parts.results import Results
+from _parts.sizes_figure import draw_sizes
+from _parts.small import small
 from _parts.suites import epoch, steps
+from _parts.tables import tables
 from tqdm import tqdm
 
-Suite: TypeAlias = Literal["steps", "epoch", "predict", "memory"]
-TIMED: dict[str, Callable[..., Any]] = {"steps": steps, "epoch": epoch, "predict": predict}
+Suite: TypeAlias = Literal["small", "tables", "steps", "epoch", "predict", "memory"]
+TIMED: dict[str, Callable[..., Any]] = {
+    "small": small,
+    "tables": tables,
+    "steps": steps,
+    "epoch": epoch,
+    "predict": predict,
+}
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of one run."""
 
-    only: tuple[Suite, ...] = ("steps", "epoch", "predict", "memory")
+    only: tuple[Suite, ...] = ("small", "tables", "steps", "epoch", "predict", "memory")
     """Suites to run."""
     quick: bool = False
     """Fewer sizes and repetitions: about a minute instead of half an hour."""
@@ -74,6 +86,7 @@ def main(config: Config) -> dict[str, Any]:
     path = config.output / "benchmarks.json"
     path.write_text(json.dumps(content, indent=2, default=str, allow_nan=False) + "\n", "utf-8")
     draw(results, path.with_suffix(".png"))
+    draw_sizes(results.of("small"), path.with_name("sizes.png"))
     print(f"\n{path}")
     return content
 

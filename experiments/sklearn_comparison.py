@@ -1,16 +1,19 @@
-"""`BayesianRegressor` with its default settings against five estimators of scikit-learn.
+"""`BayesianRegressor` with its default settings against scikit-learn's estimators and NGBoost.
 
     python experiments/sklearn_comparison.py --data-root FOLDER
 
 FOLDER has ``uci/NAME/data.npz`` (or is named by ``PYRO_BBB_DATA``): UCI regression sets with the
-splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336. On the first splits
-of each set every method is fitted and predicts the test rows:
+splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336; ``diabetes`` comes
+with scikit-learn, in random splits. On the first splits of each set every method is fitted and
+predicts the test rows:
 
 - ``BayesianRegressor()``, its default settings whatever the set;
 - ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
   part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
   units) and ``RandomForestRegressor``, inputs scaled where the method needs it;
-- ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles.
+- ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles;
+- ``NGBRegressor`` of NGBoost, boosting of a Normal, where ``pip install "pyro-bbb[comparison]"``
+  has brought it.
 
 Reported: RMSE in the targets' unit, mean log-density of the test targets (nats per row) where the
 method has a density, coverage of the 90 % intervals where it has intervals,
@@ -37,14 +40,17 @@ import tyro
 from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
 from _helpers.repeats import over_splits
 from _helpers.run import DataSettings, Picture, Run, Section, Table, write_json
+from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import ShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from pyro_bbb import plots
 from pyro_bbb.data import load_uci
 
-SETS = ("bostonHousing", "energy", "naval-propulsion-plant", "wine-quality-red", "yacht")
+BUNDLED = "diabetes"
+SETS = ("bostonHousing", BUNDLED, "energy", "naval-propulsion-plant", "wine-quality-red", "yacht")
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,19 @@ def read_splits(name: str, config: Config) -> list[Split]:
     """The first splits of a set."""
     if config.smoke:
         return [made_up(name, seed) for seed in range(2)]
+    if name == BUNDLED:
+        return bundled(config.splits)
     data = load_uci(name, root=config.data_root)
     x, y = data.x.double().numpy(), data.y.double().numpy().reshape(-1)
     pairs = list(zip(data.train_index, data.test_index, strict=True))[: config.splits]
     return [Split(x[train], y[train], x[test], y[test]) for train, test in pairs]
+
+
+def bundled(number: int) -> list[Split]:
+    """Random splits of scikit-learn's diabetes table, a tenth to test."""
+    x, y = load_diabetes(return_X_y=True)
+    splits = ShuffleSplit(number, test_size=0.1, random_state=0).split(x)
+    return [Split(x[train], y[train], x[test], y[test]) for train, test in splits]
 
 
 def made_up(name: str, seed: int) -> Split:
@@ -169,7 +184,7 @@ def report(run: Run, sets: dict[str, Any], tables: list[Table], record: dict[str
     )
     summary_text = (
         f"On {ahead} of {len(sets)} sets the estimator with its default settings has the lowest "
-        "RMSE of all six methods."
+        f"RMSE of all {len(METHODS)} methods."
     )
     section = Section(
         "Default settings on UCI regression sets",
@@ -218,11 +233,12 @@ def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
 def dots(ax: Any, sets: dict[str, Any], value: Callable[[dict[str, Any], str], float]) -> None:
     """A row for each set, a mark for each method that has the value."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]  # of a method the same in all
-    for number, (label, marker) in enumerate(zip(METHODS, "oD^sPv", strict=True)):
+    for number, (label, marker) in enumerate(zip(METHODS, "oD^sPvX", strict=False)):
         values = [value(methods, label) for methods in sets.values()]
         if not np.isnan(values).all():
             size = 8 if label == OURS else 5
-            look: dict[str, Any] = {"color": colours[number], "markersize": size, "alpha": 0.85}
+            colour = colours[number % len(colours)]
+            look: dict[str, Any] = {"color": colour, "markersize": size, "alpha": 0.85}
             ax.plot(values, list(sets), marker, label=label, **look)
     ax.invert_yaxis()
     ax.grid(axis="y", linewidth=0.4)

@@ -46,6 +46,14 @@ class Budget:
         (1000, 10_000),
     )
     """Posterior draws and inputs of the predictions whose memory is measured."""
+    small_steps: int = 1000
+    """Steps of a run of a small network."""
+    small_rounds: int = 4
+    """Rounds of such runs."""
+    small_widest: int = 4000
+    """Hidden units of the largest network in the picture of all sizes."""
+    table_rows: tuple[int, ...] = (353, 5000, 100_000)
+    """Rows of the tables that estimators are fitted to."""
     one_process: bool = False
     """Whether all is measured in one process: quicker, but methods then use one heap."""
 
@@ -65,6 +73,10 @@ QUICK = Budget(
     predictions=(1, 100, 1000),
     memory_of=(FLOOR, OURS, OURS_GAUSSIAN, PLAIN),
     memory_predictions=((100, 1000),),
+    small_steps=300,
+    small_rounds=2,
+    small_widest=400,
+    table_rows=(353, 5000),
 )
 SMOKE = Budget(
     seconds=0.0,
@@ -83,5 +95,9 @@ SMOKE = Budget(
     memory_width=8,
     memory_of=(FLOOR, OURS),
     memory_predictions=((3, 5),),
+    small_steps=2,
+    small_rounds=1,
+    small_widest=6,
+    table_rows=(20,),
     one_process=True,
 )

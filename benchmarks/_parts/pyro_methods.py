@@ -17,7 +17,8 @@ import pyro_bbb as bbb
 from _parts.baselines import PI, SIGMA1, SIGMA2
 from _parts.tasks import NUM_DATA, Trainer, Work
 from _parts.timing import Meter, repeated
-from pyro_bbb.training._runners.eager import EagerRunner
+from pyro_bbb.training._runners.choose import FEW_PARAMETERS
+from pyro_bbb.training._runners.rollback import NonFiniteRollback
 
 PRIORS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),
@@ -60,19 +61,24 @@ def metered_steps(meter: Meter) -> Iterator[None]:
 
     The name of its step is all that this knows of what `fit` is made of.
     """
-    real = EagerRunner.step
+    real = NonFiniteRollback.step
 
     def metered(*args: Any, **kwargs: Any) -> Any:
         return meter(lambda: real(*args, **kwargs))
 
-    with mock.patch.object(EagerRunner, "step", metered):
+    with mock.patch.object(NonFiniteRollback, "step", metered):
         yield
 
 
 def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
-    """The steps of real calls of `fit`, whose set-up is not measured."""
+    """The steps of real calls of `fit`, whose set-up is not measured.
+
+    They are run as `fit` runs those of longer trainings by itself.
+    """
     x, y = work.data()
+    few = sum(p.numel() for p in guide.parameters()) <= FEW_PARAMETERS
     fixed: dict[str, Any] = {"batch_size": len(x), "lr": work.lr, "progress": False}
+    fixed["engine"] = "compiled" if few and work.device == "cpu" else "eager"
 
     def take(count: int, meter: Meter) -> None:
         with metered_steps(meter):

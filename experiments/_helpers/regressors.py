@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,11 +109,24 @@ def fit_boosting(split: Split, seed: int) -> Answer:
     return Answer(mean, None, lower, upper)
 
 
-METHODS: dict[str, Callable[[Split, int], Answer]] = {
+def fit_ngboost(split: Split, seed: int) -> Answer:
+    """Natural gradient boosting of a Normal, as it comes (Duan et al. 2020)."""
+    from ngboost import NGBRegressor
+
+    model = NGBRegressor(random_state=seed, verbose=False).fit(split.x, split.y)
+    normal = model.pred_dist(split.x_test)
+    mean, std = normal.loc, normal.scale
+    return Answer(mean, normal.logpdf(split.y_test), mean - Z * std, mean + Z * std)
+
+
+_ALL: dict[str, Callable[[Split, int], Answer]] = {
     OURS: fit_ours,
     "BayesianRidge": fit_ridge,
     "Gaussian process": fit_process,
     "MLPRegressor": fit_mlp,
     "random forest": fit_forest,
     "quantile boosting": fit_boosting,
+    "NGBoost": fit_ngboost,
 }
+_ABSENT = {"NGBoost"} if find_spec("ngboost") is None else set()
+METHODS = {label: method for label, method in _ALL.items() if label not in _ABSENT}

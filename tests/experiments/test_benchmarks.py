@@ -53,7 +53,13 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
 
     written = json.loads((tmp_path / "benchmarks.json").read_text())
     assert written == json.loads(json.dumps(results, default=str))
-    assert {each["suite"] for each in written["comparisons"]} == {"steps", "epoch", "predict"}
+    assert {each["suite"] for each in written["comparisons"]} == {
+        "small",
+        "tables",
+        "steps",
+        "epoch",
+        "predict",
+    }
     for comparison in written["comparisons"]:
         for name, found in comparison["contenders"].items():
             first, third = found["quartiles_ms"]
@@ -166,7 +172,7 @@ def test_measured_steps_are_those_of_fit(load, work, estimator):
     model, guide = load("_parts.pyro_methods").guided(work, num_data=work.batch)
     before = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     options = {"estimator": estimator, "num_particles": 2}
-    measured = []
+    measured, rest = [], {"lr": work.lr, "progress": False, "engine": "compiled"}
     torch.manual_seed(0)
     steps = load("_parts.pyro_methods").fit_steps(model, guide, work, **options)
     steps.take(3, lambda step: measured.append(step()))
@@ -175,7 +181,7 @@ def test_measured_steps_are_those_of_fit(load, work, estimator):
     after = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     guide.load_state_dict(before)
     torch.manual_seed(0)
-    bbb.fit(model, guide, work.data(), epochs=3, lr=work.lr, progress=False, **options)
+    bbb.fit(model, guide, work.data(), epochs=3, **rest, **options)
     for name, parameter in guide.named_parameters():
         assert parameter.equal(after[name]) and not parameter.equal(before[name]), name
 

@@ -13,7 +13,8 @@ CONDA_NAMES = {
     "matplotlib": "matplotlib-base",
     "playwright": "playwright-python",
 }  # others are called the same
-PIP_ONLY = {"benchmarks", "peers"}  # extras of packages that conda-forge does not have
+# extras of packages that conda-forge does not have, or not beside the others
+PIP_ONLY = {"benchmarks", "peers", "comparison"}
 
 
 def project():

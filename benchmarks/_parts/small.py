@@ -1,0 +1,229 @@
+"""Training of small networks: whole runs over a table in memory, per step."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+import pyro_bbb as bbb
+from _parts.budget import Budget
+from _parts.isolated_workers import Entry, Make, compare, start_workers
+from _parts.small_numpyro import numpyro_run
+from _parts.tasks import fused_adam, prepare
+from _parts.timing import Comparison, Take, repeated
+
+DETERMINISTIC, HAND_WRITTEN, OURS = "deterministic", "hand-written", "pyro_bbb.fit"
+EAGER, ENSEMBLE = "pyro_bbb.fit, eager", "pyro_bbb.fit, ensemble of 8"
+TORCHBNN, NUMPYRO = "torchbnn", "NumPyro, without compilation"
+MEMBERS, NOISE = 8, 0.1
+
+
+@dataclass(frozen=True)
+class Run:
+    """So many training steps of a ReLU network; one output is a regression, more are classes."""
+
+    sizes: tuple[int, ...]
+    rows: int
+    batch: int
+    steps: int
+    device: str = "cpu"
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the rows that make at least so many steps."""
+        return max(1, self.steps // -(-self.rows // self.batch))
+
+    @property
+    def weights(self) -> int:
+        """Weights and biases."""
+        return sum((a + 1) * b for a, b in zip(self.sizes[:-1], self.sizes[1:], strict=True))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of that many epochs."""
+        return self.epochs * -(-self.rows // self.batch)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Normal inputs, and targets ``[rows, 1]`` or labels ``[rows]``."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(self.rows, self.sizes[0], generator=generator)
+        if self.sizes[-1] > 1:
+            return x, torch.randint(self.sizes[-1], (self.rows,), generator=generator)
+        return x, torch.sin(x.sum(1, keepdim=True))
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Negative log-likelihood of a minibatch, summed."""
+        if self.sizes[-1] > 1:
+            return F.cross_entropy(outputs, y, reduction="sum")
+        return -Normal(outputs, NOISE).log_prob(y).sum()
+
+    def batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """All minibatches of the run, shuffled anew in each epoch."""
+        for _ in range(self.epochs):
+            for rows in torch.randperm(len(x)).split(self.batch):
+                yield x[rows], y[rows]
+
+
+class HandWritten(nn.Module):
+    """Bayes by Backprop with closed formulas, standard Normal priors, as one writes it oneself."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        shapes = [s for a, b in zip(sizes[:-1], sizes[1:], strict=True) for s in ((b, a), (b,))]
+        self.locs = nn.ParameterList(torch.randn(s) / s[-1] ** 0.5 for s in shapes)
+        self.rhos = nn.ParameterList(torch.full(s, -5.0) for s in shapes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs by one draw of the weights, and its log q - log p."""
+        weights, kl = [], x.new_zeros(())
+        for loc, rho in zip(self.locs, self.rhos, strict=True):
+            posterior = Normal(loc, F.softplus(rho), validate_args=False)
+            w = posterior.rsample()
+            kl = kl + (posterior.log_prob(w) - Normal(0.0, 1.0).log_prob(w)).sum()
+            weights.append(w)
+        for number in range(0, len(weights), 2):
+            x = F.linear(x.relu() if number else x, weights[number], weights[number + 1])
+        return x, kl
+
+
+def layers(sizes: tuple[int, ...], linear: Callable[[int, int], nn.Module]) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    parts: list[nn.Module] = []
+    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+        parts += [linear(a, b), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def _loop(run: Run, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Take:
+    (x, y), adam = run.data(), fused_adam(network.parameters(), 1e-4)
+
+    def train() -> None:
+        for x_batch, y_batch in run.batches(x, y):
+            adam.zero_grad()
+            loss(x_batch, y_batch).backward()
+            adam.step()
+
+    return repeated(train)
+
+
+def _deterministic(run: Run) -> Take:
+    network = layers(run.sizes, nn.Linear)
+    return _loop(run, network, lambda x, y: run.nll(network(x), y))
+
+
+def _hand_written(run: Run) -> Take:
+    network = HandWritten(run.sizes)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        outputs, kl = network(x)
+        return run.nll(outputs, y) + kl * (len(x) / run.rows)
+
+    return _loop(run, network, loss)
+
+
+def _torchbnn(run: Run) -> Take | str:
+    def make() -> Take:
+        import torchbnn
+
+        def linear(n_in: int, n_out: int) -> nn.Module:
+            return torchbnn.BayesLinear(
+                prior_mu=0, prior_sigma=1, in_features=n_in, out_features=n_out
+            )  # type: ignore[no-any-return]
+
+        network, kl = layers(run.sizes, linear), torchbnn.BKLLoss(reduction="sum")
+        return _loop(
+            run, network, lambda x, y: run.nll(network(x), y) + kl(network) * (len(x) / run.rows)
+        )
+
+    return prepare("torchbnn", make)
+
+
+def _fit(run: Run, engine: str = "auto", members: int = 1) -> Take:
+    x, y = run.data()
+    network = bbb.BayesianMLP(run.sizes, prior=dist.Normal(0.0, 1.0))
+    classes, regression = bbb.likelihoods.Categorical, partial(bbb.likelihoods.Gaussian, NOISE)
+    likelihood = classes() if run.sizes[-1] > 1 else regression()
+    model = bbb.BayesianModel(network, likelihood, num_data=run.rows)
+    guide: Any = bbb.AutoSoftplusNormal(model)
+    if members > 1:
+        guide = bbb.guides.make("ensemble", model, size=members, guide="softplus_normal")
+    options: dict[str, Any] = {"epochs": run.epochs, "batch_size": run.batch, "lr": 1e-4}
+    options |= {"lr_schedule": "constant", "progress": False, "engine": engine}
+
+    def train() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", bbb.UndertrainedWarning)
+            bbb.fit(model, guide, (x, y), **options)
+
+    return repeated(train)
+
+
+def _numpyro(run: Run) -> Take | str:
+    return prepare("numpyro", lambda: repeated(numpyro_run(run, NOISE)))
+
+
+METHODS: dict[str, Make] = {
+    DETERMINISTIC: _deterministic,
+    HAND_WRITTEN: _hand_written,
+    OURS: _fit,
+    EAGER: partial(_fit, engine="eager"),
+    ENSEMBLE: partial(_fit, members=MEMBERS),
+    NUMPYRO: _numpyro,
+    TORCHBNN: _torchbnn,
+}
+OF_SIZE = " weights, batch 128"
+IN_A_PICTURE = (DETERMINISTIC, HAND_WRITTEN, OURS, NUMPYRO, TORCHBNN)
+ROWS = (
+    ((1, 20, 20, 1), 32, 32),
+    ((10, 50, 1), 400, 100),
+    ((13, 50, 50, 1), 5000, 256),
+    ((64, 100, 100, 1), 1347, 128),
+    ((64, 100, 100, 10), 1347, 128),
+)
+WIDTHS = (6, 28, 95, 312, 995, 3157)  # of 10-H-H-1: from some 120 weights to ten million
+
+
+def small(budget: Budget, device: str) -> list[Comparison]:
+    """Time runs of small networks, and of networks of growing size, each in its own process."""
+    runs = {_title(run): run for run in _runs(budget.small_steps)}
+    sizes = {f"{run.weights}{OF_SIZE}": run for run in _growing(budget)}
+    with start_workers(METHODS, one_process=budget.one_process) as workers:
+        found = []
+        for title, run in (runs | sizes).items():
+            names = METHODS if title in runs else IN_A_PICTURE
+            entries = {name: Entry(name, run) for name in names}
+            few = budget.small_rounds if title in runs else 2
+            limits = {"seconds": 0.0, "min_rounds": few, "warmup": 1}
+            rounds, absent = compare(entries, workers, **limits)
+            per_step = {
+                name: [[seconds / run.num_steps for seconds in turn] for turn in turns]
+                for name, turns in rounds.items()
+            }
+            found.append(Comparison("small", title, DETERMINISTIC, per_step, absent))
+    return found
+
+
+def _title(run: Run) -> str:
+    name = "-".join(map(str, run.sizes))
+    return f"a step of {name}, {run.rows} rows, batch {run.batch}, in runs of {run.num_steps}"
+
+
+def _runs(steps: int) -> list[Run]:
+    return [Run(sizes, rows, batch, steps) for sizes, rows, batch in ROWS]
+
+
+def _growing(budget: Budget) -> list[Run]:
+    widths = [width for width in WIDTHS if width <= budget.small_widest]
+    steps = [max(24, min(budget.small_steps, 2 * 10**8 // width**2)) for width in widths]
+    steps = [min(number, budget.small_steps) for number in steps]
+    return [
+        Run((10, width, width, 1), 1024, 128, number)
+        for width, number in zip(widths, steps, strict=True)
+    ]
