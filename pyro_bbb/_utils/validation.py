@@ -66,6 +66,8 @@ def probabilities(name: str, values: Any) -> list[float]:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """The value as an int, if it is an integer of at least ``least``."""
+    if type(value) is int and value >= least:  # first, as steps ask often
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyro import poutine
 from pyro.distributions import Delta
+from pyro.distributions.util import scale_and_mask
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.util import torch_item
+from pyro.infer.util import check_fully_reparametrized, torch_item
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
+from torch import Tensor
+from torch.distributions import kl_divergence
 
 from pyro_bbb._handlers.flat_site import get_traces
 from pyro_bbb._handlers.particle_plate import PlateOfDraws
@@ -67,9 +71,9 @@ class LossParts:
 
     Args:
         loss: ``kl_weight * kl + nll``.
-        kl: unweighted KL from the prior to the guide: its estimate ``log_guide - log_prior``, or
-            the closed form where the objective has one (and the weight is not minute).
-        log_prior: log-density of the latent draws under the prior.
+        kl: unweighted KL from the prior to the guide, ``log_guide - log_prior``.
+        log_prior: log-density of the latent draws under the prior; where the objective has the KL
+            in closed form, ``log_guide - kl``, with the same mean.
         log_guide: their log-density under the guide.
         nll: negative log-likelihood, summed over the minibatch.
         kl_weight: the factor of the KL.
@@ -113,9 +117,13 @@ class _Recorded:
         model_trace, guide_trace = map(
             prune_subsample_sites, get_traces(model, guide, args, kwargs)
         )
-        model_trace.compute_log_prob()
+        model_trace.compute_log_prob(self._is_scored)
         guide_trace.compute_score_parts()
         return model_trace, guide_trace
+
+    def _is_scored(self, name: str, site: Any) -> bool:
+        """Return whether the objective needs the log-density of a site of the model."""
+        return True
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
         loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
@@ -126,16 +134,7 @@ class _Recorded:
         if not math.isfinite(loss):
             raise NonFiniteError("loss", _not_finite(model_trace) + _not_finite(guide_trace))
         terms = terms_of(model_trace, guide_trace)
-        self.particles.append(self.parts(loss, *terms, _weight_of(_sites(guide_trace))))
-
-    def parts(
-        self, loss: float, log_prior: float, log_guide: float, nll: float, kl_weight: float
-    ) -> LossParts:
-        """The parts of a loss; the KL is what the objective has for it."""
-        kl = log_guide - log_prior
-        if self.closed_form and kl_weight > _RESOLVED:
-            kl = (loss - nll) / kl_weight
-        return LossParts(loss, kl, log_prior, log_guide, nll, kl_weight)
+        self.particles.append(loss_parts(loss, *terms, _weight_of(_sites(guide_trace))))
 
     def take_parts(self) -> LossParts:
         """The mean parts of the particles since the last call."""
@@ -150,26 +149,51 @@ class RecordedTraceELBO(_Recorded, Trace_ELBO):
     """`Trace_ELBO` that keeps the parts of its loss."""
 
 
-class _FlatMeanField(TraceMeanField_ELBO):
-    """With the log-density of a guide's Deltas, which Pyro's KL of a Delta leaves out."""
+class _MeanField(TraceMeanField_ELBO):
+    """Pyro's objective, without scores of draws under priors that a closed form makes needless.
+
+    Each latent site of the model keeps its ``kl``. The log-density of a guide's Deltas, which
+    Pyro's KL of a Delta leaves out, is in it.
+    """
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
-        loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)
+        elbo: Any = 0.0
+        for name, site in model_trace.nodes.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                elbo = elbo + site["log_prob_sum"]
+            elif site["type"] == "sample":
+                q = guide_trace.nodes[name]
+                site["kl"] = _kl_of(q, model_trace, name)
+                elbo = elbo - scale_and_mask(site["kl"], q["scale"], q["mask"]).sum()
         for site in _sites(guide_trace):
-            if isinstance(site["fn"], Delta) and site["name"] in model_trace:
-                loss = loss + torch_item(site["log_prob_sum"])
-                surrogate = surrogate + site["log_prob_sum"]
-        return loss, surrogate
+            if site["name"] not in model_trace:
+                elbo = elbo - site["score_parts"].entropy_term.sum()
+        return -torch_item(elbo), -elbo
 
 
-class RecordedTraceMeanFieldELBO(_Recorded, _FlatMeanField):
+def _kl_of(q: Any, model_trace: Any, name: str) -> Tensor:
+    """The KL of a site, of the guide's batch shape: by its closed form, or else of the draw."""
+    if is_validation_enabled():
+        check_fully_reparametrized(q)
+    site = model_trace.nodes[name]
+    try:
+        kl: Tensor = kl_divergence(q["fn"], site["fn"])
+    except NotImplementedError:
+        model_trace.compute_log_prob(lambda other, _: other == name)
+        return q["unscaled_log_prob"] - site["unscaled_log_prob"]  # type: ignore[no-any-return]
+    return kl + q["unscaled_log_prob"] if isinstance(q["fn"], Delta) else kl
+
+
+class RecordedTraceMeanFieldELBO(_Recorded, _MeanField):
     """`TraceMeanField_ELBO` (closed-form KL where registered) that keeps the parts of its loss."""
 
     closed_form = True
 
+    def _is_scored(self, name: str, site: Any) -> bool:
+        return bool(site["is_observed"])
+
 
 RecordedELBO: TypeAlias = RecordedTraceELBO | RecordedTraceMeanFieldELBO
-_RESOLVED = 1e-6  # of a smaller weight's KL the loss keeps too few digits
 _OBJECTIVES: dict[str, type[RecordedTraceELBO] | type[RecordedTraceMeanFieldELBO]] = {
     "trace": RecordedTraceELBO,
     "mean_field": RecordedTraceMeanFieldELBO,
@@ -210,12 +234,20 @@ def recorded_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> 
     return elbo
 
 
+def loss_parts(loss: float, kl: float, log_guide: float, nll: float, kl_weight: float) -> LossParts:
+    """The parts of a loss, of which one is the sum of two others."""
+    return LossParts(loss, kl, log_guide - kl, log_guide, nll, kl_weight)
+
+
 def terms_of(model_trace: Any, guide_trace: Any) -> tuple[Any, Any, Any]:
-    """The ``log_prior``, ``log_guide`` and ``nll`` of a pair of traces."""
+    """The ``kl``, ``log_guide`` and ``nll`` of a pair of traces."""
     prior = [site for site in _sites(model_trace) if not site["is_observed"]]
     data = [site for site in _sites(model_trace) if site["is_observed"]]
     nll = -sum(torch_item(site["log_prob_sum"]) for site in data)
-    return _unweighted(prior), _unweighted(_sites(guide_trace)), nll
+    log_guide = _total(site["unscaled_log_prob"] for site in _sites(guide_trace))
+    if all("kl" in site for site in prior):
+        return _total(site["kl"] for site in prior), log_guide, nll
+    return log_guide - _total(site["unscaled_log_prob"] for site in prior), log_guide, nll
 
 
 def _sites(trace: Any) -> list[dict[str, Any]]:
@@ -229,16 +261,20 @@ def _weight_of(latent: list[dict[str, Any]]) -> float:
     return float(torch_item(latent[0]["scale"]))
 
 
-def _unweighted(sites: list[dict[str, Any]]) -> Any:
-    log_probs = (site["unscaled_log_prob"] for site in sites)
-    return sum(torch_item(x.sum() if x.dim() else x) for x in log_probs)
+def _total(values: Iterable[Tensor]) -> Any:
+    return sum(torch_item(x.sum() if x.dim() else x) for x in values)
+
+
+def _score(site: dict[str, Any]) -> float:
+    """The site's term of the objective."""
+    return float(torch_item(site["kl"].sum() if "kl" in site else site["log_prob_sum"]))
 
 
 def _not_finite(trace: Any) -> list[str]:
     """Names of the sites whose log-density is not; a site of many is asked one by one."""
     found = []
     for name, site in trace.nodes.items():
-        if site["type"] == "sample" and not math.isfinite(torch_item(site["log_prob_sum"])):
+        if site["type"] == "sample" and not math.isfinite(_score(site)):
             members = site.get("members", {})
             sums = {x: member["fn"].log_prob(member["value"]) for x, member in members.items()}
             found += [x for x, total in sums.items() if not total.isfinite().all()] or [name]

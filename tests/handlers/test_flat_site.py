@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb._handlers import flat_site
 from pyro_bbb._handlers.flat_site import get_traces
 from pyro_bbb._ops.flat import FlatTensors
 from pyro_bbb._ops.multi_sample import Shared, shared_by
@@ -23,7 +24,7 @@ from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.estimators._sampled_weights import Draws
 from pyro_bbb.training import objectives
 from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
-from tests._support.flat_site_cases import FC1, assert_alike, data, model_of
+from tests._support.flat_site_cases import COUNT, FC1, assert_alike, data, model_of
 
 pytestmark = pytest.mark.usefixtures("double", "unvalidated")
 
@@ -224,13 +225,13 @@ MERGED = {
     "equal by pattern": lambda: make(
         {"fc1.*": bbb.ScaleMixtureNormal(0.5, 1.0, 0.1), "*": bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)}
     ),
+    "by layer": lambda: make({"fc1.*": dist.Normal(0.0, 1.0), "*": dist.Normal(0.0, 0.5)}),
+    "fan-in": lambda: make(bbb.priors.FanInNormal()),
 }
 APART = {
-    "by layer": lambda: make({"fc1.*": dist.Normal(0.0, 1.0), "*": dist.Normal(0.0, 0.5)}),
     "two families": lambda: make(
         {"fc1.*": dist.Normal(0.0, 1.0), "*": bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)}
     ),
-    "fan-in": lambda: make(bbb.priors.FanInNormal()),
     "learned mixture": lambda: make(bbb.priors.LearnedScaleMixture()),
     "Laplace": lambda: make(dist.Laplace(0.0, 1.0)),
     "tensors": lambda: make(bbb.ScaleMixtureNormal(*torch.tensor([0.5, 1.0, 0.1]))),
@@ -258,6 +259,13 @@ def test_they_are_for_every_estimator(estimator):
 def test_others_are_not(name):
     for trace in traces(*APART[name]()):
         assert len(sites(trace)) >= 4
+        assert not any("members" in site for site in trace.nodes.values())
+
+
+@pytest.mark.parametrize("name", ["by layer", "fan-in"])
+def test_nor_are_many_weights_of_several_priors(monkeypatch, name):
+    monkeypatch.setattr(flat_site, "SMALL", COUNT)
+    for trace in traces(*MERGED[name]()):
         assert not any("members" in site for site in trace.nodes.values())
 
 

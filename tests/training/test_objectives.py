@@ -272,7 +272,7 @@ def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
     assert parts.kl == pytest.approx(parts.log_guide - parts.log_prior, rel=1e-13)
 
 
-@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5])
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5, 1e-9, 2.0**-500, 0.0])
 def test_the_recorded_kl_of_the_mean_field_objective_is_the_closed_form(kl_weight):
     kls = []
     for noise in (3, 4):

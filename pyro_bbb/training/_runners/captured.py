@@ -19,7 +19,7 @@ from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb.training._runners.capture_devices import CaptureDevice, Run, StepTensors
 from pyro_bbb.training._runners.protocol import Parts, StepProgram, numbered
 from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
-from pyro_bbb.training.objectives import NonFiniteError
+from pyro_bbb.training.objectives import NonFiniteError, loss_parts
 
 Batch: TypeAlias = tuple[Rows, Tensor]
 _UNCAPTURABLE = (
@@ -77,11 +77,11 @@ class CapturedRunner:
             self._record(row, kl_weight, lr)
 
     def _record(self, row: list[float], kl_weight: float, lr: float, parts: Parts = ()) -> None:
-        loss, log_prior, log_guide, nll, norm = row
+        loss, kl, log_guide, nll, norm = row
         if not math.isfinite(loss + norm):
             error = NonFiniteError("gradient" if math.isfinite(loss) else "loss", [])
             raise numbered(self._named(error, parts), self.program.history)
-        found = self.optim.elbo.parts(loss, log_prior, log_guide, nll, kl_weight)
+        found = loss_parts(loss, kl, log_guide, nll, kl_weight)
         self.program.history.steps.append(found, lr)
 
     def _named(self, error: NonFiniteError, parts: Parts) -> NonFiniteError:

@@ -27,7 +27,7 @@ from pyro_bbb.training.optim import JointOptim
 
 
 class _SyncFreeELBO:
-    """Mixin that keeps the loss, ``log_prior``, ``log_guide`` and ``nll`` of each particle."""
+    """Mixin that keeps the loss, ``kl``, ``log_guide`` and ``nll`` of each particle."""
 
     particles: list[Any]
     num_particles: int
@@ -39,12 +39,13 @@ class _SyncFreeELBO:
 
     def _record(self, loss: Tensor, model_trace: Any, guide_trace: Any) -> None:
         terms = terms_of(model_trace, guide_trace)
-        self.particles.append(torch.stack([_like(loss, x) for x in (loss, *terms)]))
+        self.particles.append([_like(loss, x) for x in (loss, *terms)])
 
-    def take(self) -> Tensor:
-        """The mean of these four over the particles since the last call, on the device."""
+    def take(self) -> list[Tensor]:
+        """The means of these four over the particles since the last call, on the device."""
         particles, self.particles = self.particles, []
-        return sum(particles[1:], particles[0]) / self.num_particles
+        columns = zip(*particles, strict=True)
+        return [sum(rest, first) / self.num_particles for first, *rest in columns]
 
 
 class SyncFreeTraceELBO(_SyncFreeELBO, RecordedTraceELBO):
@@ -77,8 +78,7 @@ def sync_free(elbo: RecordedELBO) -> SyncFreeELBO:
 class SyncFreeOptim(JointOptim):
     """`JointOptim` that makes a step without reading a number; its steps are fused.
 
-    ``row`` has the loss, ``log_prior``, ``log_guide``, ``nll`` and the gradient's norm of the
-    latest step. ``failed`` is 1 once a loss or a gradient was not finite, and then no parameter
+    ``row`` has the loss, ``kl``, ``log_guide``, ``nll`` and the gradient's norm of the latest step. ``failed`` is 1 once a loss or a gradient was not finite, and then no parameter
     moves.
     """
 
@@ -153,9 +153,9 @@ class SyncFreeOptim(JointOptim):
 
     def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
         """The norm; notes the step's numbers, and whether it failed."""
-        torch.cat([self.elbo.take(), norm.double().view(1)], out=self.row)
-        failed = ((self.row[0] + self.row[4]) * 0).ne(0)  # only of finite numbers it is 0
-        torch.maximum(self.failed, failed.float(), out=self.failed)
+        torch.stack([*self.elbo.take(), norm.double()], out=self.row)
+        nan_or_0 = (self.row[0] + self.row[4]) * 0  # 0 of finite numbers
+        torch.logical_or(self.failed, nan_or_0, out=self.failed)
         return norm
 
 
