@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 
 from pyro_bbb._handlers.pruned_sites import UnprunedEntries
 from pyro_bbb._ops.buffers import empty_from_pool
-from pyro_bbb._ops.flat import FlatTensors, gathered, joined, spread
+from pyro_bbb._ops.flat import FlatTensors, gathered, joined, joined_rows, spread
 from pyro_bbb._ops.multi_sample import shared_by
 from pyro_bbb._ops.reparameterize import draw_many
 from pyro_bbb._ops.step_context import current_step
@@ -51,7 +51,7 @@ class FlatNormal(SoftplusNormal):
     @functools.cached_property
     def loc(self) -> Tensor:  # type: ignore[override]
         """Means, which only a closed form asks for."""
-        return torch.cat([loc.flatten() for loc in self._locs]).expand(self.batch_shape)
+        return joined_rows([self._locs])[0].expand(self.batch_shape)
 
 
 class FlatSample:

@@ -94,7 +94,11 @@ def joined(vectors: Sequence[Tensor]) -> Tensor:
     """Vectors ``[..., n_i]`` as one, ``[..., n]``: a view where they lie so in memory already."""
     if _adjacent(vectors):
         return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
-    return torch.cat(list(vectors), -1)
+    first, count = vectors[0], sum(x.shape[-1] for x in vectors)
+    if torch.is_grad_enabled():
+        return torch.cat(list(vectors), -1)
+    out = empty_from_pool(first, first.shape[:-1] + (count,))
+    return torch.cat(list(vectors), -1, out=out)
 
 
 def _adjacent(vectors: Sequence[Tensor]) -> bool:
