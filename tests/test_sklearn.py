@@ -392,14 +392,22 @@ def ended(losses, **options):
     return epoch + 1, plateau, factors
 
 
-def test_training_ends_half_as_long_after_the_plateau_began():
+def test_training_ends_as_long_after_the_plateau_began():
     epochs, plateau, factors = ended(lambda epoch: max(0.0, 5.0 - epoch))
-    # averages over 2 epochs: 4.5, 2.5, 0.5, 0.0, 0.0, and the last is no lower by 0.1
-    assert (plateau.first, epochs) == (10, 15)
-    assert plateau(0.99 * 10 / 30) == 1.0 and plateau(12.5 / 30) == pytest.approx(0.5)
+    # averages over 2 epochs: 4.5, 2.5, 0.5, 0.0, and that is 0.5 lower; a tenth of 4 would be enough
+    # then 0.0 once more
+    assert (plateau.first, epochs) == (10, 20)
+    assert plateau(0.99 * 10 / 30) == 1.0 and plateau(15 / 30) == pytest.approx(0.5)
     assert 0 < factors[-1] < 0.03  # half an epoch before the end
+    epochs, plateau, _ = ended(lambda epoch: max(0.0, 5.0 - epoch), tol=0.13)
+    assert (plateau.first, epochs) == (8, 16)  # 0.5 is less than 0.13 of 4
     epochs, plateau, _ = ended(lambda epoch: 1.0 / (1 + epoch), tol=0.0)
-    assert (plateau.first, epochs) == (20, 30)  # it goes on getting better, up to the most
+    assert (plateau.first, epochs) == (15, 30)  # it goes on getting better, up to the most
+
+
+def test_where_training_ends_depends_on_no_unit():
+    found = [ended(lambda epoch: a + b * 0.7**epoch)[0] for a, b in ((0, 1), (5, 100), (-9, 0.01))]
+    assert len(set(found)) == 1 and found[0] < 30
 
 
 def test_the_number_of_epochs_is_told():

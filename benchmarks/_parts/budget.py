@@ -46,10 +46,14 @@ class Budget:
         (1000, 10_000),
     )
     """Posterior draws and inputs of the predictions whose memory is measured."""
-    small_steps: int = 1000
+    small_steps: int = 600
     """Steps of a run of a small network."""
     small_rounds: int = 4
     """Rounds of such runs."""
+    small_threads: tuple[int, ...] = (1, 2)
+    """Threads of the processes that run them."""
+    cold_steps: int = 4000
+    """Steps of a run whose compilation counts."""
     small_widest: int = 4000
     """Hidden units of the largest network in the picture of all sizes."""
     table_rows: tuple[int, ...] = (353, 5000, 100_000)
@@ -75,6 +79,7 @@ QUICK = Budget(
     memory_predictions=((100, 1000),),
     small_steps=300,
     small_rounds=2,
+    small_threads=(1,),
     small_widest=400,
     table_rows=(353, 5000),
 )
@@ -97,6 +102,8 @@ SMOKE = Budget(
     memory_predictions=((3, 5),),
     small_steps=2,
     small_rounds=1,
+    small_threads=(1,),
+    cold_steps=3,
     small_widest=6,
     table_rows=(20,),
     one_process=True,

@@ -5,6 +5,7 @@ depend on the set of methods.
 """
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,10 +59,10 @@ class Worker:
 class RemoteWorker:
     """`Worker` in another process."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, threads: int | None = None) -> None:
         context = get_context("spawn")
         self._pipe, other = context.Pipe()
-        arguments = make, torch.get_num_threads(), other
+        arguments = make, threads or torch.get_num_threads(), other
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
@@ -91,8 +92,10 @@ class RemoteWorker:
 
 
 def _serve(make: Make, threads: int, pipe: Connection) -> None:
-    """Serve calls until the pipe is closed."""
+    """Serve calls until the pipe is closed, on so many cores and threads of torch."""
     torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):  # other libraries have threads of their own
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     worker = Worker(make)
     with no_collection():
         while True:
@@ -109,12 +112,14 @@ Workers: TypeAlias = Mapping[str, Worker | RemoteWorker]
 
 
 @contextmanager
-def start_workers(makes: Mapping[str, Make], *, one_process: bool) -> Iterator[Workers]:
-    """Start a worker for each method, by its name."""
+def start_workers(
+    makes: Mapping[str, Make], *, one_process: bool, threads: int | None = None
+) -> Iterator[Workers]:
+    """Start a worker for each method, by its name; by default of as many threads as torch has."""
     if one_process:
         yield {name: Worker(make) for name, make in makes.items()}
         return
-    others = {name: RemoteWorker(make) for name, make in makes.items()}
+    others = {name: RemoteWorker(make, threads) for name, make in makes.items()}
     try:
         yield others
     finally:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from _parts import small
 from _parts.budget import Budget
 from _parts.memory import Peak
 from _parts.methods import FLOOR, OURS, OURS_GAUSSIAN, PLAIN, TORCHBNN
@@ -67,10 +68,25 @@ def aims(results: Results) -> list[Aim]:
 
 
 Found = Iterator[tuple[str, float, float | None]]
+_SMALLEST = ("1-20-20-1", "10-50-1")  # networks that NumPyro and ensembles are compared on
 
 
 def _ratio(comparison: Comparison, name: str, to: str) -> float | None:
     return comparison.ratio(name, to) if {name, to} <= set(comparison.rounds) else None
+
+
+def _of_small(results: Results) -> Found:
+    for each in results.of("small"):
+        if "thread" not in each.title:
+            continue
+        ours = small.OURS
+        yield f"{each.title}: fit / hand-written", 0.5, _ratio(each, ours, small.HAND_WRITTEN)
+        if each.title.startswith(_SMALLEST):
+            yield f"{each.title}: fit / NumPyro", 2.0, _ratio(each, ours, small.NUMPYRO)
+            yield f"{each.title}: ensemble of 8 / fit", 2.5, _ratio(each, small.ENSEMBLE, ours)
+    for each in results.of("small"):
+        if small.COLD in each.rounds:
+            yield f"{each.title}: fit / NumPyro", 1.0, _ratio(each, small.OURS, small.COLD)
 
 
 def _of_steps(results: Results) -> Found:
@@ -110,4 +126,10 @@ def _of_memory(results: Results) -> Found:
         yield what, 3.5, results.memory_ratio(OURS)
 
 
-_PARTS: list[Callable[[Results], Found]] = [_of_steps, _of_epochs, _of_predictions, _of_memory]
+_PARTS: list[Callable[[Results], Found]] = [
+    _of_small,
+    _of_steps,
+    _of_epochs,
+    _of_predictions,
+    _of_memory,
+]

@@ -21,7 +21,8 @@ from _parts.timing import Comparison, Take, repeated
 
 DETERMINISTIC, HAND_WRITTEN, OURS = "deterministic", "hand-written", "pyro_bbb.fit"
 EAGER, ENSEMBLE = "pyro_bbb.fit, eager", "pyro_bbb.fit, ensemble of 8"
-TORCHBNN, NUMPYRO = "torchbnn", "NumPyro, without compilation"
+FORCED = "pyro_bbb.fit, compiled"
+TORCHBNN, NUMPYRO, COLD = "torchbnn", "NumPyro, without compilation", "NumPyro"
 MEMBERS, NOISE = 8, 0.1
 
 
@@ -169,17 +170,24 @@ def _numpyro(run: Run) -> Take | str:
     return prepare("numpyro", lambda: repeated(numpyro_run(run, NOISE)))
 
 
+def _cold(run: Run) -> Take | str:
+    return prepare("numpyro", lambda: repeated(numpyro_run(run, NOISE, cold=True)))
+
+
 METHODS: dict[str, Make] = {
     DETERMINISTIC: _deterministic,
     HAND_WRITTEN: _hand_written,
     OURS: _fit,
     EAGER: partial(_fit, engine="eager"),
     ENSEMBLE: partial(_fit, members=MEMBERS),
+    FORCED: partial(_fit, engine="compiled"),
     NUMPYRO: _numpyro,
+    COLD: _cold,
     TORCHBNN: _torchbnn,
 }
 OF_SIZE = " weights, batch 128"
 IN_A_PICTURE = (DETERMINISTIC, HAND_WRITTEN, OURS, NUMPYRO, TORCHBNN)
+STEADY = (*IN_A_PICTURE[:3], EAGER, ENSEMBLE, NUMPYRO, TORCHBNN)
 ROWS = (
     ((1, 20, 20, 1), 32, 32),
     ((10, 50, 1), 400, 100),
@@ -190,40 +198,62 @@ ROWS = (
 WIDTHS = (6, 28, 95, 312, 995, 3157)  # of 10-H-H-1: from some 120 weights to ten million
 
 
+@dataclass(frozen=True)
+class Case:
+    """One table: methods that train a network of one size."""
+
+    title: str
+    run: Run
+    methods: tuple[str, ...]
+    rounds: int
+    warmup: int = 1
+    per_step: bool = True
+
+
 def small(budget: Budget, device: str) -> list[Comparison]:
     """Time runs of small networks, and of networks of growing size, each in its own process."""
-    runs = {_title(run): run for run in _runs(budget.small_steps)}
-    sizes = {f"{run.weights}{OF_SIZE}": run for run in _growing(budget)}
-    with start_workers(METHODS, one_process=budget.one_process) as workers:
-        found = []
-        for title, run in (runs | sizes).items():
-            names = METHODS if title in runs else IN_A_PICTURE
-            entries = {name: Entry(name, run) for name in names}
-            few = budget.small_rounds if title in runs else 2
-            limits = {"seconds": 0.0, "min_rounds": few, "warmup": 1}
-            rounds, absent = compare(entries, workers, **limits)
-            per_step = {
-                name: [[seconds / run.num_steps for seconds in turn] for turn in turns]
-                for name, turns in rounds.items()
-            }
-            found.append(Comparison("small", title, DETERMINISTIC, per_step, absent))
+    found = []
+    for threads in budget.small_threads:
+        options: dict[str, Any] = {"one_process": budget.one_process, "threads": threads}
+        with start_workers(METHODS, **options) as workers:
+            cases = [*_steady(budget, threads), *(_others(budget) if threads == 1 else ())]
+            found += [_compared(case, workers) for case in cases]
     return found
 
 
-def _title(run: Run) -> str:
-    name = "-".join(map(str, run.sizes))
-    return f"a step of {name}, {run.rows} rows, batch {run.batch}, in runs of {run.num_steps}"
+def _compared(case: Case, workers: Any) -> Comparison:
+    entries = {name: Entry(name, case.run) for name in case.methods}
+    limits = {"seconds": 0.0, "min_rounds": case.rounds, "warmup": case.warmup}
+    rounds, absent = compare(entries, workers, **limits)
+    parts = case.run.num_steps if case.per_step else 1
+    times = {
+        name: [[seconds / parts for seconds in turn] for turn in turns]
+        for name, turns in rounds.items()
+    }
+    return Comparison("small", case.title, case.methods[0], times, absent)
 
 
-def _runs(steps: int) -> list[Run]:
-    return [Run(sizes, rows, batch, steps) for sizes, rows, batch in ROWS]
+def _steady(budget: Budget, threads: int) -> Iterator[Case]:
+    """Steps of the networks of `ROWS`, in runs that are compiled before."""
+    on = f"{threads} thread{'s' * (threads > 1)}"
+    for sizes, rows, batch in ROWS:
+        run = Run(sizes, rows, batch, budget.small_steps)
+        title = f"{'-'.join(map(str, sizes))}, {rows} rows, batch {batch}, {on}"
+        yield Case(title, run, STEADY, budget.small_rounds)
 
 
-def _growing(budget: Budget) -> list[Run]:
-    widths = [width for width in WIDTHS if width <= budget.small_widest]
-    steps = [max(24, min(budget.small_steps, 2 * 10**8 // width**2)) for width in widths]
-    steps = [min(number, budget.small_steps) for number in steps]
-    return [
-        Run((10, width, width, 1), 1024, 128, number)
-        for width, number in zip(widths, steps, strict=True)
-    ]
+def _others(budget: Budget) -> Iterator[Case]:
+    """Whole runs with all compilation, the first steps, and networks of growing size."""
+    for sizes, rows, batch in ROWS[:2]:
+        run = Run(sizes, rows, batch, budget.cold_steps)
+        title = f"{budget.cold_steps} steps of {'-'.join(map(str, sizes))}, compilation counted"
+        yield Case(title, run, (HAND_WRITTEN, OURS, COLD), 2, warmup=0, per_step=False)
+    sizes, rows, batch = ROWS[-1]
+    first = Run(sizes, batch, batch, 1)
+    title = f"the first step of {'-'.join(map(str, sizes))}"
+    yield Case(title, first, (EAGER, FORCED), budget.small_rounds, per_step=False)
+    for width in WIDTHS:
+        if width <= budget.small_widest:
+            steps = min(budget.small_steps, max(24, 10**8 // width**2))
+            run = Run((10, width, width, 1), 1024, 128, steps)
+            yield Case(f"{run.weights}{OF_SIZE}", run, IN_A_PICTURE, 2)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def numpyro_run(run: Any, noise: float) -> Callable[[], None]:
-    """A function that trains for the run's steps; it is compiled before."""
+def numpyro_run(run: Any, noise: float, *, cold: bool = False) -> Callable[[], None]:
+    """A function that trains for the run's steps; it is compiled before, or in each call."""
     import jax
     import jax.numpy as jnp
     import numpyro
@@ -45,5 +45,12 @@ def numpyro_run(run: Any, noise: float) -> Callable[[], None]:
 
     key = jax.random.PRNGKey(0)
     state = svi.init(key, x[: run.batch], y[: run.batch])
-    jax.block_until_ready(train(state, key))
-    return lambda: jax.block_until_ready(train(state, key))
+
+    def repeat() -> None:
+        if cold:
+            jax.clear_caches()
+        jax.block_until_ready(train(state, key))
+
+    if not cold:
+        repeat()
+    return repeat

@@ -34,9 +34,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             by itself, as the next three say.
         max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
-            make some 200 steps. Once an average is not lower than the lowest before by ``tol``, the
-            learning rate falls to 0 along a cosine, in half as many passes as there were.
-        tol: in nats per row.
+            make some 200 steps. Once an average is hardly lower than the lowest before, the
+            learning rate falls to 0 along a cosine, in as many passes as there were.
+        tol: what is hardly lower, as a fraction of all that the average has fallen since the first.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
         lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
@@ -66,7 +66,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         epochs: int | None = None,
         max_epochs: int | None = None,
         n_iter_no_change: int | None = None,
-        tol: float = 1e-3,
+        tol: float = 0.02,
         batch_size: int | None = None,
         lr: float = 1e-2,
         temperature: float = 1.0,

@@ -7,20 +7,21 @@ from statistics import fmean
 
 from pyro_bbb.training import EpochEnd
 
-_DECAY = 0.5  # epochs of the falling rate, for each of those before
+_DECAY = 1.0  # epochs of the falling rate, for each of those before
 
 
 class Plateau:
     """Schedule of the learning rate, and callback of `fit`, that end training at a plateau.
 
-    The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is not lower
-    than the lowest such average before by ``tol`` nats per row; then it falls to 0 along a cosine,
-    in half as many epochs as there were. All of this takes ``max_epochs`` at most.
+    The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is lower than
+    the lowest such average before by less than a fraction ``tol`` of all that it has fallen since
+    the first one. Then the rate falls to 0 along a cosine, in as many epochs as there were. All of
+    this takes ``max_epochs`` at most.
     """
 
     def __init__(self, max_epochs: int, n_iter_no_change: int, tol: float) -> None:
         self.max_epochs, self.window, self.tol = max_epochs, n_iter_no_change, tol
-        self.best = math.inf
+        self.means: list[float] = []  # of the negative ELBO, in each window
         self.last = max_epochs  # epochs with the falling rate included
         self.first = math.ceil(max_epochs / (1 + _DECAY))  # epoch from which on the rate falls
 
@@ -38,7 +39,7 @@ class Plateau:
         return done >= self.last
 
     def _improves(self, end: EpochEnd) -> bool:
-        mean = fmean(end.history.loss[-self.window :]) / end.history.num_data
-        improves = mean < self.best - self.tol
-        self.best = min(self.best, mean)
-        return improves
+        self.means.append(fmean(end.history.loss[-self.window :]))
+        *before, mean = self.means
+        least = min(before, default=math.inf)
+        return not before or least - mean > self.tol * (before[0] - least)

@@ -180,7 +180,7 @@ def _kl_of(q: Any, model_trace: Any, name: str) -> Tensor:
         kl: Tensor = kl_divergence(q["fn"], site["fn"])
     except NotImplementedError:
         model_trace.compute_log_prob(lambda other, _: other == name)
-        return q["unscaled_log_prob"] - site["unscaled_log_prob"]  # type: ignore[no-any-return]
+        return q["unscaled_log_prob"] - site["unscaled_log_prob"]
     return kl + q["unscaled_log_prob"] if isinstance(q["fn"], Delta) else kl
 
 
