@@ -394,8 +394,7 @@ def ended(losses, **options):
 
 def test_training_ends_as_long_after_the_plateau_began():
     epochs, plateau, factors = ended(lambda epoch: max(0.0, 5.0 - epoch))
-    # averages over 2 epochs: 4.5, 2.5, 0.5, 0.0, and that is 0.5 lower; a tenth of 4 would be enough
-    # then 0.0 once more
+    # averages over 2 epochs: 4.5, 2.5, 0.5, 0.0, which is lower by 0.5, more than a tenth of 4; 0.0
     assert (plateau.first, epochs) == (10, 20)
     assert plateau(0.99 * 10 / 30) == 1.0 and plateau(15 / 30) == pytest.approx(0.5)
     assert 0 < factors[-1] < 0.03  # half an epoch before the end
@@ -406,8 +405,10 @@ def test_training_ends_as_long_after_the_plateau_began():
 
 
 def test_where_training_ends_depends_on_no_unit():
-    found = [ended(lambda epoch: a + b * 0.7**epoch)[0] for a, b in ((0, 1), (5, 100), (-9, 0.01))]
-    assert len(set(found)) == 1 and found[0] < 30
+    losses = [0.7**epoch for epoch in range(30)]
+    units = (0, 1), (5, 100), (-9, 0.01)
+    found = {ended([a + b * loss for loss in losses].__getitem__)[0] for a, b in units}
+    assert len(found) == 1 and found.pop() < 30
 
 
 def test_the_number_of_epochs_is_told():

@@ -46,10 +46,12 @@ class Budget:
         (1000, 10_000),
     )
     """Posterior draws and inputs of the predictions whose memory is measured."""
-    small_steps: int = 600
+    small_steps: int = 1200
     """Steps of a run of a small network."""
-    small_rounds: int = 4
+    small_rounds: int = 3
     """Rounds of such runs."""
+    small_networks: int = 5
+    """Such networks, the smallest first."""
     small_threads: tuple[int, ...] = (1, 2)
     """Threads of the processes that run them."""
     cold_steps: int = 4000
@@ -102,6 +104,7 @@ SMOKE = Budget(
     memory_predictions=((3, 5),),
     small_steps=2,
     small_rounds=1,
+    small_networks=2,
     small_threads=(1,),
     cold_steps=3,
     small_widest=6,

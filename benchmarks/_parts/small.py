@@ -236,7 +236,7 @@ def _compared(case: Case, workers: Any) -> Comparison:
 def _steady(budget: Budget, threads: int) -> Iterator[Case]:
     """Steps of the networks of `ROWS`, in runs that are compiled before."""
     on = f"{threads} thread{'s' * (threads > 1)}"
-    for sizes, rows, batch in ROWS:
+    for sizes, rows, batch in ROWS[: budget.small_networks]:
         run = Run(sizes, rows, batch, budget.small_steps)
         title = f"{'-'.join(map(str, sizes))}, {rows} rows, batch {batch}, {on}"
         yield Case(title, run, STEADY, budget.small_rounds)

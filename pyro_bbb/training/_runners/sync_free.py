@@ -78,8 +78,8 @@ def sync_free(elbo: RecordedELBO) -> SyncFreeELBO:
 class SyncFreeOptim(JointOptim):
     """`JointOptim` that makes a step without reading a number; its steps are fused.
 
-    ``row`` has the loss, ``kl``, ``log_guide``, ``nll`` and the gradient's norm of the latest step. ``failed`` is 1 once a loss or a gradient was not finite, and then no parameter
-    moves.
+    ``row`` has the loss, ``kl``, ``log_guide``, ``nll`` and the gradient's norm of the latest step.
+    ``failed`` is 1 once a loss or a gradient was not finite, and then no parameter moves.
     """
 
     def __init__(
