@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "performance.md").read_text()
+LOG = (ROOT / "docs" / "development" / "performance_log.md").read_text()
 RECORD = json.loads((ROOT / "docs" / "results" / "benchmarks.json").read_text())
 
 
@@ -22,6 +23,51 @@ def aims():
         if aim["value"] is not None
     ]
     return table(["", "measured", "at most", ""], rows)
+
+
+def of_suite(suite, ending=""):
+    found = [each for each in RECORD["comparisons"] if each["suite"] == suite]
+    return [each for each in found if each["title"].endswith(ending)]
+
+
+def small(threads):
+    """Microseconds of a step of each method, a column per network."""
+    found = of_suite("small", f", {threads}")
+    names = list(dict.fromkeys(name for each in found for name in each["contenders"]))
+    times = [[1e3 * each["contenders"][name]["median_ms"] for each in found] for name in names]
+    rows = [
+        [name, *(f"{time:,.0f}" for time in of_one)]
+        for name, of_one in zip(names, times, strict=True)
+    ]
+    heads = (each["title"].removesuffix(f", {threads}") for each in found)
+    return table(["microseconds per step", *heads], rows)
+
+
+def small1():
+    return small("1 thread")
+
+
+def small2():
+    return small("2 threads")
+
+
+def seconds(found):
+    """Seconds of each method, a column per comparison."""
+    names = list(dict.fromkeys(name for each in found for name in each["contenders"]))
+    columns = [[each["contenders"].get(name) for each in found] for name in names]
+    rows = [
+        [name, *("–" if x is None else f"{x['median_ms'] / 1e3:.2f}" for x in of_one)]
+        for name, of_one in zip(names, columns, strict=True)
+    ]
+    return table(["seconds", *(each["title"] for each in found)], rows)
+
+
+def cold():
+    return seconds(of_suite("small", ", compilation counted"))
+
+
+def tables():
+    return seconds(of_suite("tables"))
 
 
 def ratios(titles, floor):
@@ -57,12 +103,14 @@ def cuda_graph():
     return table([record["device"], *heads], rows)
 
 
-@pytest.mark.parametrize("part", [aims, steps, predict, cuda_graph])
+@pytest.mark.parametrize("part", [small1, small2, cold, tables, steps, predict, cuda_graph, aims])
 def test_a_table_is_that_of_the_run(part):
-    assert f"<!-- {part.__name__} -->\n{part()}\n<!-- end -->" in DOCUMENT
+    page = LOG if part is aims else DOCUMENT
+    assert f"<!-- {part.__name__} -->\n{part()}\n<!-- end -->" in page
 
 
 def test_the_record_is_of_a_whole_run():
     assert not RECORD["config"]["quick"] and not RECORD["config"]["smoke"]
-    assert {each["suite"] for each in RECORD["comparisons"]} == {"steps", "epoch", "predict"}
+    suites = {"small", "tables", "steps", "epoch", "predict"}
+    assert {each["suite"] for each in RECORD["comparisons"]} == suites
     assert RECORD["training_memory"] and RECORD["prediction_memory"]

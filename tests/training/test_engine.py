@@ -128,6 +128,19 @@ class Counting(torch.nn.Module):
         return x * (1 + 0.1 * self.calls)
 
 
+class Noting(torch.nn.Module):
+    """Keeps what it has seen, as one looks into a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.last = [], {}
+
+    def forward(self, x):
+        self.seen.append(x.detach().mean())
+        self.last[len(self.seen)] = x.shape
+        return x
+
+
 class Branching(torch.nn.Module):
     def forward(self, x):
         return 2 * x if x.sum() > 0 else 3 * x
@@ -140,7 +153,7 @@ class Hidden(torch.nn.Module):
         return x * float(x.detach().numpy().max())
 
 
-@pytest.mark.parametrize("layer", [Counting, Branching, Hidden])
+@pytest.mark.parametrize("layer", [Counting, Noting, Branching, Hidden])
 def test_a_step_that_cannot_be_repeated_runs_as_it_is(recorded, layer):
     def parts():
         return make(
@@ -149,6 +162,16 @@ def test_a_step_that_cannot_be_repeated_runs_as_it_is(recorded, layer):
 
     assert_same(parts)
     assert not recorded
+
+
+def test_such_attempts_leave_no_trace():
+    seen = []
+    for engine in ("eager", "compiled"):
+        layer = Noting()
+        layers = torch.nn.Sequential(layer, torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))
+        fit(make(layers=layers), engine)
+        seen.append([len(layer.seen), [*layer.last]])
+    assert seen[0] == seen[1]
 
 
 def test_what_no_recording_serves_runs_eagerly(recorded):

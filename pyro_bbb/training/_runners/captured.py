@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -119,18 +119,18 @@ class CapturedRunner:
 
     def _warm_up(self, step: Run) -> bool:
         """Run the step as often as the device wants; true if that changes an attribute."""
-        before = _attributes(self.program.modules)
+        before = Attributes(self.program.modules)
         for _ in range(self.device.warm_up):
             self.device.run(step)
         if self.optim.flat is None and not self.device.asynchronous:
             self.optim.flatten()
-        return _attributes(self.program.modules) != before
+        return before.differ()
 
     @contextmanager
     def _without_effect(self) -> Iterator[None]:
         """Inside, steps move no parameter, no buffer, no random state and no attribute."""
         device, touched = self.kl_weight.device, [*self.buffers, self.optim.failed]
-        before, attributes = [x.clone() for x in touched], _attributes(self.program.modules)
+        before, attributes = [x.clone() for x in touched], Attributes(self.program.modules)
         self.optim.failed.fill_(1.0)
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -138,16 +138,33 @@ class CapturedRunner:
         finally:
             for tensor, value in zip(touched, before, strict=True):
                 tensor.copy_(value)
-            for module, values in attributes.items():
-                vars(module).update(values)
+            attributes.restore()
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
     return [*parts_of(batch[0]).values(), batch[1]]
 
 
-def _attributes(roots: Iterable[nn.Module]) -> dict[nn.Module, dict[str, Any]]:
-    """The numbers and words among the attributes of all modules, such as a counter of calls."""
-    modules = {module for root in roots for module in root.modules()}
-    plain = (bool, int, float, str)
-    return {m: {k: v for k, v in vars(m).items() if isinstance(v, plain)} for m in modules}
+class Attributes:
+    """Numbers, words, lists and dicts of modules, such as a counter of calls, as they are now."""
+
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        modules = {module for root in roots for module in root.modules()}
+        named = [(m, name, value) for m in modules for name, value in vars(m).items()]
+        self._plain = [each for each in named if isinstance(each[2], bool | int | float | str)]
+        containers = [value for *_, value in named if isinstance(value, list | dict)]
+        self._containers = [(value, value.copy()) for value in containers]
+
+    def differ(self) -> bool:
+        """Return whether a number or word is another, or a list or dict is longer or shorter."""
+        others = (vars(module)[name] != value for module, name, value in self._plain)
+        return any(others) or any(len(now) != len(then) for now, then in self._containers)
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for module, name, value in self._plain:
+            vars(module)[name] = value
+        for now, then in self._containers:
+            if len(now) != len(then):
+                now.clear()
+                now.extend(then) if isinstance(now, list) else now.update(then)
