@@ -19,6 +19,39 @@ def unexpanded(x: Tensor) -> Tensor:
     return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
 
 
+class SquaredDistance(Function):
+    r"""$\sum ((w - \mu) / \sigma)^2$ over trailing dimensions, for fixed $\mu$ and $\sigma$.
+
+    Temporary tensors come from the pool, and none is kept for the backward pass.
+    """
+
+    @staticmethod
+    def forward(value: Tensor, loc: Tensor, scale: Tensor, dims: int) -> Tensor:
+        z = torch.sub(value, loc, out=empty_from_pool(value)).div_(scale)
+        return total(z.square_(), dims)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.dims = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        value, loc, scale = ctx.saved_tensors
+        factor = 2 * grad.reshape(grad.shape + (1,) * ctx.dims) / scale.square()
+        if torch.is_grad_enabled():  # for second derivatives
+            return (value - loc) * factor, None, None, None
+        of_value = torch.sub(value, loc, out=empty_from_pool(value)).mul_(factor)
+        return of_value, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        *tensors, dims = args
+        found = batches(info.batch_size, in_dims, tuple(tensors))
+        result: Tensor = SquaredDistance.apply(*found, dims)
+        return result, 0
+
+
 class NormalKL(Function):
     r"""The closed form of `_kl_normal`, summed over trailing dimensions, in few passes.
 

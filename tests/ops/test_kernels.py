@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb._ops.normal import KnownLogProb
+from pyro_bbb._ops.normal import KnownLogProb, SquaredDistance
 from pyro_bbb._ops.reparameterize import draw
 from pyro_bbb._ops.scale_mixture import log_mixture
 from pyro_bbb.training._setup import can_vectorise
@@ -323,6 +323,19 @@ def test_a_step_leaves_nothing_for_the_garbage_collector():
     finally:
         gc.enable()
     assert left <= 3 * len(list(guide.parameters()))  # gradients' places and the optimiser's state
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (1, 3), ()])
+def test_the_squared_distance_of_a_fixed_normal_has_all_derivatives(shape):
+    loc, scale = torch.randn(shape), torch.rand(shape) + 0.5
+    value = torch.randn(2, 4, 3, requires_grad=True)
+
+    def found(value):
+        return SquaredDistance.apply(value, loc, scale, 2)
+
+    torch.testing.assert_close(found(value), ((value - loc) / scale).square().sum((1, 2)))
+    assert gradcheck(found, value) and gradgradcheck(found, value)
+    assert torch.equal(torch.vmap(found, in_dims=1)(value[:, None]), found(value)[None])
 
 
 def test_the_known_log_prob_has_the_derivative_of_a_detached_normal():
