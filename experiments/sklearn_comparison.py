@@ -232,7 +232,7 @@ def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
 
 def dots(ax: Any, sets: dict[str, Any], value: Callable[[dict[str, Any], str], float]) -> None:
     """A row for each set, a mark for each method that has the value."""
-    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]  # of a method the same in all
+    colours = [*plt.rcParams["axes.prop_cycle"].by_key()["color"], "0.35"]  # of a method the same
     for number, (label, marker) in enumerate(zip(METHODS, "oD^sPvX", strict=False)):
         values = [value(methods, label) for methods in sets.values()]
         if not np.isnan(values).all():
