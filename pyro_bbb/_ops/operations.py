@@ -119,7 +119,7 @@ class Operation:
         return neutral or self.target is aten.sum.default  # of a single number
 
 
-class Recorder(TorchDispatchMode):
+class Tracer(TorchDispatchMode):
     """Notes the operations inside in their order, and keeps their memory."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps recorded once and repeated: the same run as operation by operation, whatever is trained."""
+"""Steps captured once and replayed: the same run as operation by operation, whatever is trained."""
 
 import math
 import warnings
@@ -12,23 +12,23 @@ from torch.utils.data import DataLoader, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.training._runners import choose
-from pyro_bbb.training._runners.capture_devices import RecordingDevice
+from pyro_bbb.training._runners.capture_devices import TracingDevice
 from tests.training.test_cuda_graph import LIKELIHOODS, MODELS, OPTIONS, data, make, state
 
 SERIES = ("loss", "kl", "log_prior", "log_guide", "nll", "kl_weight", "lr")
 
 
 @pytest.fixture
-def recorded(monkeypatch):
-    """One entry for each step that was recorded."""
-    done, capture = [], RecordingDevice.capture
+def captured(monkeypatch):
+    """One entry for each step that was captured."""
+    done, capture = [], TracingDevice.capture
 
     def watched(self, step, tensors):
         run = capture(self, step, tensors)
         done.append(run)
         return run
 
-    monkeypatch.setattr(RecordingDevice, "capture", watched)
+    monkeypatch.setattr(TracingDevice, "capture", watched)
     return done
 
 
@@ -63,27 +63,27 @@ def assert_same(make_parts, *, rel=1e-6, pairs=None, **options):
 @pytest.mark.parametrize("num_particles", [1, 3])
 @pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
 @pytest.mark.parametrize("loss", ["trace", "mean_field"])
-def test_a_recorded_run_is_the_eager_one(recorded, loss, estimator, num_particles):
+def test_a_captured_run_is_the_eager_one(captured, loss, estimator, num_particles):
     assert_same(make, loss=loss, estimator=estimator, num_particles=num_particles)
-    assert len(recorded) == 2  # a minibatch, and the smaller last one
+    assert len(captured) == 2  # a minibatch, and the smaller last one
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_so_it_is_with_every_option(recorded, name):
+def test_so_it_is_with_every_option(captured, name):
     torch.set_default_dtype(torch.float64)
     assert_same(make, rel=1e-10, **OPTIONS[name])
-    assert recorded
+    assert captured
 
 
-def test_so_it_is_in_lower_precision(recorded):
+def test_so_it_is_in_lower_precision(captured):
     assert_same(make, autocast=torch.bfloat16)
-    assert recorded
+    assert captured
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_so_it_is_with_every_kind_of_model_and_guide(recorded, name):
+def test_so_it_is_with_every_kind_of_model_and_guide(captured, name):
     assert_same(lambda: make(**MODELS[name]()))
-    assert recorded
+    assert captured
 
 
 @pytest.mark.parametrize("name", [*LIKELIHOODS, "student"])
@@ -100,7 +100,7 @@ def test_so_it_is_with_every_likelihood(name):
     assert_same(parts, pairs=pairs)
 
 
-def test_so_it_is_with_the_larger_networks_of_the_paper(recorded):
+def test_so_it_is_with_the_larger_networks_of_the_paper(captured):
     """Where tensors are not joined, and large ones come from the pool."""
     pairs = torch.rand(40, 784), torch.arange(40) % 10
 
@@ -110,10 +110,10 @@ def test_so_it_is_with_the_larger_networks_of_the_paper(recorded):
         return model, bbb.AutoSoftplusNormal(model)
 
     assert_same(parts, pairs=pairs)
-    assert len(recorded) == 2
+    assert len(captured) == 2
 
 
-# --- what is not recorded ---
+# --- what is not captured ---
 
 
 class Counting(torch.nn.Module):
@@ -147,21 +147,21 @@ class Branching(torch.nn.Module):
 
 
 class Hidden(torch.nn.Module):
-    """Reads numbers in a way that a recording cannot see."""
+    """Reads numbers in a way that a trace cannot see."""
 
     def forward(self, x):
         return x * float(x.detach().numpy().max())
 
 
 @pytest.mark.parametrize("layer", [Counting, Noting, Branching, Hidden])
-def test_a_step_that_cannot_be_repeated_runs_as_it_is(recorded, layer):
+def test_a_step_that_cannot_be_repeated_runs_as_it_is(captured, layer):
     def parts():
         return make(
             layers=torch.nn.Sequential(layer(), torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))
         )
 
     assert_same(parts)
-    assert not recorded
+    assert not captured
 
 
 def test_such_attempts_leave_no_trace():
@@ -174,7 +174,7 @@ def test_such_attempts_leave_no_trace():
     assert seen[0] == seen[1]
 
 
-def test_what_no_recording_serves_runs_eagerly(recorded):
+def test_what_no_capture_serves_runs_eagerly(captured):
     pyro.set_rng_seed(0)
     pairs = data()
     for options in (
@@ -184,18 +184,18 @@ def test_what_no_recording_serves_runs_eagerly(recorded):
         {"pairs": DataLoader(TensorDataset(*pairs), 16)},
     ):
         assert_same(make, pairs=options.pop("pairs", pairs), **options)
-    assert not recorded
+    assert not captured
 
 
-def test_auto_records_long_runs_without_callbacks(monkeypatch, recorded):
+def test_auto_captures_long_runs_without_callbacks(monkeypatch, captured):
     fit(make(), "auto")
-    assert not recorded
+    assert not captured
     monkeypatch.setattr(choose, "_WORTH_IT", 12)
     fit(make(), "auto", callbacks=[lambda event: None])
     fit(make(), "eager")
-    assert not recorded
+    assert not captured
     fit(make(), "auto")
-    assert len(recorded) == 2
+    assert len(captured) == 2
 
 
 # --- what is not finite ---
@@ -210,7 +210,7 @@ class Poisoned(likelihoods.Gaussian):
 
 
 @pytest.mark.filterwarnings("ignore:targets have mean")
-def test_a_loss_that_is_not_finite_is_found_as_eagerly(recorded):
+def test_a_loss_that_is_not_finite_is_found_as_eagerly(captured):
     x, y = data()
     y[7] = 1e3
     found = []
@@ -226,7 +226,7 @@ def test_a_loss_that_is_not_finite_is_found_as_eagerly(recorded):
 
 
 @pytest.mark.filterwarnings("ignore:targets have mean")
-def test_such_steps_are_skipped_as_eagerly(recorded):
+def test_such_steps_are_skipped_as_eagerly(captured):
     x, y = data()
     y[7] = 1e3
     skipped = []
@@ -236,11 +236,11 @@ def test_such_steps_are_skipped_as_eagerly(recorded):
         skipped.append((history.skipped, history.steps.loss))
     assert skipped[0][0] == skipped[1][0] and len(skipped[0][0]) == 4
     assert skipped[0][1] == pytest.approx(skipped[1][1], rel=1e-6)
-    assert recorded
+    assert captured
 
 
 @pytest.mark.parametrize("estimator", ["reparam", "local_reparam"])
-def test_an_ensemble_is_recorded_with_any_estimator(recorded, estimator):
+def test_an_ensemble_is_captured_with_any_estimator(captured, estimator):
     guide = partial(bbb.guides.make, "ensemble", size=3, guide="softplus_normal")
     assert_same(lambda: make(guide=guide), estimator=estimator, num_particles=2)
-    assert recorded
+    assert captured

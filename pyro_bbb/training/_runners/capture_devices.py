@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bbb._ops.recording import record
+from pyro_bbb._ops.tracing import trace
 
 Run: TypeAlias = Callable[[], None]
 
@@ -68,8 +68,8 @@ class CudaDevice:
         return replay
 
 
-class RecordingDevice:
-    """Runs steps on a CPU, and records their operations."""
+class TracingDevice:
+    """Runs steps on a CPU, and traces their operations."""
 
     asynchronous, warm_up = False, 1
 
@@ -78,14 +78,14 @@ class RecordingDevice:
         step()
 
     def capture(self, step: Run, tensors: StepTensors) -> Run:
-        """Record the step; where that does other than the step itself, RuntimeError."""
-        recorded = record(step, tensors.inputs)
+        """Trace the step; where that does other than the step itself, RuntimeError."""
+        traced = trace(step, tensors.inputs)
         others = [_other(x) for x in tensors.inputs]
-        found, expected = (_outcome(run, tensors, others) for run in (recorded, step))
+        found, expected = (_outcome(run, tensors, others) for run in (traced, step))
         for one, other in zip(found, expected, strict=True):
             if not torch.allclose(one, other, rtol=1e-3, equal_nan=True):
-                raise RuntimeError("its recorded operations do other than the step itself")
-        return recorded
+                raise RuntimeError("its traced operations do other than the step itself")
+        return traced
 
 
 def _other(x: Tensor) -> Tensor:

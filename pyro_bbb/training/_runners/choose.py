@@ -13,7 +13,7 @@ from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.validation import require
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._runners.capture_devices import CaptureDevice, CudaDevice, RecordingDevice
+from pyro_bbb.training._runners.capture_devices import CaptureDevice, CudaDevice, TracingDevice
 from pyro_bbb.training._runners.captured import CapturedRunner
 from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._runners.eager import EagerRunner
@@ -21,7 +21,7 @@ from pyro_bbb.training._runners.protocol import StepProgram, StepRunner
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training._runners.sync_free import UnsupportedOptimizerError
 
-FEW_PARAMETERS = 2**20  # with more, a recorded step takes more memory and no less time
+FEW_PARAMETERS = 2**20  # with more, a captured step takes more memory and no less time
 _WORTH_IT = 100  # steps; to capture one takes the time of some twenty
 
 
@@ -49,7 +49,7 @@ def capture_device(
         return None
     if device.type == "cuda" and config.engine == "compiled" and config.nonfinite == "raise":
         return CudaDevice(device)
-    return RecordingDevice() if device.type == "cpu" else None
+    return TracingDevice() if device.type == "cpu" else None
 
 
 def make_runner(

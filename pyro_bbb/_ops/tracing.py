@@ -2,7 +2,7 @@
 
 For a network of some thousand weights the arithmetic of a step takes microseconds, and finding out
 in Python what to compute takes milliseconds. Tensors that a step works on in place stay where they
-are, so its operations can be recorded once and then run by themselves: what `torch.cuda.graphs`
+are, so its operations can be traced once and then run by themselves: what `torch.cuda.graphs`
 does for a GPU.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyro_bbb._ops.operations import Operation, Recorder, TensorRef, mapped
+from pyro_bbb._ops.operations import Operation, TensorRef, Tracer, mapped
 
 aten = torch.ops.aten
 _NUMBERS = {
@@ -35,7 +35,7 @@ _SQUARES = {aten.pow.Tensor_Scalar, aten.pow.Tensor_Scalar_out}
 _VIEWS = {aten.view.default, aten.expand.default}  # methods, which take sizes one by one
 
 
-def record(step: Callable[[], None], given: Sequence[Tensor] = ()) -> Callable[[], None]:
+def trace(step: Callable[[], None], given: Sequence[Tensor] = ()) -> Callable[[], None]:
     """The operations of a step, as a function that does the same to the same tensors.
 
     Args:
@@ -50,9 +50,9 @@ def record(step: Callable[[], None], given: Sequence[Tensor] = ()) -> Callable[[
     Raises:
         RuntimeError: the step reads a number on the host.
     """
-    with Recorder() as recorder:
+    with Tracer() as tracer:
         step()
-    return _Program(recorder.operations, map(TensorRef.of, given)).compiled()
+    return _Program(tracer.operations, map(TensorRef.of, given)).compiled()
 
 
 class _Program:
@@ -106,7 +106,7 @@ class _Program:
         """An argument that no operation made was there before."""
         if not self._is_known(ref):
             if ref.memory in self._made:
-                raise RuntimeError("a view was made in a way that is not recorded")
+                raise RuntimeError("a view was made in a way that is not traced")
             self._fix([ref])
 
     def _fix(self, refs: Iterable[TensorRef]) -> None:
