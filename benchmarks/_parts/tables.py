@@ -57,7 +57,7 @@ def _boosting(table: Table) -> Take:
 
 
 def _mlp(table: Table) -> Take:
-    return _fits(MLPRegressor((50,), random_state=0), table)
+    return _fits(MLPRegressor(hidden_layer_sizes=(50,), random_state=0), table)
 
 
 def _process(table: Table) -> Take:
