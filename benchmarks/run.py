@@ -9,8 +9,8 @@ order; ratios are taken within rounds and relate to a deterministic network with
 - ``steps``: single training steps over widths, minibatch sizes, draws per step and estimators;
 - ``epoch``: an epoch of `fit`, and the sum of its steps;
 - ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
-- ``small``: a step of small networks in runs of ``fit``, beside NumPyro (``pip install numpyro``),
-  and of networks of 120 to ten million weights (``sizes.png``);
+- ``small``: a step of small networks in runs of ``fit``, beside NumPyro, and of networks of 115
+  to ten million weights (``sizes.png``);
 - ``tables``: whole fits of estimators to tables of 353 to 100,000 rows;
 - ``memory``: the peak of a training step, and of predictions, each in a process of its own.
 
@@ -59,7 +59,7 @@ class Config:
     only: tuple[Suite, ...] = ("small", "tables", "steps", "epoch", "predict", "memory")
     """Suites to run."""
     quick: bool = False
-    """Fewer sizes and repetitions: about a minute instead of half an hour."""
+    """Fewer sizes and repetitions: some minutes instead of more than an hour."""
     device: str = "cpu"
     """Device, cpu or cuda."""
     threads: int = 2

@@ -12,24 +12,29 @@ from _parts.tasks import NUM_DATA, Trainer, Work, trainer
 from _parts.timing import repeated
 
 
-def _replaced(work: Work, linear: Callable[[nn.Linear], nn.Module]) -> list[nn.Module]:
+def _replaced(network: nn.Sequential, linear: Callable[[nn.Linear], nn.Module]) -> list[nn.Module]:
     """Replace the linear layers by the library's."""
-    layers = work.network()
-    return [linear(layer) if isinstance(layer, nn.Linear) else layer for layer in layers]
+    return [linear(layer) if isinstance(layer, nn.Linear) else layer for layer in network]
 
 
-def torchbnn(work: Work) -> Trainer:
-    """Gaussian prior, closed-form KL."""
+def torchbnn_network(network: nn.Sequential) -> tuple[nn.Sequential, Callable[[], Tensor]]:
+    """The network with standard Normal priors, and its closed-form KL."""
     import torchbnn
 
     def linear(layer: nn.Linear) -> nn.Module:
         return torchbnn.BayesLinear(0.0, 1.0, layer.in_features, layer.out_features)
 
-    network, (x, y) = nn.Sequential(*_replaced(work, linear)).to(work.device), work.data()
-    kl = torchbnn.BKLLoss(reduction="sum")
+    bayesian, kl = nn.Sequential(*_replaced(network, linear)), torchbnn.BKLLoss(reduction="sum")
+    return bayesian, lambda: kl(bayesian).sum()
+
+
+def torchbnn(work: Work) -> Trainer:
+    """Gaussian prior, closed-form KL."""
+    network, kl = torchbnn_network(work.network())
+    network, (x, y) = network.to(work.device), work.data()
 
     def loss() -> Tensor:
-        return F.cross_entropy(network(x), y) + kl(network).sum() / NUM_DATA
+        return F.cross_entropy(network(x), y) + kl() / NUM_DATA
 
     return trainer(network, loss, work.lr)
 
@@ -93,7 +98,7 @@ def blitz(work: Work) -> Trainer:
         return BayesianLinear(layer.in_features, layer.out_features, **prior)
 
     cls = variational_estimator(type("Network", (nn.Sequential,), {}))
-    network, (x, y) = cls(*_replaced(work, linear)).to(work.device), work.data()
+    network, (x, y) = cls(*_replaced(work.network(), linear)).to(work.device), work.data()
     options = {"sample_nbr": work.draws, "complexity_cost_weight": 1 / NUM_DATA}
 
     def loss() -> Tensor:
@@ -109,7 +114,7 @@ def torch_blue_network(work: Work) -> nn.Module:
     def linear(layer: nn.Linear) -> nn.Module:
         return vi.VILinear(layer.in_features, layer.out_features)
 
-    network: nn.Module = vi.VISequential(*_replaced(work, linear)).to(work.device)
+    network: nn.Module = vi.VISequential(*_replaced(work.network(), linear)).to(work.device)
     return network
 
 

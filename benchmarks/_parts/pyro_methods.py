@@ -17,7 +17,7 @@ import pyro_bbb as bbb
 from _parts.baselines import PI, SIGMA1, SIGMA2
 from _parts.tasks import NUM_DATA, Trainer, Work
 from _parts.timing import Meter, repeated
-from pyro_bbb.training._runners.choose import FEW_PARAMETERS
+from pyro_bbb.training._runners.choose import has_few_parameters
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
 
 PRIORS: dict[str, Callable[[], Any]] = {
@@ -76,7 +76,7 @@ def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
     They are run as `fit` runs those of longer trainings by itself.
     """
     x, y = work.data()
-    few = sum(p.numel() for p in guide.parameters()) <= FEW_PARAMETERS
+    few = has_few_parameters(guide, model)
     fixed: dict[str, Any] = {"batch_size": len(x), "lr": work.lr, "progress": False}
     fixed["engine"] = "compiled" if few and work.device == "cpu" else "eager"
 

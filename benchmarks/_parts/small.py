@@ -15,8 +15,9 @@ from torch.distributions import Normal
 import pyro_bbb as bbb
 from _parts.budget import Budget
 from _parts.isolated_workers import Entry, Make, compare, start_workers
+from _parts.other_libraries import torchbnn_network
 from _parts.small_numpyro import numpyro_run
-from _parts.tasks import fused_adam, prepare
+from _parts.tasks import fused_adam, mlp, prepare
 from _parts.timing import Comparison, Take, repeated
 
 DETERMINISTIC, HAND_WRITTEN, OURS = "deterministic", "hand-written", "pyro_bbb.fit"
@@ -94,14 +95,6 @@ class HandWritten(nn.Module):
         return x, kl
 
 
-def layers(sizes: tuple[int, ...], linear: Callable[[int, int], nn.Module]) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
-    parts: list[nn.Module] = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
-        parts += [linear(a, b), nn.ReLU()]
-    return nn.Sequential(*parts[:-1])
-
-
 def _loop(run: Run, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Take:
     (x, y), adam = run.data(), fused_adam(network.parameters(), 1e-4)
 
@@ -115,7 +108,7 @@ def _loop(run: Run, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
 
 
 def _deterministic(run: Run) -> Take:
-    network = layers(run.sizes, nn.Linear)
+    network = nn.Sequential(mlp(run.sizes))
     return _loop(run, network, lambda x, y: run.nll(network(x), y))
 
 
@@ -131,17 +124,8 @@ def _hand_written(run: Run) -> Take:
 
 def _torchbnn(run: Run) -> Take | str:
     def make() -> Take:
-        import torchbnn
-
-        def linear(n_in: int, n_out: int) -> nn.Module:
-            return torchbnn.BayesLinear(
-                prior_mu=0, prior_sigma=1, in_features=n_in, out_features=n_out
-            )  # type: ignore[no-any-return]
-
-        network, kl = layers(run.sizes, linear), torchbnn.BKLLoss(reduction="sum")
-        return _loop(
-            run, network, lambda x, y: run.nll(network(x), y) + kl(network) * (len(x) / run.rows)
-        )
+        network, kl = torchbnn_network(nn.Sequential(mlp(run.sizes)))
+        return _loop(run, network, lambda x, y: run.nll(network(x), y) + kl() * (len(x) / run.rows))
 
     return prepare("torchbnn", make)
 

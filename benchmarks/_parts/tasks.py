@@ -1,7 +1,7 @@
 """Training task of all methods: architecture, minibatch and trainer."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ class Work:
 
     def network(self) -> nn.Sequential:
         """The network with ordinary weights."""
-        layers = _lenet5() if self.architecture == "lenet5" else _mlp(self.sizes)
+        layers = _lenet5() if self.architecture == "lenet5" else mlp(self.sizes)
         return nn.Sequential(layers).to(self.device)
 
 
@@ -58,7 +58,8 @@ def images(count: int, architecture: str = "mlp", device: str = "cpu") -> tuple[
     return x.to(device), y.to(device)
 
 
-def _mlp(sizes: list[int]) -> OrderedDict[str, nn.Module]:
+def mlp(sizes: Sequence[int]) -> OrderedDict[str, nn.Module]:
+    """Linear layers with ReLU between them, by name."""
     layers = OrderedDict[str, nn.Module]()
     for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=1):
         layers[f"fc{i}"] = nn.Linear(n_in, n_out)

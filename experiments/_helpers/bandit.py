@@ -173,7 +173,7 @@ class Rounds:
         elif self.done < 3:  # libraries set themselves up, the compiler runs
             self._device.run(self._at_once)
         else:
-            self._replay = self._replay or self._device.capture(self._at_once, None)
+            self._replay = self._replay or self._device.capture(self._at_once)
             self._replay()
 
     def _in_turn(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 
 from pyro_bbb._handlers.flat_site import FlatNormal, FlatSample
-from pyro_bbb._ops.flat import joined_rows
+from pyro_bbb._ops.flat import FlatTensors, joined_rows
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._ops.step_context import current_step
@@ -31,8 +31,8 @@ class StackedSample(FlatSample):
 
     def __init__(
         self,
-        locs: Sequence[Mapping[str, Tensor]],
-        rhos: Sequence[Mapping[str, Tensor]],
+        locs: Sequence[Named],
+        rhos: Sequence[Named],
         shape: Size,
     ) -> None:
         names, like = list(locs[0]), list(locs[0].values())
@@ -42,7 +42,7 @@ class StackedSample(FlatSample):
         log_q = -0.5 * noise.square().sum(-1) - scale.log().sum(-1) - loc.shape[-1] * HALF_LOG_2PI
         self.joint = FlatNormal([loc], self.value, noise, scale, log_q)
         self.detached = partial(DetachedSample, noise, scale, log_q)
-        each = (_columns(x, like) for x in (loc, rho, self.value, noise, scale))
+        each = (FlatTensors(x, like).parts for x in (loc, rho, self.value, noise, scale))
         parts = dict(zip(names, zip(*each, strict=True), strict=True))
         self.values = {name: value for name, (_, _, value, _, _) in parts.items()}
         self.parts = {
@@ -65,12 +65,6 @@ def _rows(members: Sequence[Named], shape: Size) -> Tensor:
     rows = joined_rows([list(tensors.values()) for tensors in members])
     draws = shape.numel() // len(rows)  # of each
     return (rows if draws == 1 else rows.repeat(draws, 1)).reshape(*shape, -1)
-
-
-def _columns(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts ``[*shape, *y.shape]`` of ``[*shape, n]``."""
-    parts = x.split([y.numel() for y in like], -1)
-    return [part.reshape(x.shape[:-1] + y.shape) for part, y in zip(parts, like, strict=True)]
 
 
 def _same(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Split(Function):
 
     @staticmethod
     def forward(vector: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(_unflatten_dense_tensors(vector, like))
+        return tuple(FlatTensors(vector, like).parts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -91,12 +91,13 @@ def over_parts(
 
 
 def joined(vectors: Sequence[Tensor]) -> Tensor:
-    """Vectors ``[..., n_i]`` as one, ``[..., n]``: a view where they lie so in memory already."""
+    """Vectors ``[..., n_i]`` as one, ``[..., n]``: a view where they lie so in memory already.
+
+    They need no gradient; `joined_rows` is differentiable.
+    """
     if _adjacent(vectors):
         return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
     first, count = vectors[0], sum(x.shape[-1] for x in vectors)
-    if torch.is_grad_enabled():
-        return torch.cat(list(vectors), -1)
     out = empty_from_pool(first, first.shape[:-1] + (count,))
     return torch.cat(list(vectors), -1, out=out)
 

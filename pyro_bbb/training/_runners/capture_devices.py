@@ -59,7 +59,7 @@ class CudaDevice:
             step()
         around.wait_stream(self.stream)
 
-    def capture(self, step: Run, tensors: StepTensors | None) -> Run:
+    def capture(self, step: Run, tensors: StepTensors | None = None) -> Run:
         """Capture the step as a CUDA graph, with memory of its own for all that lives within it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):

@@ -21,7 +21,7 @@ from pyro_bbb.training._runners.protocol import StepProgram, StepRunner
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training._runners.sync_free import UnsupportedOptimizerError
 
-FEW_PARAMETERS = 2**20  # with more, a captured step takes more memory and no less time
+_FEW_PARAMETERS = 2**20  # with more, a captured step takes more memory and no less time
 _WORTH_IT = 100  # steps; to capture one takes the time of some twenty
 
 
@@ -85,6 +85,11 @@ def _wanted(config: FitConfig, program: StepProgram, num_steps: int) -> bool:
     """
     if config.cuda_graph or config.engine == "compiled":
         return True
-    modules = (module for module in program.modules if isinstance(module, nn.Module))
-    few = sum(p.numel() for module in modules for p in module.parameters()) <= FEW_PARAMETERS
+    few = has_few_parameters(*program.modules)
     return few and num_steps >= _WORTH_IT and not config.callbacks
+
+
+def has_few_parameters(*parts: Any) -> bool:
+    """Return whether the modules among the parts have so few that captured steps are faster."""
+    modules = (part for part in parts if isinstance(part, nn.Module))
+    return sum(p.numel() for module in modules for p in module.parameters()) <= _FEW_PARAMETERS
