@@ -10,6 +10,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 
 import pyro_bbb as bbb
+from pyro_bbb._handlers.stacked_site import StackedSample
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides import _mean_field
 
@@ -262,3 +263,18 @@ def test_members_trained_at_once_are_those_trained_alone(monkeypatch, engine, pa
         bbb.fit(model, expected, pairs, engine=engine, progress=False, **options)
         for a, b in zip(member.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_draws_at_once_have_the_density_of_their_own_member():
+    shapes = {"a": (3, 2), "b": (4,)}
+    locs, rhos = ([{n: torch.randn(s) for n, s in shapes.items()} for _ in "12"] for _ in "lr")
+    sample = StackedSample(locs, rhos, torch.Size([4, 1]))
+    for draw in range(4):
+        loc, rho = locs[draw % 2], rhos[draw % 2]
+        normals = {n: dist.Normal(loc[n], torch.nn.functional.softplus(rho[n])) for n in shapes}
+        found = [normals[n].log_prob(sample.values[n][draw, 0]).sum() for n in shapes]
+        expected = sum(found)
+        for joint in (sample.joint.to_event(1), sample.detached()):
+            torch.testing.assert_close(joint.log_prob(sample.value)[draw, 0], expected)
+        parts = [sample.parts[n].log_prob(sample.values[n])[draw, 0].sum() for n in shapes]
+        torch.testing.assert_close(sum(parts), expected)

@@ -1,5 +1,6 @@
 """Steps captured once and replayed: the same run as operation by operation, whatever is trained."""
 
+import copy
 import math
 import warnings
 from functools import partial
@@ -98,6 +99,20 @@ def test_so_it_is_with_every_likelihood(name):
 
     pairs = torch.randn(40, 3), torch.arange(40) % 2
     assert_same(parts, pairs=pairs)
+
+
+class Drawing(torch.nn.Module):
+    """Draws a number that it does not use."""
+
+    def forward(self, x):
+        torch.rand(())
+        return x
+
+
+def test_so_it_is_where_a_draw_is_not_used(captured):
+    layers = [torch.nn.Linear(3, 8), torch.nn.Linear(8, 1)]
+    assert_same(lambda: make(layers=torch.nn.Sequential(Drawing(), *copy.deepcopy(layers))))
+    assert captured
 
 
 def test_so_it_is_with_the_larger_networks_of_the_paper(captured):

@@ -13,6 +13,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import JointOptim, NonFiniteError
+from pyro_bbb.training._runners.flat_adam import FlatAdam
 
 
 def parameters(n=3):
@@ -250,3 +251,29 @@ def test_it_keeps_the_global_store_out_of_it():
     set_gradients(named.values())
     optim(named.values())
     assert len(pyro.get_param_store()) == 0
+
+
+# --- on flat vectors ---
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_steps_on_flat_vectors_are_those_of_the_optimiser(kind):
+    own = list(parameters().values())
+    twins, memory = copies(own), [p.data_ptr() for p in own]
+    optimizer, other = (kind(each, lr=0.1, weight_decay=0.1) for each in (own, twins))
+    flat = None
+    for _ in range(4):
+        set_gradients(own)
+        set_gradients(twins)
+        if flat is not None:
+            flat.gather()
+        (flat.optimizer if flat else optimizer).step()
+        other.step()
+        flat = flat or FlatAdam(optimizer)  # from the second step on
+        torch.testing.assert_close(own, twins)
+        for p, twin in zip(own, twins, strict=True):
+            torch.testing.assert_close(dict(optimizer.state[p]), dict(other.state[twin]))
+    assert own[0].data_ptr() not in memory
+    flat.close()
+    assert [p.data_ptr() for p in own] == memory
+    torch.testing.assert_close(own, twins)
