@@ -133,7 +133,8 @@ def test_a_digit_is_read_and_a_scribble_refused(page):
     assert sum(sure) < 1 and page.locator("svg.seen rect").count() > 10
     page.get_by_role("button", name="Clear").click()
     sync_api.expect(page.locator(".verdict")).to_have_count(0)
-    assert page.locator("svg.pad polyline").count() == page.locator("svg.seen rect").count() == 0
+    for drawn in ("svg.pad polyline", "svg.seen rect"):
+        sync_api.expect(page.locator(drawn)).to_have_count(0)
     draw(page, zigzag(np.random.default_rng(0)))
     says(page, "I don't know")
     assert sum(entropies(panel)) > sum(sure) + 0.5
@@ -148,7 +149,8 @@ def entropies(panel):
 def test_a_sample_can_be_clicked(page, name, words):
     page.get_by_role("button", name=name, exact=True).click()
     says(page, words)
-    assert page.locator("svg.pad polyline").count() == (2 if name == "4" else 4)
+    strokes = page.locator("svg.pad polyline")  # they come after the answers
+    sync_api.expect(strokes).to_have_count(2 if name == "4" else 4)
 
 
 def test_on_a_phone_the_result_is_above_the_fold(page):
