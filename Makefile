@@ -56,7 +56,7 @@ audit: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	touch $@
 
 clean:
