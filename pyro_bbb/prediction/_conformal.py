@@ -8,7 +8,7 @@ the model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores ha
 probability is $k / (n + 1)$, and given the calibration data it has the law Beta(k, n + 1 - k).
 
 Regression: $s = |y - \mu(x)| / \sigma(x)$, the residual in total standard deviations (Lei et al.
-2018, section 5.2). A factor corrects spreads that are wrong by one, cannot make ends cross as the
+2018, locally weighted). A factor corrects spreads that are wrong by one, cannot make ends cross as the
 summand of conformalised quantiles can, and needs no quantiles. Classes: adaptive prediction sets
 (Romano, Sesia and Candès 2020, arXiv:2006.02544), with $s$ the mass of the classes more probable
 than y, and where randomised $u\,p_y$ more, u uniform.
@@ -193,8 +193,9 @@ def conformal(
             or a map-style ``Dataset`` of such pairs.
         level: probability inside, in (0, 1), reached as closely as n examples allow.
         score: for classes ``"adaptive"`` (the default), whose sets have at least one class and may
-            contain the label more often than ``level``, or ``"randomized"``, whose sets are smaller
-            and exact, but differ from call to call and may be empty. ``"standardized"`` for others.
+            contain the label more often than ``level``, or ``"randomized"``, whose sets contain it
+            exactly as often, but differ from call to call and may be empty. For real targets and
+            counts ``"standardized"``.
         seed: makes a randomised calibration a function of this number.
 
     Returns:

@@ -1,17 +1,18 @@
 r"""Temperature scaling: one number, fitted on held-out data, that makes a predictive calibrated.
 
-A network's logits are divided by T > 0 (Guo et al. 2017, arXiv:1706.04599); deviations of a real
-target from its mean are multiplied by T (standard deviation scaling: Levi et al. 2019,
-arXiv:1905.11659). Above 1 it makes predictions less certain. T minimises the negative
-log-likelihood of the posterior predictive on calibration data, of the mixture over draws:
+The logarithms of the mean probabilities $\bar p$ are divided by T > 0 (Guo et al. 2017,
+arXiv:1706.04599; of the mean rather than of each draw: Rahaman and Thiery 2021, arXiv:2007.08792).
+Deviations of a real target from its mean $\mu$ are multiplied by T (standard deviation scaling:
+Levi et al. 2019, arXiv:1905.11659). Above 1 both make predictions less certain. T minimises the
+negative log-likelihood of calibration data, which for classes is convex in 1/T:
 
-$$-\frac1n\sum_i \log\frac1S\sum_s \mathrm{softmax}(z_{si} / T)_{y_i}, \qquad
+$$-\frac1n\sum_i \log p'_{i y_i},\quad p'_i = \mathrm{softmax}(\log\bar p_i / T); \qquad
   -\frac1n\sum_i \log\frac1{S\,T^d}\sum_s p_s\big(\mu_i + (y_i - \mu_i) / T\big).$$
 
-Each draw's logits are divided, and not the logarithm of the mean probabilities: so every draw
-remains a distribution, and entropies still add up. The first has one minimum for a single draw, as
-it is convex in 1/T. For several it keeps each draw's most probable class, and nearly always the
-mixture's. The second is the law of the mixture stretched around its mean, noise and draws alike.
+The draws follow their mean. Real targets: the mixture is stretched around its mean, noise and draws
+alike. Classes: a class that loses probability, $p'_c < \bar p_c$, loses the same fraction of it in
+each draw, and what a draw loses goes to the classes that gain, in proportion to $p'_c - \bar p_c$.
+Then draws are distributions with the mean $p'$, and entropies add up as before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyro_bbb._utils.files import read_json, write_json
@@ -51,7 +53,7 @@ class TemperatureScaled:
     temperature: float
 
     def __call__(self, x: Any) -> Prediction:
-        """The prediction at inputs that ``predict_fn`` takes, of the same kind and draws.
+        """The prediction at inputs that ``predict_fn`` takes, of the same kind, labels and means.
 
         Raises:
             TypeError: ``predict_fn`` gives no prediction, or one of counts, which have no scale.
@@ -112,7 +114,7 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
     from scipy.optimize import minimize_scalar  # which takes longer to import than this room
 
     prediction, y = predict_calibration(predict_fn, data)
-    exact = _double(prediction)
+    exact = _exact(prediction)
 
     def nll(log_temperature: float) -> float:
         limited = min(max(log_temperature, -_LIMIT), _LIMIT)
@@ -131,14 +133,25 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
 def _scaled(prediction: Prediction, temperature: float) -> Prediction:
     """The prediction at a temperature."""
     if isinstance(prediction, ClassificationPrediction):
-        logits = prediction.sample_log_probs / temperature
-        return ClassificationPrediction(logits.log_softmax(-1), prediction.sampler)
+        return ClassificationPrediction(_tempered(prediction, temperature), prediction.sampler)
     return prediction.rescaled((1 - temperature) * prediction.mean, temperature)
 
 
-def _double(prediction: Prediction) -> Prediction:
-    """The prediction in float64, in which its likelihoods are compared."""
+def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tensor:
+    """Log-probabilities of each draw, ``[S, n, C]``, whose mean has the temperature."""
+    old = prediction.log_probs
+    new = (old / temperature).log_softmax(-1)
+    log_ratio = (new - old).nan_to_num(nan=0.0)  # 0, too, where a probability is 0
+    loss, gain = log_ratio.clamp(max=0), log_ratio.clamp(min=0)
+    lost = prediction.sample_log_probs + (-loss.expm1()).log()  # p_s (1 - p'/p)
+    gained = old + gain + (-(-gain).expm1()).log()  # p' - p
+    fractions = gained.log_softmax(-1).nan_to_num(nan=-math.inf)  # NaN where no class gains
+    moved = lost.logsumexp(-1, keepdim=True) + fractions
+    return torch.logaddexp(prediction.sample_log_probs + loss, moved)
+
+
+def _exact(prediction: Prediction) -> Prediction:
+    """The same predictive in float64, in which likelihoods are compared; of classes as one draw."""
     if isinstance(prediction, ClassificationPrediction):
-        return ClassificationPrediction(prediction.sample_log_probs.double(), prediction.sampler)
-    components = map_tensors(prediction.components, Tensor.double)
-    return RegressionPrediction(components, prediction.sampler)
+        return ClassificationPrediction(prediction.log_probs.double().unsqueeze(0))
+    return RegressionPrediction(map_tensors(prediction.components, Tensor.double))

@@ -20,13 +20,18 @@ def classes(logits):
     return ClassificationPrediction(logits.log_softmax(-1))
 
 
+def tempered(logits, temperature):
+    """Mean probabilities of draws ``[n, S, C]`` at a temperature."""
+    powers = logits.softmax(-1).mean(1) ** (1 / temperature)
+    return powers / powers.sum(-1, keepdim=True)
+
+
 def sample_classes(temperature, spread=1.0):
-    """Logits of S draws ``[n, S, C]``, and labels of their mixture at a temperature."""
+    """Logits of S draws ``[n, S, C]``, and labels of their mean at a temperature."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(N, 1, 4, generator=generator)
     logits = logits + spread * torch.randn(N, S, 4, generator=generator)
-    probs = (logits / temperature).softmax(-1).mean(1)
-    return logits, probs.multinomial(1, generator=generator)[:, 0]
+    return logits, tempered(logits, temperature).multinomial(1, generator=generator)[:, 0]
 
 
 def predict_classes(logits):
@@ -62,8 +67,7 @@ def neg_log_likelihood(kind, x, y, temperature):
     """The equation of the module, without the library."""
     t = torch.as_tensor(temperature)
     if kind.startswith("classes"):
-        probs = (x / t).softmax(-1).mean(1)
-        return -probs[torch.arange(N), y].log().mean()
+        return -tempered(x, t)[torch.arange(N), y].log().mean()
     mean = x.mean(1)
     z = (mean + (y - mean) / t)[:, None]  # [n, 1, d]
     torch_family = torch.distributions.Normal(x, 0.5)
@@ -101,18 +105,44 @@ def test_the_factor_of_a_single_normal_has_a_closed_form():
 # --- the scaled predictive ---
 
 
-def test_scaled_classes():
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 2.5, 50.0])
+def test_scaled_classes(temperature):
     logits, y = sample_classes(1.0)
     plain = predict_classes(logits)
-    scaled = bbb.TemperatureScaled(predict_classes, 2.5)(logits)
-    expected = (logits / 2.5).softmax(-1).transpose(0, 1)
-    torch.testing.assert_close(scaled.sample_probs, expected)
-    assert torch.equal(scaled.sample_probs.argmax(-1), plain.sample_probs.argmax(-1))
+    scaled = bbb.TemperatureScaled(predict_classes, temperature)(logits)
+    torch.testing.assert_close(scaled.probs, tempered(logits, temperature))
+    torch.testing.assert_close(scaled.sample_probs.sum(-1), torch.ones(S, N))
+    assert torch.equal(scaled.label, plain.label)
     torch.testing.assert_close(scaled.entropy, scaled.aleatoric + scaled.epistemic)
-    one = bbb.TemperatureScaled(lambda x: classes(x[None, :, 0]), 2.5)(logits)
-    assert torch.equal(one.label, classes(logits[None, :, 0]).label)
-    same = bbb.TemperatureScaled(predict_classes, 1.0)(logits)
-    torch.testing.assert_close(same.log_prob(y), plain.log_prob(y))
+    # draws pass a common channel, which adds no information
+    assert (scaled.epistemic <= plain.epistemic + 1e-12).all()
+    assert scaled.epistemic.mean() > 0.01 * plain.epistemic.mean()
+    if temperature == 1:
+        torch.testing.assert_close(scaled.sample_log_probs, plain.sample_log_probs)
+
+
+def test_each_draw_moves_what_classes_lose():
+    probs = torch.tensor([[[0.6, 0.3, 0.1]], [[0.2, 0.7, 0.1]], [[0.4, 0.2, 0.4]]])
+    plain = ClassificationPrediction(probs.log())
+    found = bbb.TemperatureScaled(lambda x: plain, 0.5)(None).sample_probs
+    old = probs.mean(0)[0]  # 0.4, 0.4, 0.2
+    new = old.square() / old.square().sum()  # 4/9, 4/9, 1/9
+    lost = probs[..., 2] * (1 - new[2] / old[2])
+    torch.testing.assert_close(found[..., 2], probs[..., 2] - lost)
+    torch.testing.assert_close(found[..., :2], probs[..., :2] + 0.5 * lost[..., None])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
+def test_improbable_classes_keep_their_digits(temperature):
+    """In single precision, where the probabilities themselves underflow."""
+    logits = torch.tensor([[[0.0, -90.0, -300.0]], [[-2.0, -70.0, -math.inf]]], dtype=torch.float32)
+    plain = classes(logits)
+    scaled = bbb.TemperatureScaled(lambda x: plain, temperature)(None)
+    expected = (plain.log_probs.double() / temperature).log_softmax(-1).float()
+    torch.testing.assert_close(scaled.log_probs, expected, rtol=1e-6, atol=1e-6)
+    never = classes(torch.tensor([[[0.0, -math.inf, -1.0]]]))
+    probs = bbb.TemperatureScaled(lambda x: never, temperature)(None).sample_probs
+    assert probs[0, 0, 1] == 0 and probs.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("d", [1, 2])
@@ -154,10 +184,11 @@ def test_what_is_scaled_is_what_is_predicted():
 def test_label_sets_of_scaled_probabilities():
     logits, y = sample_classes(3.0)
     scaled = bbb.temperature_scaling(predict_classes, (logits, y))
-    by_hand = (logits / scaled.temperature).log_softmax(-1).transpose(0, 1)
-    found = bbb.conformal(scaled, (logits, y), 0.9)
-    expected = bbb.conformal(lambda x: ClassificationPrediction(by_hand), (logits, y), 0.9)
-    assert torch.equal(found.label_set(logits), expected.label_set(logits))
+    by_hand = ClassificationPrediction(tempered(logits, scaled.temperature).log()[None])
+    found = bbb.conformal(scaled, (logits, y), 0.9).label_set(logits)
+    expected = bbb.conformal(lambda x: by_hand, (logits, y), 0.9).label_set(logits)
+    assert (found != expected).sum() <= 1  # a score that ties with the threshold
+    assert not torch.equal(found, bbb.conformal(predict_classes, (logits, y)).label_set(logits))
 
 
 # --- no best temperature ---
