@@ -8,10 +8,10 @@ the model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores ha
 probability is $k / (n + 1)$, and given the calibration data it has the law Beta(k, n + 1 - k).
 
 Regression: $s = |y - \mu(x)| / \sigma(x)$, the residual in total standard deviations (Lei et al.
-2018, locally weighted). A factor corrects spreads that are wrong by one, cannot make ends cross as the
-summand of conformalised quantiles can, and needs no quantiles. Classes: adaptive prediction sets
-(Romano, Sesia and Candès 2020, arXiv:2006.02544), with $s$ the mass of the classes more probable
-than y, and where randomised $u\,p_y$ more, u uniform.
+2018, locally weighted). A factor corrects spreads that are wrong by one; it cannot make ends cross,
+as the summand of conformalised quantiles can, and needs no quantiles. Classes: adaptive prediction
+sets (Romano, Sesia and Candès 2020, arXiv:2006.02544), with $s$ the mass of the classes more
+probable than y, and where randomised $u\,p_y$ more, u uniform.
 """
 
 from __future__ import annotations
