@@ -14,7 +14,7 @@ from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.prediction._conformal import _uniform
 
-SIGMAS = 4  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-5
+SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 REPETITIONS = 4000
 
 
@@ -121,7 +121,7 @@ def test_coverage_given_the_calibration_data_has_a_beta_law(double):
     data, options = sample_classes(n, REPETITIONS), {"score": "randomized", "seed": 0}
     sets = bbb.conformal(CLASSIFIERS["right"], data, level, **options).threshold
     for coverage in (intervals, sets):
-        assert stats.kstest(coverage, stats.beta(k, n + 1 - k).cdf).pvalue > 1e-4
+        assert stats.kstest(coverage, stats.beta(k, n + 1 - k).cdf).pvalue > 1e-6
 
 
 # --- the sets themselves ---
@@ -207,7 +207,9 @@ def test_label_sets_spelled_out(score):
 def test_random_numbers_of_sets():
     numbers = [_uniform((1000, 1), *which) for which in ((3, 0), (3, 1), (3, 0), (-1, 0))]
     assert torch.equal(numbers[0], numbers[2])
-    assert all(abs(np.corrcoef(numbers[0].T, numbers[i].T)[0, 1]) < 0.15 for i in (1, 3))
+    assert all(
+        abs(np.corrcoef(numbers[0].T, numbers[i].T)[0, 1]) < SIGMAS / 1000**0.5 for i in (1, 3)
+    )
     x, y = sample_classes(50)
     found = bbb.conformal(CLASSIFIERS["right"], (x, y), score="randomized", seed=0)
     state = torch.get_rng_state()

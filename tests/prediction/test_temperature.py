@@ -10,7 +10,7 @@ import pyro_bbb as bbb
 from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 
-SIGMAS = 4  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-5
+SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 S, N = 5, 4000
 
 pytestmark = pytest.mark.usefixtures("double")
