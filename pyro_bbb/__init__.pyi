@@ -43,10 +43,14 @@ from .persistence import LoadError as LoadError
 from .persistence import load as load
 from .persistence import save as save
 from .prediction import ClassificationPrediction as ClassificationPrediction
+from .prediction import ConformalPredictor as ConformalPredictor
 from .prediction import Prediction as Prediction
 from .prediction import RegressionPrediction as RegressionPrediction
+from .prediction import TemperatureScaled as TemperatureScaled
+from .prediction import conformal as conformal
 from .prediction import predict as predict
 from .prediction import predict_mean as predict_mean
+from .prediction import temperature_scaling as temperature_scaling
 from .pruning import prune as prune
 from .pruning import signal_to_noise as signal_to_noise
 from .training import CheckpointError as CheckpointError

@@ -2,9 +2,11 @@
 
 Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in
 ``_draws.py``, the two samplers in ``_weight_samples.py`` and ``_output_samples.py``; a new summary
-of a prediction goes into ``_summaries.py``.
+of a prediction goes into ``_summaries.py``. What is calibrated on held-out data, of any function
+from inputs to a prediction, stands in ``_conformal.py`` and ``_temperature.py``.
 """
 
+from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._predict import (
     ESTIMATORS as ESTIMATORS,
@@ -19,13 +21,18 @@ from pyro_bbb.prediction._summaries import (
     Prediction,
     RegressionPrediction,
 )
+from pyro_bbb.prediction._temperature import TemperatureScaled, temperature_scaling
 
 __all__ = [
     "ClassificationPrediction",
+    "ConformalPredictor",
     "Prediction",
     "RegressionPrediction",
+    "TemperatureScaled",
+    "conformal",
     "finished",
     "posterior_draws",
     "predict",
     "predict_mean",
+    "temperature_scaling",
 ]

@@ -74,6 +74,8 @@ EXEMPT = {
     **dict.fromkeys(
         ["ClassificationPrediction", "RegressionPrediction"], "a record that predict makes"
     ),
+    "ConformalPredictor": "a record that conformal makes",
+    "TemperatureScaled": "a record that temperature_scaling makes",
     **dict.fromkeys(["*Error"], "an exception"),
 }
 # Methods that Pyro, torch or this library call, with arguments of theirs

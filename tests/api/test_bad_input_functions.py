@@ -3,6 +3,7 @@
 import atexit
 import math
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods
+from pyro_bbb.distributions import observation as families
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from tests._support.bad_input import Row, by_name, judge_all, left, no_counts
 
 NAN, INF = math.nan, math.inf
@@ -617,6 +620,145 @@ def saved():
     return folder() / "saved"
 
 
+def saved_record(make):
+    """A file of a calibrated predictive."""
+    path = folder() / f"{make.__name__}.json"
+    make().save(path)
+    return str(path)
+
+
+def scaled():
+    return bbb.TemperatureScaled(as_labels, 2.0)
+
+
+def sets():
+    return bbb.conformal(as_labels, (X, LABELS), 0.5)
+
+
+def intervals():
+    return bbb.conformal(as_targets, (X, TARGETS), 0.5)
+
+
+def as_labels(x):
+    return ClassificationPrediction(torch.stack([x, x.flip(1)]).log_softmax(-1))
+
+
+def as_targets(x):
+    return RegressionPrediction(families.Normal(torch.stack([x, x + 1])[..., :1], 1.0, False))
+
+
+NO_PREDICTION = {
+    "no function": ({"predict_fn": 3}, "predict_fn must be a function"),
+    "of no prediction": ({"predict_fn": lambda x: x}, "predict_fn must return a Prediction"),
+}
+NO_PAIR = {
+    "x alone": ({"data": X}, "data must be a pair"),
+    "rows": ({"data": (X, LABELS[:2])}, "x and y must have equally many rows, got 4 and 2"),
+    "no labels": ({"data": (X, TARGETS)}, "expected y of integer type"),
+    "too many classes": ({"data": (X, LABELS + 3)}, r"labels in \[0, 2\]"),
+    "real targets of two dimensions": (
+        {"data": (X, X[:, :2]), "predict_fn": as_targets},
+        r"expected y of shape \[n, 1\]",
+    ),
+    "a Dataset without targets": ({"data": TensorDataset(X)}, "data|pair"),
+}
+A_PATH = {
+    "also": (OSError,),
+    "skip": left("path", *("unknown", "empty", "bytes"), why="names of files"),
+}
+CALIBRATED = [
+    Row(
+        "conformal",
+        lambda: {"predict_fn": as_labels, "data": (X, LABELS), "level": 0.5, "seed": 1},
+        bad={
+            **NO_PREDICTION,
+            **NO_PAIR,
+            "few": ({"level": 0.9}, "data must hold at least 9 examples for level 0.9, got 4"),
+            "level 1": ({"level": 1.0}, r"level must be in \(0, 1\), got 1.0"),
+            "score": ({"score": "best"}, r"score must be one of \['adaptive', 'randomized'\]"),
+            "score of targets": (
+                {"score": "adaptive", "predict_fn": as_targets, "data": (X, TARGETS)},
+                r"score must be one of \['standardized'\]",
+            ),
+        },
+        fine={
+            "arrays": {"data": (X.numpy(), LABELS.numpy()), "predict_fn": lambda x: as_labels(X)},
+            "a Dataset": {"data": TensorDataset(X, LABELS)},
+            "randomized": {"score": "randomized"},
+            "negative seed": {"score": "randomized", "seed": -1},
+            "flat targets": {"predict_fn": as_targets, "data": (X, TARGETS[:, 0])},
+        },
+    ),
+    Row(
+        "ConformalPredictor.label_set",
+        lambda: {"self": sets(), "x": X, "seed": 0},
+        bad={
+            "of targets": ({"self": intervals()}, "self must be calibrated.*take interval"),
+            "another prediction": ({"self": replace(sets(), predict_fn=as_targets)}, "classes"),
+            "parts": ({"x": X[None]}, r"predict_fn must give targets of shape \[\]"),
+        },
+        skip={"x: *": "what predict_fn takes"},
+    ),
+    Row(
+        "ConformalPredictor.interval",
+        lambda: {"self": intervals(), "x": X},
+        bad={
+            "of classes": ({"self": sets()}, "self must be calibrated.*take label_set"),
+            "another prediction": ({"self": replace(intervals(), predict_fn=as_labels)}, "real"),
+            "more targets": (
+                {"self": replace(intervals(), threshold=torch.ones(2, dtype=torch.double))},
+                r"predict_fn must give targets of shape \[2\] as in the calibration, got \[1\]",
+            ),
+        },
+        skip={"x: *": "what predict_fn takes"},
+    ),
+    Row(
+        "temperature_scaling",
+        lambda: {"predict_fn": as_labels, "data": (X, LABELS)},
+        bad={**NO_PREDICTION, **NO_PAIR},
+        fine={"targets": {"predict_fn": as_targets, "data": (X, TARGETS)}},
+    ),
+    Row(
+        "ConformalPredictor.save",
+        lambda: {"self": sets(), "path": str(folder() / "sets.json")},
+        bad={
+            "a number": ({"path": 3}, "path must be a path"),
+            "a root": ({"path": "/"}, "must name a file"),
+        },
+        **A_PATH,
+    ),
+    Row(
+        "ConformalPredictor.load",
+        lambda: {"path": saved_record(sets), "predict_fn": as_labels},
+        bad={
+            "a number": ({"path": 3}, "path must be a path"),
+            "nothing there": ({"path": str(folder() / "none")}, "none"),
+            "a temperature": ({"path": saved_record(scaled)}, "of format 'pyro_bbb.conformal'"),
+            "no JSON": ({"path": __file__}, "JSON"),
+        },
+        **A_PATH,
+    ),
+    Row(
+        "TemperatureScaled.save",
+        lambda: {"self": scaled(), "path": str(folder() / "temperature.json")},
+        bad={
+            "a number": ({"path": 3}, "path must be a path"),
+            "a root": ({"path": "/"}, "must name a file"),
+        },
+        **A_PATH,
+    ),
+    Row(
+        "TemperatureScaled.load",
+        lambda: {"path": saved_record(scaled), "predict_fn": as_labels},
+        bad={
+            "a number": ({"path": 3}, "path must be a path"),
+            "nothing there": ({"path": str(folder() / "none")}, "none"),
+            "sets": ({"path": saved_record(sets)}, "of format 'pyro_bbb.temperature'"),
+        },
+        **A_PATH,
+    ),
+]
+
 FILES = [
     Row(
         "save",
@@ -658,7 +800,7 @@ FILES = [
     ),
 ]
 
-ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *FILES]
+ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *CALIBRATED, *FILES]
 
 
 @pytest.mark.parametrize("row", by_name(ROWS))

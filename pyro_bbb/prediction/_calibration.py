@@ -1,0 +1,40 @@
+"""Predictions of calibration data: examples with targets that were held out from training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from pyro_bbb._utils.validation import function
+from pyro_bbb.data import as_tensors
+from pyro_bbb.prediction._summaries import (
+    ClassificationPrediction,
+    Prediction,
+    RegressionPrediction,
+)
+
+PredictFn: TypeAlias = Callable[[Any], Prediction]
+
+
+def call_predict(predict_fn: PredictFn, x: Any) -> Prediction:
+    """The function's prediction at inputs; TypeError if it returns anything else."""
+    found = function("predict_fn", predict_fn, "from inputs to a Prediction")(x)
+    if not isinstance(found, ClassificationPrediction | RegressionPrediction):
+        raise TypeError(f"predict_fn must return a Prediction, got {type(found).__name__}")
+    return found
+
+
+def predict_calibration(predict_fn: PredictFn, data: Any) -> tuple[Prediction, Tensor]:
+    """The prediction of calibration inputs, and their targets on its device, both checked."""
+    x, y = as_tensors(data)
+    # inputs as they were given, for `predict` takes arrays to its own device
+    prediction = call_predict(predict_fn, data[0] if isinstance(data, tuple | list) else x)
+    scored = (
+        prediction.probs if isinstance(prediction, ClassificationPrediction) else prediction.mean
+    )
+    y = y.to(scored.device)
+    if prediction.log_prob(y).isnan().any():  # which raises where targets do not fit
+        raise ValueError("predict_fn must give predictions without NaN")
+    return prediction, y

@@ -1,0 +1,267 @@
+r"""Split conformal prediction: intervals and label sets that contain the target with a guarantee.
+
+Of n calibration examples, exchangeable with the new ones and not used for training, each has a
+score $s_i$ that is large where the target is unlike its prediction. The threshold $\hat q$ is the
+k-th smallest of them, $k = \lceil (n + 1)\,\mathrm{level} \rceil$. The set of all targets with a
+score of at most $\hat q$ contains the true one with probability at least $k / (n + 1)$, whatever
+the model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores have no ties the
+probability is $k / (n + 1)$, and given the calibration data it has the law Beta(k, n + 1 - k).
+
+Regression: $s = |y - \mu(x)| / \sigma(x)$, the residual in total standard deviations (Lei et al.
+2018, locally weighted). A factor corrects spreads that are wrong by one; it cannot make ends cross,
+as the summand of conformalised quantiles can, and needs no quantiles. Classes: adaptive prediction
+sets (Romano, Sesia and Candès 2020, arXiv:2006.02544), with $s$ the mass of the classes more
+probable than y, and where randomised $u\,p_y$ more, u uniform.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_bbb._utils.files import read_json, write_json
+from pyro_bbb._utils.validation import (
+    all_finite,
+    as_seed,
+    count,
+    function,
+    one_of,
+    probability,
+)
+from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
+from pyro_bbb.prediction._summaries import ClassificationPrediction, RegressionPrediction
+
+_FORMAT = "pyro_bbb.conformal"
+_OF_TARGETS, _OF_CLASSES = ("standardized",), ("adaptive", "randomized")
+_CALIBRATION, _NEW = 0, 1  # streams of random numbers, independent also for one seed
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalPredictor:
+    """Intervals or label sets of a level, made by `conformal`.
+
+    Args:
+        predict_fn: function from inputs to a `Prediction`, the one of the calibration.
+        level: probability that a set contains its target.
+        score: ``"standardized"`` for intervals, ``"adaptive"`` or ``"randomized"`` for label sets.
+        num_calibration: number n of calibration examples.
+        threshold: largest score inside, for each target of one example, ``[d]`` or ``[]``, float64;
+            for ``"standardized"`` in standard deviations, otherwise a probability.
+    """
+
+    predict_fn: PredictFn = field(repr=False)
+    level: float
+    score: str
+    num_calibration: int
+    threshold: Tensor
+
+    def interval(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Intervals of real targets or counts, mean ± threshold times standard deviation.
+
+        Ends are rounded outward, and those of counts are not below 0.
+
+        Args:
+            x: inputs that ``predict_fn`` takes.
+
+        Returns:
+            Lower and upper end, each ``[n, d]``, in the targets' unit.
+
+        Raises:
+            TypeError: the calibration was of classes, or ``predict_fn`` gives another prediction.
+            ValueError: the prediction has other dimensions than the calibration's, or no finite
+                mean and standard deviation.
+        """
+        self._require(_OF_TARGETS, "label_set")
+        prediction = call_predict(self.predict_fn, x)
+        if not isinstance(prediction, RegressionPrediction):
+            raise TypeError(f"predict_fn must predict real targets or counts, got {prediction!r}")
+        mean, std = _moments(prediction)
+        # a score that ties with the threshold is inside: rounding must not put it outside
+        half = std * self._threshold(mean) * (1 + 4 * torch.finfo(std.dtype).eps)
+        like = prediction.mean
+        lower = torch.nextafter((mean - half).to(like), torch.full_like(like, -math.inf))
+        upper = torch.nextafter((mean + half).to(like), torch.full_like(like, math.inf))
+        return (lower.clamp(min=0) if prediction.components.support.is_discrete else lower), upper
+
+    def label_set(self, x: Any, *, seed: int | None = None) -> Tensor:
+        """Sets of labels: the most probable classes, until the mass ahead of one is too large.
+
+        Args:
+            x: inputs that ``predict_fn`` takes.
+            seed: makes randomised sets a function of this number, and leaves torch's random state
+                alone.
+
+        Returns:
+            Whether each class is in the set, bool ``[n, C]``. Randomised sets may be empty.
+
+        Raises:
+            TypeError: the calibration was of real targets, ``predict_fn`` gives another prediction,
+                or the seed is no integer.
+            ValueError: the prediction has other dimensions than the calibration's.
+        """
+        seed = None if seed is None else as_seed("seed", seed)
+        self._require(_OF_CLASSES, "interval")
+        prediction = call_predict(self.predict_fn, x)
+        if not isinstance(prediction, ClassificationPrediction):
+            raise TypeError(f"predict_fn must predict classes, got {prediction!r}")
+        scores = _class_scores(prediction, self.score, seed, _NEW)
+        return scores <= self._threshold(scores[..., 0]).unsqueeze(-1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all but ``predict_fn`` to a JSON file, which appears complete or not at all.
+
+        Raises:
+            TypeError: the path is of another type.
+            ValueError: it names no file.
+            OSError: the file cannot be written.
+        """
+        content = {
+            "level": self.level,
+            "score": self.score,
+            "num_calibration": self.num_calibration,
+        }
+        write_json(path, _FORMAT, {**content, "threshold": self.threshold.tolist()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> ConformalPredictor:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+            predict_fn: the function of the calibration, such as `predict` with the same model,
+                guide and options.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is damaged or of another kind.
+            TypeError: an argument is of the wrong kind.
+        """
+        function("predict_fn", predict_fn, "from inputs to a Prediction")
+        content = read_json(path, _FORMAT)
+        try:
+            loaded = cls(
+                predict_fn,
+                probability("level", content["level"]),
+                one_of("score", content["score"], _OF_TARGETS + _OF_CLASSES),
+                count("num_calibration", content["num_calibration"]),
+                torch.tensor(content["threshold"], dtype=torch.double),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"path leads to {path}, which is altered: {error!r}") from error
+        if not (loaded.threshold.isfinite() & (loaded.threshold >= 0)).all():
+            raise ValueError(f"path leads to {path}, whose threshold must be finite, at least 0")
+        return loaded
+
+    def _require(self, scores: tuple[str, ...], other: str) -> None:
+        if self.score not in scores:
+            raise TypeError(f"self must be calibrated with a score of {scores}: take {other}")
+
+    def _threshold(self, like: Tensor) -> Tensor:
+        """The threshold on the device of a prediction ``[n, ...]``, if it has its dimensions."""
+        if like.shape[1:] != self.threshold.shape:
+            expected = f"targets of shape {list(self.threshold.shape)} as in the calibration"
+            raise ValueError(f"predict_fn must give {expected}, got {list(like.shape[1:])}")
+        return self.threshold.to(like.device)
+
+
+def conformal(
+    predict_fn: PredictFn,
+    data: Any,
+    level: float = 0.9,
+    *,
+    score: str | None = None,
+    seed: int | None = None,
+) -> ConformalPredictor:
+    """Calibrate intervals or label sets that contain the target with probability ``level``.
+
+    The guarantee is for new examples that are exchangeable with the calibration data, on average
+    over both; it holds for any model, also one that is wrong. Of several targets each has its own
+    interval or set, and its own guarantee: all are inside at once less often.
+
+    Args:
+        predict_fn: function from inputs to a `Prediction`, such as ``functools.partial(predict,
+            model, guide, seed=0, estimator="reparam")``. It must treat calibration data and new
+            inputs alike; the seed and the estimator make sure that they have the same draws.
+        data: calibration data that training has not seen: a pair ``(x, y)`` of tensors or arrays,
+            or a map-style ``Dataset`` of such pairs.
+        level: probability inside, in (0, 1), reached as closely as n examples allow.
+        score: for classes ``"adaptive"`` (the default), whose sets have at least one class and may
+            contain the label more often than ``level``, or ``"randomized"``, whose sets contain it
+            exactly as often, but differ from call to call and may be empty. For real targets and
+            counts ``"standardized"``.
+        seed: makes a randomised calibration a function of this number.
+
+    Returns:
+        An object that gives `interval` or `label_set` at new inputs, and can be saved.
+
+    Raises:
+        ValueError: there are too few examples for the level, less than level / (1 - level); a
+            number is out of range, the score unknown; targets do not fit; or the prediction has
+            NaN, or for real targets no finite standard deviation above 0.
+        TypeError: an argument is of the wrong kind.
+    """
+    level, seed = probability("level", level), None if seed is None else as_seed("seed", seed)
+    prediction, y = predict_calibration(predict_fn, data)
+    if isinstance(prediction, RegressionPrediction):
+        score = one_of("score", _OF_TARGETS[0] if score is None else score, _OF_TARGETS)
+        scores = _standardized(prediction, y)
+    else:
+        score = one_of("score", _OF_CLASSES[0] if score is None else score, _OF_CLASSES)
+        of_classes = _class_scores(prediction, score, seed, _CALIBRATION)
+        scores = of_classes.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+    threshold = scores.kthvalue(_rank(len(scores), level), dim=0).values.cpu()
+    return ConformalPredictor(predict_fn, level, score, len(scores), threshold)
+
+
+def _rank(n: int, level: float) -> int:
+    """The rank k of the threshold, with the level as the decimal number that was written."""
+    exact = Fraction(repr(level))
+    rank = math.ceil((n + 1) * exact)
+    if rank > n:
+        least = math.ceil(exact / (1 - exact))
+        raise ValueError(f"data must hold at least {least} examples for level {level}, got {n}")
+    return rank
+
+
+def _standardized(prediction: RegressionPrediction, y: Tensor) -> Tensor:
+    """Residuals in standard deviations, ``[n, d]``."""
+    mean, std = _moments(prediction)
+    if not (std > 0).all():
+        raise ValueError("predict_fn must give standard deviations above 0, got 0")
+    return (y.double().reshape(mean.shape) - mean).abs() / std
+
+
+def _moments(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
+    """Mean and total standard deviation, in float64."""
+    mean, std = prediction.mean.double(), prediction.std.double()
+    if not (all_finite(mean) and all_finite(std)):
+        found = f"got {prediction!r} (a Student's t has them for more than 2 degrees of freedom)"
+        raise ValueError(f"predict_fn must give finite means and standard deviations, {found}")
+    return mean, std
+
+
+def _class_scores(
+    prediction: ClassificationPrediction, score: str, seed: int | None, stream: int
+) -> Tensor:
+    """Scores of classes, ``[n, C]``: the mass ahead, and where randomised u times their own."""
+    probs, order = prediction.probs.double().sort(dim=-1, descending=True, stable=True)
+    scores = torch.cat([torch.zeros_like(probs[..., :1]), probs.cumsum(-1)[..., :-1]], -1)
+    if score == "randomized":
+        u = _uniform((*probs.shape[:-1], 1), seed, stream)
+        scores = scores + u.to(probs.device) * probs
+    return torch.zeros_like(scores).scatter(-1, order, scores)
+
+
+def _uniform(shape: tuple[int, ...], seed: int | None, stream: int) -> Tensor:
+    """Uniform random numbers, float64."""
+    if seed is None:
+        return torch.rand(shape, dtype=torch.double)
+    generator = np.random.default_rng([seed % 2**64, stream])
+    return torch.from_numpy(generator.random(shape))
