@@ -24,7 +24,7 @@ from pyro import distributions as dist
 from torch import Size, Tensor
 from torch.distributions import Distribution, Normal, constraints, register_kl
 
-from pyro_bbb._ops.normal import unexpanded
+from pyro_bbb._ops.last_layer import LastLayerKL
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 from pyro_bbb.distributions import observation
 from pyro_bbb.distributions.summed_event import innermost
@@ -33,23 +33,28 @@ from pyro_bbb.distributions.summed_event import innermost
 class AtMean(dist.TorchDistribution):
     r"""Jointly Normal weights, whose draw is their mean and whose log-density is its expectation.
 
-    It has what an ELBO in closed form takes from a posterior: $E \ln q$ and the KL from a prior of
-    independent Normals. Each is a sum over weights, so that one posterior may be several of these.
+    It has what an ELBO in closed form takes from a posterior: $E \ln q$, and the KL from a prior of
+    independent Normals. Both are sums over columns, so that W and b are one of these each.
 
     Args:
-        loc: means, one event of any shape.
-        variance: marginal variances, of the same shape.
-        log_scale: logarithms of the deviations given the weights before, the diagonal of the
-            covariance's Cholesky factor; of the same shape.
+        loc: means of W ``[out, in]``, or of b ``[out]``.
+        scale: $\sigma$ of `_ops.last_layer`, ``[k, in]`` or ``[k]``.
+        lower: rows of U, ``[k, in, in]`` or ``[k, in]``.
     """
 
     arg_constraints = {}
     support = constraints.real
     has_rsample = True
 
-    def __init__(self, loc: Tensor, variance: Tensor, log_scale: Tensor) -> None:
-        self.loc, self.variances, self.log_scale = loc, variance, log_scale
+    def __init__(self, loc: Tensor, scale: Tensor, lower: Tensor) -> None:
+        self.loc, self.scale, self.lower = loc, scale, lower
         super().__init__(Size(), loc.shape, validate_args=False)
+
+    @property
+    def variance(self) -> Tensor:
+        """Marginal variances, of the shape of the means."""
+        variance = self.scale.square() * (1 + self.lower.square().sum(-1))
+        return variance.expand_as(self.loc)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> AtMean:
         """Itself: there is one draw."""
@@ -61,21 +66,22 @@ class AtMean(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""$E \ln q$ in nats, whatever the value."""
-        return -self.log_scale.sum() - self.loc.numel() * (0.5 + HALF_LOG_2PI)
+        log_scale = self.scale.log().sum() * (len(self.loc) / len(self.scale))
+        return -log_scale - self.loc.numel() * (0.5 + HALF_LOG_2PI)
 
 
 @register_kl(AtMean, Distribution)
 def _kl_at_mean(q: AtMean, p: Distribution) -> Tensor:
-    r"""KL[q || p] in nats: $\sum_j \tfrac12 E(w_j - m_j)^2 / s_j^2 + \ln s_j - \ln L_{jj} - 1/2$."""
+    """KL[q || p] in nats, of `LastLayerKL`."""
     normal: Any = innermost(p)
     if not isinstance(normal, Normal):
         raise ValueError(
             f"the KL in closed form needs a Normal prior of the head, such as 'fan_in_normal', got "
             f"{type(normal).__name__}; or draw weights by fit(loss='trace')"
         )
-    of_mean = ((q.loc - normal.loc).square() + q.variances) / (2 * normal.scale.square())
-    log_ratio = unexpanded(normal.scale).log() - q.log_scale
-    return (of_mean + log_ratio).sum() - 0.5 * q.loc.numel()
+    prior = normal.loc.expand_as(q.loc), normal.scale.expand_as(q.loc)
+    kl: Tensor = LastLayerKL.apply(q.loc, q.scale, q.lower, *prior)[0]
+    return kl
 
 
 class ExpectedObservation(dist.TorchDistribution):

@@ -182,7 +182,7 @@ class Approximated(Protocol):
 
 @runtime_checkable
 class ClosedForm(Protocol):
-    """Guide under which the expected log-likelihood has a closed form, so that a step draws nothing."""
+    """Guide with a closed form of the expected log-likelihood: a step draws nothing."""
 
     def in_closed_form(self, model: Any) -> tuple[Any, Any]:
         """Return model and guide whose mean-field objective is the ELBO without draws."""

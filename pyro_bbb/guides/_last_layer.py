@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._ops.last_layer import LastLayerVariance
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.validation import count, one_of, positive, probabilities
 from pyro_bbb.distributions.expectation import AtMean, ExpectedObservation
@@ -113,17 +114,13 @@ class LastLayer(Guide):
         """
         return partial(self._expected, model), self._at_means
 
-    def variance(self, features: Tensor) -> Tensor:
+    def _variance(self, features: Tensor) -> Tensor:
         """Variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
         parts = self._parts()
         (loc, scale, lower), bias = parts["weight"], parts.get("bias")
-        x = features.reshape(-1, features.shape[-1]).to(loc.dtype) * scale.unsqueeze(1)  # [k, n, in]
-        if bias is None:
-            variance = (x + x @ lower).square().sum(-1)
-        else:
-            row = (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)  # [k, 1, in]
-            whitened = x + torch.baddbmm(row.expand_as(x), x, lower)
-            variance = whitened.square().sum(-1) + bias.scale.square().unsqueeze(-1)
+        rows = features.reshape(-1, features.shape[-1]).to(loc.dtype)
+        own = (None, None) if bias is None else (bias.scale, bias.lower)
+        variance: Tensor = LastLayerVariance.apply(rows, scale, lower, *own)[0]  # [k, n]
         return variance.T.expand(-1, len(loc)).reshape(*features.shape[:-1], -1)
 
     @contextmanager
@@ -139,7 +136,7 @@ class LastLayer(Guide):
             network.register_forward_hook(lambda module, args, output: outputs.append(output)),
         ]
         try:
-            yield lambda: self.variance(_features(seen, outputs))
+            yield lambda: self._variance(_features(seen, outputs))
         finally:
             for handle in handles:
                 handle.remove()
@@ -154,7 +151,7 @@ class LastLayer(Guide):
         z = torch.special.ndtri(levels).tolist()
         with torch.no_grad():
             return {
-                name: torch.stack([q.loc + each * q.variances.sqrt() for each in z])
+                name: torch.stack([q.loc + each * q.variance.sqrt() for each in z])
                 for name, q in self._moments().items()
             }
 
@@ -181,12 +178,7 @@ class LastLayer(Guide):
 
     def _moments(self) -> dict[str, AtMean]:
         """The weights' distributions at their means, by site name."""
-        found = {}
-        for name, (loc, scale, lower) in self._parts().items():
-            variance = scale.square() * (1 + lower.square().sum(-1))
-            columns = (x.expand_as(loc) for x in (variance, scale.log()))
-            found[f"{self._path}.{name}"] = AtMean(loc, *columns)
-        return found
+        return {f"{self._path}.{name}": AtMean(*part) for name, part in self._parts().items()}
 
     def _parts(self) -> dict[str, Part]:
         """Parameters of W, and of b where it is random."""

@@ -1,4 +1,4 @@
-r"""Outputs of a network with a variational last layer, drawn for each input in one pass of the trunk.
+"""Outputs of a network with a variational last layer, drawn in one pass of the trunk.
 
 Given the trunk's features the outputs are Normal, exactly, with the means of the network at the
 mean weights. Inputs are independent of one another, as in `_output_samples`.
@@ -15,7 +15,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.inputs import Rows, run_network
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.prediction._output_samples import likelihood_arguments
+from pyro_bbb.prediction._output_samples import arguments_of
 from pyro_bbb.prediction._weight_samples import Draws, Part, SubstituteMessenger
 
 
@@ -32,7 +32,7 @@ def per_input_of_head(
         mean, variance = _moments(model, guide, means, x[i : i + rows])
         noise = torch.randn(num_samples, *mean.shape, dtype=mean.dtype, device=mean.device)
         outputs = torch.addcmul(mean, variance.sqrt(), noise, out=noise)
-        yield every, slice(i, i + len(mean)), likelihood_arguments(model, guide, outputs)
+        yield every, slice(i, i + len(mean)), arguments_of(model, guide, outputs)
 
 
 def _moments(

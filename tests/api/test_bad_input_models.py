@@ -516,6 +516,15 @@ GUIDES = [
     Row("guides.Laplace", lambda: {"model": classifier()}, bad=INIT_LOC),
     Row("guides.LaplaceGGN", lambda: {"model": classifier()}),
     Row(
+        "guides.LastLayer",
+        lambda: {"model": tiny(), "head": "fc1", "init_scale": 0.1, "covariance": "shared"},
+        bad=INIT_LOC
+        | {
+            "two layers": ({"model": classifier(), "head": None}, "vbll needs one Bayesian layer"),
+            "no such layer": ({"head": "fc2"}, "head must be one of the Bayesian layers .'fc1'."),
+        },
+    ),
+    Row(
         "guides.Ensemble",
         lambda: {"model": classifier(), "make_member": guides.Delta, "size": 2},
         bad={
@@ -581,6 +590,7 @@ GUIDES = [
             "guides.LowRank": lambda: guides.LowRank(classifier()),
             "guides.FullRank": lambda: guides.FullRank(classifier()),
             "guides.Flow": lambda: guides.Flow(classifier()),
+            "guides.LastLayer": lambda: guides.LastLayer(tiny()),
             "guides.Ensemble": lambda: guides.ensemble(classifier(), 2),
         }.items()
     ],
