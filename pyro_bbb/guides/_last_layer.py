@@ -238,7 +238,8 @@ class LastLayer(Guide):
             "lowers": loc.new_zeros(*rows, features),
         }
         for group, value in values.items():
-            self._modules[group][kind] = nn.Parameter(value)  # type: ignore[index]
+            owner: Any = self._modules[group]
+            owner[kind] = nn.Parameter(value)
 
 
 class _ExpectObservation(Messenger):

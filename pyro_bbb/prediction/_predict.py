@@ -59,7 +59,8 @@ def predict(
 
     Two samplers do it, and the result says in ``sampler`` which one did. ``"weights"`` draws
     networks; ``"outputs"`` draws the outputs of each input by itself, exactly and without a weight,
-    and is chosen for a single input of a plain dense network. See ``estimator``.
+    and is chosen for a single input of a plain dense network, and for a `LastLayer` guide. See
+    ``estimator``.
 
     Processes that `torchrun` started together share the draws, and each gets the result: all of
     them must call it, with the same arguments; see `alone`.
@@ -86,7 +87,8 @@ def predict(
             an `AutoSoftplusNormal`, and a network that uses each random weight once, in a linear
             layer on one row per input. ``None`` is ``"local_reparam"`` where both have the same
             distribution: for a single input of a network that consists of linear layers,
-            elementwise activations, dropout and LayerNorm. Else it is ``"reparam"``.
+            elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, which runs
+            the trunk once for all draws. Else it is ``"reparam"``.
 
     Returns:
         A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`.
