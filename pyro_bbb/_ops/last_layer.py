@@ -45,7 +45,9 @@ class LastLayerVariance(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
         x, scale, lower, bias_scale, bias_lower, whitened = ctx.saved_tensors
         of_whitened = whitened * (2 * grad).unsqueeze(-1)
         of_scaled = torch.baddbmm(of_whitened, of_whitened, lower.mT)
@@ -88,7 +90,9 @@ class LastLayerKL(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
         loc, scale, lower, prior_loc, prior_scale, rows, spread = ctx.saved_tensors
         precision = prior_scale.square().reciprocal()
         of_loc = grad * ((loc - prior_loc) * precision)

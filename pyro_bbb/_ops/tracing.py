@@ -165,10 +165,11 @@ class _Program:
             args = mapped(node_of, each.args, TensorRef)
             kwargs = {name: mapped(node_of, x, TensorRef) for name, x in each.kwargs.items()}
             node = graph.create_node(*_cheaper(each, args, kwargs, fix))
-            several = not isinstance(each.result, TensorRef)
-            for number, ref in enumerate(() if each.changed else each.outputs):
-                part = graph.call_function(getitem, (node, number)) if several else node
-                nodes[self.first(ref)] = part
+            several = isinstance(each.result, list)
+            for number, ref in enumerate(each.result if several else [each.result]):
+                if isinstance(ref, TensorRef) and not each.changed:  # a result may lack a gradient
+                    part = graph.call_function(getitem, (node, number)) if several else node
+                    nodes[self.first(ref)] = part
         graph.output(())
         return torch.inference_mode()(partial(fx.GraphModule({}, graph).forward, *fixed))
 
