@@ -38,7 +38,7 @@ from pyro_bbb.guides.latents import InitLoc, describe, start
 COVARIANCES = ("shared", "per_output")
 
 
-class Part(NamedTuple):
+class HeadPart(NamedTuple):
     """Parameters of W, or of b given W, with k covariances: one, or one for each output."""
 
     loc: Tensor  # [out, in], or [out]
@@ -120,7 +120,8 @@ class LastLayer(Guide):
         (loc, scale, lower), bias = parts["weight"], parts.get("bias")
         rows = features.reshape(-1, features.shape[-1]).to(loc.dtype)
         own = (None, None) if bias is None else (bias.scale, bias.lower)
-        variance: Tensor = LastLayerVariance.apply(rows, scale, lower, *own)[0]  # [k, n]
+        with torch.autocast(loc.device.type, enabled=False):  # it is of the parameters' precision
+            variance: Tensor = LastLayerVariance.apply(rows, scale, lower, *own)[0]  # [k, n]
         return variance.T.expand(-1, len(loc)).reshape(*features.shape[:-1], -1)
 
     @contextmanager
@@ -180,12 +181,12 @@ class LastLayer(Guide):
         """The weights' distributions at their means, by site name."""
         return {f"{self._path}.{name}": AtMean(*part) for name, part in self._parts().items()}
 
-    def _parts(self) -> dict[str, Part]:
+    def _parts(self) -> dict[str, HeadPart]:
         """Parameters of W, and of b where it is random."""
         self._known_latents()
         locs, rhos, lowers = (dict(self._kind(kind)) for kind in ("locs", "rhos", "lowers"))
         lowers["weight"] = lowers["weight"].tril(-1)
-        return {name: Part(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
+        return {name: HeadPart(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
 
     def _kind(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Parameters of one kind by name, announced to SVI."""
@@ -254,7 +255,7 @@ class _ExpectObservation(Messenger):
             msg["fn"] = ExpectedObservation(msg["fn"], self.variance())
 
 
-def _factor(weight: Part) -> Tensor:
+def _factor(weight: HeadPart) -> Tensor:
     """The Cholesky factor of the covariance of each row of W, ``[out, in, in]``."""
     eye = torch.eye(weight.loc.shape[1]).to(weight.loc)
     return (weight.scale.unsqueeze(-1) * (eye + weight.lower)).expand(len(weight.loc), -1, -1)

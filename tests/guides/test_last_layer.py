@@ -1,5 +1,6 @@
 """The variational last layer against exact posteriors, and draws of its weights by plain torch."""
 
+import copy
 import math
 
 import pyro
@@ -179,16 +180,16 @@ def nll_of_draws(model, guide, x, y, draws=4000):
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize("likelihood", [*EXACT, *BOUNDED])
 def test_the_expected_log_likelihood_is_that_of_drawn_heads(double, likelihood, covariance):
-    """4 standard errors of 4,000 draws: false alarm once in 16,000 seeds; a bound on its side."""
+    """6 standard errors of 4,000 draws; a bound on its side."""
     model, guide = make((EXACT | BOUNDED)[likelihood](), covariance=covariance)
     x, y = torch.randn(N, 3), targets(likelihood)
     nll = closed_form(model, guide, x, y)[1].nll
     draws = nll_of_draws(model, guide, x, y)
     excess, error = nll - draws.mean(), draws.std() / math.sqrt(len(draws))
     if likelihood in EXACT:
-        assert excess.abs() < 4 * error
+        assert excess.abs() < 6 * error
     else:
-        assert -4 * error < excess < 0.2 * draws.mean()  # above, and of the same size
+        assert -6 * error < excess < 0.2 * draws.mean()  # above, and of the same size
         with torch.no_grad():
             for rho in guide.rhos.parameters():
                 rho.fill_(-20.0)
@@ -215,7 +216,7 @@ def test_the_kl_is_torchs_and_is_weighted_alone(double, covariance):
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_by_pyro_alone_it_draws_and_scores_the_same_normal(double, covariance):
-    """Trace_ELBO over 2,000 draws has the closed form's mean; each draw the Normal's density."""
+    """Trace_ELBO over 8,000 draws has the closed form's mean; each draw the Normal's density."""
     model, guide = make(covariance=covariance)
     x, y = torch.randn(N, 3), torch.randn(N, 2)
     loc, factor = posterior(guide)
@@ -223,27 +224,26 @@ def test_by_pyro_alone_it_draws_and_scores_the_same_normal(double, covariance):
     trace = pyro.poutine.trace(guide).get_trace(x, y)
     rows = torch.cat([trace.nodes[WEIGHT]["value"], trace.nodes[BIAS]["value"][:, None]], 1)
     assert trace.log_prob_sum().item() == pytest.approx(q.log_prob(rows).sum().item(), rel=1e-10)
-    many = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
-    singles = [many.differentiable_loss(model, guide, x, y).item() for _ in range(8)]
-    losses = torch.tensor(singles)
+    many = Trace_ELBO(num_particles=200, vectorize_particles=True, max_plate_nesting=1)
+    losses = torch.tensor([many.differentiable_loss(model, guide, x, y) for _ in range(40)])
     expected = closed_form(model, guide, x, y)[0].item()
-    # of 8 means: 5 standard errors by Student's t of 7 degrees, false alarm once in 600 seeds
-    assert abs(losses.mean() - expected) < 5 * losses.std() / math.sqrt(8)
+    # 6 standard errors of 40 means
+    assert abs(losses.mean() - expected) < 6 * losses.std() / math.sqrt(40)
     before = guide.lowers.weight.detach().clone()
     SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO()).step(x, y)
     assert not torch.equal(guide.lowers.weight, before)
 
 
 def test_draws_medians_and_quantiles_are_those_of_the_normal(double):
-    """20,000 draws; 5 standard errors of 8 means and 16 second moments."""
+    """20,000 draws; 6 standard errors of 8 means and 20 second moments."""
     _, guide = make(covariance="per_output")
     loc, factor = posterior(guide)
     draws = guide.sample_posterior(20_000)
     rows = torch.cat([draws[WEIGHT], draws[BIAS].unsqueeze(-1)], -1) - loc
     white = torch.linalg.solve_triangular(factor, rows.unsqueeze(-1), upper=False).squeeze(-1)
-    assert white.mean(0).abs().max() < 5 / math.sqrt(20_000)
+    assert white.mean(0).abs().max() < 6 / math.sqrt(20_000)
     second = torch.einsum("sod,soe->ode", white, white) / 20_000
-    assert (second - torch.eye(4)).abs().max() < 5 * math.sqrt(2 / 20_000)
+    assert (second - torch.eye(4)).abs().max() < 6 * math.sqrt(2 / 20_000)
     assert torch.equal(guide.median()[BIAS], loc[:, 3])
     quantiles = guide.quantiles([0.5, 0.975])[WEIGHT]
     sd = factor.square().sum(-1).sqrt()[:, :3]
@@ -276,6 +276,30 @@ def test_captured_and_eager_steps_train_head_trunk_and_noise_alike(double, likel
         assert loss == pytest.approx(kl / 3 + nll, rel=1e-9)
 
 
+def test_in_lower_precision_the_objective_stays_close_and_the_variance_exact():
+    for engine in ("eager", "compiled"):
+        losses = []
+        for dtype in (None, torch.bfloat16):
+            torch.manual_seed(1)
+            model, guide = make(likelihoods.Categorical())
+            data = torch.randn(N, 3), torch.arange(N) % 2
+            options = {"epochs": 1, "batch_size": N, "progress": False, "engine": engine}
+            losses.append(bbb.fit(model, guide, data, autocast=dtype, **options).steps)
+        assert losses[0].kl == losses[1].kl
+        assert losses[0].nll == pytest.approx(losses[1].nll, rel=0.01)
+
+
+def test_a_copy_of_both_trains_alone():
+    pair = make()
+    twins = copy.deepcopy(pair)
+    before = {k: v.clone() for k, v in pair[1].state_dict().items()}
+    data = torch.randn(N, 3), torch.randn(N, 2)
+    bbb.fit(*twins, data, epochs=1, progress=False)
+    assert twins[1].model is twins[0]
+    assert all(torch.equal(v, before[k]) for k, v in pair[1].state_dict().items())
+    assert not torch.equal(twins[1].median()[WEIGHT], pair[1].median()[WEIGHT])
+
+
 def test_by_drawn_weights_any_prior_and_likelihood_trains():
     mixture = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
     model, guide = make(likelihoods.StudentT(4.0), prior=mixture)
@@ -290,24 +314,24 @@ def test_by_drawn_weights_any_prior_and_likelihood_trains():
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_predictions_have_the_moments_of_the_features(covariance):
-    """2,000 draws: 5 standard errors of 60 means and 60 deviations."""
+    """2,000 draws: 6 standard errors of 120 means and 60 deviations."""
     model, guide = make(covariance=covariance)
     x, (loc, factor) = torch.randn(N, 3), posterior(guide)
     prediction, phi = bbb.predict(model, guide, x, num_samples=2000, seed=1), features(model, x)
     sd = (phi @ factor).square().sum(-1).sqrt().T  # [N, out]
     assert prediction.sampler == "outputs" and prediction.sample_means.shape == (2000, N, 2)
-    assert ((prediction.mean - phi @ loc.T) / sd).abs().max() < 5 / math.sqrt(2000)
-    assert (prediction.epistemic_std / sd - 1).abs().max() < 5 / math.sqrt(4000)
+    assert ((prediction.mean - phi @ loc.T) / sd).abs().max() < 6 / math.sqrt(2000)
+    assert (prediction.epistemic_std / sd - 1).abs().max() < 6 / math.sqrt(4000)
     torch.testing.assert_close(prediction.aleatoric_std, torch.full((N, 2), 0.8))
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=7)
     parts = bbb.predict(model, guide, batches, num_samples=2000)
     assert parts.sampler == "outputs"
-    assert ((parts.mean - phi @ loc.T) / sd).abs().max() < 5 / math.sqrt(2000)
+    assert ((parts.mean - phi @ loc.T) / sd).abs().max() < 6 / math.sqrt(2000)
     torch.testing.assert_close(bbb.predict_mean(model, guide, x).mean, phi @ loc.T)
 
 
 def test_one_pass_of_the_trunk_predicts_as_drawn_weights_do():
-    """Mean probabilities of 3,000 draws each way; 5 standard errors of their difference."""
+    """Mean probabilities of 3,000 draws each way; 6 standard errors of their difference."""
     model, guide = make(likelihoods.Categorical(), init_scale=1.0)
     x, runs = torch.randn(N, 3), []
     handle = model.network.trunk.register_forward_hook(lambda *args: runs.append(0))
@@ -317,7 +341,7 @@ def test_one_pass_of_the_trunk_predicts_as_drawn_weights_do():
     weights = bbb.predict(model, guide, x, num_samples=3000, estimator="reparam")
     assert (outputs.sampler, weights.sampler) == ("outputs", "weights")
     error = weights.sample_probs.std(0) * math.sqrt(2 / 3000)
-    assert ((outputs.probs - weights.probs) / error).abs().max() < 5
+    assert ((outputs.probs - weights.probs) / error).abs().max() < 6
 
 
 @pytest.mark.parametrize("bias", [True, False])

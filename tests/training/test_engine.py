@@ -101,6 +101,20 @@ def test_so_it_is_with_every_likelihood(name):
     assert_same(parts, pairs=pairs)
 
 
+def test_so_it_is_where_an_operation_gives_no_gradient_of_its_first_argument(captured):
+    """A convolution of the inputs has three results backwards, the first of them none."""
+    pairs = torch.randn(40, 1, 4, 4), torch.arange(40) % 2
+    layers = torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+
+    def parts():
+        network = bbb.bayesianize(torch.nn.Sequential(*copy.deepcopy(layers)), where="3")
+        model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=40)
+        return model, bbb.AutoSoftplusNormal(model)
+
+    assert_same(parts, pairs=pairs)
+    assert captured
+
+
 class Drawing(torch.nn.Module):
     """Draws a number that it does not use."""
 
