@@ -228,7 +228,7 @@ class LastLayer(Guide):
         if latent.transform is not None:
             raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
         loc, kind = start(latent, site, self._initialise), name.rpartition(".")[2]
-        rho = math.log(math.expm1(self._init_scale))
+        rho = self._init_scale + math.log(-math.expm1(-self._init_scale))
         layer: Any = self.model.get_submodule(self._path)
         out, features = layer.out_features, layer.in_features
         k = 1 if self._covariance == "shared" else out

@@ -47,7 +47,6 @@ EXEMPT = {
     "guides.Approximated*": "a protocol",
     "guides.ClosedForm*": "a protocol",
     "guides.LastLayer.in_closed_form": "a step of fit",
-    "guides.LastLayer.observed_head": "a step of fit and predict",
     "guides.LaplaceGGN.*": "those of Laplace",
     "guides.weighs_kl": "asks any guide",
     "guides.Ensemble.approximate": "hands on to its members",
