@@ -8,6 +8,7 @@
 | ``full_rank`` | a Normal of any covariance, `FullRank` |
 | ``flow`` | an inverse autoregressive flow, `Flow` |
 | ``delta`` | a point, the MAP, `Delta` |
+| ``vbll`` | a Normal of full covariance on the last layer alone, `LastLayer` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
 | ``laplace_ggn`` | the same by the Gauss-Newton curvature, `LaplaceGGN` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
@@ -17,10 +18,11 @@ Imports the rooms up to `_handlers`, never `priors`. A new guide is one module h
 """
 
 from pyro_bbb.guides._autoguides import Delta, Normal
-from pyro_bbb.guides._base import Approximated, Guide
+from pyro_bbb.guides._base import Approximated, ClosedForm, Guide
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LaplaceGGN, NoModeError
+from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._registry import GUIDES, ensemble, make
 from pyro_bbb.guides.kl_weight import weighs_kl
@@ -28,6 +30,7 @@ from pyro_bbb.guides.kl_weight import weighs_kl
 __all__ = [
     "Approximated",
     "AutoSoftplusNormal",
+    "ClosedForm",
     "Delta",
     "Ensemble",
     "Flow",
@@ -36,6 +39,7 @@ __all__ = [
     "Guide",
     "Laplace",
     "LaplaceGGN",
+    "LastLayer",
     "LowRank",
     "NoModeError",
     "Normal",

@@ -180,5 +180,13 @@ class Approximated(Protocol):
         """Make it ready for further training."""
 
 
+@runtime_checkable
+class ClosedForm(Protocol):
+    """Guide with a closed form of the expected log-likelihood: a step draws nothing."""
+
+    def in_closed_form(self, model: Any) -> tuple[Any, Any]:
+        """Return model and guide whose mean-field objective is the ELBO without draws."""
+
+
 def _hide(site: Any) -> bool:
     return bool(site["type"] != "sample" or site["is_observed"])

@@ -11,6 +11,7 @@ from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LaplaceGGN
+from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 
 
@@ -39,6 +40,7 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "full_rank": FullRank,
     "flow": Flow,
     "delta": Delta,
+    "vbll": LastLayer,
     "laplace": Laplace,
     "laplace_ggn": LaplaceGGN,
     "ensemble": ensemble,

@@ -52,7 +52,11 @@ def per_input(
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
             outputs = _outputs(model, moments, part, count)
-            yield slice(s, s + count), slice(i, i + len(part)), _arguments(model, guide, outputs)
+            yield (
+                slice(s, s + count),
+                slice(i, i + len(part)),
+                arguments_of(model, guide, outputs),
+            )
 
 
 def _outputs(model: BayesianModel, moments: Moments, x: Rows, draws: int) -> Tensor:
@@ -79,9 +83,7 @@ def _run(model: BayesianModel, passing: Pass, x: Rows) -> Tensor:
     return outputs
 
 
-def _arguments(
-    model: BayesianModel, guide: AutoSoftplusNormal, outputs: Tensor
-) -> dict[str, Tensor]:
+def arguments_of(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str, Tensor]:
     """The likelihood's arguments for outputs ``[s, n, ...]``; its latents are drawn."""
 
     def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,8 +19,10 @@ from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of
+from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide, to_precision
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
+from pyro_bbb.prediction._last_layer import per_input_of_head
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._summaries import (
     ClassificationPrediction,
@@ -57,7 +59,8 @@ def predict(
 
     Two samplers do it, and the result says in ``sampler`` which one did. ``"weights"`` draws
     networks; ``"outputs"`` draws the outputs of each input by itself, exactly and without a weight,
-    and is chosen for a single input of a plain dense network. See ``estimator``.
+    and is chosen for a single input of a plain dense network, and for a `LastLayer` guide. See
+    ``estimator``.
 
     Processes that `torchrun` started together share the draws, and each gets the result: all of
     them must call it, with the same arguments; see `alone`.
@@ -84,7 +87,8 @@ def predict(
             an `AutoSoftplusNormal`, and a network that uses each random weight once, in a linear
             layer on one row per input. ``None`` is ``"local_reparam"`` where both have the same
             distribution: for a single input of a network that consists of linear layers,
-            elementwise activations, dropout and LayerNorm. Else it is ``"reparam"``.
+            elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, which runs
+            the trunk once for all draws. Else it is ``"reparam"``.
 
     Returns:
         A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`.
@@ -98,7 +102,8 @@ def predict(
     require_guide(guide)
     if isinstance(x, Dataset | DataLoader):
         seed = int(torch.randint(2**62, ())) if seed is None else seed  # common draws
-        options = num_samples, None, seed, estimator or "reparam"
+        usual = "local_reparam" if isinstance(guide, LastLayer) else "reparam"
+        options = num_samples, None, seed, estimator or usual
         batches = _on_device(guide, input_batches(x, batch_size))
         parts = [_predict(model, guide, each, *options) for each in batches]
         return _prediction(model, *_concatenated(parts))
@@ -150,7 +155,8 @@ def _configure(
 ) -> PredictConfig:
     num_samples, rows = count("num_samples", num_samples), _rows(batch_size, x)
     if estimator is None:
-        exact = len(x) == 1 and draws_of_each_input(model, guide, x)
+        single = len(x) == 1 and draws_of_each_input(model, guide, x)
+        exact = single or isinstance(guide, LastLayer)
         return PredictConfig(num_samples, rows, "outputs" if exact else "weights")
     one_of("estimator", estimator, ESTIMATORS)
     return PredictConfig(num_samples, rows, "weights" if estimator == "reparam" else "outputs")
@@ -162,7 +168,8 @@ def _parts(
     """Outputs of this process's draws in parts, and the number of draws of each process."""
     if config.sampler == "outputs":
         counts = group.split_counts(config.num_samples)
-        return per_input(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
+        sampler = per_input_of_head if isinstance(guide, LastLayer) else per_input
+        return sampler(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
     posterior, counts = split_draws(model, guide, x, config.num_samples, group)
     return per_draw(model, posterior, x, config.rows), counts
 

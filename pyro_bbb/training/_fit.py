@@ -116,7 +116,8 @@ def fit(
         estimator: how gradients are estimated: ``"reparam"`` (one draw for all examples),
             ``"local_reparam"``, ``"flipout"`` or ``"stl"``; see `pyro_bbb.estimators`.
         loss: ``"trace"`` or ``"mean_field"`` (closed-form KL where one is registered), or Pyro's
-            `Trace_ELBO` or `TraceMeanField_ELBO`.
+            `Trace_ELBO` or `TraceMeanField_ELBO`. By default ``"trace"``; for a guide with a closed
+            form (`LastLayer`) ``"mean_field"``, which then draws nothing.
         callbacks: functions called with an `EpochEnd` after each epoch, in every process; one that
             returns true ends the training.
         checkpoint: a folder, from which a run that was interrupted goes on when `fit` is called

@@ -18,8 +18,8 @@ from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
 from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._ops.tuning import MOST_AT_ONCE as MOST
 from pyro_bbb._ops.tuning import MOST_OF_CONVOLUTIONS as OF_CONVOLUTIONS
-from pyro_bbb._utils.validation import as_device
-from pyro_bbb.guides import Ensemble
+from pyro_bbb._utils.validation import as_device, require
+from pyro_bbb.guides import ClosedForm, Ensemble
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
@@ -62,6 +62,8 @@ def make_program(
     batches.processes.align(tensors_of(model, guide))
     elbo = _objective(model, guide, latents, config)
     network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
+    if elbo.closed_form and isinstance(guide, ClosedForm):
+        network, weighted = guide.in_closed_form(network)
     return StepProgram(
         network,
         weighted,
@@ -80,6 +82,10 @@ def _objective(
 ) -> RecordedELBO:
     """The objective, with several draws at once where that is faster."""
     wanted = recorded_elbo(config.loss, config.num_particles)
+    if isinstance(guide, ClosedForm) and (config.loss is None or wanted.closed_form):
+        draws_nothing = config.estimator == "reparam" and wanted.num_particles == 1
+        require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})
+        return recorded_elbo("mean_field", 1)
     size = guide.size if isinstance(guide, Ensemble) else 1  # each step trains every member
     draws, loss = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
     vectorize = config.estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)

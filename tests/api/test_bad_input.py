@@ -45,6 +45,8 @@ EXEMPT = {
     "conversion.mix_in": "a step of bayesianize",
     "guides.Guide": "base of the guides",
     "guides.Approximated*": "a protocol",
+    "guides.ClosedForm*": "a protocol",
+    "guides.LastLayer.in_closed_form": "a step of fit",
     "guides.LaplaceGGN.*": "those of Laplace",
     "guides.weighs_kl": "asks any guide",
     "guides.Ensemble.approximate": "hands on to its members",

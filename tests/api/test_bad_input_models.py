@@ -473,6 +473,10 @@ def tiny():
     )
 
 
+def deeper():
+    return bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), likelihoods.Categorical(), num_data=4)
+
+
 def laplace():
     return guides.Laplace(tiny())
 
@@ -515,6 +519,15 @@ GUIDES = [
     ),
     Row("guides.Laplace", lambda: {"model": classifier()}, bad=INIT_LOC),
     Row("guides.LaplaceGGN", lambda: {"model": classifier()}),
+    Row(
+        "guides.LastLayer",
+        lambda: {"model": classifier(), "head": "fc1", "init_scale": 0.1, "covariance": "shared"},
+        bad=INIT_LOC
+        | {
+            "two layers": ({"model": deeper(), "head": None}, "vbll needs one Bayesian layer"),
+            "no such layer": ({"head": "fc2"}, "head must be one of the Bayesian layers .'fc1'."),
+        },
+    ),
     Row(
         "guides.Ensemble",
         lambda: {"model": classifier(), "make_member": guides.Delta, "size": 2},
@@ -581,6 +594,7 @@ GUIDES = [
             "guides.LowRank": lambda: guides.LowRank(classifier()),
             "guides.FullRank": lambda: guides.FullRank(classifier()),
             "guides.Flow": lambda: guides.Flow(classifier()),
+            "guides.LastLayer": lambda: guides.LastLayer(classifier()),
             "guides.Ensemble": lambda: guides.ensemble(classifier(), 2),
         }.items()
     ],
@@ -604,6 +618,7 @@ GUIDES = [
             "guides.Delta": lambda: guides.Delta(classifier()),
             "guides.LowRank": lambda: guides.LowRank(classifier()),
             "guides.FullRank": lambda: guides.FullRank(classifier()),
+            "guides.LastLayer": lambda: guides.LastLayer(classifier()),
         }.items()
     ],
     Row(

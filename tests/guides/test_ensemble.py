@@ -13,6 +13,7 @@ import pyro_bbb as bbb
 from pyro_bbb._handlers.stacked_site import StackedSample
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides import _mean_field
+from tests._support.guide_names import ANY_MODEL
 
 KERNEL = "network.fc1.weight"
 
@@ -39,7 +40,7 @@ def same(a, b):
 # --- starts ---
 
 
-@pytest.mark.parametrize("name", [name for name in bbb.guides.GUIDES if name != "ensemble"])
+@pytest.mark.parametrize("name", [name for name in ANY_MODEL if name != "ensemble"])
 def test_every_member_starts_elsewhere_with_parameters_of_its_own(name):
     _, guide = make(name, size=4)
     assert len(guide.members) == guide.size == 4
@@ -235,7 +236,7 @@ def test_latents_found_at_the_first_call_belong_to_every_member():
     assert guide.sample_posterior(4)["z"].shape == (4,)
 
 
-@pytest.mark.parametrize("name", bbb.guides.GUIDES)
+@pytest.mark.parametrize("name", ANY_MODEL)
 def test_the_printed_form_of_a_guide_is_one_line(name):
     model = bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), bbb.likelihoods.Categorical(), 10)
     guide = bbb.guides.make(name, model)

@@ -17,6 +17,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
 import pyro_bbb as bbb
+from tests._support.guide_names import ANY_MODEL
 
 KERNEL = "network.fc1.weight"
 
@@ -487,7 +488,7 @@ def test_removing_a_weight_takes_its_share_out_of_the_guides_density():
 # --- by name ---
 
 
-@pytest.mark.parametrize("name", bbb.guides.GUIDES)
+@pytest.mark.parametrize("name", ANY_MODEL)
 def test_every_named_guide_trains_and_predicts(name):
     sizes = [3, 2] if name == "laplace" else [3, 4, 2]  # concave: a mode from the start
     model = bbb.BayesianModel(bbb.BayesianMLP(sizes), bbb.likelihoods.Categorical(), 20)
@@ -506,6 +507,6 @@ def test_options_of_a_named_guide_reach_it():
 
 
 def test_an_unknown_guide_is_refused_with_the_known_names():
-    known = r"\['delta', 'ensemble', 'flow', 'full_rank', .* 'normal', 'softplus_normal'\]"
+    known = r"\['delta', 'ensemble', 'flow', 'full_rank', .* 'softplus_normal', 'vbll'\]"
     with pytest.raises(ValueError, match=rf"name must be one of {known}, got 'gaussian'"):
         bbb.guides.make("gaussian", print)

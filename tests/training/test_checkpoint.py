@@ -30,6 +30,7 @@ from pyro_bbb.training import _fit
 from pyro_bbb.training._runners import rollback
 from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
+from tests._support.guide_names import ANY_MODEL
 
 X = torch.sin(torch.arange(120.0).view(40, 3) ** 2)
 Y = X.sum(1)
@@ -186,7 +187,7 @@ def cold(batch, num_batches):
 
 WARM_UP = bbb.KLSchedule("blundell", temperature=0.5, warmup_epochs=2)
 MAKES = {
-    **{guide: {"guide": guide} for guide in bbb.guides.GUIDES if guide != "laplace"},
+    **{guide: {"guide": guide} for guide in ANY_MODEL if guide != "laplace"},
     "stock": {"guide": autoguide.AutoNormal},
     "pruned": {"guide": pruned},
     "buffers": {"layers": batch_norm},
