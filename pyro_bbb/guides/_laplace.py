@@ -4,17 +4,14 @@ $$q(z) = N(\hat z, H^{-1}), \qquad \hat z = \arg\max_z \ln p(D, z), \qquad
   H = -\nabla^2 \ln p(D, \hat z)$$
 
 for all latents in unconstrained space (MacKay 1992, "A Practical Bayesian Framework for
-Backpropagation Networks"). With the network $f$ replaced by its tangent $f(\hat z) + J(z - \hat z)$
-in it, $H$ is the Gauss-Newton matrix $J^\top \Lambda J$, where $\Lambda$ is the Hessian of the
-negative log-likelihood in the outputs, plus the prior's Hessian (Immer et al. 2021, "Improving
-predictions of Bayesian neural nets via local linearization").
+Backpropagation Networks"). By default H is the Gauss-Newton matrix, see ``_gauss_newton.py``.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
 import pyro
@@ -24,87 +21,125 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
 
+from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import as_inputs, each
-from pyro_bbb._utils.validation import tensor
+from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.guides._autoguides import PrototypeFromLatents
+from pyro_bbb.guides._gauss_newton import Linearization, jacobian_of
 from pyro_bbb.guides._joint_autoguides import JointAutoguide
+from pyro_bbb.guides._laplace_check import warn_of_draws
+from pyro_bbb.guides._laplace_sums import Sums
+from pyro_bbb.guides.covariance import Dense, Diagonal, Kronecker, Part, PartsNormal
 from pyro_bbb.guides.latents import InitLoc
+from pyro_bbb.guides.tangent import UnconstrainedNormal, unconstrained_shape
 
 Batch: TypeAlias = tuple[Any, Tensor]
+STRUCTURES = ("full", "kron", "diag", "last_layer")
+CURVATURES = ("ggn", "hessian")
 _MAX_LATENTS = 4096
-_ROWS = 256  # of a matrix of derivatives at once
-
-
-class NoModeError(ArithmeticError):
-    """Error of `Laplace`: the point is no maximum of the log joint.
-
-    Args:
-        smallest: the smallest curvature there, which would have to be positive.
-    """
-
-    def __init__(self, smallest: float) -> None:
-        self.smallest = smallest
-        self.history: Any = None  # of the training, where `fit` raised it
-        super().__init__(
-            f"the point is no maximum of the log joint: its smallest curvature is {smallest:.3g}, "
-            "which must be positive. Train longer, with a lower learning rate at the end or a "
-            "smooth activation (Tanh, SiLU); or use laplace_ggn"
-        )
+_EXAMPLES = 256  # in one graph
 
 
 class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
     """Point in training; a Normal around it once `approximate` has seen the data.
 
-    `fit` calls `approximate` at its end. The curvature is of the full data, in float64.
+    `fit` calls `approximate` at its end. Of a network that is trained already (`bayesianize` keeps
+    its weights) call it by yourself. The curvature is of the full data, in float64.
+
+    Gauss-Newton curvature describes the network's tangent: predict with ``linearized=True``. Draws
+    of the weights in the network itself underfit where the data leave many weights undetermined
+    (Immer et al. 2021); `approximate` warns where they do.
 
     Args:
-        model: a `BayesianModel` of at most 4,096 latents.
+        model: a `BayesianModel`.
+        structure: of the curvature. ``"full"``: all latents together, at most 4,096. ``"kron"``: a
+            Kronecker product for each kernel of a linear or 2-D convolution layer, a matrix for
+            each bias. ``"diag"``: its diagonal. ``"last_layer"``: the full one of the last layer
+            with random weights; the others stay points.
+        curvature: ``"ggn"`` is Gauss-Newton's. It is positive for Normal and class likelihoods with
+            Normal priors at any point. ``"hessian"`` is the exact one, of structure ``"full"``,
+            positive at a maximum only.
+        optimize_prior: whether `approximate` multiplies the prior's standard deviations by the one
+            factor of largest marginal likelihood, `prior_scale`; the point stays.
         init_loc: initial point, see `AutoSoftplusNormal`.
 
     Raises:
         TypeError: the model is no `BayesianModel`.
-        ValueError: it has more latents.
+        ValueError: an unknown name, options that exclude each other, or more than 4,096 latents
+            in one matrix.
     """
 
-    scale_tril: Tensor | None
-    _examples = 256  # in one graph
+    prior_scale: Tensor
 
-    def __init__(self, model: Callable[..., Any], *, init_loc: InitLoc | None = None) -> None:
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        structure: str = "full",
+        curvature: str = "ggn",
+        optimize_prior: bool = False,
+        init_loc: InitLoc | None = None,
+    ) -> None:
         if not hasattr(model, "num_data"):
             raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
         super().__init__(model, init_loc=init_loc)
-        self.register_buffer("scale_tril", None)
+        self._structure = one_of("structure", structure, STRUCTURES)
+        self._curvature = one_of("curvature", curvature, CURVATURES)
+        self._optimize_prior = kind("optimize_prior", optimize_prior, bool)
+        if curvature == "hessian" and (structure != "full" or optimize_prior):
+            raise ValueError(
+                "curvature='hessian' has structure='full' and no optimize_prior, got "
+                f"structure={structure!r}, optimize_prior={optimize_prior}; use curvature='ggn'"
+            )
+        self.register_buffer("prior_scale", torch.ones(()))
         self._find_declared()
 
     def approximate(self, data: Batch | Iterable[Batch]) -> None:
-        """Sets the covariance to the inverse Hessian of the negative log joint at the point.
+        """Sets the covariance to the inverse curvature of the negative log joint at the point.
 
         Args:
             data: the training set, as one pair ``(x, y)`` or as batches of such. Where examples
                 are left out, the others are weighted up.
 
         Raises:
-            ValueError: no examples.
-            NoModeError: the point is no maximum of the log joint.
+            ValueError: no examples; or a layer or prior for which the structure cannot be had.
+            NoModeError: the curvature is not positive.
         """
-        precision = self._precision(_batches(data))
-        curvatures = torch.linalg.eigvalsh(precision)
-        rounding = len(precision) * torch.finfo(precision.dtype).eps * curvatures[-1].abs()
-        if not curvatures[0] > rounding:
-            raise NoModeError(curvatures[0].item())
-        posterior = dist.MultivariateNormal(self.loc.double(), precision_matrix=precision)
-        self.scale_tril = posterior.scale_tril.detach().to(self.loc)
+        parts = _in_parts(_batches(data))
+        first = next(parts, None)
+        if first is None:
+            raise ValueError("data must hold at least one example")
+        if not self._complete:
+            self._find_latents(*first)
+        sums = self._sums(chain([first], parts))
+        factor = sums.best_prior_factor() if self._optimize_prior else 1.0
+        found = [sums.tensors(i, factor) for i in range(len(self.covariance))]
+        for part, tensors in zip(self.covariance, found, strict=True):
+            part.set(**{name: value.to(self.loc) for name, value in tensors.items()})
+        self.prior_scale.fill_(factor**-0.5)
+        warn_of_draws(self.model, self, *first)
 
     def reset(self) -> None:
         """Goes back to the point, for further training."""
-        self.scale_tril = None
+        for part in self.covariance:
+            part.set(**dict.fromkeys(part._buffers))
+        self.prior_scale.fill_(1.0)
+
+    def unconstrained_normal(self) -> UnconstrainedNormal:
+        """The Normal of all unconstrained latents.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return UnconstrainedNormal(self.loc.detach(), self.covariance)
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
         """The distribution of all unconstrained latents."""
-        if self.scale_tril is None:
+        if self._is_point:
             return dist.Delta(self.loc).to_event(1)
-        return dist.MultivariateNormal(self.loc, scale_tril=self.scale_tril)
+        return PartsNormal(self.loc, self.covariance)
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
@@ -112,7 +147,7 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
         Raises:
             RuntimeError: not yet approximated.
         """
-        self._known_scale()
+        self._require_scale()
         return super().sample_posterior(num_samples)
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -121,118 +156,118 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
         Raises:
             RuntimeError: not yet approximated.
         """
-        self._known_scale()
+        self._require_scale()
         return super().quantiles(quantiles, *args, **kwargs)
 
-    def _known_scale(self) -> Tensor:
-        if self.scale_tril is None:
+    @property
+    def covariance(self) -> list[Part]:
+        """The parts of the covariance, without values while the guide is a point."""
+        return [part for part in self.parts if isinstance(part, Part)]
+
+    @property
+    def _is_point(self) -> bool:
+        return any(value is None for part in self.covariance for value in part._buffers.values())
+
+    def _require_scale(self) -> None:
+        if self._is_point:
             raise RuntimeError(
                 "the guide is still a point: call guide.approximate((x, y)) with the training "
                 "set, as fit does at its end; guide.median() has the point"
             )
-        return self.scale_tril
 
-    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        return self.loc, None if self.scale_tril is None else self.scale_tril.norm(dim=-1)
+    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        scale = torch.zeros_like(self.loc)
+        for part in () if self._is_point else self.covariance:
+            scale[part.where] = part.std()
+        return self.loc, scale
 
-    def _precision(self, batches: Iterable[Batch]) -> Tensor:
-        """The Hessian of the negative log joint over all data, float64."""
-        parts = _in_parts(batches, self._examples)
-        first = next(parts, None)
-        if first is None:
-            raise ValueError("data must hold at least one example")
-        if not self._complete:
-            self._find_latents(*first)
+    def _sums(self, batches: Iterable[Batch]) -> Sums:
+        """The curvature of the whole data, float64."""
         model, guide = copy.deepcopy((self.model, self))
         guide.reset()
         model.double()
         guide.double()
-        total, count = torch.zeros(2 * [self.latent_dim], dtype=torch.float64).to(guide.loc), 0
+        sums, count = Sums(guide), 0
         with evaluating(model), pyro.validation_enabled(False):
-            for x, y in chain([first], parts):
+            for x, y in batches:
                 fraction = len(x) / model.num_data  # of the prior
-                total += self._curvature(model, guide, (each(x, _double), _double(y), fraction))
+                args = (model, guide, each(x, _double), _double(y), fraction)
+                if self._curvature == "hessian":
+                    sums.totals[0] += _hessian(*args)
+                else:
+                    sums.add(Linearization(*args, watched=self._structure == "kron"))
                 count += len(x)
-        total *= model.num_data / count
-        return 0.5 * (total + total.T)
-
-    def _curvature(self, model: Any, guide: Any, args: tuple[Any, ...]) -> Tensor:
-        """The Hessian of one batch's part of the negative log joint."""
-        neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, *args)
-        (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
-        return _derivatives(gradient, guide.loc)
+        sums.finish(model.num_data / count)
+        return sums
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         self.loc = nn.Parameter(self._init_loc())
+        self.parts = nn.ModuleList(self._unknown_parts())
+
+    def _unknown_parts(self) -> list[Part]:
+        """The parts of the covariance, not yet with values."""
+        ranges = self._ranges()
+        everything = slice(0, self.latent_dim)
+        if self._structure == "diag":
+            return [Diagonal(everything)]
+        if self._structure == "kron":
+            return [self._kron_part(name, where) for name, where in ranges.items()]
+        if self._structure == "last_layer":
+            own = [ranges[name] for name in self._last_layer()]
+            everything = slice(own[0].start, own[-1].stop)
+        if everything.stop - everything.start > _MAX_LATENTS:
+            raise ValueError(
+                f"structure={self._structure!r} is for at most {_MAX_LATENTS:,} latents in one "
+                f"matrix, got {everything.stop - everything.start:,}; use structure='kron', "
+                "'diag' or 'last_layer'"
+            )
+        return [Dense(everything)]
+
+    def _kron_part(self, name: str, where: slice) -> Part:
+        latent = self._latents[name]
+        if latent.transform is not None or name.startswith("likelihood."):
+            return Diagonal(where)
+        return Kronecker(where) if len(latent.shape) > 1 else Dense(where)
+
+    def _ranges(self) -> dict[str, slice]:
+        """Where each latent stands in the flat vector."""
+        sizes = [unconstrained_shape(latent).numel() for latent in self._known_latents()]
+        ends = accumulate(sizes)
+        return {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.site_names, sizes, ends, strict=True)
+        }
+
+    def _last_layer(self) -> list[str]:
+        """Site names of the last layer with random weights."""
+        layers = (
+            [f"{path}.{name}" for name in sample_names(part) if not is_of_prior(name)]
+            for path, part in self.model.named_modules()
+            if hasattr(part, "_pyro_samples") and path.startswith("network")
+        )
+        *_, last = [[name for name in layer if name in self._latents] for layer in layers if layer]
+        return last
 
     def _check_size(self, latent_dim: int) -> None:
-        if latent_dim > _MAX_LATENTS:
-            raise ValueError(
-                f"laplace is for at most {_MAX_LATENTS:,} latents, the model has {latent_dim:,}; "
-                "use one of low_rank, softplus_normal, ensemble"
-            )
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        saved = state_dict.get(f"{prefix}scale_tril")
-        self.scale_tril = None if saved is None else saved.to(self.loc)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        """Sizes are checked part by part."""
 
 
-class LaplaceGGN(Laplace):
-    """Laplace's approximation with the Gauss-Newton curvature: the network replaced by its tangent.
-
-    Where likelihood and prior are log-concave (Normal and class likelihoods, Normal priors) this
-    is positive definite at any point, so that it needs neither a converged nor a smooth network.
-    Its samples are meant for the tangent. `predict` passes them through the network itself, where
-    they underfit if the data leave many weights undetermined (Immer et al. 2021).
-    """
-
-    _examples = 64  # an output's derivative costs a pass over all of them
-
-    def _curvature(self, model: Any, guide: Any, args: tuple[Any, ...]) -> Tensor:
-        """The Hessian where the network's second derivative is left out, by the chain rule."""
-        z, outputs = guide.loc, []
-
-        def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            outputs.extend([output.flatten(), output.detach().flatten().requires_grad_()])
-            return outputs[1].view_as(output)
-
-        handle = model.network.register_forward_hook(cut)
-        try:
-            neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, *args)
-        finally:
-            handle.remove()
-        f, cut_off = outputs
-        by_f, by_z = torch.autograd.grad(neg_log_joint, (cut_off, z), create_graph=True)
-        slope = _derivatives(f, z)  # J
-        mixed = slope.T @ _derivatives(by_f, z)  # where the likelihood has latents of its own
-        return (
-            slope.T @ _derivatives(by_f, cut_off) @ slope + mixed + mixed.T + _derivatives(by_z, z)
-        )
+def _hessian(model: Any, guide: Any, x: Any, y: Tensor, fraction: float) -> Tensor:
+    """The exact Hessian of one batch's part of the negative log joint."""
+    neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, x, y, fraction)
+    (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
+    return jacobian_of(gradient, guide.loc)
 
 
-def _derivatives(values: Tensor, at: Tensor) -> Tensor:
-    """Derivatives ``[m, d]`` of a vector ``[m]`` by another ``[d]``."""
-    slope = torch.zeros(len(values), len(at), dtype=at.dtype, device=at.device)
-    rows = torch.eye(len(values), dtype=at.dtype, device=at.device)
-    for begin in range(0, len(values), _ROWS) if values.requires_grad else ():
-        chunk = slice(begin, begin + _ROWS)
-        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
-        (part,) = torch.autograd.grad(values, at, rows[chunk], **options)
-        if part is not None:
-            slope[chunk] = part
-    return slope
-
-
-def _in_parts(batches: Iterable[Batch], examples: int) -> Iterator[Batch]:
+def _in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches, a bounded number of examples at once."""
     for x, y in batches:
         x = as_inputs(x)
         if len(x) != len(tensor("y", y)):
             raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
         if len(x):
-            yield from zip(x.split(examples), y.split(examples), strict=True)
+            yield from zip(x.split(_EXAMPLES), y.split(_EXAMPLES), strict=True)
 
 
 def _batches(data: Batch | Iterable[Batch]) -> Iterable[Batch]:

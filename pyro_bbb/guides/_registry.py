@@ -10,7 +10,7 @@ from pyro_bbb.guides._autoguides import Delta, Normal
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
-from pyro_bbb.guides._laplace import Laplace, LaplaceGGN
+from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 
 
@@ -40,7 +40,6 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "flow": Flow,
     "delta": Delta,
     "laplace": Laplace,
-    "laplace_ggn": LaplaceGGN,
     "ensemble": ensemble,
 }
 

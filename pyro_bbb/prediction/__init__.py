@@ -1,11 +1,13 @@
 """The posterior predictive: draws of the outputs, and their summaries.
 
 Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in
-``_draws.py``, the two samplers in ``_weight_samples.py`` and ``_output_samples.py``; a new summary
+``_draws.py``, the samplers in ``_weight_samples.py`` and ``_output_samples.py``, the network's
+tangent in ``_linearized.py``; a new summary
 of a prediction goes into ``_summaries.py``.
 """
 
 from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._linearized import GaussianPrediction
 from pyro_bbb.prediction._predict import (
     ESTIMATORS as ESTIMATORS,
 )
@@ -22,6 +24,7 @@ from pyro_bbb.prediction._summaries import (
 
 __all__ = [
     "ClassificationPrediction",
+    "GaussianPrediction",
     "Prediction",
     "RegressionPrediction",
     "finished",

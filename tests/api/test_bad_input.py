@@ -45,7 +45,6 @@ EXEMPT = {
     "conversion.mix_in": "a step of bayesianize",
     "guides.Guide": "base of the guides",
     "guides.Approximated*": "a protocol",
-    "guides.LaplaceGGN.*": "those of Laplace",
     "guides.weighs_kl": "asks any guide",
     "guides.Ensemble.approximate": "hands on to its members",
     "guides.Ensemble.quantiles": "raises TypeError, as documented",
