@@ -18,6 +18,7 @@ import pyro_bbb as bbb
 from _helpers.run import Data, Picture, Run
 from _helpers.scores import scores
 from pyro_bbb import metrics, plots
+from pyro_bbb.prediction import GaussianPrediction
 
 Array: TypeAlias = npt.NDArray[np.float64]
 LEVEL = 0.9
@@ -151,6 +152,15 @@ def _line(features: int, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs on a straight line through the data's mean, and their distance from it by feature."""
     at = torch.linspace(-4.0, 4.0, 101)
     return _moved(torch.zeros(1, features), seed) / SHIFT * at[:, None], at
+
+
+def drawn(prediction: bbb.Prediction, num_samples: int) -> bbb.Prediction:
+    """The prediction by draws of each input's function, where it is Normal in closed form."""
+    if not isinstance(prediction, GaussianPrediction):
+        return prediction
+    noise = torch.randn(num_samples, *prediction.mean.shape)
+    loc = prediction.mean + prediction.function_std * noise
+    return bbb.RegressionPrediction(Normal(loc, prediction.noise_std.expand_as(loc)))
 
 
 def functions(prediction: bbb.Prediction) -> Tensor:

@@ -10,8 +10,9 @@
 | ``delta`` | a point, the MAP, `Delta` |
 | ``vbll`` | a Normal of full covariance on the last layer alone, `LastLayer` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
-| ``laplace_ggn`` | the same by the Gauss-Newton curvature, `LaplaceGGN` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
+
+A guide that is Normal has a tangent, in ``tangent.py``: outputs of a network linear in its weights.
 
 Imports the rooms up to `_handlers`, never `priors`. A new guide is one module here and one line in
 ``_registry.py``: its name in `GUIDES`.
@@ -21,7 +22,7 @@ from pyro_bbb.guides._autoguides import Delta, Normal
 from pyro_bbb.guides._base import Approximated, ClosedForm, Guide
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
-from pyro_bbb.guides._laplace import Laplace, LaplaceGGN, NoModeError
+from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._registry import GUIDES, ensemble, make
@@ -38,8 +39,8 @@ __all__ = [
     "GUIDES",
     "Guide",
     "Laplace",
-    "LaplaceGGN",
     "LastLayer",
+    "LinearizationWarning",
     "LowRank",
     "NoModeError",
     "Normal",

@@ -10,7 +10,7 @@ from pyro_bbb.guides._autoguides import Delta, Normal
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
-from pyro_bbb.guides._laplace import Laplace, LaplaceGGN
+from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 
@@ -42,7 +42,6 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "delta": Delta,
     "vbll": LastLayer,
     "laplace": Laplace,
-    "laplace_ggn": LaplaceGGN,
     "ensemble": ensemble,
 }
 

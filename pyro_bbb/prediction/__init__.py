@@ -1,13 +1,15 @@
 """The posterior predictive: draws of the outputs, and their summaries.
 
 Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in
-``_draws.py``, the two samplers in ``_weight_samples.py`` and ``_output_samples.py``; a new summary
-of a prediction goes into ``_summaries.py``. What is calibrated on held-out data, of any function
-from inputs to a prediction, stands in ``_conformal.py`` and ``_temperature.py``.
+``_draws.py``, the samplers in ``_weight_samples.py`` and ``_output_samples.py``, the network's
+tangent in ``_linearized.py``; a new summary of a prediction goes into ``_summaries.py``. What is
+calibrated on held-out data, of any function from inputs to a prediction, stands in
+``_conformal.py`` and ``_temperature.py``.
 """
 
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
+from pyro_bbb.prediction._linearized import GaussianPrediction
 from pyro_bbb.prediction._predict import (
     ESTIMATORS as ESTIMATORS,
 )
@@ -26,6 +28,7 @@ from pyro_bbb.prediction._temperature import TemperatureScaled, temperature_scal
 __all__ = [
     "ClassificationPrediction",
     "ConformalPredictor",
+    "GaussianPrediction",
     "Prediction",
     "RegressionPrediction",
     "TemperatureScaled",

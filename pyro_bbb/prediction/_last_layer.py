@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, run_network
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._output_samples import arguments_of
-from pyro_bbb.prediction._weight_samples import Draws, Part, SubstituteMessenger
+from pyro_bbb.prediction._weight_samples import Draws, Part
 
 
 def per_input_of_head(
@@ -39,13 +40,6 @@ def _moments(
     model: BayesianModel, guide: LastLayer, means: Draws, x: Rows
 ) -> tuple[Tensor, Tensor]:
     """Means and variances of the outputs, ``[n, out]``."""
-    with (
-        SubstituteMessenger(means),
-        own_store(model, guide),
-        model._pyro_context,
-        guide.observed_head() as variance,
-    ):
-        for name, value in means.items():
-            model._pyro_context.set(name, value)
+    with own_store(guide), substituted(model, means), guide.observed_head() as variance:
         outputs = run_network(model.network, x)
         return getattr(outputs, "logits", outputs), variance()

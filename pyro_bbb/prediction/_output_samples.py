@@ -20,15 +20,15 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
+from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows, each, run_network
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
 from pyro_bbb.prediction._moment_tensor import Moments, Pass, inexact, is_of_likelihood
-from pyro_bbb.prediction._weight_samples import Part, SubstituteMessenger
+from pyro_bbb.prediction._weight_samples import Part
 from pyro_bbb.priors import Prior
 
 
@@ -76,9 +76,7 @@ def _outputs(model: BayesianModel, moments: Moments, x: Rows, draws: int) -> Ten
 
 def _run(model: BayesianModel, passing: Pass, x: Rows) -> Tensor:
     weights = passing.weights()
-    with SubstituteMessenger(weights), own_store(model), model._pyro_context:
-        for name, weight in weights.items():
-            model._pyro_context.set(name, weight)
+    with substituted(model, weights):
         outputs: Tensor = run_network(model.network, x)
     return outputs
 
@@ -87,7 +85,7 @@ def arguments_of(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str,
     """The likelihood's arguments for outputs ``[s, n, ...]``; its latents are drawn."""
 
     def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        with SubstituteMessenger(draw), own_store(model), model._pyro_context:
+        with substituted(model, draw):
             return model.likelihood.arguments(draw["outputs"])
 
     latents = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]

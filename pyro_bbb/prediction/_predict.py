@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,19 +10,26 @@ import numpy as np
 import pyro
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 from torch.utils.data import DataLoader, Dataset
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs
-from pyro_bbb._utils.validation import all_finite, count, kind, one_of
+from pyro_bbb._utils.inputs import Rows, input_batches
+from pyro_bbb._utils.validation import count, kind, one_of
 from pyro_bbb.guides import LastLayer
-from pyro_bbb.models import BayesianModel, require_guide, to_precision
+from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
+from pyro_bbb.prediction._inputs import checked, on_device, rows_of_pass
 from pyro_bbb.prediction._last_layer import per_input_of_head
+from pyro_bbb.prediction._linearized import (
+    PROBIT,
+    GaussianPrediction,
+    is_gaussian,
+    linearized_arguments,
+)
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._summaries import (
     ClassificationPrediction,
@@ -42,7 +49,8 @@ class PredictConfig:
 
     num_samples: int
     rows: int  # inputs of one pass
-    sampler: str  # "weights" or "outputs"
+    sampler: str  # "weights", "outputs" or "linearized"
+    probit: bool = False
 
 
 def predict(
@@ -54,6 +62,7 @@ def predict(
     batch_size: int | None = None,
     seed: int | None = None,
     estimator: str | None = None,
+    linearized: bool | str = False,
 ) -> Prediction:
     """Predict at new inputs by draws from the posterior.
 
@@ -89,6 +98,11 @@ def predict(
             distribution: for a single input of a network that consists of linear layers,
             elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, which runs
             the trunk once for all draws. Else it is ``"reparam"``.
+        linearized: whether the network is replaced by its tangent at the guide's means, which must
+            be a Normal one: its outputs are Normal then, in closed form (Immer et al. 2021). Meant
+            for ``laplace``. A `GaussianPrediction` without sampling error for Normal noise of known
+            or learned scale; else by draws of the outputs of each input, or for classes without
+            draws by ``"probit"``.
 
     Returns:
         A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`.
@@ -103,11 +117,12 @@ def predict(
     if isinstance(x, Dataset | DataLoader):
         seed = int(torch.randint(2**62, ())) if seed is None else seed  # common draws
         usual = "local_reparam" if isinstance(guide, LastLayer) else "reparam"
-        options = num_samples, None, seed, estimator or usual
-        batches = _on_device(guide, input_batches(x, batch_size))
-        parts = [_predict(model, guide, each, *options) for each in batches]
+        common = num_samples, None, seed, None if linearized else estimator or usual
+        batches = on_device(guide, input_batches(x, batch_size))
+        parts = [_predict(model, guide, each, *common, linearized) for each in batches]
         return _prediction(model, *_concatenated(parts))
-    return _prediction(model, *_predict(model, guide, x, num_samples, batch_size, seed, estimator))
+    options = num_samples, batch_size, seed, estimator
+    return _prediction(model, *_predict(model, guide, x, *options, linearized))
 
 
 def _predict(
@@ -118,10 +133,11 @@ def _predict(
     batch_size: int | None,
     seed: int | None,
     estimator: str | None,
+    linearized: bool | str,
 ) -> tuple[dict[str, Tensor], str]:
     """The tensors of a prediction, and the sampler."""
-    x = _checked(model, guide, x)
-    config = _configure(model, guide, x, num_samples, batch_size, estimator)
+    x = checked(model, guide, x)
+    config = _configure(model, guide, x, num_samples, batch_size, estimator, linearized)
     cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
     group = processes(x.device)
     with (
@@ -152,8 +168,15 @@ def _configure(
     num_samples: int,
     batch_size: int | None,
     estimator: str | None,
+    linearized: bool | str,
 ) -> PredictConfig:
-    num_samples, rows = count("num_samples", num_samples), _rows(batch_size, x)
+    num_samples, rows = count("num_samples", num_samples), rows_of_pass(batch_size, x)
+    if linearized not in (False, True, PROBIT):
+        raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
+    if linearized:
+        if estimator is not None:
+            raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
+        return PredictConfig(num_samples, rows, "linearized", linearized == PROBIT)
     if estimator is None:
         single = len(x) == 1 and draws_of_each_input(model, guide, x)
         exact = single or isinstance(guide, LastLayer)
@@ -166,12 +189,23 @@ def _parts(
     model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
 ) -> tuple[Iterable[Part], list[int]]:
     """Outputs of this process's draws in parts, and the number of draws of each process."""
+    if config.sampler == "linearized":
+        return _linearized_parts(model, guide, x, config, group)
     if config.sampler == "outputs":
         counts = group.split_counts(config.num_samples)
         sampler = per_input_of_head if isinstance(guide, LastLayer) else per_input
         return sampler(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
     posterior, counts = split_draws(model, guide, x, config.num_samples, group)
     return per_draw(model, posterior, x, config.rows), counts
+
+
+def _linearized_parts(
+    model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
+) -> tuple[Iterable[Part], list[int]]:
+    drawn = not (config.probit or is_gaussian(model))
+    counts = group.split_counts(config.num_samples if drawn else 1)
+    options = group.at_least_one(counts), config.rows, config.probit
+    return [(ALL, ALL, linearized_arguments(model, guide, x, *options))], counts
 
 
 def predict_mean(
@@ -196,7 +230,7 @@ def predict_mean(
     kind("model", model, BayesianModel)
     require_guide(guide)
     if isinstance(x, Dataset | DataLoader):
-        batches = _on_device(guide, input_batches(x, batch_size))
+        batches = on_device(guide, input_batches(x, batch_size))
         parts = [_predict_mean(model, guide, each, None) for each in batches]
         return _prediction(model, *_concatenated(parts))
     return _prediction(model, *_predict_mean(model, guide, x, batch_size))
@@ -206,8 +240,8 @@ def _predict_mean(
     model: BayesianModel, guide: Any, x: Any, batch_size: int | None
 ) -> tuple[dict[str, Tensor], str]:
     """The tensors of a prediction by the centre of the posterior."""
-    x = _checked(model, guide, x)
-    rows = _rows(batch_size, x)
+    x = checked(model, guide, x)
+    rows = rows_of_pass(batch_size, x)
     with own_store(model, guide):
         given = given_draws(model, guide)
         if given is not None:
@@ -217,40 +251,6 @@ def _predict_mean(
         draws = {name: value.unsqueeze(0) for name, value in centre.items()}
         outputs = _collect(per_draw(model, [draws], x, rows), model, x, 1)
         return outputs, "weights"
-
-
-def _rows(batch_size: int | None, x: Rows) -> int:
-    """Rows of one pass."""
-    return default_rows(x) if batch_size is None else count("batch_size", batch_size)
-
-
-def _checked(model: BayesianModel, guide: Any, x: Any) -> Rows:
-    """The inputs as tensors of the model's precision; arrays and batches go to its device."""
-    given: Rows = to_precision(require_inputs(x), guide, model)
-    device = _device(guide) or given.device
-    if not isinstance(x, Tensor):
-        given = given.to(device)
-    for name, part in parts_of(given).items():
-        if device != part.device:
-            found = f"got a tensor on {part.device}"
-            raise ValueError(f"{name} must be on {device} as the guide is, {found}")
-        if not all_finite(part):
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
-    return given
-
-
-def _on_device(guide: Any, batches: Iterable[Rows]) -> Iterator[Rows]:
-    device = _device(guide)
-    return (x if device is None else x.to(device) for x in batches)
-
-
-def _device(guide: Any) -> torch.device | None:
-    """Device of the guide's parameters or of the given draws, if there are any."""
-    if isinstance(guide, nn.Module):
-        found: Iterable[Any] = guide.parameters()
-    else:
-        found = guide.values() if isinstance(guide, Mapping) else ()
-    return next((x.device for x in found if isinstance(x, Tensor)), None)
 
 
 def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -> dict[str, Tensor]:
@@ -274,6 +274,9 @@ def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) 
     family = model.likelihood.family
     if issubclass(family, (Categorical, Bernoulli)):
         return ClassificationPrediction(**outputs, sampler=sampler)
+    if "function_std" in outputs:
+        stds = {name: outputs.pop(name)[0] for name in ("function_std", "noise_std")}
+        return GaussianPrediction(components=family(**outputs), sampler=sampler, **stds)
     return RegressionPrediction(family(**outputs), sampler=sampler)
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._ops.tuning import BATCHED_BELOW
 from pyro_bbb._utils.inputs import Rows
@@ -24,20 +22,6 @@ from pyro_bbb.models import BayesianModel
 Draws: TypeAlias = Mapping[str, Tensor]
 Part: TypeAlias = tuple[slice, slice, dict[str, Tensor]]  # draws, inputs, and values for these
 ALL = slice(None)
-
-
-class SubstituteMessenger(Messenger):
-    """Gives the latents inside their values."""
-
-    def __init__(self, draw: Draws) -> None:
-        super().__init__()
-        self.draw = draw
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"] and not site_is_subsample(msg):
-            if msg["name"] not in self.draw:
-                raise ValueError(f"the posterior's draws lack the latent {msg['name']!r}")
-            msg["value"] = self.draw[msg["name"]]
 
 
 def default_rows(x: Rows) -> int:
@@ -64,8 +48,6 @@ def per_draw(
 
 def _run(model: BayesianModel, batches: Iterable[Rows], draw: Draws) -> dict[str, Tensor]:
     """The likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
-    with SubstituteMessenger(draw), own_store(model), model._pyro_context:
-        for name, value in draw.items():
-            model._pyro_context.set(name, value)
+    with substituted(model, draw):
         parts = [model.predictive(x) for x in batches]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -263,7 +263,7 @@ def parameters_buffers_and_records_are_the_same():
         "flipout": ({}, {"estimator": "flipout", "num_particles": 2}),
         "ensemble": ({"guide": "ensemble"}, {"accumulate": 2, "batch_size": 2}),
         "stock": ({"guide": "low_rank"}, {}),
-        "laplace": ({"guide": "laplace_ggn"}, {}),
+        "laplace": ({"guide": "laplace"}, {}),
         "buffers": ({"layers": batch_norm}, {"optimizer": torch.optim.RAdam, "batch_size": 7}),
         "latent": ({"like": partial(likelihoods.Gaussian, dist.LogNormal(0.0, 1.0))}, {}),
         "bfloat16": ({}, {"autocast": torch.bfloat16}),

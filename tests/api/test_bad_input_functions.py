@@ -413,9 +413,16 @@ PREDICTION = [
             "batch_size": 2,
             "seed": 0,
             "estimator": "reparam",
+            "linearized": False,
         },
         bad={
             **INPUTS,
+            "linearized by another name": ({"linearized": "logit"}, "linearized must be False, T"),
+            "linearized draws": ({"linearized": True}, "linearized draws no weights: estimator"),
+            "linearized flow": (
+                {"linearized": True, "estimator": None, "guide": guides.Flow(classifier())},
+                "linearized needs a Normal guide, .*got Flow",
+            ),
             "a point": ({"guide": guides.Laplace(classifier())}, "guide is still a point"),
             **no_counts("num_samples", "batch_size"),
             "flipout": ({"estimator": "flipout"}, "estimator must be one of"),

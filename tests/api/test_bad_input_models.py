@@ -517,8 +517,26 @@ GUIDES = [
         lambda: {"model": classifier(), "init_scale": 0.1, "hidden_dim": 8, "num_transforms": 1},
         bad={"too narrow": ({"hidden_dim": 2}, "hidden_dim must be at least the number of lat")},
     ),
-    Row("guides.Laplace", lambda: {"model": classifier()}, bad=INIT_LOC),
-    Row("guides.LaplaceGGN", lambda: {"model": classifier()}),
+    Row(
+        "guides.Laplace",
+        lambda: {
+            "model": classifier(),
+            "structure": "full",
+            "curvature": "ggn",
+            "optimize_prior": False,
+        },
+        bad={
+            **INIT_LOC,
+            "structure": ({"structure": "block"}, "structure must be one of .*got 'block'"),
+            "curvature": ({"curvature": "fisher"}, "curvature must be one of .*got 'fisher'"),
+            "exact diag": (
+                {"structure": "diag", "curvature": "hessian"},
+                "curvature='hessian' has structure='full' and no optimize_prior",
+            ),
+            "optimize_prior": ({"optimize_prior": "yes"}, "optimize_prior must be a bool"),
+        },
+    ),
+    Row("guides.Laplace.unconstrained_normal", lambda: {"self": approximated()}),
     Row(
         "guides.LastLayer",
         lambda: {"model": classifier(), "head": "fc1", "init_scale": 0.1, "covariance": "shared"},

@@ -18,6 +18,7 @@ EXPERIMENTS = [
     "choose_defaults",
     "digits_recipes",
     "fashion_mnist",
+    "laplace_fidelity",
     "lenet5_mnist",
     "mnist_mlp",
     "mushroom_bandit",

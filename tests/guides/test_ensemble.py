@@ -58,7 +58,7 @@ def test_members_for_a_converted_network_do_not_all_start_at_its_weights():
     assert not torch.equal(*(each.median()["network.0.weight"] for each in (first, second)))
 
 
-@pytest.mark.parametrize("name", ["delta", "laplace", "laplace_ggn"])
+@pytest.mark.parametrize("name", ["delta", "laplace"])
 def test_points_that_start_alike_are_refused(name):
     with pytest.raises(ValueError, match="init_loc must give each member different initial values"):
         make(name, init_loc=0.1)
@@ -193,7 +193,7 @@ def test_there_is_no_single_centre(verb):
 
 
 def test_laplace_members_are_approximated_at_the_end_of_fit():
-    model, guide = make("laplace_ggn", size=2)
+    model, guide = make("laplace", size=2)
     args = data()
     with pytest.raises(RuntimeError, match="still a point"):
         guide.sample_posterior(4)
@@ -206,7 +206,7 @@ def test_laplace_members_are_approximated_at_the_end_of_fit():
     assert history.log_guide == [0.0]
 
 
-@pytest.mark.parametrize("name", ["delta", "softplus_normal", "flow", "laplace_ggn"])
+@pytest.mark.parametrize("name", ["delta", "softplus_normal", "flow", "laplace"])
 def test_copies_are_independent_and_leave_the_original_working(name):
     model, guide = make(name, size=2)
     args = data()

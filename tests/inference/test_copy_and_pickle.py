@@ -60,7 +60,7 @@ def test_moving_a_copy_of_both_leaves_the_original(network, guide):
     pair = make(network, guide)
     for part in pair[1].modules():
         if isinstance(part, guides.Laplace):
-            part.scale_tril = torch.eye(part.latent_dim)
+            part.parts[0].set(scale_tril=torch.eye(part.latent_dim))
     before, expected = state(*pair), draws(*pair)
     for move in (lambda part: part.double(), lambda part: part.to("meta")):
         for part in (twins := copy.deepcopy(pair)):

@@ -150,7 +150,7 @@ def test_nuts_and_laplace_take_them():
         model, _ = new(network)
         options = {"num_samples": 5, "warmup_steps": 5, "seed": 0, "progress": False}
         chains = bbb.run_nuts(model, (x, y), **options)
-        guide = bbb.guides.make("laplace_ggn", model)
+        guide = bbb.guides.make("laplace", model)
         bbb.fit(model, guide, (x, y), epochs=3, seed=0, progress=False)
         means.append([bbb.predict(model, each, x, seed=0).mean for each in (chains, guide)])
     for found, expected in zip(*means, strict=True):

@@ -187,7 +187,7 @@ def cold(batch, num_batches):
 
 WARM_UP = bbb.KLSchedule("blundell", temperature=0.5, warmup_epochs=2)
 MAKES = {
-    **{guide: {"guide": guide} for guide in ANY_MODEL if guide != "laplace"},
+    **{guide: {"guide": guide} for guide in ANY_MODEL},
     "stock": {"guide": autoguide.AutoNormal},
     "pruned": {"guide": pruned},
     "buffers": {"layers": batch_norm},
@@ -284,7 +284,7 @@ def test_nothing_that_a_guide_of_its_own_lacks_goes_wrong_after_the_last_step(
     tmp_path, monkeypatch
 ):
     """Ended between the last step and the approximation of a Laplace guide, it approximates."""
-    parts, build = make("laplace_ggn"), partial(make, "laplace_ggn")
+    parts, build = make("laplace"), partial(make, "laplace")
     fit(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_fit, "_approximate", stop)
@@ -668,12 +668,12 @@ def test_training_in_a_thread_needs_no_handler():
 
 
 def test_a_laplace_guide_is_not_approximated_when_interrupted(tmp_path):
-    parts = make("laplace_ggn")
+    parts = make("laplace")
     optimizer = interrupting(1)
     assert fit(parts, tmp_path, optimizer=optimizer, **SLOWLY).interrupted
     with pytest.raises(RuntimeError):
         parts[1].sample_posterior(1)
-    again = make("laplace_ggn")
+    again = make("laplace")
     fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
     assert again[1].sample_posterior(1)
 

@@ -1,0 +1,282 @@
+r"""Laplace's approximation: a Normal at the MAP, with the curvature of the log joint there.
+
+$$q(z) = N(\hat z, H^{-1}), \qquad \hat z = \arg\max_z \ln p(D, z), \qquad
+  H = -\nabla^2 \ln p(D, \hat z)$$
+
+for all latents in unconstrained space (MacKay 1992, "A Practical Bayesian Framework for
+Backpropagation Networks"). By default H is the Gauss-Newton matrix, see ``gauss_newton.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, chain
+from typing import Any, TypeAlias
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoContinuous
+from torch import Tensor, nn
+
+from pyro_bbb._handlers.sites import is_of_prior, sample_names
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import as_inputs, each
+from pyro_bbb._utils.validation import kind, one_of, tensor
+from pyro_bbb.guides._autoguides import PrototypeFromLatents
+from pyro_bbb.guides._joint_autoguides import JointAutoguide
+from pyro_bbb.guides._laplace.check import warn_of_draws
+from pyro_bbb.guides._laplace.gauss_newton import Linearization, jacobian_of
+from pyro_bbb.guides._laplace.sums import Sums
+from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker, PartsNormal
+from pyro_bbb.guides.latents import InitLoc
+from pyro_bbb.guides.tangent import UnconstrainedNormal, unconstrained_shape
+
+Batch: TypeAlias = tuple[Any, Tensor]
+STRUCTURES = ("full", "kron", "diag", "last_layer")
+CURVATURES = ("ggn", "hessian")
+_MAX_LATENTS = 4096
+_EXAMPLES = 256  # in one graph
+
+
+class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
+    """Point in training; a Normal around it once `approximate` has seen the data.
+
+    `fit` calls `approximate` at its end. Of a network that is trained already (`bayesianize` keeps
+    its weights) call it by yourself. The curvature is of the full data, in float64.
+
+    Gauss-Newton curvature describes the network's tangent: predict with ``linearized=True``. Draws
+    of the weights in the network itself underfit where the data leave many weights undetermined
+    (Immer et al. 2021); `approximate` warns where they do.
+
+    Args:
+        model: a `BayesianModel`.
+        structure: of the curvature. ``"full"``: all latents together, at most 4,096. ``"kron"``: a
+            Kronecker product for each kernel of a linear or 2-D convolution layer, a matrix for
+            each bias. ``"diag"``: its diagonal. ``"last_layer"``: the full one of the last layer
+            with random weights; the others stay points.
+        curvature: ``"ggn"`` is Gauss-Newton's. It is positive for Normal and class likelihoods with
+            Normal priors at any point. ``"hessian"`` is the exact one, of structure ``"full"``,
+            positive at a maximum only.
+        optimize_prior: whether `approximate` multiplies the prior's standard deviations by the one
+            factor of largest marginal likelihood, `prior_scale`; the point stays.
+        init_loc: initial point, see `AutoSoftplusNormal`.
+
+    Raises:
+        TypeError: the model is no `BayesianModel`.
+        ValueError: an unknown name, options that exclude each other, or more than 4,096 latents
+            in one matrix.
+    """
+
+    prior_scale: Tensor
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        structure: str = "full",
+        curvature: str = "ggn",
+        optimize_prior: bool = False,
+        init_loc: InitLoc | None = None,
+    ) -> None:
+        if not hasattr(model, "num_data"):
+            raise TypeError(f"model must be a BayesianModel, got {type(model).__name__}")
+        super().__init__(model, init_loc=init_loc)
+        self._structure = one_of("structure", structure, STRUCTURES)
+        self._curvature = one_of("curvature", curvature, CURVATURES)
+        self._optimize_prior = kind("optimize_prior", optimize_prior, bool)
+        if curvature == "hessian" and (structure != "full" or optimize_prior):
+            raise ValueError(
+                "curvature='hessian' has structure='full' and no optimize_prior, got "
+                f"structure={structure!r}, optimize_prior={optimize_prior}; use curvature='ggn'"
+            )
+        self.register_buffer("prior_scale", torch.ones(()))
+        self._find_declared()
+
+    def approximate(self, data: Batch | Iterable[Batch]) -> None:
+        """Sets the covariance to the inverse curvature of the negative log joint at the point.
+
+        Args:
+            data: the training set, as one pair ``(x, y)`` or as batches of such. Where examples
+                are left out, the others are weighted up.
+
+        Raises:
+            ValueError: no examples; or a layer or prior for which the structure cannot be had.
+            NoModeError: the curvature is not positive.
+        """
+        parts = _in_parts(_batches(data))
+        first = next(parts, None)
+        if first is None:
+            raise ValueError("data must hold at least one example")
+        if not self._complete:
+            self._find_latents(*first)
+        sums = self._sums(chain([first], parts))
+        factor = sums.best_prior_factor() if self._optimize_prior else 1.0
+        found = [sums.tensors(i, factor) for i in range(len(self.covariance))]
+        for part, tensors in zip(self.covariance, found, strict=True):
+            part.set(**{name: value.to(self.loc) for name, value in tensors.items()})
+        self.prior_scale.fill_(factor**-0.5)
+        warn_of_draws(self.model, self, *first)
+
+    def reset(self) -> None:
+        """Goes back to the point, for further training."""
+        for part in self.covariance:
+            part.set(**dict.fromkeys(part._buffers))
+        self.prior_scale.fill_(1.0)
+
+    def unconstrained_normal(self) -> UnconstrainedNormal:
+        """The Normal of all unconstrained latents.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return UnconstrainedNormal(self.loc.detach(), self.covariance)
+
+    def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
+        """The distribution of all unconstrained latents."""
+        if self._is_point:
+            return dist.Delta(self.loc).to_event(1)
+        return PartsNormal(self.loc, self.covariance)
+
+    def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
+        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return super().sample_posterior(num_samples)
+
+    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Posterior quantiles, ``[len(quantiles), ...]`` by site name.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return super().quantiles(quantiles, *args, **kwargs)
+
+    @property
+    def covariance(self) -> list[CovariancePart]:
+        """The parts of the covariance, without values while the guide is a point."""
+        return [part for part in self.parts if isinstance(part, CovariancePart)]
+
+    @property
+    def _is_point(self) -> bool:
+        return any(value is None for part in self.covariance for value in part._buffers.values())
+
+    def _require_scale(self) -> None:
+        if self._is_point:
+            raise RuntimeError(
+                "the guide is still a point: call guide.approximate((x, y)) with the training "
+                "set, as fit does at its end; guide.median() has the point"
+            )
+
+    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        scale = torch.zeros_like(self.loc)
+        for part in () if self._is_point else self.covariance:
+            scale[part.where] = part.std()
+        return self.loc, scale
+
+    def _sums(self, batches: Iterable[Batch]) -> Sums:
+        """The curvature of the whole data, float64."""
+        model, guide = copy.deepcopy((self.model, self))
+        guide.reset()
+        model.double()
+        guide.double()
+        sums, count = Sums(guide), 0
+        with evaluating(model), pyro.validation_enabled(False):
+            for x, y in batches:
+                fraction = len(x) / model.num_data  # of the prior
+                args = (model, guide, each(x, _double), _double(y), fraction)
+                if self._curvature == "hessian":
+                    sums.totals[0] += _hessian(*args)
+                else:
+                    sums.add(Linearization(*args, watched=self._structure == "kron"))
+                count += len(x)
+        sums.finish(model.num_data / count)
+        return sums
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        self.loc = nn.Parameter(self._init_loc())
+        self.parts = nn.ModuleList(self._unknown_parts())
+
+    def _unknown_parts(self) -> list[CovariancePart]:
+        """The parts of the covariance, not yet with values."""
+        ranges = self._ranges()
+        everything = slice(0, self.latent_dim)
+        if self._structure == "diag":
+            return [Diagonal(everything)]
+        if self._structure == "kron":
+            return [self._kron_part(name, where) for name, where in ranges.items()]
+        if self._structure == "last_layer":
+            own = [ranges[name] for name in self._last_layer()]
+            everything = slice(own[0].start, own[-1].stop)
+        if everything.stop - everything.start > _MAX_LATENTS:
+            raise ValueError(
+                f"structure={self._structure!r} is for at most {_MAX_LATENTS:,} latents in one "
+                f"matrix, got {everything.stop - everything.start:,}; use structure='kron', "
+                "'diag' or 'last_layer'"
+            )
+        return [Dense(everything)]
+
+    def _kron_part(self, name: str, where: slice) -> CovariancePart:
+        latent = self._latents[name]
+        if latent.transform is not None or name.startswith("likelihood."):
+            return Diagonal(where)
+        return Kronecker(where) if len(latent.shape) > 1 else Dense(where)
+
+    def _ranges(self) -> dict[str, slice]:
+        """Range of each latent in the flat vector, by site name."""
+        sizes = [unconstrained_shape(latent).numel() for latent in self._known_latents()]
+        ends = accumulate(sizes)
+        return {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.site_names, sizes, ends, strict=True)
+        }
+
+    def _last_layer(self) -> list[str]:
+        """Site names of the last layer with random weights."""
+        layers = (
+            [f"{path}.{name}" for name in sample_names(part) if not is_of_prior(name)]
+            for path, part in self.model.named_modules()
+            if hasattr(part, "_pyro_samples") and path.startswith("network")
+        )
+        *_, last = [[name for name in layer if name in self._latents] for layer in layers if layer]
+        return last
+
+    def _check_size(self, latent_dim: int) -> None:
+        """Sizes are checked part by part."""
+
+
+def _hessian(model: Any, guide: Any, x: Any, y: Tensor, fraction: float) -> Tensor:
+    """The exact Hessian of one batch's part of the negative log joint."""
+    neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, x, y, fraction)
+    (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
+    return jacobian_of(gradient, guide.loc)
+
+
+def _in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, a bounded number of examples at once."""
+    for x, y in batches:
+        x = as_inputs(x)
+        if len(x) != len(tensor("y", y)):
+            raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
+        if len(x):
+            yield from zip(x.split(_EXAMPLES), y.split(_EXAMPLES), strict=True)
+
+
+def _batches(data: Batch | Iterable[Batch]) -> Iterable[Batch]:
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
+        return [data]
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be a pair (x, y) of tensors or batches of these, got {data!r}")
+    return data
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x

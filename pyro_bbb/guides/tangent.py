@@ -1,0 +1,252 @@
+r"""A network replaced by its tangent in the latents at a guide's centre.
+
+$$f(x, z) \approx f(x, m) + J(x)\,(z - m)$$
+
+Where the guide is Normal, so are the tangent's outputs, for each input
+$N(f(x, m), J \Sigma J^\top)$ (Immer et al. 2021, "Improving predictions of Bayesian neural nets via
+local linearization", equation 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jacrev
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from pyro_bbb._handlers.substitute import substituted
+from pyro_bbb._utils.inputs import Rows, SeveralInputs, run_network
+from pyro_bbb.guides._autoguides import Normal
+from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
+from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, LowRankPlusDiagonal
+from pyro_bbb.guides.latents import Latent
+
+_NUMBERS = 2**25  # of derivatives at once
+
+
+@dataclass(frozen=True)
+class UnconstrainedNormal:
+    """A guide's Normal of all unconstrained latents as one flat vector ``[D]``."""
+
+    loc: Tensor
+    parts: list[CovariancePart]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A last linear layer, in whose weights the network is linear.
+
+    Args:
+        inputs: of the layer, ``[n, in]``.
+        outputs: number of outputs.
+        bias: whether it has one.
+    """
+
+    inputs: Tensor
+    outputs: int
+    bias: bool
+
+    def jacobian(self) -> Tensor:
+        """Derivatives of the outputs by weight and bias, ``[n, out, out (in + 1)]``."""
+        unit = torch.eye(self.outputs, dtype=self.inputs.dtype, device=self.inputs.device)
+        by_weight = (unit[:, :, None] * self.inputs[:, None, None, :]).flatten(2)
+        by_bias = unit.expand(len(self.inputs), -1, -1)
+        return torch.cat([by_weight, by_bias], dim=2) if self.bias else by_weight
+
+    def times(self, columns: Tensor) -> Tensor:
+        """`jacobian` times columns ``[out (in + 1), r]``, ``[n, out, r]``, without making it."""
+        weight, bias = columns.split(
+            [self.outputs * self.inputs.shape[1], self.outputs * self.bias]
+        )
+        by_input = weight.unflatten(0, (self.outputs, -1)).transpose(0, 1)
+        product = (self.inputs @ by_input.flatten(1)).unflatten(1, by_input.shape[1:])
+        return product + bias if self.bias else product
+
+
+@dataclass(frozen=True)
+class NetworkFunction:
+    """A network's outputs as a function of some of its latents; the others stay where they are.
+
+    Args:
+        model: a `BayesianModel`.
+        latents: all latents, in the order of the flat vector.
+        loc: their unconstrained values ``[D]``.
+        where: the range of the vector that varies.
+    """
+
+    model: Any
+    latents: list[Latent]
+    loc: Tensor
+    where: slice
+
+    def __call__(self, z: Tensor, x: Rows) -> Tensor:
+        """Outputs ``[n, ...]`` at values ``[d]`` of those that vary."""
+        varied = by_name(self.latents, z, self.where)  # layers of the others see no derivative
+        return self._run(by_name(self.latents, self.loc) | varied, x)
+
+    def jacobians(self, x: Rows) -> Iterator[Tensor]:
+        """Derivatives of the outputs, flattened, ``[n, K, d]`` for bounded parts of the inputs."""
+        z = self.loc[self.where]
+        head = None if len(z) == len(self.loc) else self.with_head(x)[1]
+        if head is not None:
+            yield head.jacobian()
+            return
+
+        def of_one(z: Tensor, *row: Tensor) -> Tensor:
+            return self(z, _rows(x, [part[None] for part in row])).flatten()
+
+        derivatives: Callable[..., Tensor] = torch.vmap(
+            jacrev(of_one), in_dims=(None, *[0] * len(_parts(x))), randomness="different"
+        )
+        outputs = self(z, x[:1]).numel()
+        for part in x.split(max(1, _NUMBERS // (outputs * len(z)))):
+            yield derivatives(z, *_parts(part))
+
+    def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
+        """Outputs, and the last layer if the latents that vary are its weight and bias."""
+        values = by_name(self.latents, self.loc)
+        weight, *bias = [
+            values[name] for name in by_name(self.latents, self.loc[self.where], self.where)
+        ]
+        with _LinearUses(weight) as watched:
+            f = self._run(values, x)
+        if len(watched.uses) != 1 or len(bias) > 1:
+            return f, None
+        ((inputs, used_bias, output),) = watched.uses
+        if output is not f or inputs.dim() != 2 or (bias and used_bias is not bias[0]):
+            return f, None
+        return f, Head(inputs, f.shape[1], bool(bias))
+
+    def _run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
+        with substituted(self.model, values):
+            outputs = run_network(self.model.network, x)
+        found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        return found
+
+
+class _LinearUses(TorchFunctionMode):
+    """Watches where a weight is that of a linear layer: its input, bias and output."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.uses = weight, list[Any]()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is F.linear and args[1] is self.weight:
+            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+            self.uses.append((args[0], bias, output))
+        return output
+
+
+def by_name(latents: Iterable[Latent], z: Tensor, where: slice | None = None) -> dict[str, Tensor]:
+    """Latents by site name at a flat vector ``[D]`` of unconstrained values, or a range of it."""
+    values, begin = {}, -(where.start if where else 0)
+    for latent in latents:
+        shape = unconstrained_shape(latent)
+        end = begin + shape.numel()
+        if begin >= 0 and end <= len(z):
+            part = z[begin:end].view(shape)
+            values[latent.name] = part if latent.transform is None else latent.transform(part)
+        begin = end
+    return values
+
+
+def unconstrained_shape(latent: Latent) -> torch.Size:
+    """Shape of a latent in unconstrained space."""
+    if latent.transform is None:
+        return latent.shape
+    return torch.Size(latent.transform.inverse_shape(latent.shape))
+
+
+def normal_of(guide: Any) -> UnconstrainedNormal:
+    """The Normal of all latents that a guide is.
+
+    Raises:
+        TypeError: the guide is no Normal.
+    """
+    if hasattr(guide, "unconstrained_normal"):
+        found: UnconstrainedNormal = guide.unconstrained_normal()
+        return found
+    if isinstance(guide, AutoSoftplusNormal | Normal):
+        moments = [_moments(guide, latent) for latent in guide._known_latents()]
+        loc, scale = (torch.cat([x[i].flatten() for x in moments]) for i in range(2))
+        return UnconstrainedNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
+    if isinstance(guide, FullRank | LowRank):
+        guide._known_latents()
+        q, everything = guide.get_posterior(), slice(0, guide.latent_dim)
+        if isinstance(guide, FullRank):
+            return UnconstrainedNormal(q.loc, [Dense(everything, q.scale_tril)])
+        scale = q.cov_diag.sqrt()
+        return UnconstrainedNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
+    raise TypeError(
+        "linearized needs a Normal guide, one of softplus_normal, normal, low_rank, full_rank, "
+        f"laplace, got {type(guide).__name__}"
+    )
+
+
+def output_moments(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
+    r"""Means $f(x, m)$ ``[n, ...]`` and covariances $J \Sigma J^\top$ ``[n, K, K]`` of the outputs.
+
+    K counts the outputs of one input. The network is the tangent at the guide's means.
+    """
+    normal = normal_of(guide)
+    where = normal.parts[0].where if len(normal.parts) == 1 else slice(0, len(normal.loc))
+    function = NetworkFunction(model, guide._known_latents(), normal.loc, where)
+    with torch.no_grad():
+        layer = _last_layer(normal)
+        f, head = function.with_head(x) if layer else (function(normal.loc[where], x), None)
+        if layer and head:
+            root = head.times(layer.scale_tril)
+            return f, root @ root.mT
+        covariance, begin = f.new_zeros(len(f), f[0].numel(), f[0].numel()), 0
+        for jacobian in function.jacobians(x):
+            here = slice(begin, begin + len(jacobian))
+            for part in normal.parts:
+                own = slice(part.where.start - where.start, part.where.stop - where.start)
+                root = part.times_root(jacobian[..., own])
+                covariance[here] += root @ root.mT
+            begin += len(jacobian)
+    return f, covariance
+
+
+def draw_outputs(f: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
+    """Normal outputs ``[S, n, ...]`` of means ``[n, ...]`` and covariances ``[n, K, K]``."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+    noise = torch.randn(num_samples, *root.shape[:2], dtype=f.dtype, device=f.device)
+    return f + torch.einsum("nij,snj->sni", root, noise).reshape(num_samples, *f.shape)
+
+
+def _last_layer(normal: UnconstrainedNormal) -> Dense | None:
+    """The only part, where it is dense and covers not all latents."""
+    first = normal.parts[0]
+    alone = len(normal.parts) == 1 and first.size < len(normal.loc)
+    return first if isinstance(first, Dense) and alone else None
+
+
+def _moments(guide: Any, latent: Latent) -> tuple[Tensor, Tensor]:
+    if isinstance(guide, AutoSoftplusNormal):
+        return guide.loc(latent.name), guide.scale(latent.name)
+    loc, scale = guide._get_loc_and_scale(latent.name)
+    return loc.detach(), scale.detach()
+
+
+def _parts(x: Rows) -> tuple[Tensor, ...]:
+    return (x,) if isinstance(x, Tensor) else (*x.args, *x.kwargs.values())
+
+
+def _rows(like: Rows, parts: list[Tensor]) -> Rows:
+    """Inputs of the same form from their tensors."""
+    if isinstance(like, Tensor):
+        return parts[0]
+    count = len(like.args)
+    return SeveralInputs(tuple(parts[:count]), dict(zip(like.kwargs, parts[count:], strict=True)))

@@ -1,0 +1,120 @@
+r"""Predictions by the network's tangent at the guide's means, see `pyro_bbb.guides.tangent`.
+
+Its outputs are Normal. With Normal noise of a known or learned scale the predictive distribution is
+Normal, too, without sampling error. Else the outputs of each input are drawn, or for classes the
+probit approximation $\mathrm{softmax}(f / \sqrt{1 + \pi v / 8})$ stands for the draws, elementwise
+with the outputs' variances v (MacKay 1992, "The Evidence Framework Applied to Classification
+Networks").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from pyro_bbb._handlers.substitute import substituted
+from pyro_bbb._handlers.vmap import over_draws
+from pyro_bbb._utils.inputs import Rows
+from pyro_bbb.guides.tangent import draw_outputs, output_moments
+from pyro_bbb.likelihoods import Gaussian
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.prediction._summaries import RegressionPrediction
+
+PROBIT = "probit"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class GaussianPrediction(RegressionPrediction):
+    """A Normal predictive distribution: of a function that is Normal, with Normal noise.
+
+    Args:
+        components: the predictive distribution, batch shape ``[1, n, d]``.
+        sampler: ``"linearized"``.
+        function_std: standard deviation of the function, ``[n, d]``.
+        noise_std: standard deviation of the noise, ``[n, d]``.
+    """
+
+    function_std: Tensor
+    noise_std: Tensor
+
+    @cached_property
+    def aleatoric_std(self) -> Tensor:
+        """Standard deviation of the noise, ``[n, d]``."""
+        return self.noise_std
+
+    @cached_property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation of the function, ``[n, d]``."""
+        return self.function_std
+
+    def rescaled(self, mean: Tensor | float, scale: Tensor | float) -> GaussianPrediction:
+        """As for `RegressionPrediction`."""
+        moved = super().rescaled(mean, scale).components
+        factor = (moved.scale / self.components.scale)[0]
+        stds = {"function_std": factor * self.function_std, "noise_std": factor * self.noise_std}
+        return GaussianPrediction(components=moved, sampler=self.sampler, **stds)
+
+
+def is_gaussian(model: BayesianModel) -> bool:
+    """Tell whether the noise is Normal, of a scale that is no latent and no output."""
+    names = model.latent_shapes()
+    return isinstance(model.likelihood, Gaussian) and "likelihood.scale" not in names
+
+
+def linearized_arguments(
+    model: BayesianModel, guide: Any, x: Rows, num_samples: int, rows: int, probit: bool
+) -> dict[str, Tensor]:
+    """The likelihood's arguments ``[s, n, ...]``, or the moments of a `GaussianPrediction`.
+
+    Args:
+        model: the model.
+        guide: a Normal guide.
+        x: inputs.
+        num_samples: number of draws, for other likelihoods than Normal ones.
+        rows: inputs of one pass.
+        probit: whether the probit approximation stands for the draws.
+
+    Raises:
+        TypeError: the guide is no Normal.
+        ValueError: probit for a likelihood that is not categorical.
+    """
+    if probit and not issubclass(model.likelihood.family, Categorical):
+        name = type(model.likelihood).__name__
+        raise ValueError(f"linearized='probit' needs a Categorical likelihood, got {name}")
+    parts = []
+    for part in x.split(rows):
+        f, covariance = output_moments(model, guide, part)
+        variances = covariance.diagonal(dim1=1, dim2=2).reshape(f.shape)
+        if is_gaussian(model):
+            parts.append(_moments(model, f, variances))
+        elif probit:
+            scaled = f / (1 + math.pi / 8 * variances).sqrt()
+            parts.append({"logits": scaled.unsqueeze(0)})
+        else:
+            parts.append(_drawn(model, guide, draw_outputs(f, covariance, num_samples)))
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+
+
+def _moments(model: BayesianModel, f: Tensor, variances: Tensor) -> dict[str, Tensor]:
+    noise = model.likelihood.arguments(f)["scale"]
+    stds = {"function_std": variances.sqrt(), "noise_std": noise.expand_as(f)}
+    scale = torch.hypot(stds["function_std"], stds["noise_std"])
+    return {name: value.unsqueeze(0) for name, value in ({"loc": f, "scale": scale} | stds).items()}
+
+
+def _drawn(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str, Tensor]:
+    """The likelihood's arguments for drawn outputs ``[s, n, ...]``, its latents drawn beside."""
+
+    def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        with substituted(model, draw):
+            return model.likelihood.arguments(draw["outputs"])
+
+    drawn = guide.sample_posterior(len(outputs))
+    latents = {name: x for name, x in drawn.items() if name.startswith("likelihood.")}
+    return over_draws(run, {**latents, "outputs": outputs})
