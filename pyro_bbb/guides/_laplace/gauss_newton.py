@@ -68,7 +68,7 @@ def _positions(x: Tensor) -> Tensor:
 
 
 def _patches(args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
-    """Patches that a convolution multiplies its kernel with, ``[n, positions, in]``; none for groups."""
+    """Patches under a convolution's kernel, ``[n, positions, in]``; none for groups."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given = dict(zip(names, args, strict=False)) | (kwargs or {})
     padding = given.get("padding", 0)
