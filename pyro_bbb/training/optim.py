@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any, TypeAlias
@@ -17,10 +18,36 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
-from pyro_bbb._utils.validation import function, kind, positive
+from pyro_bbb._utils.validation import function, kind, positive, probability
 from pyro_bbb.training.objectives import NonFiniteError
 
-Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
+
+IVON_LR = 0.1
+_SHARE_OF_START = 10.0  # e^-10 of the initial Hessian is left after a run
+
+@dataclass(frozen=True, kw_only=True)
+class IVON:
+    r"""Options of ``fit(..., optimizer="ivon")``: natural gradients for an `AutoSoftplusNormal`.
+
+    TODO
+    """
+
+    hess_init: float = 1.0
+    beta1: float = 0.9
+    beta2: float | None = None
+
+    def __post_init__(self) -> None:
+        positive("hess_init", self.hess_init)
+        probability("beta1", self.beta1)
+        if self.beta2 is not None:
+            probability("beta2", self.beta2)
+
+    def hessian_decay(self, num_steps: int) -> float:
+        """The decay rate of the Hessian in a run of so many steps."""
+        return 1 - min(_SHARE_OF_START / num_steps, 0.1) if self.beta2 is None else self.beta2
+
+
+Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str
 
 
 class JointOptim(PyroOptim):
@@ -94,8 +121,13 @@ class JointOptim(PyroOptim):
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
 
+    def flush(self) -> None:
+        """Have the optimiser write to the parameters what it keeps elsewhere, as `IVON` does."""
+        getattr(self.optimizer, "write", _nothing)()
+
     def close(self) -> None:
         """End the training; the optimiser makes no further step."""
+        getattr(self.optimizer, "close", _nothing)()
 
     def set_lr(self, lr: float) -> None:
         """Sets the learning rate of all parameters, of each group at most its ``max_lr``.
@@ -184,6 +216,10 @@ class JointOptim(PyroOptim):
         bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
         if bad:
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
+
+
+def _nothing() -> None:
+    pass
 
 
 def _total_norm(grads: list[Tensor]) -> Tensor:

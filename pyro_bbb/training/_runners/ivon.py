@@ -1,0 +1,232 @@
+r"""IVON as a torch optimiser of a guide's ``loc`` and ``rho``: natural gradients.
+
+The objective leaves two sums over examples as gradients: $\sum\nabla\ell$ at ``loc``, and at
+``rho`` Price's $\sum\nabla\ell\,\epsilon/\sigma$. As they are sums, they add up over parts of a
+minibatch and over processes as gradients do; so does their number, the gradient of ``totals``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from pyro_bbb._ops.flat import FlatTensors, joined
+from pyro_bbb._ops.ivon import (
+    IvonScalars,
+    IvonVectors,
+    inverse_softplus,
+    price_into,
+    scale_into,
+    update,
+)
+from pyro_bbb.training._runners.flat_adam import FlatMemory
+from pyro_bbb.training.optim import IVON
+
+
+@dataclass(frozen=True)
+class NormalPriors:
+    """The fixed Normal priors of a vector of weights: numbers, or ``[n]`` where they differ.
+
+    A precision of 0 marks entries of another prior, whose density the objective has, and pruned
+    ones. ``loc`` is none where all are 0.
+    """
+
+    loc: Tensor | None
+    precision: Tensor
+
+
+class FlatPosterior:
+    """The means and Hessians of a guide's latents as vectors, and draws from the posterior.
+
+    Args:
+        locs: the guide's parameters by site name; their memory is the vector's until `close`.
+        rhos: likewise; `write` sets them.
+        priors: of the vectors' entries.
+        unpruned: true where an entry is left; none if all are.
+        hess_init: the initial Hessian of the mean loss per example.
+    """
+
+    def __init__(
+        self,
+        locs: Mapping[str, nn.Parameter],
+        rhos: Mapping[str, nn.Parameter],
+        priors: NormalPriors,
+        unpruned: Tensor | None,
+        hess_init: float,
+    ) -> None:
+        self.names, self.locs, self.rhos = list(locs), list(locs.values()), list(rhos.values())
+        self.priors, self.unpruned = priors, unpruned
+        self.memory: FlatMemory | None = None
+        like = torch.cat([loc.detach().reshape(-1) for loc in self.locs])
+        self.hessian, self.momentum = torch.full_like(like, hess_init), torch.zeros_like(like)
+        self.noise, self.scale, self.value, self._work = (torch.empty_like(like) for _ in range(4))
+        self.gradient, self.price = (FlatTensors(torch.zeros_like(like), self.locs) for _ in "gh")
+        self.totals = nn.Parameter(like.new_zeros(2))  # its gradient: examples, KL weight of a step
+        self.num_data = like.new_ones(())  # effective: lambda of the latest step
+        self.step = torch.zeros((), device=like.device)  # number of steps
+
+    @property
+    def mean(self) -> Tensor:
+        """The vector on which the parameters ``locs`` lie from here on."""
+        if self.memory is None:
+            self.memory = FlatMemory(self.locs)
+        return self.memory.vector
+
+    @torch.no_grad()
+    def draw(self, num_data: Tensor | float) -> dict[str, Tensor]:
+        """Draw all latents for an effective number of data; leaves of a graph, by site name."""
+        self.noise.normal_()
+        if self.unpruned is not None:
+            self.noise.mul_(self.unpruned)
+        scale_into(self.hessian, self.priors.precision, num_data, self.scale)
+        torch.addcmul(self.mean, self.scale, self.noise, out=self.value)
+        parts = FlatTensors(self.value, self.locs).parts
+        return {n: x.requires_grad_() for n, x in zip(self.names, parts, strict=True)}
+
+    @torch.no_grad()
+    def add(self, draws: Iterable[Tensor]) -> None:
+        """Add the draws' gradients to those of ``loc``, and their product with noise to ``rho``'s.
+
+        A latent that the network has not used has none.
+        """
+        found = joined([_gradient(x).reshape(-1) for x in draws])
+        first = self.locs[0].grad is None
+        price = price_into(found, self.noise, self.scale, self.price.vector if first else self._work)
+        if first:
+            self.totals.grad = None  # of a step that failed
+            self.gradient.vector.copy_(found)
+            for parameters, flat in ((self.locs, self.gradient), (self.rhos, self.price)):
+                for parameter, part in zip(parameters, flat.parts, strict=True):
+                    parameter.grad = part
+        else:
+            self.gradient.vector.add_(found)
+            self.price.vector.add_(price)
+
+    @torch.no_grad()
+    def count(self, examples: int, kl_weight: Tensor | float) -> None:
+        """Add to the number of examples and the weight of the KL of a step."""
+        found = self.totals.new_tensor([examples, 0.0])
+        found[1] = kl_weight
+        self.totals.grad = found if self.totals.grad is None else self.totals.grad + found
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Set ``rho`` to what the steps have made of it."""
+        if not self.step:
+            return
+        scale_into(self.hessian, self.priors.precision, self.num_data, self.scale)
+        if self.unpruned is not None:
+            self.scale.mul_(self.unpruned)
+        rho = FlatTensors(inverse_softplus(self.scale), self.rhos)
+        for parameter, part in zip(self.rhos, rho.parts, strict=True):
+            parameter.copy_(part)
+
+    def close(self) -> None:
+        """Set ``rho``, and give ``loc`` its own memory back."""
+        self.write()
+        if self.memory is not None:
+            self.memory.close()
+        self.memory = None
+
+
+class NaturalGradient(Adam):
+    """IVON for the latents of a posterior, and Adam for all other parameters.
+
+    Args:
+        parameters: of model and guide.
+        lr: learning rate.
+        posterior: of the guide.
+        options: of the algorithm.
+        num_steps: of the run; the decay rate of the Hessian depends on it.
+        max_lr: the most that Adam uses.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        *,
+        posterior: FlatPosterior,
+        options: IVON,
+        num_steps: int,
+        max_lr: float,
+    ) -> None:
+        own = [posterior.totals, *posterior.locs, *posterior.rhos]
+        others = [p for p in parameters if p not in {*own}]
+        groups: list[dict[str, Any]] = [{"params": own}]
+        super().__init__(groups, lr=lr, fused=True)
+        if others:
+            self.add_param_group({"params": others, "max_lr": max_lr})
+        self.posterior, self.beta1 = posterior, options.beta1
+        self.beta2 = options.hessian_decay(num_steps)
+        self.defaults.update(asdict(options), beta2=self.beta2)
+        self.found_inf: Tensor | None = None  # 1 where a step is to move nothing
+        self.state[posterior.totals] = self._vectors()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of all parameters that have a gradient."""
+        posterior = self.posterior
+        if any(p.grad is None for p in posterior.locs):
+            raise ValueError("optimizer 'ivon' trains all latents of the guide, which are not to be frozen")
+        examples, kl_weight = posterior.totals.grad.unbind()
+        grad, price = (
+            joined([p.grad.reshape(-1) for p in parameters]).div_(examples)
+            for parameters in (posterior.locs, posterior.rhos)
+        )
+        self._update(grad, price, examples / kl_weight)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+        if len(self.param_groups) > 1:
+            super().step()
+
+    def _update(self, grad: Tensor, price: Tensor, num_data: Tensor) -> None:
+        posterior = self.posterior
+        lr = torch.as_tensor(self.param_groups[0]["lr"], dtype=grad.dtype, device=grad.device)
+        moving = 1.0
+        if self.found_inf is not None:  # a step that leaves everything as it is
+            failed = self.found_inf.bool()
+            grad = torch.where(failed, posterior.momentum, grad)
+            price = torch.where(failed, posterior.hessian, price)
+            moving = 1 - self.found_inf
+            num_data = torch.where(failed, posterior.num_data, num_data)
+        posterior.step += moving
+        step = posterior.step.clamp(min=1).to(grad.dtype)
+        posterior.num_data.copy_(num_data)
+        at = IvonVectors(
+            posterior.mean, posterior.momentum, posterior.hessian, (posterior.scale, posterior._work)
+        )
+        prior = posterior.priors
+        scalars = IvonScalars(lr * moving, self.beta1, self.beta2, step)
+        update(at, grad, price, prior.loc, prior.precision / num_data, scalars)
+        if posterior.unpruned is not None:
+            posterior.mean.mul_(posterior.unpruned)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; the vectors stay where they are."""
+        super().load_state_dict(state_dict)
+        vectors = self._vectors()
+        for name, value in self.state[self.posterior.totals].items():
+            vectors[name].copy_(value)
+        self.state[self.posterior.totals] = vectors
+
+    def _vectors(self) -> dict[str, Tensor]:
+        """What a checkpoint has of the posterior, apart from the parameters."""
+        return {x: getattr(self.posterior, x) for x in ("step", "hessian", "momentum", "num_data")}
+
+    def write(self) -> None:
+        """Write the posterior to the guide's parameters."""
+        self.posterior.write()
+
+    def close(self) -> None:
+        """Likewise, and leave the parameters' memory as it was."""
+        self.posterior.close()
+
+
+def _gradient(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad
