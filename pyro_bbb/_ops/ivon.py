@@ -27,12 +27,23 @@ class IvonVectors:
 
 @dataclass(frozen=True)
 class IvonScalars:
-    """The numbers of one step: learning rate, decay rates, and the count of steps, from 1."""
+    """The numbers of one step.
 
+    Args:
+        examples: number of examples over which gradients are summed.
+        lr: learning rate.
+        beta1: decay rate of the momentum.
+        beta2: decay rate of the Hessian.
+        step: number of the step, from 1.
+        moving: 1, or 0 where the step is to leave all as it is; none is 1.
+    """
+
+    examples: Tensor
     lr: Tensor
     beta1: float
     beta2: float
     step: Tensor
+    moving: Tensor | None = None
 
 
 def scale_into(hessian: Tensor, precision: Tensor, num_data: Tensor | float, out: Tensor) -> Tensor:
@@ -51,7 +62,7 @@ def update(
     price: Tensor,
     prior_loc: Tensor | None,
     decay: Tensor,
-    scalars: IvonScalars,
+    now: IvonScalars,
 ) -> None:
     r"""One step of Algorithm 1, for the prior $N(\mu_0, 1/(\lambda\delta))$.
 
@@ -65,26 +76,27 @@ def update(
 
     Args:
         at: the state, vectors of ``[n]``.
-        grad: $\hat g$, per example.
-        price: $\hat h$, per example.
+        grad: $\hat g$, summed over examples.
+        price: $\hat h$, likewise.
         prior_loc: $\mu_0$, a number or ``[n]``; none where it is 0.
         decay: $\delta$, likewise.
-        scalars: of this step.
+        now: numbers of this step.
     """
     curvature, work = at.work
-    rate = 1 - scalars.beta2
-    at.momentum.lerp_(grad, 1 - scalars.beta1)
+    rate, lr, weight = 1 - now.beta2, now.lr, torch.as_tensor(1 - now.beta1).to(grad)
+    difference = torch.addcmul(at.hessian, price, 1 / now.examples, value=-1, out=work)  # h - ĥ
+    if now.moving is not None:
+        lr, weight = lr * now.moving, weight * now.moving
+        difference.mul_(now.moving)
     torch.add(at.hessian, decay, out=curvature)
-    difference = torch.sub(at.hessian, price, out=work)  # h - ĥ
     at.hessian.sub_(difference, alpha=rate)
     at.hessian.addcdiv_(difference.square_(), curvature, value=rate**2 / 2)
-    torch.add(at.hessian, decay, out=curvature)
-    ascent = torch.mul(at.momentum, scalars.lr / (1 - scalars.beta1**scalars.step), out=work)
-    pull = scalars.lr * decay
-    ascent.addcmul_(at.mean, pull)
+    at.momentum.mul_(1 - weight).addcmul_(grad, weight / now.examples)
+    ascent = torch.mul(at.momentum, lr / (1 - now.beta1**now.step), out=work)
+    ascent.addcmul_(at.mean, lr * decay)
     if prior_loc is not None:
-        ascent.sub_(pull * prior_loc)
-    at.mean.addcdiv_(ascent, curvature, value=-1)
+        ascent.sub_(lr * decay * prior_loc)
+    at.mean.addcdiv_(ascent, torch.add(at.hessian, decay, out=curvature), value=-1)
 
 
 def sum_of_logs(x: Tensor) -> Tensor:

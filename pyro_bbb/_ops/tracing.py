@@ -166,9 +166,11 @@ class _Program:
             kwargs = {name: mapped(node_of, x, TensorRef) for name, x in each.kwargs.items()}
             node = graph.create_node(*_cheaper(each, args, kwargs, fix))
             several = not isinstance(each.result, TensorRef)
-            for number, ref in enumerate(() if each.changed else each.outputs):
-                part = graph.call_function(getitem, (node, number)) if several else node
-                nodes[self.first(ref)] = part
+            results = each.result if several else [each.result]
+            for number, ref in enumerate(() if each.changed else results):
+                if isinstance(ref, TensorRef):  # there is None for a gradient that nobody needs
+                    part = graph.call_function(getitem, (node, number)) if several else node
+                    nodes[self.first(ref)] = part
         graph.output(())
         return torch.inference_mode()(partial(fx.GraphModule({}, graph).forward, *fixed))
 

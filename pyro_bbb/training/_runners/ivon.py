@@ -94,17 +94,16 @@ class FlatPosterior:
 
         A latent that the network has not used has none.
         """
-        found = joined([_gradient(x).reshape(-1) for x in draws])
-        first = self.locs[0].grad is None
-        price = price_into(found, self.noise, self.scale, self.price.vector if first else self._work)
+        first, found = self.locs[0].grad is None, [_gradient(x).reshape(-1) for x in draws]
+        gradient = torch.cat(found, out=self.gradient.vector if first else self.value)
+        price = price_into(gradient, self.noise, self.scale, self.price.vector if first else self._work)
         if first:
             self.totals.grad = None  # of a step that failed
-            self.gradient.vector.copy_(found)
             for parameters, flat in ((self.locs, self.gradient), (self.rhos, self.price)):
                 for parameter, part in zip(parameters, flat.parts, strict=True):
                     parameter.grad = part
         else:
-            self.gradient.vector.add_(found)
+            self.gradient.vector.add_(gradient)
             self.price.vector.add_(price)
 
     @torch.no_grad()
@@ -174,36 +173,38 @@ class NaturalGradient(Adam):
         posterior = self.posterior
         if any(p.grad is None for p in posterior.locs):
             raise ValueError("optimizer 'ivon' trains all latents of the guide, which are not to be frozen")
-        examples, kl_weight = posterior.totals.grad.unbind()
         grad, price = (
-            joined([p.grad.reshape(-1) for p in parameters]).div_(examples)
+            joined([p.grad.reshape(-1) for p in parameters])
             for parameters in (posterior.locs, posterior.rhos)
         )
-        self._update(grad, price, examples / kl_weight)
+        self._update(grad, price)
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
         if len(self.param_groups) > 1:
             super().step()
 
-    def _update(self, grad: Tensor, price: Tensor, num_data: Tensor) -> None:
-        posterior = self.posterior
-        lr = torch.as_tensor(self.param_groups[0]["lr"], dtype=grad.dtype, device=grad.device)
-        moving = 1.0
-        if self.found_inf is not None:  # a step that leaves everything as it is
-            failed = self.found_inf.bool()
-            grad = torch.where(failed, posterior.momentum, grad)
-            price = torch.where(failed, posterior.hessian, price)
-            moving = 1 - self.found_inf
-            num_data = torch.where(failed, posterior.num_data, num_data)
-        posterior.step += moving
-        step = posterior.step.clamp(min=1).to(grad.dtype)
-        posterior.num_data.copy_(num_data)
-        at = IvonVectors(
-            posterior.mean, posterior.momentum, posterior.hessian, (posterior.scale, posterior._work)
+    def _update(self, grad: Tensor, price: Tensor) -> None:
+        posterior, moving = self.posterior, None
+        examples, kl_weight = posterior.totals.grad.unbind()
+        if self.found_inf is None:
+            posterior.step += 1
+        else:
+            for sums in (grad, price):
+                sums.nan_to_num_(0.0, 0.0, 0.0)
+            moving = 1 - self.found_inf.to(grad.dtype)
+            posterior.step += moving
+        posterior.num_data.copy_(examples / kl_weight)
+        now = IvonScalars(
+            examples,
+            torch.as_tensor(self.param_groups[0]["lr"], dtype=grad.dtype, device=grad.device),
+            self.beta1,
+            self.beta2,
+            posterior.step.clamp(min=1).to(grad.dtype),
+            moving,
         )
-        prior = posterior.priors
-        scalars = IvonScalars(lr * moving, self.beta1, self.beta2, step)
-        update(at, grad, price, prior.loc, prior.precision / num_data, scalars)
+        prior, work = posterior.priors, (posterior.scale, posterior._work)
+        at = IvonVectors(posterior.mean, posterior.momentum, posterior.hessian, work)
+        update(at, grad, price, prior.loc, prior.precision / posterior.num_data, now)
         if posterior.unpruned is not None:
             posterior.mean.mul_(posterior.unpruned)
 
