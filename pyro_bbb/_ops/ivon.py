@@ -27,23 +27,21 @@ class IvonVectors:
 
 @dataclass(frozen=True)
 class IvonScalars:
-    """The numbers of one step.
+    r"""The numbers of one step; where all but the last are 0, it leaves the state as it is.
 
     Args:
         examples: number of examples over which gradients are summed.
         lr: learning rate.
-        beta1: decay rate of the momentum.
-        beta2: decay rate of the Hessian.
-        step: number of the step, from 1.
-        moving: 1, or 0 where the step is to leave all as it is; none is 1.
+        rate1: $1 - \beta_1$, of the momentum.
+        rate2: $1 - \beta_2$, of the Hessian.
+        debias: $1 - \beta_1^t$ at step $t$, from 1.
     """
 
     examples: Tensor
     lr: Tensor
-    beta1: float
-    beta2: float
-    step: Tensor
-    moving: Tensor | None = None
+    rate1: Tensor
+    rate2: Tensor
+    debias: Tensor
 
 
 def scale_into(hessian: Tensor, precision: Tensor, num_data: Tensor | float, out: Tensor) -> Tensor:
@@ -83,19 +81,16 @@ def update(
         now: numbers of this step.
     """
     curvature, work = at.work
-    rate, lr, weight = 1 - now.beta2, now.lr, torch.as_tensor(1 - now.beta1).to(grad)
     difference = torch.addcmul(at.hessian, price, 1 / now.examples, value=-1, out=work)  # h - ĥ
-    if now.moving is not None:
-        lr, weight = lr * now.moving, weight * now.moving
-        difference.mul_(now.moving)
+    difference.mul_(now.rate2)
     torch.add(at.hessian, decay, out=curvature)
-    at.hessian.sub_(difference, alpha=rate)
-    at.hessian.addcdiv_(difference.square_(), curvature, value=rate**2 / 2)
-    at.momentum.mul_(1 - weight).addcmul_(grad, weight / now.examples)
-    ascent = torch.mul(at.momentum, lr / (1 - now.beta1**now.step), out=work)
-    ascent.addcmul_(at.mean, lr * decay)
+    at.hessian.sub_(difference)
+    at.hessian.addcdiv_(difference.square_(), curvature, value=0.5)
+    at.momentum.mul_(1 - now.rate1).addcmul_(grad, now.rate1 / now.examples)
+    ascent = torch.mul(at.momentum, now.lr / now.debias, out=work)
+    ascent.addcmul_(at.mean, now.lr * decay)
     if prior_loc is not None:
-        ascent.sub_(lr * decay * prior_loc)
+        ascent.sub_(now.lr * decay * prior_loc)
     at.mean.addcdiv_(ascent, torch.add(at.hessian, decay, out=curvature), value=-1)
 
 

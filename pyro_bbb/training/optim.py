@@ -32,19 +32,25 @@ class IVON:
     TODO
     """
 
-    hess_init: float = 1.0
+    hess_init: float | None = None
     beta1: float = 0.9
     beta2: float | None = None
 
     def __post_init__(self) -> None:
-        positive("hess_init", self.hess_init)
+        if self.hess_init is not None:
+            positive("hess_init", self.hess_init)
         probability("beta1", self.beta1)
         if self.beta2 is not None:
             probability("beta2", self.beta2)
 
-    def hessian_decay(self, num_steps: int) -> float:
-        """The decay rate of the Hessian in a run of so many steps."""
-        return 1 - min(_SHARE_OF_START / num_steps, 0.1) if self.beta2 is None else self.beta2
+    def hessian_decay(self, num_steps: int) -> tuple[float, float]:
+        """``beta2`` in a run of so many steps, and how much of ``1 - beta2`` each step adds.
+
+        By default the rate reaches its value after a quarter of the run.
+        """
+        if self.beta2 is not None:
+            return self.beta2, 1.0
+        return 1 - min(_SHARE_OF_START / num_steps, 0.1), 4 / num_steps
 
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str

@@ -48,7 +48,7 @@ class FlatPosterior:
         rhos: likewise; `write` sets them.
         priors: of the vectors' entries.
         unpruned: true where an entry is left; none if all are.
-        hess_init: the initial Hessian of the mean loss per example.
+        hessian: the initial Hessian of the mean loss per example, ``[n]``.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class FlatPosterior:
         rhos: Mapping[str, nn.Parameter],
         priors: NormalPriors,
         unpruned: Tensor | None,
-        hess_init: float,
+        hessian: Tensor,
     ) -> None:
         self.names, self.locs, self.rhos = list(locs), list(locs.values()), list(rhos.values())
         self.priors, self.unpruned = priors, unpruned
         self.memory: FlatMemory | None = None
-        like = torch.cat([loc.detach().reshape(-1) for loc in self.locs])
-        self.hessian, self.momentum = torch.full_like(like, hess_init), torch.zeros_like(like)
+        like = self.hessian = hessian
+        self.momentum = torch.zeros_like(like)
         self.noise, self.scale, self.value, self._work = (torch.empty_like(like) for _ in range(4))
         self.gradient, self.price = (FlatTensors(torch.zeros_like(like), self.locs) for _ in "gh")
         self.totals = nn.Parameter(like.new_zeros(2))  # its gradient: examples, KL weight of a step
@@ -162,7 +162,7 @@ class NaturalGradient(Adam):
         if others:
             self.add_param_group({"params": others, "max_lr": max_lr})
         self.posterior, self.beta1 = posterior, options.beta1
-        self.beta2 = options.hessian_decay(num_steps)
+        self.beta2, self.ramp = options.hessian_decay(num_steps)
         self.defaults.update(asdict(options), beta2=self.beta2)
         self.found_inf: Tensor | None = None  # 1 where a step is to move nothing
         self.state[posterior.totals] = self._vectors()
@@ -184,29 +184,29 @@ class NaturalGradient(Adam):
             super().step()
 
     def _update(self, grad: Tensor, price: Tensor) -> None:
-        posterior, moving = self.posterior, None
+        posterior, prior = self.posterior, self.posterior.priors
         examples, kl_weight = posterior.totals.grad.unbind()
-        if self.found_inf is None:
-            posterior.step += 1
-        else:
+        if self.found_inf is not None:  # they leave the state as it is, if multiplied by 0
             for sums in (grad, price):
                 sums.nan_to_num_(0.0, 0.0, 0.0)
-            moving = 1 - self.found_inf.to(grad.dtype)
-            posterior.step += moving
         posterior.num_data.copy_(examples / kl_weight)
-        now = IvonScalars(
-            examples,
-            torch.as_tensor(self.param_groups[0]["lr"], dtype=grad.dtype, device=grad.device),
-            self.beta1,
-            self.beta2,
-            posterior.step.clamp(min=1).to(grad.dtype),
-            moving,
-        )
-        prior, work = posterior.priors, (posterior.scale, posterior._work)
-        at = IvonVectors(posterior.mean, posterior.momentum, posterior.hessian, work)
-        update(at, grad, price, prior.loc, prior.precision / posterior.num_data, now)
+        vectors = posterior.mean, posterior.momentum, posterior.hessian
+        at = IvonVectors(*vectors, (posterior.scale, posterior._work))
+        decay = prior.precision / posterior.num_data
+        update(at, grad, price, prior.loc, decay, self._scalars(examples))
         if posterior.unpruned is not None:
             posterior.mean.mul_(posterior.unpruned)
+
+    def _scalars(self, examples: Tensor) -> IvonScalars:
+        """The numbers of the next step, which it is from here on."""
+        moving = 1.0 if self.found_inf is None else 1 - self.found_inf.to(examples.dtype)
+        self.posterior.step += moving
+        step = self.posterior.step.clamp(min=1).to(examples.dtype)
+        rate2 = (step * self.ramp).clamp(max=1) * (1 - self.beta2)
+        lr = torch.as_tensor(self.param_groups[0]["lr"], dtype=step.dtype, device=step.device)
+        rate1 = (1 - self.beta1) * torch.ones_like(step)
+        debias = 1 - self.beta1**step
+        return IvonScalars(examples, lr * moving, rate1 * moving, rate2 * moving, debias)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state; the vectors stay where they are."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.pruned_sites import unpruned_entries
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb.distributions import SummedNormal
+from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
@@ -41,7 +41,9 @@ def natural_gradients(
     unpruned = unpruned_entries(guide)
     left = _joined(locs, unpruned.masks, torch.ones_like) if unpruned else None
     priors = _priors(locs, found, left)
-    posterior = FlatPosterior(locs, rhos, priors, left, options.hess_init)
+    num_data = model.num_data / config.last_kl_weight(model.num_data)
+    hessian = _initial_hessian(rhos, priors.precision, num_data, options.hess_init)
+    posterior = FlatPosterior(locs, rhos, priors, left, hessian)
     open_priors = frozenset(locs.keys() - found.keys())
     elbo = NaturalGradientELBO(
         posterior, guide.latents, open_priors, config.num_particles, unpruned
@@ -137,6 +139,17 @@ def _priors(
     if (precision == precision[0]).all():
         precision = precision[0].clone()
     return NormalPriors(loc if loc.any() else None, precision)
+
+
+def _initial_hessian(
+    rhos: Mapping[str, Tensor], precision: Tensor, num_data: float, hess_init: float | None
+) -> Tensor:
+    """The Hessian at which the posterior has the guide's scales, or a given one."""
+    scale = softplus(torch.cat([rho.detach().reshape(-1) for rho in rhos.values()]))
+    if hess_init is not None:
+        return torch.full_like(scale, hess_init)
+    found = (scale.square().reciprocal() - precision) / num_data
+    return found.where(scale > 0, 1.0)  # that of a pruned entry counts for nothing
 
 
 def _joined(locs: Mapping[str, Tensor], parts: Mapping[str, Tensor], default: Any) -> Tensor:
