@@ -61,6 +61,7 @@ def make_program(
     latents = check_fit(model, weighted, *batches.examples)
     warn_if_unscaled(model, batches.examples[1])
     batches.processes.align(tensors_of(model, guide))
+    elbo: Any
     elbo, optimizer = _objective(model, guide, latents, config), config.optimizer
     if config.ivon is not None:
         elbo, optimizer = natural_gradients(model, guide, batches, config, config.ivon)

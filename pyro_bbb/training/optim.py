@@ -21,15 +21,34 @@ from torch import Tensor, nn
 from pyro_bbb._utils.validation import function, kind, positive, probability
 from pyro_bbb.training.objectives import NonFiniteError
 
+IVON_LR = 0.1  # in units of a Newton step
+_WINDOWS = 10.0  # decay times of the Hessian in a run
 
-IVON_LR = 0.1
-_SHARE_OF_START = 10.0  # e^-10 of the initial Hessian is left after a run
 
 @dataclass(frozen=True, kw_only=True)
 class IVON:
     r"""Options of ``fit(..., optimizer="ivon")``: natural gradients for an `AutoSoftplusNormal`.
 
-    TODO
+    Shen et al. (2024), Algorithm 1: each step draws the latents once, runs network and likelihood
+    on plain tensors, and updates mean $m$ and Hessian $h$ of the mean loss per example;
+    $\sigma^{-2} = \lambda(h + \delta)$, $\lambda$ being the number of data over the temperature.
+    Natural gradients follow $E_q[\nabla^2(-\ln p(D|w) - \ln p(w))]$ (Khan and Rue 2023). A fixed
+    Normal prior $N(\mu_0, 1/(\lambda\delta))$ has the Hessian $\delta$ and the gradient
+    $\delta(m - \mu_0)$, which enter as they are. For any other prior $\delta = 0$:
+    $-\nabla\ln p(\theta)/\lambda$ joins the gradient $\hat g$, so that its curvature is in Price's
+    estimate $\hat h = \hat g\,\epsilon/\sigma$. Its sign needs no care: the term
+    $\tfrac12(1-\beta_2)^2(h-\hat h)^2/(h+\delta)$ keeps $h + \delta$ positive (Lin et al. 2020).
+
+    Args:
+        hess_init: $h$ at the start; by default that of the guide's scales, but from 1 to 10.
+        beta1: decay rate of the momentum.
+        beta2: decay rate of $h$, as in the paper. By default $1 - 10/\text{steps}$ (at least .9),
+            approached over the first quarter of a run: $e^{-9}$ of the initial $h$ is left, and the
+            means have settled before $h$ follows the noise.
+
+    Raises:
+        ValueError: a number out of range.
+        TypeError: no number.
     """
 
     hess_init: float | None = None
@@ -50,7 +69,7 @@ class IVON:
         """
         if self.beta2 is not None:
             return self.beta2, 1.0
-        return 1 - min(_SHARE_OF_START / num_steps, 0.1), 4 / num_steps
+        return 1 - min(_WINDOWS / num_steps, 0.1), 4 / num_steps
 
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str
@@ -224,6 +243,10 @@ class JointOptim(PyroOptim):
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
 
 
+def _shown(optimizer: Any) -> str:
+    return repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
+
+
 def _nothing() -> None:
     pass
 
@@ -274,7 +297,7 @@ def make_optim(
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
         raise TypeError(
             "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
-            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
+            f"optimiser, a PyroOptim, 'ivon' or an IVON, got {_shown(optimizer)}"
         )
     parameters = {name: parameter for parameter, name in named.items()}
     locs = {p for name, p in parameters.items() if {"loc", "locs"} & {*name.split(".")}}

@@ -96,7 +96,9 @@ class FlatPosterior:
         """
         first, found = self.locs[0].grad is None, [_gradient(x).reshape(-1) for x in draws]
         gradient = torch.cat(found, out=self.gradient.vector if first else self.value)
-        price = price_into(gradient, self.noise, self.scale, self.price.vector if first else self._work)
+        price = price_into(
+            gradient, self.noise, self.scale, self.price.vector if first else self._work
+        )
         if first:
             self.totals.grad = None  # of a step that failed
             for parameters, flat in ((self.locs, self.gradient), (self.rhos, self.price)):
@@ -172,9 +174,11 @@ class NaturalGradient(Adam):
         """One step of all parameters that have a gradient."""
         posterior = self.posterior
         if any(p.grad is None for p in posterior.locs):
-            raise ValueError("optimizer 'ivon' trains all latents of the guide, which are not to be frozen")
+            raise ValueError(
+                "optimizer 'ivon' trains all latents of the guide, which are not to be frozen"
+            )
         grad, price = (
-            joined([p.grad.reshape(-1) for p in parameters])
+            joined([_gradient(p).reshape(-1) for p in parameters])
             for parameters in (posterior.locs, posterior.rhos)
         )
         self._update(grad, price)
@@ -185,7 +189,7 @@ class NaturalGradient(Adam):
 
     def _update(self, grad: Tensor, price: Tensor) -> None:
         posterior, prior = self.posterior, self.posterior.priors
-        examples, kl_weight = posterior.totals.grad.unbind()
+        examples, kl_weight = _gradient(posterior.totals).unbind()
         if self.found_inf is not None:  # they leave the state as it is, if multiplied by 0
             for sums in (grad, price):
                 sums.nan_to_num_(0.0, 0.0, 0.0)

@@ -114,6 +114,8 @@ class NaturalGradientELBO(ELBO):
     def _log_normal(self) -> Tensor:
         """The log-density of the draw under the fixed Normal priors."""
         posterior = self.posterior
+        if len(self.open_priors) == len(self.latents):
+            return posterior.value.new_zeros(())
         loc, precision = posterior.priors.loc, posterior.priors.precision
         distance = posterior.value if loc is None else posterior.value - loc
         if precision.dim() == 0:
@@ -126,25 +128,29 @@ class NaturalGradientELBO(ELBO):
     @torch.no_grad()
     def _log_guide(self, volume: Any) -> Tensor:
         """The log-density of the draw under the guide."""
-        noise, scale, unpruned = (getattr(self.posterior, x) for x in ("noise", "scale", "unpruned"))
+        noise, scale, unpruned = (
+            getattr(self.posterior, x) for x in ("noise", "scale", "unpruned")
+        )
         count = len(noise)
         if unpruned is not None:
             scale, count = scale.where(unpruned, 1.0), unpruned.sum()
         return -0.5 * noise.dot(noise) - sum_of_logs(scale) - count * HALF_LOG_2PI - volume
 
     @torch.no_grad()
-    def _record(self, kl_weight: float | Tensor, nll: Tensor, log_prior: Tensor, volume: Any) -> None:
+    def _record(
+        self, kl_weight: float | Tensor, nll: Tensor, log_prior: Tensor, volume: Any
+    ) -> None:
         log_guide = self._log_guide(volume)
         kl = log_guide - log_prior
         row = [x.double() for x in (kl_weight * kl + nll, kl, log_guide, nll)]
         if self.sync_free:
             self.particles.append(row)
             return
-        loss, *terms = torch.stack(row).tolist()
+        loss, kl_value, log_q, log_loss = torch.stack(row).tolist()
         if not math.isfinite(loss):
-            names = ["obs"] if not math.isfinite(terms[-1]) else sorted(self.open_priors)
+            names = ["obs"] if not math.isfinite(log_loss) else sorted(self.open_priors)
             raise NonFiniteError("loss", names)
-        self.particles.append(loss_parts(loss, *terms, float(kl_weight)))
+        self.particles.append(loss_parts(loss, kl_value, log_q, log_loss, float(kl_weight)))
 
     def take_parts(self) -> LossParts:
         """The mean parts of the particles since the last call."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from pyro import poutine
-from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.pruned_sites import unpruned_entries
@@ -24,7 +23,12 @@ from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.ivon import FlatPosterior, NaturalGradient, NormalPriors
 from pyro_bbb.training._runners.ivon_objective import NaturalGradientELBO
 from pyro_bbb.training._schedules import default_lr
+from pyro_bbb.training.objectives import recorded_elbo
 from pyro_bbb.training.optim import IVON
+
+# Bounds of the Hessian at the start: below, first steps are too large for networks; above, the means
+# of a short run move too slowly.
+LEAST_HESSIAN, MOST_HESSIAN = 1.0, 10.0
 
 
 def natural_gradients(
@@ -62,35 +66,38 @@ def natural_gradients(
 def _check(guide: Any, config: FitConfig, num_batches: int) -> None:
     if not isinstance(guide, AutoSoftplusNormal):
         raise ValueError(
-            "optimizer 'ivon' trains a guide of independent Normals, AutoSoftplusNormal(model), got "
-            f"{type(guide).__name__}: take that guide, or another optimizer"
+            "optimizer 'ivon' trains a guide of independent Normals, AutoSoftplusNormal(model), "
+            f"got {type(guide).__name__}: take that guide, or another optimizer"
         )
     if config.estimator != "reparam":
         raise ValueError(
             "optimizer 'ivon' needs estimator='reparam': its Hessian comes from the noise of the "
             f"weights, got estimator {config.estimator!r}"
         )
-    if config.loss not in (None, "trace") and type(config.loss) is not Trace_ELBO:
-        if config.loss is not Trace_ELBO:
-            raise ValueError(
-                "optimizer 'ivon' has an objective of its own, recorded as by loss='trace', got "
-                f"loss {config.loss!r}"
-            )
+    if recorded_elbo(config.loss, config.num_particles).closed_form:
+        raise ValueError(
+            "optimizer 'ivon' has an objective of its own, recorded as by loss='trace', got "
+            f"loss {config.loss!r}"
+        )
     plain = replace(config.schedule, warmup_epochs=0, cooling_epochs=0, initial_temperature=None)
     sizes = {"num_batches": num_batches, "batch_size": 1, "num_data": num_batches}
     weights = [plain.weight(batch=i, **sizes) for i in range(1, num_batches + 1)]
     if not min(weights) > (1 - 1e-6) * max(weights):
         raise ValueError(
-            "optimizer 'ivon' needs a kl_schedule that weighs all minibatches of an epoch alike, as "
-            f"'uniform' does, also with warm-up and temperature: got weights from {min(weights):.3g} "
-            f"to {max(weights):.3g}"
+            "optimizer 'ivon' needs a kl_schedule that weighs all minibatches of an epoch alike, "
+            "as 'uniform' does, also with warm-up and temperature: got weights from "
+            f"{min(weights):.3g} to {max(weights):.3g}"
         )
 
 
 def _parameters(guide: AutoSoftplusNormal) -> tuple[dict[str, nn.Parameter], ...]:
     """The guide's ``loc`` and ``rho`` by site name."""
     found = [dict(guide.get_submodule(kind).named_parameters()) for kind in ("locs", "rhos")]
-    frozen = [name for name, loc in found[0].items() if not (loc.requires_grad and found[1][name].requires_grad)]
+    frozen = [
+        name
+        for name, loc in found[0].items()
+        if not (loc.requires_grad and found[1][name].requires_grad)
+    ]
     if frozen:
         raise ValueError(
             f"optimizer 'ivon' trains all latents of the guide, got frozen ones: {frozen}; another "
@@ -144,17 +151,20 @@ def _priors(
 def _initial_hessian(
     rhos: Mapping[str, Tensor], precision: Tensor, num_data: float, hess_init: float | None
 ) -> Tensor:
-    """The Hessian at which the posterior has the guide's scales, or a given one."""
+    """The Hessian at which the posterior has the guide's scales, within bounds, or a given one."""
     scale = softplus(torch.cat([rho.detach().reshape(-1) for rho in rhos.values()]))
     if hess_init is not None:
         return torch.full_like(scale, hess_init)
+    # that of a pruned entry, of infinite precision, counts for nothing
     found = (scale.square().reciprocal() - precision) / num_data
-    return found.where(scale > 0, 1.0)  # that of a pruned entry counts for nothing
+    return found.clamp(LEAST_HESSIAN, MOST_HESSIAN)
 
 
 def _joined(locs: Mapping[str, Tensor], parts: Mapping[str, Tensor], default: Any) -> Tensor:
     """The parts, or a default where there is none, as one vector."""
     first = next(iter(locs.values()))
     every = [parts[n] if n in parts else default(x, requires_grad=False) for n, x in locs.items()]
-    kind = torch.bool if all(x.dtype == torch.bool for x in parts.values()) and parts else first.dtype
+    kind = (
+        torch.bool if all(x.dtype == torch.bool for x in parts.values()) and parts else first.dtype
+    )
     return torch.cat([x.detach().reshape(-1).to(kind) for x in every])
