@@ -13,9 +13,9 @@ import torch
 
 from pyro_bbb._utils.validation import as_float, count, function, one_of
 from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.training._runners.ivon_options import IVON, IVON_LR
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr, lr_factor
 from pyro_bbb.training.objectives import recorded_elbo
-from pyro_bbb.training.optim import IVON, IVON_LR
 
 NONFINITE = ("raise", "skip")
 ENGINES = ("auto", "eager", "compiled")

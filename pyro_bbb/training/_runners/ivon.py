@@ -25,7 +25,7 @@ from pyro_bbb._ops.ivon import (
     update,
 )
 from pyro_bbb.training._runners.flat_adam import FlatMemory
-from pyro_bbb.training.optim import IVON
+from pyro_bbb.training._runners.ivon_options import IVON
 
 
 @dataclass(frozen=True)

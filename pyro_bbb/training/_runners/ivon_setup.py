@@ -22,12 +22,12 @@ from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.ivon import FlatPosterior, NaturalGradient, NormalPriors
 from pyro_bbb.training._runners.ivon_objective import NaturalGradientELBO
+from pyro_bbb.training._runners.ivon_options import IVON
 from pyro_bbb.training._schedules import default_lr
 from pyro_bbb.training.objectives import recorded_elbo
-from pyro_bbb.training.optim import IVON
 
-# Bounds of the Hessian at the start: below, first steps are too large for networks; above, the means
-# of a short run move too slowly.
+# Bounds of the Hessian at the start: below, first steps are too large for networks; above, the
+# means of a short run move too slowly.
 LEAST_HESSIAN, MOST_HESSIAN = 1.0, 10.0
 
 
