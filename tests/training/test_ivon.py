@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import pyro_bbb as bbb
+from pyro_bbb.optim import IVON
 from pyro_bbb.training._runners.ivon import FlatPosterior
-from pyro_bbb.training.optim import IVON
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_bbb.UndertrainedWarning")
 MIXTURE_OF_ONE = bbb.ScaleMixtureNormal(0.5, 0.5, 0.5)  # N(0, .5²), which IVON cannot know
