@@ -88,6 +88,11 @@ class Guide(AutoGuide):
         """Names of the latent variables, in the model's order."""
         return list(self._latents)
 
+    @property
+    def latents(self) -> dict[str, Latent]:
+        """The latent variables by site name, in the model's order."""
+        return dict(self._latents)
+
     @classmethod
     def option_names(cls) -> list[str]:
         """Names of the constructor's options besides the initial means."""

@@ -13,6 +13,7 @@ import torch
 
 from pyro_bbb._utils.validation import as_float, count, function, one_of
 from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.training._runners.ivon_options import IVON, IVON_LR
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr, lr_factor
 from pyro_bbb.training.objectives import recorded_elbo
 
@@ -54,6 +55,12 @@ class FitConfig:
         recorded_elbo(self.loss, self.num_particles)
 
     @cached_property
+    def ivon(self) -> IVON | None:
+        """The options of IVON, if that is the optimiser."""
+        named = isinstance(self.optimizer, str) and self.optimizer == "ivon"
+        return IVON() if named else self.optimizer if isinstance(self.optimizer, IVON) else None
+
+    @cached_property
     def schedule(self) -> KLSchedule:
         """The weights of the KL."""
         return as_kl_schedule(self.kl_schedule)
@@ -62,6 +69,8 @@ class FitConfig:
         """Learning rate at the start."""
         if self.lr is not None:
             return self.lr
+        if self.ivon is not None:
+            return IVON_LR
         return default_lr(self.epochs * steps_per_epoch) if self.optimizer is None else 1e-3
 
     def lr_factor(self, progress: float) -> float:

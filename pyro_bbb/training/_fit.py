@@ -107,7 +107,8 @@ def fit(
             of the guide's means at most 0.01, which suits Adam (`docs/guide/trained.md`); with
             another ``optimizer`` 0.001.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
-            Adam. Or a `PyroOptim`, which keeps its own learning rates.
+            Adam. Or a `PyroOptim`, which keeps its own learning rates. ``"ivon"``, or `optim.IVON`
+            with options, trains an `AutoSoftplusNormal` by natural gradients, by default at 0.1.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the
             fraction of training done, in [0, 1), to the factor of ``lr``.
         num_particles: draws of the weights per step; of an `Ensemble`, from each member.

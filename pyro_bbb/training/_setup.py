@@ -25,6 +25,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._config import FitConfig
+from pyro_bbb.training._runners.ivon_setup import natural_gradients
 from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
 from pyro_bbb.training._validation import check_fit, warn_if_unscaled
@@ -60,7 +61,10 @@ def make_program(
     latents = check_fit(model, weighted, *batches.examples)
     warn_if_unscaled(model, batches.examples[1])
     batches.processes.align(tensors_of(model, guide))
-    elbo = _objective(model, guide, latents, config)
+    elbo: Any
+    elbo, optimizer = _objective(model, guide, latents, config), config.optimizer
+    if config.ivon is not None:
+        elbo, optimizer = natural_gradients(model, guide, batches, config, config.ivon)
     network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
     if elbo.closed_form and isinstance(guide, ClosedForm):
         network, weighted = guide.in_closed_form(network)
@@ -69,7 +73,7 @@ def make_program(
         weighted,
         elbo,
         (guide, model),
-        config.optimizer,
+        optimizer,
         config.initial_lr(len(batches)),
         MAX_LR_OF_LOCS if config.lr is None else None,
         history,

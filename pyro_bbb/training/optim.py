@@ -18,9 +18,10 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_bbb._utils.validation import function, kind, positive
+from pyro_bbb.training._runners.ivon_options import IVON as IVON
 from pyro_bbb.training.objectives import NonFiniteError
 
-Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim
+Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str
 
 
 class JointOptim(PyroOptim):
@@ -94,8 +95,13 @@ class JointOptim(PyroOptim):
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
 
+    def flush(self) -> None:
+        """Have the optimiser write to the parameters what it keeps elsewhere, as `IVON` does."""
+        getattr(self.optimizer, "write", _nothing)()
+
     def close(self) -> None:
         """End the training; the optimiser makes no further step."""
+        getattr(self.optimizer, "close", _nothing)()
 
     def set_lr(self, lr: float) -> None:
         """Sets the learning rate of all parameters, of each group at most its ``max_lr``.
@@ -186,6 +192,14 @@ class JointOptim(PyroOptim):
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
 
 
+def _shown(optimizer: Any) -> str:
+    return repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
+
+
+def _nothing() -> None:
+    pass
+
+
 def _total_norm(grads: list[Tensor]) -> Tensor:
     """The norm of all gradients as one vector."""
     if len(grads) == 1:  # by one operation in place of four
@@ -232,7 +246,7 @@ def make_optim(
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
         raise TypeError(
             "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
-            f"optimiser, or a PyroOptim, got {type(optimizer).__name__}"
+            f"optimiser, a PyroOptim, 'ivon' or an IVON, got {_shown(optimizer)}"
         )
     parameters = {name: parameter for parameter, name in named.items()}
     locs = {p for name, p in parameters.items() if {"loc", "locs"} & {*name.split(".")}}

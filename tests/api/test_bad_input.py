@@ -63,6 +63,7 @@ EXEMPT = {
     "objectives.uniform": "called by KLSchedule.weight",
     "objectives.blundell": "called by KLSchedule.weight",
     "optim.make_optim": "a step of fit, with its arguments",
+    "optim.IVON.hessian_decay": "a step of fit, of its number of steps",
     "deployment.DrawnEnsemble*": "what to_ensemble makes",
     "prediction.posterior_draws": "a step of predict, with its arguments",
     "prediction.finished": "a step of predict, with the outputs of networks",

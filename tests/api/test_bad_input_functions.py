@@ -405,6 +405,16 @@ INPUTS = {
 }
 PREDICTION = [
     Row(
+        "optim.IVON",
+        lambda: {"hess_init": 1.0, "beta1": 0.9, "beta2": 0.999},
+        bad={
+            "hess_init": ({"hess_init": 0.0}, "hess_init must be .*positive.*, got 0"),
+            "beta1": ({"beta1": 1.0}, "beta1 must be .*, got 1.0"),
+            "beta2": ({"beta2": -0.1}, "beta2 must be .*, got -0.1"),
+        },
+        fine={"defaults": {"hess_init": None, "beta2": None}},
+    ),
+    Row(
         "predict",
         lambda: {
             **of_labels(),

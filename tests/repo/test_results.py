@@ -137,7 +137,15 @@ def test_the_table_has_what_the_runs_found(figure, shown):
 
 def test_every_committed_run_is_of_a_listed_experiment():
     runs = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*_*.json")}
-    others = {"cuda", "posterior", "sklearn", "uci_regression", "paper_mnist", "paper_pruning"}
+    others = {
+        "cuda",
+        "laplace",
+        "posterior",
+        "sklearn",
+        "uci_regression",
+        "paper_mnist",
+        "paper_pruning",
+    }
     assert runs - others == {figure[2] for figure in FIGURES}
 
 

@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -126,6 +127,20 @@ class Drawing(torch.nn.Module):
 def test_so_it_is_where_a_draw_is_not_used(captured):
     layers = [torch.nn.Linear(3, 8), torch.nn.Linear(8, 1)]
     assert_same(lambda: make(layers=torch.nn.Sequential(Drawing(), *copy.deepcopy(layers))))
+    assert captured
+
+
+def test_so_it_is_where_the_first_layer_is_a_convolution(captured):
+    """Nobody needs the gradient of its input, which is None among the results of the operation."""
+    pairs = torch.rand(40, 1, 6, 6), torch.arange(40) % 3
+
+    def parts():
+        layers = torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(32, 3)
+        network = bbb.bayesianize(torch.nn.Sequential(*layers), dist.Normal(0.0, 1.0))
+        model = bbb.BayesianModel(network, likelihoods.Categorical(), num_data=40)
+        return model, bbb.AutoSoftplusNormal(model, init_loc=0.1)
+
+    assert_same(parts, pairs=pairs)
     assert captured
 
 

@@ -69,6 +69,7 @@ class CapturedRunner:
 
     def flush(self) -> None:
         """Record the steps since the last call; NonFiniteError where one was not finite."""
+        self.optim.flush()
         unrecorded, self._unrecorded = self._unrecorded, []
         if not unrecorded:
             return

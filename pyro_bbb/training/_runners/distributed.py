@@ -106,6 +106,7 @@ class DistributedRunner:
 
     def flush(self) -> None:
         """Record the steps since the last call; buffers become those of the first process."""
+        self.optim.flush()
         unrecorded, self._unrecorded = self._unrecorded, []
         if unrecorded:
             rows = torch.tensor([row for row, _ in unrecorded], dtype=torch.float64)

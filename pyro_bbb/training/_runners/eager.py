@@ -39,4 +39,6 @@ class EagerRunner:
         history.steps.append(mean_parts(sums(found)), lr)
 
     def flush(self) -> None:
-        """Do nothing: each step is recorded at once."""
+        """Write what the optimiser keeps; each step is recorded at once."""
+        if isinstance(self.optim, JointOptim):
+            self.optim.flush()

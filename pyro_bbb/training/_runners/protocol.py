@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.training.history import History
-from pyro_bbb.training.objectives import LossParts, NonFiniteError, RecordedELBO
+from pyro_bbb.training.objectives import LossParts, NonFiniteError
 from pyro_bbb.training.optim import JointOptim, Optimizer, make_optim
 
 Parts: TypeAlias = Sequence[tuple[Rows, Tensor, float]]  # x, y, and the weight of the KL
@@ -38,7 +38,7 @@ class StepProgram:
 
     model: Any  # a function of (x, y, kl_weight)
     guide: Any  # likewise
-    elbo: RecordedELBO
+    elbo: Any  # a recorded ELBO, or IVON's
     modules: tuple[Any, Any]  # guide and model as the user gave them, whose parameters are trained
     optimizer: Optimizer | None  # None for the default
     lr: float  # at the start
@@ -46,15 +46,13 @@ class StepProgram:
     history: History
     scope: Callable[[], AbstractContextManager[None]]  # of each step
 
-    def svi(
-        self, joint: Callable[..., JointOptim] = JointOptim, elbo: RecordedELBO | None = None
-    ) -> SVI:
+    def svi(self, joint: Callable[..., JointOptim] = JointOptim, elbo: Any = None) -> SVI:
         """Pyro's `SVI` with an optimiser made by ``joint``, and another objective if given."""
         optim = make_optim(self.modules, self.optimizer, self.lr, joint, self.max_lr_of_locs)
         return SVI(self.model, self.guide, optim, elbo or self.elbo)
 
 
-def gradients(svi: SVI, elbo: RecordedELBO, parts: Parts) -> list[LossParts]:
+def gradients(svi: SVI, elbo: Any, parts: Parts) -> list[LossParts]:
     r"""Add the parts' gradients to those of the parameters.
 
     Part $j$ of $J$ has a draw of the weights of its own, and the objective

@@ -17,6 +17,8 @@ from torch.optim import Adam, AdamW
 
 from pyro_bbb._utils.context import ItemOnDevice
 from pyro_bbb.training._runners.flat_adam import FlatAdam
+from pyro_bbb.training._runners.ivon import NaturalGradient
+from pyro_bbb.training._runners.ivon_objective import NaturalGradientELBO
 from pyro_bbb.training.objectives import (
     RecordedELBO,
     RecordedTraceELBO,
@@ -60,11 +62,13 @@ class UnsupportedOptimizerError(ValueError):
     """The optimiser cannot skip a step without the host."""
 
 
-SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO
+SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO | NaturalGradientELBO
 
 
-def sync_free(elbo: RecordedELBO) -> SyncFreeELBO:
+def sync_free(elbo: RecordedELBO | NaturalGradientELBO) -> SyncFreeELBO:
     """The same objective with its numbers left on the device."""
+    if isinstance(elbo, NaturalGradientELBO):
+        return elbo.without_sync()
     kind = SyncFreeTraceMeanFieldELBO if elbo.closed_form else SyncFreeTraceELBO
     new = kind(
         num_particles=elbo.num_particles,
@@ -93,7 +97,7 @@ class SyncFreeOptim(JointOptim):
         self.lrs: list[Tensor] = []
         self.flat: FlatAdam | None = None
         super().__init__(optim_constructor, optim_args, parameters=parameters)
-        if type(self.optimizer) not in (Adam, AdamW):
+        if type(self.optimizer) not in (Adam, AdamW, NaturalGradient):
             raise UnsupportedOptimizerError(
                 "cuda_graph=True needs Adam or AdamW, which can skip a step without the host, "
                 f"got optimizer {type(self.optimizer).__name__}"
@@ -122,11 +126,14 @@ class SyncFreeOptim(JointOptim):
 
     def flatten(self) -> None:
         """Make further steps on flat vectors, up to `close`; one was made already."""
+        if isinstance(self.optimizer, NaturalGradient):  # it has its own
+            return
         self.flat = FlatAdam(self.optimizer)  # type: ignore[arg-type]
         self.flat.optimizer.found_inf = self.failed  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Give the parameters their own memory back."""
+        super().close()
         if self.flat is not None:
             self.flat.close()
         self.flat = None

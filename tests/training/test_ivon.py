@@ -1,0 +1,273 @@
+"""IVON: the algorithm written out step by step, conjugate posteriors, and all that `fit` offers."""
+
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb.optim import IVON
+from pyro_bbb.training._runners.ivon import FlatPosterior
+
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_bbb.UndertrainedWarning")
+MIXTURE_OF_ONE = bbb.ScaleMixtureNormal(0.5, 0.5, 0.5)  # N(0, .5²), which IVON cannot know
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def regression(prior, *, num_data=200, inputs=10, noise=0.3):
+    """Orthogonal inputs, so that the exact posterior is a mean field; and that posterior."""
+    x = torch.linalg.qr(torch.randn(num_data, inputs))[0] * math.sqrt(num_data)
+    y = x @ torch.randn(inputs, 1) + noise * torch.randn(num_data, 1)
+    network = nn.Sequential(bbb.BayesianLinear(inputs, 1, bias=False, prior=prior))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), num_data=num_data)
+    normal = prior if isinstance(prior, dist.Normal) else dist.Normal(0.0, 0.5)
+    precision = num_data / noise**2 + normal.scale**-2
+    mean = (x.T @ y / noise**2 + normal.loc / normal.scale**2).flatten() / precision
+    return model, bbb.AutoSoftplusNormal(model), (x, y), (mean, precision**-0.5)
+
+
+def posterior(guide):
+    (name,) = guide.site_names
+    return guide.loc(name).flatten(), guide.scale(name).flatten()
+
+
+def fit(model, guide, data, **options):
+    return bbb.fit(
+        model, guide, data, **{"optimizer": "ivon", "progress": False, "seed": 1} | options
+    )
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+@pytest.mark.parametrize(("num_particles", "temperature"), [(1, 1.0), (3, 0.4)])
+def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, temperature):
+    n, batch, noise, h, beta2 = 60, 20, 0.3, 2.0, 0.97
+    model, guide, (x, _), _ = regression(dist.Normal(0.0, 0.5), num_data=n, inputs=4)
+    y = x.sum(1, keepdim=True).sin()
+    batches, draws, draw = [], [], FlatPosterior.draw
+
+    def recorded(self, num_data):
+        found = draw(self, num_data)
+        draws.append(self.noise.clone())
+        return found
+
+    if engine == "eager":  # a captured step calls neither again: it is compared with the eager one
+        monkeypatch.setattr(FlatPosterior, "draw", recorded)
+        model.network.register_forward_pre_hook(lambda _, args: batches.append(args[0]))
+    options = {
+        "optimizer": IVON(hess_init=h, beta1=0.8, beta2=beta2),
+        "num_particles": num_particles,
+        "kl_schedule": bbb.KLSchedule(temperature=temperature),
+        "epochs": 4,
+        "batch_size": batch,
+        "lr": 0.05,
+    }
+    start = posterior(guide)[0].clone()
+    if engine == "compiled":
+        other = bbb.AutoSoftplusNormal(model, init_loc={"network.0.weight": start.view(1, -1)})
+        eager = fit(model, other, (x, y), engine="eager", **options)
+        history = fit(model, guide, (x, y), engine=engine, **options)
+        torch.testing.assert_close(posterior(guide), posterior(other), rtol=1e-10, atol=0)
+        assert history.steps.loss == pytest.approx(eager.steps.loss, rel=1e-10)
+        return
+    history = fit(model, guide, (x, y), engine=engine, **options)
+    inputs = batches[-12 * num_particles :]  # after checks of the model
+    m, hessian, g = start, torch.full((4,), h), torch.zeros(4)
+    num = n / temperature
+    delta = 0.5**-2 / num
+    for t, lr in enumerate(history.steps.lr, start=1):
+        gradients, curvatures = [], []
+        for i in range((t - 1) * num_particles, t * num_particles):
+            sigma = 1 / (num * (hessian + delta)).sqrt()
+            theta, rows = m + sigma * draws[i], inputs[i]
+            error = rows @ theta - rows.sum(1).sin()
+            gradients.append(rows.T @ error / noise**2 / batch)
+            curvatures.append(gradients[-1] * (theta - m) / sigma**2)
+        g_hat, h_hat = sum(gradients) / num_particles, sum(curvatures) / num_particles
+        g = 0.8 * g + 0.2 * g_hat
+        retraction = 0.5 * (1 - beta2) ** 2 * (hessian - h_hat) ** 2 / (hessian + delta)
+        hessian = beta2 * hessian + (1 - beta2) * h_hat + retraction
+        m = m - lr * (g / (1 - 0.8**t) + delta * m) / (hessian + delta)
+    sigma = 1 / (num * (hessian + delta)).sqrt()
+    torch.testing.assert_close(posterior(guide), (m, sigma), rtol=1e-10, atol=1e-12)
+
+
+PRIORS = {"elsewhere": dist.Normal(0.7, 0.5), "not a Normal": MIXTURE_OF_ONE}
+
+
+def distance(guide, exact):
+    """How many standard deviations the means are off (root mean square), and ratio of scales."""
+    (mean, scale), (exact_mean, exact_scale) = posterior(guide), exact
+    off = ((mean - exact_mean) / exact_scale).square().mean().sqrt()
+    return off.item(), (scale / exact_scale).mean().item()
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_mean_and_scale_reach_the_exact_posterior(name):
+    model, guide, data, exact = regression(PRIORS[name], num_data=20, noise=2.0)
+    fit(model, guide, data, epochs=600, batch_size=20, num_particles=4)
+    off, ratio = distance(guide, exact)
+    # the Hessian is a mean over about 600 / 10 steps of four draws, each of relative error about
+    # 2: the error of the mean of ten scales is 0.02
+    assert off < 0.1
+    assert ratio == pytest.approx(1, abs=0.06)
+
+
+LONG = [pytest.param(steps, marks=pytest.mark.slow) for steps in (4000, 20_000)]
+
+
+@pytest.mark.parametrize("steps", [500, *LONG])
+def test_intervals_of_90_percent_cover_90_percent(steps):
+    """The exact posterior's probability of the intervals; an initial scale would give 1 or 0."""
+    model, guide, data, (mean, scale) = regression(dist.Normal(0.0, 0.5), inputs=20)
+    fit(model, guide, data, epochs=steps // 10, batch_size=20)
+    m, s = posterior(guide)
+    low, high = ((m + sign * 1.6449 * s - mean) / scale for sign in (-1, 1))
+    coverage = (torch.special.ndtr(high) - torch.special.ndtr(low)).mean().item()
+    assert coverage == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize("prior", [dist.Normal(0.0, 0.8), bbb.ScaleMixtureNormal(0.5, 0.8, 0.8)])
+def test_the_recorded_kl_of_the_prior_is_0_for_every_draw(prior):
+    # of a mixture the Hessian of the loss has the prior's precision in it, at 10 examples
+    h = 1e-12 if isinstance(prior, dist.Normal) else 0.8**-2 / 10
+    network = bbb.BayesianMLP([3, 4, 1], prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=0.0)
+    data = torch.randn(10, 3), torch.randn(10)
+    history = fit(model, guide, data, epochs=1, batch_size=10, optimizer=IVON(hess_init=h))
+    assert history.steps.kl == pytest.approx([0.0], abs=1e-9)
+    assert history.steps.log_guide[0] < 0
+
+
+def classifier(prior=None, likelihood=None):
+    torch.manual_seed(3)
+    network = bbb.BayesianMLP([3, 8, 4], prior=prior or dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihood or bbb.likelihoods.Categorical(), num_data=40)
+    return model, bbb.AutoSoftplusNormal(model), (torch.randn(40, 3), torch.arange(40) % 4)
+
+
+def test_pruned_weights_stay_pruned_whatever_the_prior():
+    model, guide, data = classifier(dist.Normal(0.5, 1.0))
+    fit(model, guide, data, epochs=5)
+    pruned = bbb.prune(guide, fraction=0.5)
+    before = {name: pruned.loc(name).clone() for name in pruned.site_names}
+    history = fit(model, pruned, data, epochs=5)
+    for name, mask in pruned.unpruned.items():
+        assert (pruned.loc(name)[~mask] == 0).all()
+        assert (pruned.scale(name)[~mask] == 0).all()
+        assert (pruned.scale(name)[mask] > 0).all()
+    assert sum((~mask).sum() for mask in pruned.unpruned.values()) > 30
+    assert any(not pruned.loc(name).equal(before[name]) for name in before)
+    assert all(map(math.isfinite, history.steps.loss))
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, engine):
+    options = {"epochs": 4, "batch_size": 16, "engine": engine}
+    schedule = bbb.KLSchedule(warmup_epochs=2)
+    model, guide, data = classifier()
+    whole = fit(model, guide, data, kl_schedule=schedule, **options)
+    expected = [guide.quantiles([0.3])[name] for name in guide.site_names]
+
+    def fail(end):
+        if end.epoch == 1:
+            raise RuntimeError("killed")
+
+    model, guide, data = classifier()
+    options |= {"kl_schedule": schedule, "checkpoint": tmp_path / "run"}
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(model, guide, data, callbacks=[fail], **options)
+    model, guide, data = classifier()
+    again = fit(model, guide, data, **options)
+    assert all(map(torch.equal, expected, (guide.quantiles([0.3])[n] for n in guide.site_names)))
+    assert again.steps.loss == whole.steps.loss
+
+
+def test_ordinary_parameters_and_those_of_priors_are_trained_too():
+    network = bbb.BayesianMLP([3, 8, 1], prior=bbb.priors.LearnedScaleMixture(0.5, 1.0, 0.1))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian.learned(2.0), num_data=100)
+    guide = bbb.AutoSoftplusNormal(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x = torch.randn(100, 3)
+    fit(model, guide, (x, x.sum(1)), epochs=60, batch_size=50)
+    moved = [name for name, p in model.named_parameters() if not p.equal(before[name])]
+    assert moved == list(before)
+    assert len(moved) >= 4
+
+
+def test_latents_that_are_positive_are_trained():
+    prior = bbb.priors.HierarchicalNormal(per="layer")
+    model, guide, data = classifier(prior)
+    history = fit(model, guide, data, epochs=60, batch_size=20)
+    assert history.loss[-1] < history.loss[0]
+    assert math.isfinite(history.kl[-1])
+
+
+def test_minibatches_can_be_accumulated():
+    """The sum over four of five rows is that over twenty, whose draws are four."""
+    model, guide, data, exact = regression(dist.Normal(0.0, 0.5), num_data=20, noise=2.0)
+    fit(model, guide, data, epochs=200, batch_size=20, accumulate=4)
+    off, ratio = distance(guide, exact)
+    assert off < 0.3
+    assert ratio == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.filterwarnings("ignore:targets have mean")
+def test_a_step_that_is_not_finite_moves_nothing():
+    model, guide, (x, y), _ = regression(dist.Normal(0.0, 0.5), num_data=20)
+    before = posterior(guide)[0].clone()
+    y[3] = 1e200
+    with pytest.raises(bbb.NonFiniteError, match="step 1"):
+        fit(model, guide, (x, y), epochs=1)
+    assert posterior(guide)[0].equal(before)
+
+
+BAD_OPTIONS = {
+    "hess_init": (0.0, -1.0, math.nan, "one"),
+    "beta1": (1.0, -0.1, math.nan, None),
+    "beta2": (1.0, -0.1, math.inf, "rule"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options_are_named(name):
+    for value in BAD_OPTIONS[name]:
+        with pytest.raises((ValueError, TypeError), match=f"{name} must be .*, got"):
+            IVON(**{name: value})
+
+
+BAD = {
+    "estimator": ({"estimator": "flipout"}, "needs estimator='reparam'"),
+    "loss": ({"loss": "mean_field"}, "objective of its own"),
+    "schedule": ({"kl_schedule": "blundell"}, "weighs all minibatches of an epoch alike"),
+    "name": ({"optimizer": "ivan"}, "'ivon' or an IVON, got 'ivan'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_it_cannot_do_is_named(name):
+    model, guide, data = classifier()
+    options, words = BAD[name]
+    with pytest.raises((ValueError, TypeError), match=words):
+        fit(model, guide, data, **{"epochs": 1, "batch_size": 10} | options)
+
+
+def test_a_guide_that_it_cannot_train_is_named_with_one_that_it_can():
+    model, _, data = classifier()
+    for kind in ("normal", "ensemble", "delta"):
+        guide = bbb.guides.make(kind, model)
+        with pytest.raises(ValueError, match=r"AutoSoftplusNormal\(model\), got"):
+            fit(model, guide, data, epochs=1)
+    guide = bbb.AutoSoftplusNormal(model)
+    next(guide.parameters()).requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen"):
+        fit(model, guide, data, epochs=1)
