@@ -361,7 +361,7 @@ BAD_OPTIONS = [
     ({"autocast": torch.float32}, ValueError, "must be None or torch.bfloat16, got torch.float32"),
     ({"autocast": "bfloat16"}, ValueError, "must be None or torch.bfloat16, got 'bfloat16'"),
     ({"cuda_graph": True}, ValueError, "cuda_graph=True needs a CUDA device, got cpu"),
-    ({"optimizer": "adam"}, TypeError, "optimizer must be a torch optimiser class.*got str"),
+    ({"optimizer": "adam"}, TypeError, "optimizer must be a torch optimiser class.*got 'adam'"),
     (
         {"optimizer": torch.optim.Adam([torch.zeros(1)])},
         TypeError,
