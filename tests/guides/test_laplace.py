@@ -6,6 +6,7 @@ import math
 import pickle
 import warnings
 from functools import partial
+from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -366,18 +367,22 @@ def by_laplace_torch(network, kind, structure, data):
     return moments, posterior.prior_precision.item()
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+STRUCTURES = ("full", "kron", "diag", "last_layer")
+
+
 @pytest.mark.parametrize(
-    ("network", "shape", "structure"),
+    ("network", "shape", "structure", "kind"),
     [
-        *((mlp, (4,), structure) for structure in ("full", "kron", "diag", "last_layer")),
+        *product([mlp], [(4,)], STRUCTURES, ["classification", "regression"]),
         *(
-            pytest.param(lenet5, (1, 28, 28), structure, marks=pytest.mark.slow)
-            for structure in ("kron", "diag", "last_layer")
+            pytest.param(lenet5, (1, 28, 28), *each, marks=pytest.mark.slow)
+            for each in zip(
+                STRUCTURES[1:], ["classification", "regression", "classification"], strict=True
+            )
         ),
     ],
 )
-def test_outputs_have_the_moments_of_laplace_torch(double, kind, network, shape, structure):
+def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, structure, kind):
     """And the prior's precision its best value there, which is found by 100 steps of Adam."""
     net, x = network(), torch.randn(30, *shape)
     classes = net(x).shape[1]
