@@ -218,10 +218,15 @@ def output_moments(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
     return f, covariance
 
 
+def root_of(matrices: Tensor) -> Tensor:
+    r"""L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices."""
+    values, vectors = torch.linalg.eigh(matrices)
+    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+
+
 def draw_outputs(f: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
     """Normal outputs ``[S, n, ...]`` of means ``[n, ...]`` and covariances ``[n, K, K]``."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+    root = root_of(covariance)
     noise = torch.randn(num_samples, *root.shape[:2], dtype=f.dtype, device=f.device)
     return f + torch.einsum("nij,snj->sni", root, noise).reshape(num_samples, *f.shape)
 

@@ -33,7 +33,7 @@ def per_input_of_head(
         mean, variance = _moments(model, guide, means, x[i : i + rows])
         noise = torch.randn(num_samples, *mean.shape, dtype=mean.dtype, device=mean.device)
         outputs = torch.addcmul(mean, variance.sqrt(), noise, out=noise)
-        yield every, slice(i, i + len(mean)), arguments_of(model, guide, outputs)
+        yield every, slice(i, i + len(mean)), arguments_of(model, outputs, {})
 
 
 def _moments(

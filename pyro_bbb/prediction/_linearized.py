@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.tangent import draw_outputs, output_moments
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.prediction._moment_tensor import is_of_likelihood
+from pyro_bbb.prediction._output_samples import arguments_of
 from pyro_bbb.prediction._summaries import RegressionPrediction
 
 PROBIT = "probit"
@@ -110,11 +110,6 @@ def _moments(model: BayesianModel, f: Tensor, variances: Tensor) -> dict[str, Te
 
 def _drawn(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str, Tensor]:
     """The likelihood's arguments for drawn outputs ``[s, n, ...]``, its latents drawn beside."""
-
-    def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        with substituted(model, draw):
-            return model.likelihood.arguments(draw["outputs"])
-
-    drawn = guide.sample_posterior(len(outputs))
-    latents = {name: x for name, x in drawn.items() if name.startswith("likelihood.")}
-    return over_draws(run, {**latents, "outputs": outputs})
+    own = [name for name in guide.site_names if is_of_likelihood(name)]
+    drawn = guide.sample_posterior(len(outputs)) if own else {}
+    return arguments_of(model, outputs, {name: drawn[name] for name in own})

@@ -12,7 +12,7 @@ what they have under one number of a draw is not one function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -45,6 +45,7 @@ def per_input(
     if type(model).predictive is not BayesianModel.predictive:
         raise inexact(f"{type(model).__name__} predicts in a way of its own")
     moments = Moments(guide)
+    own = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]
     draws = min(num_samples, rows)
     inputs = rows // draws
     for i in range(0, len(x), inputs):
@@ -52,11 +53,9 @@ def per_input(
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
             outputs = _outputs(model, moments, part, count)
-            yield (
-                slice(s, s + count),
-                slice(i, i + len(part)),
-                arguments_of(model, guide, outputs),
-            )
+            drawn = {x.name: guide._posterior(x).sample((count,)) for x in own}
+            arguments = arguments_of(model, outputs, drawn)
+            yield slice(s, s + count), slice(i, i + len(part)), arguments
 
 
 def _outputs(model: BayesianModel, moments: Moments, x: Rows, draws: int) -> Tensor:
@@ -81,15 +80,15 @@ def _run(model: BayesianModel, passing: Pass, x: Rows) -> Tensor:
     return outputs
 
 
-def arguments_of(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str, Tensor]:
-    """The likelihood's arguments for outputs ``[s, n, ...]``; its latents are drawn."""
+def arguments_of(
+    model: BayesianModel, outputs: Tensor, draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The likelihood's arguments for outputs ``[s, n, ...]`` and draws of its own latents."""
 
     def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
         with substituted(model, draw):
             return model.likelihood.arguments(draw["outputs"])
 
-    latents = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]
-    draws = {x.name: guide._posterior(x).sample((len(outputs),)) for x in latents}
     if draws:
         return over_draws(run, {**draws, "outputs": outputs})
     arguments = run({"outputs": outputs.flatten(0, 1)})  # all rows at once

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.latents import Latent
-from pyro_bbb.guides.tangent import NetworkFunction
+from pyro_bbb.guides.tangent import NetworkFunction, root_of
 
 
 @dataclass
@@ -122,8 +122,7 @@ class Linearization:
     @cached_property
     def root(self) -> Tensor:
         r"""L ``[n, K, K]`` with $L L^\top = \Lambda$."""
-        values, vectors = torch.linalg.eigh(self.curvature)
-        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+        return root_of(self.curvature)
 
     def jacobians(self, where: slice) -> Iterator[tuple[slice, Tensor]]:
         """Derivatives by a range of latents ``[n, K, d]``, some examples at a time."""
