@@ -19,10 +19,12 @@ from torch.func import jacrev
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, SeveralInputs, run_network
 from pyro_bbb.guides._autoguides import Normal
 from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
+from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, LowRankPlusDiagonal
 from pyro_bbb.guides.latents import Latent
@@ -36,6 +38,31 @@ class UnconstrainedNormal:
 
     loc: Tensor
     parts: list[CovariancePart]
+
+
+@dataclass(frozen=True)
+class OutputMoments:
+    """Moments of Normal outputs, of each input by itself.
+
+    Args:
+        mean: ``[n, ...]``, of K outputs for each input.
+        variance: of the same shape.
+        covariance: ``[n, K, K]``; none where the outputs of an input are independent.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None = None
+
+    def draw(self, num_samples: int) -> Tensor:
+        """Outputs ``[num_samples, n, ...]``."""
+        noise = torch.randn(
+            num_samples, *self.mean.shape, dtype=self.mean.dtype, device=self.mean.device
+        )
+        if self.covariance is None:
+            return torch.addcmul(self.mean, self.variance.sqrt(), noise, out=noise)
+        root = root_of(self.covariance)
+        return self.mean + torch.einsum("nij,snj->sni", root, noise.flatten(2)).view_as(noise)
 
 
 @dataclass(frozen=True)
@@ -189,32 +216,46 @@ def normal_of(guide: Any) -> UnconstrainedNormal:
         return UnconstrainedNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
     raise TypeError(
         "linearized needs a Normal guide, one of softplus_normal, normal, low_rank, full_rank, "
-        f"laplace, got {type(guide).__name__}"
+        f"laplace, vbll, got {type(guide).__name__}"
     )
 
 
-def output_moments(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
-    r"""Means $f(x, m)$ ``[n, ...]`` and covariances $J \Sigma J^\top$ ``[n, K, K]`` of the outputs.
+def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
+    r"""Moments of the outputs: means $f(x, m)$, covariances $J \Sigma J^\top$.
 
-    K counts the outputs of one input. The network is the tangent at the guide's means.
+    The network is the tangent at the guide's means; with a `LastLayer` it is its own tangent.
     """
+    with torch.no_grad():
+        if isinstance(guide, LastLayer):
+            return _of_last_layer(model, guide, x)
+        f, covariance = _by_derivatives(model, guide, x)
+    return OutputMoments(f, covariance.diagonal(dim1=1, dim2=2).reshape(f.shape), covariance)
+
+
+def _of_last_layer(model: Any, guide: LastLayer, x: Rows) -> OutputMoments:
+    with own_store(guide), substituted(model, guide.median()), guide.observed_head() as variance:
+        outputs = run_network(model.network, x)
+        return OutputMoments(getattr(outputs, "logits", outputs), variance())
+
+
+def _by_derivatives(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
+    """Means ``[n, ...]`` and covariances ``[n, K, K]``."""
     normal = normal_of(guide)
     where = normal.parts[0].where if len(normal.parts) == 1 else slice(0, len(normal.loc))
     function = NetworkFunction(model, guide._known_latents(), normal.loc, where)
-    with torch.no_grad():
-        layer = _last_layer(normal)
-        f, head = function.with_head(x) if layer else (function(normal.loc[where], x), None)
-        if layer and head:
-            root = head.times(layer.scale_tril)
-            return f, root @ root.mT
-        covariance, begin = f.new_zeros(len(f), f[0].numel(), f[0].numel()), 0
-        for jacobian in function.jacobians(x):
-            here = slice(begin, begin + len(jacobian))
-            for part in normal.parts:
-                own = slice(part.where.start - where.start, part.where.stop - where.start)
-                root = part.times_root(jacobian[..., own])
-                covariance[here] += root @ root.mT
-            begin += len(jacobian)
+    layer = _last_layer(normal)
+    f, head = function.with_head(x) if layer else (function(normal.loc[where], x), None)
+    if layer and head:
+        root = head.times(layer.scale_tril)
+        return f, root @ root.mT
+    covariance, begin = f.new_zeros(len(f), f[0].numel(), f[0].numel()), 0
+    for jacobian in function.jacobians(x):
+        here = slice(begin, begin + len(jacobian))
+        for part in normal.parts:
+            own = slice(part.where.start - where.start, part.where.stop - where.start)
+            root = part.times_root(jacobian[..., own])
+            covariance[here] += root @ root.mT
+        begin += len(jacobian)
     return f, covariance
 
 
@@ -222,13 +263,6 @@ def root_of(matrices: Tensor) -> Tensor:
     r"""L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices."""
     values, vectors = torch.linalg.eigh(matrices)
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
-
-
-def draw_outputs(f: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
-    """Normal outputs ``[S, n, ...]`` of means ``[n, ...]`` and covariances ``[n, K, K]``."""
-    root = root_of(covariance)
-    noise = torch.randn(num_samples, *root.shape[:2], dtype=f.dtype, device=f.device)
-    return f + torch.einsum("nij,snj->sni", root, noise).reshape(num_samples, *f.shape)
 
 
 def _last_layer(normal: UnconstrainedNormal) -> Dense | None:

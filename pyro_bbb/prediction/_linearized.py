@@ -1,4 +1,6 @@
-r"""Predictions by the network's tangent at the guide's means, see `pyro_bbb.guides.tangent`.
+r"""Predictions of Normal outputs, by the network's tangent at the guide's means.
+
+See `pyro_bbb.guides.tangent`; with a last layer alone the network is its own tangent.
 
 Its outputs are Normal. With Normal noise of a known or learned scale the predictive distribution is
 Normal, too, without sampling error. Else the outputs of each input are drawn, or for classes the
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from pyro_bbb._utils.inputs import Rows
-from pyro_bbb.guides.tangent import draw_outputs, output_moments
+from pyro_bbb.guides.tangent import OutputMoments, output_moments
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._moment_tensor import is_of_likelihood
@@ -35,7 +37,7 @@ class GaussianPrediction(RegressionPrediction):
 
     Args:
         components: the predictive distribution, batch shape ``[1, n, d]``.
-        sampler: ``"linearized"``.
+        sampler: ``"linearized"``, or ``"outputs"`` of a `LastLayer`.
         function_std: standard deviation of the function, ``[n, d]``.
         noise_std: standard deviation of the noise, ``[n, d]``.
     """
@@ -89,23 +91,22 @@ def linearized_arguments(
         raise ValueError(f"linearized='probit' needs a Categorical likelihood, got {name}")
     parts = []
     for part in x.split(rows):
-        f, covariance = output_moments(model, guide, part)
-        variances = covariance.diagonal(dim1=1, dim2=2).reshape(f.shape)
+        outputs = output_moments(model, guide, part)
         if is_gaussian(model):
-            parts.append(_moments(model, f, variances))
+            parts.append(_moments(model, outputs))
         elif probit:
-            scaled = f / (1 + math.pi / 8 * variances).sqrt()
+            scaled = outputs.mean / (1 + math.pi / 8 * outputs.variance).sqrt()
             parts.append({"logits": scaled.unsqueeze(0)})
         else:
-            parts.append(_drawn(model, guide, draw_outputs(f, covariance, num_samples)))
+            parts.append(_drawn(model, guide, outputs.draw(num_samples)))
     return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
 
-def _moments(model: BayesianModel, f: Tensor, variances: Tensor) -> dict[str, Tensor]:
-    noise = model.likelihood.arguments(f)["scale"]
-    stds = {"function_std": variances.sqrt(), "noise_std": noise.expand_as(f)}
-    scale = torch.hypot(stds["function_std"], stds["noise_std"])
-    return {name: value.unsqueeze(0) for name, value in ({"loc": f, "scale": scale} | stds).items()}
+def _moments(model: BayesianModel, outputs: OutputMoments) -> dict[str, Tensor]:
+    mean, noise = outputs.mean, model.likelihood.arguments(outputs.mean)["scale"]
+    stds = {"function_std": outputs.variance.sqrt(), "noise_std": noise.expand_as(mean)}
+    found = stds | {"loc": mean, "scale": torch.hypot(*stds.values())}
+    return {name: value.unsqueeze(0) for name, value in found.items()}
 
 
 def _drawn(model: BayesianModel, guide: Any, outputs: Tensor) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
 from pyro_bbb.prediction._inputs import checked, on_device, rows_of_pass
-from pyro_bbb.prediction._last_layer import per_input_of_head
 from pyro_bbb.prediction._linearized import (
     PROBIT,
     GaussianPrediction,
@@ -96,16 +95,18 @@ def predict(
             an `AutoSoftplusNormal`, and a network that uses each random weight once, in a linear
             layer on one row per input. ``None`` is ``"local_reparam"`` where both have the same
             distribution: for a single input of a network that consists of linear layers,
-            elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, which runs
-            the trunk once for all draws. Else it is ``"reparam"``.
+            elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, whose
+            outputs are Normal after one run of the trunk. Else it is ``"reparam"``.
         linearized: whether the network is replaced by its tangent at the guide's means, which must
             be a Normal one: its outputs are Normal then, in closed form (Immer et al. 2021). Meant
-            for ``laplace``. A `GaussianPrediction` without sampling error for Normal noise of known
-            or learned scale; else by draws of the outputs of each input, or for classes without
-            draws by ``"probit"``.
+            for ``laplace``; a `LastLayer` guide changes nothing by it, as the network is its own
+            tangent there. Drawn are the outputs of each input, or for classes nothing by
+            ``"probit"``.
 
     Returns:
-        A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`.
+        A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`: where
+        outputs are Normal (``linearized``, a `LastLayer`), and so is noise of known or learned
+        scale, a `GaussianPrediction` without sampling error.
 
     Raises:
         ValueError: inputs that do not fit, are empty or not finite, a number out of range, draws
@@ -189,19 +190,19 @@ def _parts(
     model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
 ) -> tuple[Iterable[Part], list[int]]:
     """Outputs of this process's draws in parts, and the number of draws of each process."""
-    if config.sampler == "linearized":
-        return _linearized_parts(model, guide, x, config, group)
-    if config.sampler == "outputs":
-        counts = group.split_counts(config.num_samples)
-        sampler = per_input_of_head if isinstance(guide, LastLayer) else per_input
-        return sampler(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
-    posterior, counts = split_draws(model, guide, x, config.num_samples, group)
-    return per_draw(model, posterior, x, config.rows), counts
+    if config.sampler == "weights":
+        posterior, counts = split_draws(model, guide, x, config.num_samples, group)
+        return per_draw(model, posterior, x, config.rows), counts
+    if config.sampler == "linearized" or isinstance(guide, LastLayer):
+        return _normal_parts(model, guide, x, config, group)
+    counts = group.split_counts(config.num_samples)
+    return per_input(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
 
 
-def _linearized_parts(
+def _normal_parts(
     model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
 ) -> tuple[Iterable[Part], list[int]]:
+    """As `_parts`, of outputs that are Normal."""
     drawn = not (config.probit or is_gaussian(model))
     counts = group.split_counts(config.num_samples if drawn else 1)
     options = group.at_least_one(counts), config.rows, config.probit

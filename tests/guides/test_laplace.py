@@ -397,8 +397,8 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
     guide = bbb.guides.make("laplace", model, structure=structure)
     guide.approximate((x, y))
     found = output_moments(model, guide, x[:7])
-    torch.testing.assert_close(found[0], mean)
-    torch.testing.assert_close(found[1], covariance, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.covariance, covariance, rtol=1e-8, atol=1e-10)
     best = bbb.guides.make("laplace", model, structure=structure, optimize_prior=True)
     best.approximate((x, y))
     assert DELTA / best.prior_scale.item() ** 2 == pytest.approx(precision, rel=0.02)
@@ -410,7 +410,8 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
     model, x, y = regression((3, 2), bbb.likelihoods.Categorical())
     guide = bbb.guides.make("laplace", model, structure=structure)
     guide.approximate((x, torch.arange(N) % 2))
-    mean, covariance = output_moments(model, guide, x[:5])
+    moments = output_moments(model, guide, x[:5])
+    mean, covariance = moments.mean, moments.covariance
     draws = guide.sample_posterior(20_000)
     weight, bias = draws["network.fc1.weight"], draws["network.fc1.bias"]
     outputs = torch.einsum("soi,ni->nso", weight, x[:5]) + bias

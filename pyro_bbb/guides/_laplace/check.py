@@ -14,7 +14,7 @@ from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, run_network
-from pyro_bbb.guides.tangent import by_name, draw_outputs, normal_of, output_moments
+from pyro_bbb.guides.tangent import by_name, normal_of, output_moments
 
 _EXAMPLES, _DRAWS, _NATS = 64, 32, 0.1
 
@@ -62,7 +62,7 @@ def _by_draws(model: Any, guide: Any, x: Rows) -> Tensor:
 
 def _by_tangent(model: Any, guide: Any, x: Rows) -> Tensor:
     """Outputs ``[S, n, ...]`` drawn from those of the tangent."""
-    return draw_outputs(*output_moments(model, guide, x), _DRAWS)
+    return output_moments(model, guide, x).draw(_DRAWS)
 
 
 def _neg_log_likelihood(model: Any, guide: Any, outputs: Tensor, y: Tensor) -> float:
