@@ -11,6 +11,8 @@ order; ratios are taken within rounds and relate to a deterministic network with
 - ``predict``: 100 posterior draws for one input, for a hundred, for ten thousand;
 - ``small``: a step of small networks in runs of ``fit``, beside NumPyro, and of networks of 115
   to ten million weights (``sizes.png``);
+- ``guides``: a step of natural gradients and of a variational last layer, and predictions of it and
+  of Laplace's approximation;
 - ``tables``: whole fits of estimators to tables of 353 to 100,000 rows;
 - ``memory``: the peak of a training step, and of predictions, each in a process of its own.
 
@@ -32,6 +34,7 @@ import torch
 import tyro
 from _parts.budget import DEFAULT, QUICK, SMOKE
 from _parts.figure import draw
+from _parts.guides import guides
 from _parts.memory import memory
 from _parts.predict import predict
 from _parts.report import of_aims, of_prediction_memory, of_times, of_training_memory, record
@@ -42,9 +45,10 @@ from _parts.suites import epoch, steps
 from _parts.tables import tables
 from tqdm import tqdm
 
-Suite: TypeAlias = Literal["small", "tables", "steps", "epoch", "predict", "memory"]
+Suite: TypeAlias = Literal["small", "guides", "tables", "steps", "epoch", "predict", "memory"]
 TIMED: dict[str, Callable[..., Any]] = {
     "small": small,
+    "guides": guides,
     "tables": tables,
     "steps": steps,
     "epoch": epoch,
@@ -56,7 +60,7 @@ TIMED: dict[str, Callable[..., Any]] = {
 class Config:
     """Settings of one run."""
 
-    only: tuple[Suite, ...] = ("small", "tables", "steps", "epoch", "predict", "memory")
+    only: tuple[Suite, ...] = ("small", "guides", "tables", "steps", "epoch", "predict", "memory")
     """Suites to run."""
     quick: bool = False
     """Fewer sizes and repetitions: some minutes instead of more than an hour."""

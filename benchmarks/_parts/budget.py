@@ -1,6 +1,6 @@
 """Sizes and times of a default, a quick and a smoke run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from _parts.methods import FLOOR, LIBRARIES, OURS, OURS_GAUSSIAN, PLAIN
 
@@ -58,6 +58,10 @@ class Budget:
     """Steps of a run whose compilation counts."""
     small_widest: int = 4000
     """Hidden units of the largest network in the picture of all sizes."""
+    guide_tasks: int = 3
+    """Networks that guides are compared on."""
+    guides: dict[str, int] = field(default_factory=dict)
+    """Their rows and steps, if other than their own."""
     table_rows: tuple[int, ...] = (353, 5000, 100_000)
     """Rows of the tables that estimators are fitted to."""
     one_process: bool = False
@@ -108,6 +112,8 @@ SMOKE = Budget(
     small_threads=(1,),
     cold_steps=3,
     small_widest=6,
+    guide_tasks=1,
+    guides={"rows": 256, "steps": 2},
     table_rows=(20,),
     one_process=True,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from _parts import small
+from _parts import guides, small
 from _parts.budget import Budget
 from _parts.memory import Peak
 from _parts.methods import FLOOR, OURS, OURS_GAUSSIAN, PLAIN, TORCHBNN
@@ -89,6 +89,14 @@ def _of_small(results: Results) -> Found:
             yield f"{each.title}: fit / NumPyro", 1.0, _ratio(each, small.OURS, small.COLD)
 
 
+def _of_guides(results: Results) -> Found:
+    limits = {guides.IVON: 1.5, guides.VBLL: 1.1, guides.OF_VBLL: 1.2, guides.OF_LAPLACE: 3.0}
+    for each in results.of("guides"):
+        for name, limit in limits.items():
+            if name in each.rounds:
+                yield f"{each.title}: {name} / {each.floor}", limit, each.ratio(name)
+
+
 def _of_steps(results: Results) -> Found:
     pairs = [(OURS, PLAIN, 0.5), (OURS, TORCHBNN, 1.0), (OURS_GAUSSIAN, TORCHBNN, 1.0)]
     for width, comparison in results.widths().items():
@@ -128,6 +136,7 @@ def _of_memory(results: Results) -> Found:
 
 _PARTS: list[Callable[[Results], Found]] = [
     _of_small,
+    _of_guides,
     _of_steps,
     _of_epochs,
     _of_predictions,
