@@ -250,6 +250,22 @@ def with_two_draws_two_processes_are_one_that_takes_both_one_after_the_other():
     compare(seeds, {"batch_size": 2, "accumulate": 2}, {"batch_size": 1, "accumulate": 4})
 
 
+@check
+def natural_gradients_of_two_processes_are_those_of_one():
+    """The Hessian's estimates of both are added, too."""
+    seeds = [lambda number: 2 * number + rank(), lambda number: number]
+    found = []
+    for context, seed, options in (
+        (nullcontext(), seeds[0], {"batch_size": 4}),
+        (bbb.alone(), seeds[1], {"batch_size": 2, "accumulate": 2}),
+    ):
+        parts = grown()
+        with context, forced(seed):
+            history = fit(parts, seed=3, optimizer="ivon", **options)
+        found.append([*parts[1].parameters(), torch.tensor(history.steps.loss)])
+    torch.testing.assert_close(*found, **EXACT)
+
+
 # --- runs ---
 
 
