@@ -13,7 +13,14 @@ rho -5, Adam from 1e-3 along a cosine. Of two settings tried on validation image
 30 draws) it has 99.08 %, NLL 0.034, AUROC of noise 0.993 (epistemic); rho -4 and lr 2e-3 had
 98.84 %, 0.037 and 0.999. A better accuracy was preferred to better detection of noise.
 
-Both use 5,000 training images for validation, as the example does, and train on the others. Every
+``--preset ivon`` trains by natural gradients (`docs/guide/natural_gradients.md`): every weight and
+bias random, prior N(0, 2 / fan-in), the KL at temperature 0.1, twice as many steps. A step draws
+the weights once, for a third of flipout's cost. On validation images of Fashion-MNIST (5,000, one
+seed, 32 draws) 8,600 steps had 91.70 %, NLL 0.221, ECE 0.009 with lr 0.03, and 91.62 %, 0.221,
+0.009 with 0.015. Tried before on fewer steps: temperature 1 is too uncertain (ECE 0.035), lr 0.1
+learns less, and so does the prior N(0, 0.4^2).
+
+All use 5,000 training images for validation, as the example does, and train on the others. Every
 400 steps the validation images are scored (figures in ``steps/``); the refusal cut-off
 comes from them. The test images are read once, after training. Out-of-distribution inputs are
 images of pure Gaussian noise, every pixel from N(0, 1), and the other data set's images.
@@ -63,8 +70,8 @@ VARIANTS = {"all layers": "*", "dense layers": "fc*", "last layer": "fc2", "none
 class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
-    preset: Literal["published", "ours"] = "ours"
-    """The example's recipe to the letter, or the one found better on validation images."""
+    preset: Literal["published", "ours", "ivon"] = "ours"
+    """The example's recipe to the letter, the one found better on validation images, or IVON."""
     dataset: Literal["mnist", "fashion_mnist"] = "mnist"
     """Training data; the other set is out-of-distribution."""
     steps: int | None = None
@@ -102,6 +109,19 @@ RECIPES = {
         init_rho=-5.0,
         loss="trace",
         steps=6000,
+    ),
+    "ivon": Recipe(
+        prior_scale=None,
+        random="*",
+        init_scale=None,
+        init_rho=-5.0,
+        loss="trace",
+        estimator="reparam",
+        optimizer="ivon",
+        engine="compiled",
+        temperature=0.1,
+        lr=0.03,
+        steps=12_000,
     ),
 }
 

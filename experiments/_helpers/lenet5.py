@@ -22,8 +22,8 @@ from _helpers.training import Training
 class Recipe(Training):
     """Hyper-parameters of a network and its training."""
 
-    prior_scale: float
-    """Standard deviation of the Normal prior of every random weight."""
+    prior_scale: float | None
+    """Standard deviation of the Normal prior of every random weight; None is He's, by fan-in."""
     random: str
     """Random parameters of a layer: ``"weight"`` or ``"*"``."""
     init_scale: float | None
@@ -36,6 +36,12 @@ class Recipe(Training):
     """Training steps."""
     estimator: str = "flipout"
     """Gradient estimator."""
+    optimizer: str | None = None
+    """``"ivon"``, natural gradients; None is Adam."""
+    engine: str = "auto"
+    """How steps are run."""
+    temperature: float = 1.0
+    """Weight of the KL in the ELBO; 1 is Bayes' rule."""
     batch_size: int = 128
     """Images per step."""
 
@@ -72,20 +78,22 @@ def train(
     The callbacks are called every ``every`` steps.
     """
     torch.manual_seed(seed)
-    prior, where = Normal(0.0, recipe.prior_scale), f"{layers}.{recipe.random}"
+    scale, where = recipe.prior_scale, f"{layers}.{recipe.random}"
+    prior = bbb.priors.FanInNormal() if scale is None else Normal(0.0, scale)
     network = bbb.bayesianize(lenet5(recipe), prior, where=where)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model, init_rho=recipe.init_rho)
     loader, epochs = batches(recipe, data, every, seed), recipe.steps // every
-    options = {"epochs": epochs, "callbacks": callbacks, "seed": seed}
+    schedule = bbb.KLSchedule(temperature=recipe.temperature)
+    options = {"epochs": epochs, "callbacks": callbacks, "kl_schedule": schedule, "seed": seed}
     return model, guide, recipe.fit(model, guide, loader, **options)
 
 
 def train_plain(recipe: Recipe, data: Data, seed: int) -> nn.Module:
-    """Train the network without random weights, by the same optimiser and schedule."""
+    """Train the network without random weights, by Adam from 1e-3 and the same schedule."""
     torch.manual_seed(seed)
     network = lenet5(recipe)
-    optimiser = torch.optim.Adam(network.parameters(), lr=recipe.lr, fused=True)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, recipe.steps)
     for x, y in tqdm(batches(recipe, data, recipe.steps, seed), desc="no random weights"):
         optimiser.zero_grad()

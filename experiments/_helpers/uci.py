@@ -31,6 +31,8 @@ class Recipe:
     """Name of the prior in `pyro_bbb.priors`."""
     options: dict[str, float]
     """Its arguments."""
+    guide: str
+    """Posterior: ``"softplus_normal"`` of all weights, ``"vbll"`` of the last layer's."""
     members: int
     """Ensemble members, each with its own posterior and an equal weight in predictions."""
     init_rho: float
@@ -147,17 +149,25 @@ def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
     )
 
 
+def model_and_guide(recipe: Recipe, inputs: int, units: int, num_data: int) -> tuple[Any, Any]:
+    """A network of one hidden layer, or one for each member, and its posterior."""
+    prior = priors.make(recipe.prior, **recipe.options)
+    noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
+    if recipe.guide == "vbll":
+        plain = nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, 1))
+        network = bbb.bayesianize(plain, prior=prior, where="2")
+        model = bbb.BayesianModel(network, noise, num_data=num_data)
+        return model, bbb.guides.make("vbll", model)
+    network = bbb.bayesianize(grouped_network(inputs, units, recipe.members), prior=prior)
+    model = bbb.BayesianModel(network, noise, num_data=num_data)
+    return model, bbb.AutoSoftplusNormal(model, init_loc="he", init_rho=recipe.init_rho)
+
+
 def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.BayesianModel, Any]:
     """A trained model and guide for standardised data ``[n, d]`` and ``[n]``."""
     x, y = data
-    network = bbb.bayesianize(
-        grouped_network(x.shape[1], units, recipe.members),
-        prior=priors.make(recipe.prior, **recipe.options),
-    )
-    noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
-    model = bbb.BayesianModel(network, noise, num_data=len(x))
     torch.manual_seed(seed)
-    guide = bbb.AutoSoftplusNormal(model, init_loc="he", init_rho=recipe.init_rho)
+    model, guide = model_and_guide(recipe, x.shape[1], units, len(x))
     batch_size = max(recipe.least_batch, -(-len(x) // recipe.most_batches))
     steps_per_epoch = -(-len(x) // batch_size)
     history = bbb.fit(
