@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.fidelity import NUTS, OFF, ON, PATH, Predictions, Problem, compare, score
+from _helpers.fidelity import NUTS, OFF, ON, Predictions, Problem, compare, predict_at, score
 from _helpers.run import RepeatedSettings, Run, Section, Table
 from tqdm import tqdm
 
@@ -52,18 +52,6 @@ class Config(RepeatedSettings):
     """Folder for results."""
 
 
-def predict_at(
-    problem: Problem, model: bbb.BayesianModel, posterior: Any, num_samples: int, linearized: bool
-) -> Predictions:
-    """Predictions on the data, off it, and along the picture's path."""
-    inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
-    options = {"num_samples": num_samples, "seed": 0, "linearized": linearized}
-    return {
-        region: fidelity.drawn(bbb.predict(model, posterior, x, **options), num_samples)
-        for region, x in inputs.items()
-    }
-
-
 def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions]:
     """NUTS: the distance between its chains, its scores and its predictions."""
     model, length = problem.make_model(), config.chain_length
@@ -76,9 +64,9 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
         max_tree_depth=config.max_tree_depth,
         seed=config.seed,
     )
-    gold = predict_at(problem, model, chains, 2 * length, False)
+    gold = predict_at(problem, model, chains, 2 * length, 0)
     one, other = (
-        predict_at(problem, model, {n: x[half] for n, x in chains.items()}, length, False)
+        predict_at(problem, model, {n: x[half] for n, x in chains.items()}, length, 0)
         for half in (slice(0, length), slice(length, None))
     )
     return figures(problem, one, other) | {"seconds": chains.seconds}, gold
@@ -112,7 +100,9 @@ def study(
             for linearized in (False, True):
                 name = structure + (", optimized prior" if optimize else "")
                 name += ", linearized" if linearized else ", draws"
-                predictions = predict_at(problem, model, guide, config.draws, linearized)
+                predictions = predict_at(
+                    problem, model, guide, config.draws, 0, linearized=linearized
+                )
                 record = figures(problem, predictions, gold)
                 found[name] = record | {"prior_scale": guide.prior_scale.item()}, predictions
     return found

@@ -25,7 +25,17 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.fidelity import LEVEL, NUTS, OFF, ON, PATH, PROBLEMS, Predictions, Problem, score
+from _helpers.fidelity import (
+    LEVEL,
+    NUTS,
+    OFF,
+    ON,
+    PROBLEMS,
+    Predictions,
+    Problem,
+    predict_at,
+    score,
+)
 from _helpers.run import Run, Section, Settings, Table
 from tqdm import tqdm
 
@@ -84,6 +94,8 @@ class Approach:
     lr_factor: float = 1.0
     after: str | None = None
     """Approach whose means are the initial ones."""
+    linearized: bool = False
+    """Whether predictions are those of the network's tangent."""
 
 
 def of_five(guide: str, **fit: Any) -> Approach:
@@ -93,11 +105,13 @@ def of_five(guide: str, **fit: Any) -> Approach:
 
 FACTORISED = "softplus_normal"
 FROM_ITS_MEANS: dict[str, Any] = {"after": FACTORISED, "length": 2}
+TO_A_MODE: dict[str, Any] = {"num_particles": 1, "length": 3}
 APPROACHES = {
     "delta (MAP)": Approach("delta", num_particles=1),
     "ensemble of 5 delta": of_five("delta"),
-    "laplace": Approach("laplace", {"curvature": "hessian"}, num_particles=1, length=3),
-    "laplace_ggn": Approach("laplace", num_particles=1, length=3),
+    "laplace, linearized": Approach("laplace", linearized=True, **TO_A_MODE),
+    "laplace": Approach("laplace", **TO_A_MODE),
+    "laplace, exact Hessian": Approach("laplace", {"curvature": "hessian"}, **TO_A_MODE),
     FACTORISED: Approach(FACTORISED),
     f"{FACTORISED}, twice the steps": Approach(FACTORISED, length=2),
     f"{FACTORISED}, local_reparam": Approach(
@@ -114,15 +128,6 @@ APPROACHES = {
 def constant_then_cosine(progress: float) -> float:
     """1 for half of the training, then down to 0 along half a cosine."""
     return 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(2 * math.pi * (progress - 0.5)))
-
-
-def predict_at(
-    problem: Problem, model: bbb.BayesianModel, posterior: Any, config: Config
-) -> Predictions:
-    """Predictions on the data, off it, and along the picture's path."""
-    inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
-    options = {"num_samples": config.draws, "seed": config.seed}
-    return {region: bbb.predict(model, posterior, x, **options) for region, x in inputs.items()}
 
 
 def differences(found: Predictions, gold: Predictions) -> dict[str, dict[str, float]]:
@@ -145,13 +150,13 @@ def solve(problem: Problem, config: Config) -> tuple[dict[str, Any], Predictions
         compile=config.compile,
         seed=config.seed,
     )
-    long = replace(config, draws=4 * config.chain_length)
-    gold = predict_at(problem, model, chains, long)
+    draws = 4 * config.chain_length
+    gold = predict_at(problem, model, chains, draws, config.seed)
     halves = [
         {name: values.unflatten(0, (2, -1))[half] for name, values in chains.items()}
         for half in range(2)
     ]
-    one, other = (predict_at(problem, model, half, long) for half in halves)
+    one, other = (predict_at(problem, model, half, draws, config.seed) for half in halves)
     record = {
         **diagnose(chains, gold),
         "seconds": chains.seconds,
@@ -205,7 +210,10 @@ def train(
     seconds = perf_counter() - began
     last = history.loss[-max(1, len(history.loss) // 20) :]
     record = {"seconds": seconds, "loss": sum(last) / len(last)}
-    return record, predict_at(problem, model, guide, config), guide
+    predictions = predict_at(
+        problem, model, guide, config.draws, config.seed, linearized=approach.linearized
+    )
+    return record, predictions, guide
 
 
 def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, Predictions]]:

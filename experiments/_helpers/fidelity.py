@@ -221,6 +221,24 @@ ON, OFF, PATH = "on the data", "off the data", "path"
 NUTS = "NUTS"
 
 
+def predict_at(
+    problem: Problem,
+    model: bbb.BayesianModel,
+    posterior: Any,
+    num_samples: int,
+    seed: int,
+    *,
+    linearized: bool = False,
+) -> Predictions:
+    """Predictions on the data, off it, and along the picture's path."""
+    inputs = {ON: problem.test[0], OFF: problem.far, PATH: problem.path}
+    options = {"num_samples": num_samples, "seed": seed, "linearized": linearized}
+    return {
+        region: drawn(bbb.predict(model, posterior, x, **options), num_samples)
+        for region, x in inputs.items()
+    }
+
+
 def verdict(nuts: dict[str, Any]) -> str:
     """Describe the convergence of NUTS in words."""
     worst = max(nuts["r_hat"].values())
