@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, SeveralInputs, run_network
@@ -138,40 +138,22 @@ class NetworkFunction:
     def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
         """Outputs, and the last layer if the latents that vary are its weight and bias."""
         values = by_name(self.latents, self.loc)
-        weight, *bias = [
-            values[name] for name in by_name(self.latents, self.loc[self.where], self.where)
-        ]
-        with _LinearUses(weight) as watched:
+        varied = by_name(self.latents, self.loc[self.where], self.where)
+        with LayerUses({name: values[name] for name in varied}) as layers:
             f = self._run(values, x)
-        if len(watched.uses) != 1 or len(bias) > 1:
+        if len(layers.uses) != 1 or layers.uses[0].function is not F.linear:
             return f, None
-        ((inputs, used_bias, output),) = watched.uses
-        if output is not f or inputs.dim() != 2 or (bias and used_bias is not bias[0]):
+        (use,) = layers.uses
+        inputs, names = use.arguments["input"], [use.weight] + [use.bias] * (use.bias is not None)
+        if use.output is not f or inputs.dim() != 2 or names != list(varied):
             return f, None
-        return f, Head(inputs, f.shape[1], bool(bias))
+        return f, Head(inputs, f.shape[1], bias=len(names) == 2)
 
     def _run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
         with substituted(self.model, values):
             outputs = run_network(self.model.network, x)
         found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
         return found
-
-
-class _LinearUses(TorchFunctionMode):
-    """Watches where a weight is that of a linear layer: its input, bias and output."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight, self.uses = weight, list[Any]()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func is F.linear and args[1] is self.weight:
-            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
-            self.uses.append((args[0], bias, output))
-        return output
 
 
 def by_name(latents: Iterable[Latent], z: Tensor, where: slice | None = None) -> dict[str, Tensor]:

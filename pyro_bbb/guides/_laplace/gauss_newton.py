@@ -10,7 +10,7 @@ $$J^\top \Lambda J \approx \Big(\sum g g^\top\Big) \otimes \tfrac{1}{\#}\sum a a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,8 +20,8 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from pyro_bbb._handlers.layer_uses import LayerUse, LayerUses
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.latents import Latent
 from pyro_bbb.guides.tangent import NetworkFunction, root_of
@@ -42,35 +42,23 @@ class Use:
         return moved.reshape(len(moved), -1, moved.shape[-1])
 
 
-class _Uses(TorchFunctionMode):
-    """Watches where latents are the weights of linear and convolution layers."""
-
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.names = {id(value): name for name, value in values.items()}
-        self.uses: list[Use] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if self.names and func in (F.linear, F.conv2d) and id(args[1]) in self.names:
-            inputs = _patches(args, kwargs) if func is F.conv2d else _positions(args[0])
-            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
-            if inputs is not None:
-                names = self.names[id(args[1])], self.names.get(id(bias))
-                self.uses.append(Use(*names, inputs.detach(), output))
-        return output
+def _uses(calls: Iterable[LayerUse]) -> list[Use]:
+    """Calls whose input can be taken apart into positions."""
+    found = []
+    for call in calls:
+        inputs = _patches(call.arguments) if call.function is F.conv2d else _positions(call)
+        if inputs is not None:
+            found.append(Use(call.weight, call.bias, inputs.detach(), call.output))
+    return found
 
 
-def _positions(x: Tensor) -> Tensor:
+def _positions(call: LayerUse) -> Tensor:
+    x: Tensor = call.arguments["input"]
     return x.reshape(len(x), -1, x.shape[-1])
 
 
-def _patches(args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
+def _patches(given: Mapping[str, Any]) -> Tensor | None:
     """Patches under a convolution's kernel, ``[n, positions, in]``; none for groups."""
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = dict(zip(names, args, strict=False)) | (kwargs or {})
     padding = given.get("padding", 0)
     if given.get("groups", 1) != 1 or isinstance(padding, str):
         return None
@@ -105,7 +93,8 @@ class Linearization:
         args = (self.x, self.y, self.fraction)
         at_point = poutine.trace(self.guide).get_trace(*args)
         values = {name: at_point.nodes[name]["value"] for name in self.guide.site_names}
-        with _cut(self.model.network) as outputs, _Uses(values if self.watched else {}) as watched:
+        watched = values if self.watched else {}
+        with _cut(self.model.network) as outputs, LayerUses(watched) as layers:
             joint = poutine.trace(poutine.replay(self.model, trace=at_point)).get_trace(*args)
         neg_log_joint = at_point.log_prob_sum() - joint.log_prob_sum()
         f, cut_off = outputs
@@ -113,7 +102,7 @@ class Linearization:
         by_f, by_z = torch.autograd.grad(
             neg_log_joint, targets, create_graph=True, materialize_grads=True
         )
-        self.f, self.uses = f.flatten(1), watched.uses
+        self.f, self.uses = f.flatten(1), _uses(layers.uses)
         rows = [by_f.flatten(1)[:, k].sum() for k in range(self.f.shape[1])]
         columns = [_gradient(row, cut_off).flatten(1) for row in rows]
         self.curvature = torch.stack(columns, dim=2)
