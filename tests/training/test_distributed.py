@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -42,11 +43,16 @@ def run(*command, seconds=300):
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
-    """What two processes found, by check, and their folder."""
-    folder = tmp_path_factory.mktemp("together")
-    done = run(sys.executable, together.__file__, folder)
+    """What two processes found, by check, and their folder; once for all workers of the suite."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together"
     files = [folder / f"{rank}.json" for rank in range(together.SIZE)]
-    assert all(file.exists() for file in files), done.stderr
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = run(sys.executable, together.__file__, folder)
+            (folder / "stderr").write_text(done.stderr)
+    assert all(file.exists() for file in files), (folder / "stderr").read_text()
     return [json.loads(file.read_text()) for file in files], folder
 
 
