@@ -57,7 +57,7 @@ class Task(Run):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the network has one output."""
+        """True of one output."""
         return self.sizes[-1:] == (1,)
 
     def model(self, where: str | None = None) -> bbb.BayesianModel:

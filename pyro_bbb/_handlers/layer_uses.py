@@ -1,4 +1,4 @@
-"""Where tensors are the weights of linear and two-dimensional convolution layers."""
+"""Uses of tensors as the weights of linear and two-dimensional convolution layers."""
 
 from __future__ import annotations
 

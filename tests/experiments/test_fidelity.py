@@ -163,7 +163,7 @@ def test_the_page_has_the_tables_of_the_committed_figures(experiment):
         assert str(experiment.fidelity_table(record)) in page, record["title"]
         assert experiment.fidelity.verdict(record[experiment.NUTS]) in " ".join(page.split())
         failed = {name for name, guide in record["guides"].items() if "failed" in guide}
-        assert set(record["guides"]) == set(experiment.APPROACHES) and failed <= {"laplace"}
+        assert set(record["guides"]) == set(experiment.APPROACHES) and failed <= {"laplace, exact Hessian"}
 
 
 def test_the_page_says_of_the_guides_what_the_figures_say():
@@ -178,12 +178,14 @@ def test_the_page_says_of_the_guides_what_the_figures_say():
     for mean_field, full in zip(off["softplus_normal"], off["full_rank"], strict=True):
         assert mean_field["sd_ratio"] < full["sd_ratio"] < 1
     for i in range(len(problems)):
-        nearest = min(on, key=lambda guide, i=i: on[guide][i]["function"])
-        assert nearest == "full_rank"
+        trained = [guide for guide in on if "laplace" not in guide]
+        assert min(trained, key=lambda guide, i=i: on[guide][i]["function"]) == "full_rank"
+    for places in (on, off):  # on the sine
+        assert min(places, key=lambda guide: places[guide][0]["function"]) == "laplace, linearized"
     for places in (on, off):
         longer = places["softplus_normal, twice the steps"]
         for once, twice in zip(places["softplus_normal"], longer, strict=True):
-            assert abs(once["function"] - twice["function"]) < 0.06
+            assert abs(once["function"] - twice["function"]) < 0.075
 
 
 def test_the_page_shows_pictures_that_are_there():
