@@ -12,6 +12,7 @@ Networks").
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._moment_tensor import is_of_likelihood
 from pyro_bbb.prediction._output_samples import arguments_of
 from pyro_bbb.prediction._summaries import RegressionPrediction
+from pyro_bbb.prediction._weight_samples import ALL, Part
 
 PROBIT = "probit"
 
@@ -69,9 +71,9 @@ def is_gaussian(model: BayesianModel) -> bool:
     return isinstance(model.likelihood, Gaussian) and "likelihood.scale" not in names
 
 
-def linearized_arguments(
+def per_normal_output(
     model: BayesianModel, guide: Any, x: Rows, num_samples: int, rows: int, probit: bool
-) -> dict[str, Tensor]:
+) -> Iterator[Part]:
     """The likelihood's arguments ``[s, n, ...]``, or the moments of a `GaussianPrediction`.
 
     Args:
@@ -89,17 +91,18 @@ def linearized_arguments(
     if probit and not issubclass(model.likelihood.family, Categorical):
         name = type(model.likelihood).__name__
         raise ValueError(f"linearized='probit' needs a Categorical likelihood, got {name}")
-    parts = []
+    begin = 0
     for part in x.split(rows):
         outputs = output_moments(model, guide, part)
         if is_gaussian(model):
-            parts.append(_moments(model, outputs))
+            arguments = _moments(model, outputs)
         elif probit:
             scaled = outputs.mean / (1 + math.pi / 8 * outputs.variance).sqrt()
-            parts.append({"logits": scaled.unsqueeze(0)})
+            arguments = {"logits": scaled.unsqueeze(0)}
         else:
-            parts.append(_drawn(model, guide, outputs.draw(num_samples)))
-    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+            arguments = _drawn(model, guide, outputs.draw(num_samples))
+        yield ALL, slice(begin, begin + len(part)), arguments
+        begin += len(part)
 
 
 def _moments(model: BayesianModel, outputs: OutputMoments) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from pyro_bbb.prediction._linearized import (
     PROBIT,
     GaussianPrediction,
     is_gaussian,
-    linearized_arguments,
+    per_normal_output,
 )
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._summaries import (
@@ -206,7 +206,7 @@ def _normal_parts(
     drawn = not (config.probit or is_gaussian(model))
     counts = group.split_counts(config.num_samples if drawn else 1)
     options = group.at_least_one(counts), config.rows, config.probit
-    return [(ALL, ALL, linearized_arguments(model, guide, x, *options))], counts
+    return per_normal_output(model, guide, x, *options), counts
 
 
 def predict_mean(
