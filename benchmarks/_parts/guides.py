@@ -25,6 +25,7 @@ BBB, IVON, VBLL = "pyro_bbb.fit", "pyro_bbb.fit, IVON", "pyro_bbb.fit, vbll"
 PASS, OF_VBLL, OF_LAPLACE = "one deterministic pass", "vbll", "laplace, last layer"
 PROBIT = {OF_VBLL: "vbll, probit", OF_LAPLACE: "laplace, last layer, probit"}
 LENET5 = "LeNet-5"
+MOST = 1000  # weights of one dense covariance; an input costs their square
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def _predict(task: Task, guide: Callable[[Task, Any], Any], linearized: bool | s
     if task.is_regression and linearized == "probit":
         return "for classes only"
     model = task.model(task.head)
+    if guide is _laplace and sum(x.numel() for x in model.latent_shapes().values()) > MOST:
+        return f"more than {MOST} weights in the last layer"
     made, (x, _) = guide(task, model), task.data()
 
     def run() -> Tensor:
