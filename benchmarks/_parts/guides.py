@@ -17,9 +17,10 @@ from torch import Tensor, nn
 import pyro_bbb as bbb
 from _parts.budget import Budget
 from _parts.isolated_workers import Entry, Make, Workers, compare, start_workers
+from _parts.pyro_methods import metered_steps
 from _parts.small import DETERMINISTIC, NOISE, Run
 from _parts.tasks import Work, mlp
-from _parts.timing import Comparison, Take, repeated
+from _parts.timing import Comparison, Meter, Take, repeated
 
 BBB, IVON, VBLL = "pyro_bbb.fit", "pyro_bbb.fit, IVON", "pyro_bbb.fit, vbll"
 PASS, OF_VBLL, OF_LAPLACE = "one deterministic pass", "vbll", "laplace, last layer"
@@ -86,13 +87,17 @@ def _deterministic(task: Task) -> Take:
     adam = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     nll = task.nll if task.sizes else partial(nn.functional.cross_entropy, reduction="sum")
 
-    def train() -> None:
-        for x_batch, y_batch in task.batches(x, y):
-            adam.zero_grad()
-            nll(network(x_batch), y_batch).backward()
-            adam.step()
+    def step(x: Tensor, y: Tensor) -> None:
+        adam.zero_grad()
+        nll(network(x), y).backward()
+        adam.step()
 
-    return repeated(train)
+    def take(count: int, meter: Meter) -> None:
+        for _ in range(count):
+            for batch in task.batches(x, y):
+                meter(partial(step, *batch))
+
+    return take
 
 
 def _fit(task: Task, guide: str = "softplus_normal", **options: Any) -> Take:
@@ -101,12 +106,13 @@ def _fit(task: Task, guide: str = "softplus_normal", **options: Any) -> Take:
     fixed: dict[str, Any] = {"epochs": task.epochs, "batch_size": task.batch, "lr": 1e-4}
     fixed |= {"lr_schedule": "constant", "progress": False, "engine": "compiled"}
 
-    def train() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", bbb.UndertrainedWarning)
-            bbb.fit(model, made, data, **fixed, **options)
+    def take(count: int, meter: Meter) -> None:
+        for _ in range(count):
+            with warnings.catch_warnings(), metered_steps(meter):
+                warnings.simplefilter("ignore", bbb.UndertrainedWarning)
+                bbb.fit(model, made, data, **fixed, **options)
 
-    return repeated(train)
+    return take
 
 
 TRAINING: dict[str, Make] = {
@@ -177,7 +183,7 @@ def guides(budget: Budget, device: str) -> list[Comparison]:
 def _compared(task: Task, makes: dict[str, Make], workers: Workers, rounds: int) -> Comparison:
     entries = {name: Entry(name, task) for name in makes}
     times, absent = compare(entries, workers, seconds=0.0, min_rounds=rounds, warmup=1)
+    title, floor = f"a step of {task.name}", DETERMINISTIC
     if makes is PREDICTIONS:
-        return Comparison("guides", f"{task.rows} inputs of {task.name}", PASS, times, absent)
-    per_step = {n: [[each / task.num_steps for each in t] for t in r] for n, r in times.items()}
-    return Comparison("guides", f"a step of {task.name}", DETERMINISTIC, per_step, absent)
+        title, floor = f"{task.rows} inputs of {task.name}", PASS
+    return Comparison("guides", title, floor, times, absent)
