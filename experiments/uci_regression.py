@@ -68,6 +68,20 @@ import pyro_bbb as bbb
 
 RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "versions", "threads")
 
+OURS = Recipe(
+    prior="fan_in_normal",
+    options={},
+    guide="softplus_normal",
+    members=8,
+    init_rho=-5.0,
+    temperature=0.25,
+    lr=2.5e-2,
+    lr_schedule="cosine",
+    least_batch=256,
+    most_batches=64,
+    least_epochs=60,
+    least_steps=1500,
+)
 RECIPES = {
     "published": Recipe(
         prior="normal",
@@ -83,34 +97,8 @@ RECIPES = {
         least_epochs=40,
         least_steps=0,
     ),
-    "ours": Recipe(
-        prior="fan_in_normal",
-        options={},
-        guide="softplus_normal",
-        members=8,
-        init_rho=-5.0,
-        temperature=0.25,
-        lr=2.5e-2,
-        lr_schedule="cosine",
-        least_batch=256,
-        most_batches=64,
-        least_epochs=60,
-        least_steps=1500,
-    ),
-    "vbll": Recipe(
-        prior="fan_in_normal",
-        options={},
-        guide="vbll",
-        members=1,
-        init_rho=-5.0,
-        temperature=1.0,
-        lr=1e-2,
-        lr_schedule="cosine",
-        least_batch=256,
-        most_batches=64,
-        least_epochs=60,
-        least_steps=1500,
-    ),
+    "ours": OURS,
+    "vbll": replace(OURS, guide="vbll", members=1, temperature=1.0, lr=1e-2),
 }
 
 

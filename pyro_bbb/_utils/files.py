@@ -49,6 +49,16 @@ def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def reading_json(path: str | os.PathLike[str], kind: str) -> Iterator[dict[str, Any]]:
+    """Gives what `read_json` reads; where its content is no valid one, a ValueError says so."""
+    content = read_json(path, kind)
+    try:
+        yield content
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"path leads to {path}, which is altered: {error!r}") from error
+
+
 def as_path(path: Any) -> Path:
     """The path, if it is one of a file."""
     if not isinstance(path, str | os.PathLike):

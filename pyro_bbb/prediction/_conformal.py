@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.files import read_json, write_json
+from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.validation import (
     all_finite,
     as_seed,
@@ -144,8 +144,7 @@ class ConformalPredictor:
             TypeError: an argument is of the wrong kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
-        content = read_json(path, _FORMAT)
-        try:
+        with reading_json(path, _FORMAT) as content:
             loaded = cls(
                 predict_fn,
                 probability("level", content["level"]),
@@ -153,8 +152,6 @@ class ConformalPredictor:
                 count("num_calibration", content["num_calibration"]),
                 torch.tensor(content["threshold"], dtype=torch.double),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"path leads to {path}, which is altered: {error!r}") from error
         if not (loaded.threshold.isfinite() & (loaded.threshold >= 0)).all():
             raise ValueError(f"path leads to {path}, whose threshold must be finite, at least 0")
         return loaded

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.files import read_json, write_json
+from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.validation import function, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
@@ -85,11 +85,8 @@ class TemperatureScaled:
             TypeError: an argument is of the wrong kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
-        content = read_json(path, _FORMAT)
-        try:
+        with reading_json(path, _FORMAT) as content:
             return cls(predict_fn, positive("temperature", content["temperature"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"path leads to {path}, which is altered: {error!r}") from error
 
 
 def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
