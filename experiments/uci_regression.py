@@ -203,7 +203,8 @@ def main(config: Config) -> dict[str, Any]:
     paths = {} if made_up else find_tables(config.data_root, config.datasets)
     run = Run(config)
     if config.smoke:
-        recipe = replace(recipe, members=2, least_epochs=1, least_steps=5, draws=5)
+        members = min(2, recipe.members)
+        recipe = replace(recipe, members=members, least_epochs=1, least_steps=5, draws=5)
         config = replace(config, splits=min(2, config.splits or 2))
     paths = paths or made_up_tables(config.output / "made_up")
     tasks = tasks_of(config, recipe, paths)
