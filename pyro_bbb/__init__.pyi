@@ -32,7 +32,9 @@ from .estimators import local_reparameterization as local_reparameterization
 from .estimators import sticking_the_landing as sticking_the_landing
 from .guides import AutoSoftplusNormal as AutoSoftplusNormal
 from .mcmc import Chains as Chains
+from .mcmc import DivergedError as DivergedError
 from .mcmc import run_nuts as run_nuts
+from .mcmc import run_sgmcmc as run_sgmcmc
 from .models import BayesianModel as BayesianModel
 from .networks import BayesianConv2d as BayesianConv2d
 from .networks import BayesianLeNet5 as BayesianLeNet5

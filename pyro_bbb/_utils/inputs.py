@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -118,6 +118,19 @@ def _is_nested(value: tuple[Any, ...] | list[Any]) -> bool:
 def parts_of(x: Rows) -> dict[str, Tensor]:
     """The tensors of inputs by their names in messages."""
     return x.parts if isinstance(x, SeveralInputs) else {"x": x}
+
+
+def input_tensors(x: Rows) -> tuple[Tensor, ...]:
+    """The tensors of inputs, in order."""
+    return tuple(parts_of(x).values())
+
+
+def with_tensors(like: Rows, parts: Sequence[Tensor]) -> Rows:
+    """Inputs of the same form from their tensors."""
+    if isinstance(like, Tensor):
+        return parts[0]
+    count = len(like.args)
+    return SeveralInputs(tuple(parts[:count]), dict(zip(like.kwargs, parts[count:], strict=True)))
 
 
 def run_network(network: nn.Module, x: Rows) -> Any:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._utils.inputs import Rows, SeveralInputs, run_network
+from pyro_bbb._utils.inputs import Rows, input_tensors, run_network, with_tensors
 from pyro_bbb.guides._autoguides import Normal
 from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
 from pyro_bbb.guides._last_layer import LastLayer
@@ -126,14 +126,14 @@ class NetworkFunction:
             return
 
         def of_one(z: Tensor, *row: Tensor) -> Tensor:
-            return self(z, _rows(x, [part[None] for part in row])).flatten()
+            return self(z, with_tensors(x, [part[None] for part in row])).flatten()
 
         derivatives: Callable[..., Tensor] = torch.vmap(
-            jacrev(of_one), in_dims=(None, *[0] * len(_parts(x))), randomness="different"
+            jacrev(of_one), in_dims=(None, *[0] * len(input_tensors(x))), randomness="different"
         )
         outputs = self(z, x[:1]).numel()
         for part in x.split(max(1, _NUMBERS // (outputs * len(z)))):
-            yield derivatives(z, *_parts(part))
+            yield derivatives(z, *input_tensors(part))
 
     def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
         """Outputs, and the last layer if the latents that vary are its weight and bias."""
@@ -259,15 +259,3 @@ def _moments(guide: Any, latent: Latent) -> tuple[Tensor, Tensor]:
         return guide.loc(latent.name), guide.scale(latent.name)
     loc, scale = guide._get_loc_and_scale(latent.name)
     return loc.detach(), scale.detach()
-
-
-def _parts(x: Rows) -> tuple[Tensor, ...]:
-    return (x,) if isinstance(x, Tensor) else (*x.args, *x.kwargs.values())
-
-
-def _rows(like: Rows, parts: list[Tensor]) -> Rows:
-    """Inputs of the same form from their tensors."""
-    if isinstance(like, Tensor):
-        return parts[0]
-    count = len(like.args)
-    return SeveralInputs(tuple(parts[:count]), dict(zip(like.kwargs, parts[count:], strict=True)))

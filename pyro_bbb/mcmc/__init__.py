@@ -1,9 +1,12 @@
-"""Markov chain Monte Carlo (NUTS) on the same models, and its chains.
+"""Markov chain Monte Carlo on the same models, and its chains: NUTS, and SG-MCMC on minibatches.
 
-Imports the rooms up to `prediction`. A new sampler is one module here beside ``_kernel.py``.
+Imports the rooms up to `prediction` and `persistence`. A new sampler of full-data chains is one
+module here beside ``_kernel.py``, one on minibatches an update in ``_langevin.py``.
 """
 
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._run import run_nuts
+from pyro_bbb.mcmc._sgmcmc import run_sgmcmc
+from pyro_bbb.mcmc._sgmcmc_loop import DivergedError
 
-__all__ = ["Chains", "run_nuts"]
+__all__ = ["Chains", "DivergedError", "run_nuts", "run_sgmcmc"]

@@ -1,4 +1,4 @@
-"""A function of one vector, its value and gradient, as the plain list of its tensor operations."""
+"""A function of a vector, its value and gradient, as the plain list of its tensor operations."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-ValueAndGradient: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+ValueAndGradient: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 aten = torch.ops.aten
 _SHAPE_ONLY = {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
 _REVIEWS = {aten.view.default, aten.expand.default, aten.alias.default, aten.detach.default}
 
 
-def record(function: ValueAndGradient, z: Tensor) -> ValueAndGradient:
-    """The operations of a function at a vector ``[d]`` of finite value, as a function of its own.
+def record(function: ValueAndGradient, z: Tensor, *data: Tensor) -> ValueAndGradient:
+    """The operations of a function at ``z`` of finite value, as a function of its own.
 
-    Where the function's path depends on the values in ``z``, or the record does not repeat what
-    it does (at ``z`` and nearby), it is the function itself.
+    ``z`` is a vector ``[d]``, or several ``[chains, d]``; data are further arguments. Where the
+    function's path depends on values, or the record does not repeat what it does (at ``z`` and
+    nearby), it is the function itself.
     """
     try:
-        graph = make_fx(lambda point: function(point))(z)  # it counts the arguments of a method
+        # a method's arguments would be counted
+        graph = make_fx(lambda *arguments: function(*arguments))(z, *data)
     except RuntimeError:  # a branch on a value cannot be recorded
         return function
-    short = _simplify(graph, z)
+    short = _simplify(graph, z, *data)
     with torch.random.fork_rng():
         near = (z, z + 0.1 * torch.randn_like(z), z)
     for point in near:
-        if not all(map(_agree, short(point), function(point))):
+        if not all(map(_agree, short(point, *data), function(point, *data))):
             return function
     return short
 
@@ -40,8 +42,8 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found, expected, rtol=0, atol=atol, equal_nan=True)
 
 
-def _simplify(graph: fx.GraphModule, z: Tensor) -> fx.GraphModule:
-    """The record without what does not depend on ``z``, and without operations that do nothing."""
+def _simplify(graph: fx.GraphModule, *arguments: Tensor) -> fx.GraphModule:
+    """The record without what depends on no argument, and without operations that do nothing."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     moving = {node for node in graph.graph.nodes if node.op == "placeholder"}
     for node in calls:
@@ -51,7 +53,7 @@ def _simplify(graph: fx.GraphModule, z: Tensor) -> fx.GraphModule:
         return graph  # what looks constant is not
     run = fx.Interpreter(graph, garbage_collect_values=False)
     with torch.no_grad():
-        run.run(z)
+        run.run(*arguments)
     for number, node in enumerate(calls):
         value = run.env[node]
         if node in moving:

@@ -16,16 +16,28 @@ from pyro_bbb.prediction import posterior_draws
 
 
 def starting_points(potential: Potential, init: Any, seeds: list[int]) -> list[Tensor]:
-    """A point of finite energy for each chain."""
+    """A point of finite energy for each chain, each a function of its seed."""
     draw, positions = _initialiser(potential, init), []
     for seed in seeds:
         with seeded(seed), torch.no_grad():
             z = potential.unconstrain(draw())
-        energy, gradient = potential.value_and_gradient(z)
-        if not (energy.isfinite() and gradient.isfinite().all()):
-            raise ValueError(f"init must be a point of positive density, got energy {energy:.4g}")
+        require_density(*potential.value_and_gradient(z))
         positions.append(z)
     return positions
+
+
+def draw_positions(potential: Potential, init: Any, num_chains: int) -> Tensor:
+    """A point for each chain, ``[chains, d]``; their energies are not looked at."""
+    draw = _initialiser(potential, init)
+    with torch.no_grad():
+        return torch.stack([potential.unconstrain(draw()) for _ in range(num_chains)])
+
+
+def require_density(energies: Tensor, gradients: Tensor) -> None:
+    """Raise ValueError where an initial point has no finite energy or gradient."""
+    if not (energies.isfinite().all() and gradients.isfinite().all()):
+        worst = energies.max()
+        raise ValueError(f"init must be a point of positive density, got energy {worst:.4g}")
 
 
 def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tensor]]:

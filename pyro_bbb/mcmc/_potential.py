@@ -24,6 +24,7 @@ from torch.distributions import biject_to, constraints
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.mcmc._fx_trace import ValueAndGradient, record
@@ -56,13 +57,14 @@ class Part:
 class Potential:
     """The potential energy of a model given data, as a function of one flat vector.
 
-    Networks are in evaluation mode, parameters that are not random stay as they are.
+    Networks are in evaluation mode, parameters that are not random stay as they are. Of a minibatch
+    of n examples the likelihood counts N / n times, which makes the energy an unbiased estimate.
     """
 
-    def __init__(self, model: BayesianModel, x: Tensor, y: Tensor) -> None:
+    def __init__(self, model: BayesianModel, x: Rows, y: Tensor) -> None:
         self.model, self.x, self.y = model, x, y
         with torch.no_grad(), torch.random.fork_rng():
-            self.sites = drawn(self._run({}))
+            self.sites = drawn(self._run({}, x, y))
         self.parts: list[Part] = []
         for name, site in self.sites.items():
             start = self.parts[-1].stop if self.parts else 0
@@ -72,25 +74,29 @@ class Potential:
 
     def __call__(self, z: Tensor) -> Tensor:
         """The energy in nats at ``z``, ``[d]``; differentiable."""
+        return self.at(z, self.x, self.y)
+
+    def at(self, z: Tensor, x: Rows, y: Tensor) -> Tensor:
+        """The same given other data."""
         pieces = self._split(z)
         values = self._constrained(pieces)
         with pyro.validation_enabled(False):  # points of no density are part of the search
-            log_joint = self._log_joint(self._run(values), z)
+            log_joint = self._log_joint(self._run(values, x, y), z, self.model.num_data / len(y))
         for part, piece in zip(self.parts, pieces, strict=True):
             if part.transform is not None:
                 jacobian = part.transform.log_abs_det_jacobian(piece, values[part.name])
                 log_joint = log_joint + jacobian.sum()
         return -log_joint
 
-    def _log_joint(self, trace: Any, z: Tensor) -> Tensor:
-        """Log-density in nats of all that the model samples."""
+    def _log_joint(self, trace: Any, z: Tensor, repeats: float) -> Tensor:
+        """Log-density in nats of all that the model samples, the observations so many times."""
         groups = _joinable(self.parts, trace)
         joined = {part.name for group in groups for part in group}
         trace.compute_log_prob(lambda name, _: name not in joined)
         terms = [_joint_log_prob(group, trace, z) for group in groups]
         for name, site in trace.nodes.items():
             if site["type"] == "sample" and name not in joined:
-                terms.append(site["log_prob_sum"])
+                terms.append(site["log_prob_sum"] * (repeats if name == "obs" else 1.0))
         return torch.stack(terms).sum()
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
@@ -111,7 +117,7 @@ class Potential:
 
     def draw_prior(self) -> dict[str, Tensor]:
         """A draw of every latent from the prior, by name."""
-        trace = self._run({})
+        trace = self._run({}, self.x, self.y)
         return {name: trace.nodes[name]["value"].detach() for name in self.sites}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -145,17 +151,17 @@ class Potential:
         """
         return record(self.value_and_gradient, z)
 
-    def _run(self, values: dict[str, Tensor]) -> Any:
+    def _run(self, values: dict[str, Tensor], x: Rows, y: Tensor) -> Any:
         """The model's trace with the latents at given values."""
         conditioned = poutine.condition(self.model, data=values) if values else self.model
         with own_store(self.model), evaluating(self.model), pyro.validation_enabled(False):
-            return poutine.trace(conditioned).get_trace(self.x, self.y)
+            return poutine.trace(conditioned).get_trace(x, y)
 
 
 def _part(name: str, site: dict[str, Any], start: int) -> Part:
     support, value = site["fn"].support, site["value"]
     if site["fn"].has_enumerate_support or getattr(support, "is_discrete", False):
-        raise ValueError(f"latent {name!r} is discrete; NUTS needs continuous latents")
+        raise ValueError(f"latent {name!r} is discrete; Markov chains need continuous latents")
     base = support
     while isinstance(base, constraints.independent):
         base = base.base_constraint

@@ -79,6 +79,12 @@ def tidy(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
+    """The entries in which two descriptions differ, in words."""
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
+
+
 def seal(content: dict[str, Json]) -> bytes:
     """Return JSON of the content after the format's name, its version and the text's hash."""
     head = {"format": FORMAT, "version": VERSION, "sha256": _ZEROS}

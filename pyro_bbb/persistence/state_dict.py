@@ -5,7 +5,9 @@ Torch's ``state_dict`` repeats a shared parameter under each name and does not m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -93,3 +95,11 @@ def _overwrite(own: Tensor, value: Tensor) -> None:
         own.detach().copy_(value)
     else:
         own.data = value
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of the content of tensors, one after the other."""
+    found = sha256()
+    for x in tensors:
+        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

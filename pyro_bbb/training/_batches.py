@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel, to_precision
+from pyro_bbb.persistence.state_dict import digest
 
 Data: TypeAlias = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 Batch: TypeAlias = tuple[Rows, Tensor]
@@ -281,14 +281,6 @@ def is_sharded(source: Any) -> bool:
     if not isinstance(source, DataLoader):
         return False
     return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the content of tensors, one after the other."""
-    found = sha256()
-    for x in tensors:
-        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _length(sized: Any) -> int | None:

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb.persistence import LoadError
-from pyro_bbb.persistence.archive import Json, first_does, read_for_all, tidy, write
+from pyro_bbb.persistence.archive import Json, differences, first_does, read_for_all, tidy, write
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._fingerprint import differences
 from pyro_bbb.training._state import TrainingState
 from pyro_bbb.training.history import History
 

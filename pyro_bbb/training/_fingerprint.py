@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._version import __version__
-from pyro_bbb.persistence.archive import Json
-from pyro_bbb.training._batches import Batches, digest
+from pyro_bbb.persistence.archive import Json, differences
+from pyro_bbb.persistence.state_dict import digest
+from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._schedules import KLSchedule
 from pyro_bbb.training._state import TrainingState
@@ -48,12 +49,6 @@ def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> 
         **_of_tensors("model", state.model),
         **_of_tensors("guide", guide),
     }
-
-
-def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """The entries in which two fingerprints differ, in words."""
-    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-    return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
 
 
 def _word(value: Any) -> Json:

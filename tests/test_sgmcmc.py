@@ -1,0 +1,277 @@
+"""SG-MCMC: its stationary distributions in closed form, its steps against SGD, and resuming."""
+
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb.mcmc._initial_positions import draw_positions
+from pyro_bbb.mcmc._langevin import Cycles, Langevin
+from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
+from pyro_bbb.mcmc._potential import Potential
+from pyro_bbb.mcmc._sgmcmc_loop import SavedRun
+
+SIGMAS = 6  # standard errors
+N, NOISE, PRIOR = 30, 0.5, 0.8
+
+
+def line(n=N, outputs=1):
+    """Linear regression with known noise: the posterior is a Normal."""
+    x = torch.randn(n, 2) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])
+    y = x @ torch.tensor([[0.5], [-0.3]]) + 0.2 + NOISE * torch.randn(n, 1)
+    network = bbb.BayesianMLP([2, outputs], prior=dist.Normal(0.0, PRIOR))
+    return bbb.BayesianModel(network, bbb.likelihoods.Gaussian(NOISE), n), (x, y)
+
+
+def posterior(data):
+    """Mean and precision of weight and bias."""
+    design = torch.cat([data[0], torch.ones(len(data[0]), 1)], dim=1)
+    precision = design.T @ design / NOISE**2 + torch.eye(3) / PRIOR**2
+    return precision.inverse() @ design.T @ data[1].flatten() / NOISE**2, precision
+
+
+def vectors(chains):
+    return torch.cat([values.flatten(1) for values in chains.values()], dim=1)
+
+
+# --- stationary distributions ---
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
+def test_the_stationary_distribution_is_known(double, sampler, temperature):
+    """SGLD is too wide by 1 / (1 - step * precision / 2), SGHMC in BAOAB form is exact."""
+    model, data = line()
+    loc, precision = posterior(data)
+    eta = 1.0 / torch.linalg.eigvalsh(precision)[-1].item()  # variances up to twice as large
+    chains = bbb.run_sgmcmc(
+        model,
+        data,
+        sampler=sampler,
+        lr=eta * N,
+        temperature=temperature,
+        momentum=0.5 if sampler == "sghmc" else None,
+        num_chains=1500,  # independent, each of one sample
+        num_samples=1,
+        warmup_steps=120,
+        thin=1,
+        batch_size=N,
+        seed=0,
+        progress=False,
+    )
+    covariance = temperature * precision.inverse()
+    if sampler == "sgld":
+        covariance = covariance @ (torch.eye(3) - eta / 2 * precision).inverse()
+    # in the posterior's own directions, scaled to variance 1
+    root = torch.linalg.cholesky(covariance)
+    z = torch.linalg.solve_triangular(root, (vectors(chains) - loc).T, upper=False)
+    count = z.shape[1]
+    assert (z.mean(1).abs() < SIGMAS / math.sqrt(count)).all()
+    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / count)).all()
+    products = torch.stack([z[0] * z[1], z[0] * z[2], z[1] * z[2]]).mean(1)
+    assert (products.abs() < SIGMAS / math.sqrt(count)).all()
+
+
+def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
+    model, data = line()
+    loc, precision = posterior(data)
+    chains = bbb.run_sgmcmc(
+        model,
+        data,
+        lr=0.05,
+        preconditioner="rmsprop",
+        num_chains=1000,
+        num_samples=1,
+        warmup_steps=100,
+        thin=100,
+        batch_size=N,
+        seed=0,
+        progress=False,
+    )
+    z = torch.linalg.cholesky(precision).T @ (vectors(chains) - loc).T
+    assert (z.mean(1).abs() < SIGMAS / math.sqrt(1000)).all()
+    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / 1000)).all()
+
+
+# --- steps ---
+
+
+@pytest.mark.parametrize("sampler, momentum", [("sgld", 0.0), ("sghmc", 0.9)])
+def test_without_noise_a_step_is_one_of_torchs_sgd(double, sampler, momentum):
+    model, data = line()
+    potential = Potential(model, *data)
+    z = torch.randn(4, 3)
+    langevin = Langevin(sampler, momentum, False, N)
+    state, parameter = langevin.begin(z.clone()), nn.Parameter(z.clone())
+    optimizer = torch.optim.SGD([parameter], lr=0.03, momentum=momentum)
+    gradient = MinibatchGradient(potential, z, data)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (sum(map(potential, parameter)) / N).backward()
+        optimizer.step()
+        langevin.step(state, gradient(state.z, *data)[1], 0.03, 0.0)
+    torch.testing.assert_close(state.z, parameter.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_preconditioner_is_rmsprops(double):
+    langevin, z = Langevin("sgld", 0.0, True, N), torch.randn(2, 3)
+    state, parameter = langevin.begin(z.clone()), nn.Parameter(z.clone())
+    optimizer = torch.optim.RMSprop([parameter], lr=0.03, alpha=0.99, eps=1e-5)
+    for step in range(5):
+        parameter.grad = torch.randn(2, 3)
+        if step == 0:  # torch begins at 0, which takes a hundred steps to forget
+            optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "square_avg": parameter.grad.square(),
+            }
+        gradient = parameter.grad * N
+        langevin.adapt(state, gradient, first=step == 0)
+        langevin.step(state, gradient, 0.03, 0.0)
+        optimizer.step()
+    torch.testing.assert_close(state.z, parameter.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_of_minibatches_average_to_that_of_all_data(double):
+    model, data = line()
+    z = torch.randn(3, 3)
+    x, y = data
+    parts = list(zip(x.split(10), y.split(10), strict=True))
+    gradient = MinibatchGradient(Potential(model, *parts[0]), z, parts[0])
+    energies, gradients = zip(*(gradient(z, *part) for part in parts), strict=True)
+    whole = Potential(model, *data)
+    for i in range(3):
+        energy, slope = whole.value_and_gradient(z[i])
+        torch.testing.assert_close(torch.stack(energies).mean(0)[i], energy)
+        torch.testing.assert_close(torch.stack(gradients).mean(0)[i], slope)
+
+
+class Branching(PyroModule):
+    """Takes a path that depends on the weights, which neither a record nor a batch can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = bbb.BayesianLinear(2, 1)
+
+    def forward(self, x):
+        h = self.fc(x)
+        return h if h.sum() > 0 else -2 * h
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lenet", "mixture", "branching"])
+def test_chains_in_one_pass_are_chains_one_by_one(double, kind):
+    x, y = torch.randn(6, 2), torch.randn(6, 1)
+    likelihood = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5))
+    if kind == "branching":
+        network = Branching()
+    elif kind == "lenet":
+        network, likelihood = bbb.BayesianLeNet5(), bbb.likelihoods.Categorical()
+        x, y = torch.randn(6, 1, 28, 28), torch.randint(10, (6,))
+    else:
+        prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1) if kind == "mixture" else None
+        network = bbb.BayesianMLP([2, 4, 1], activation=nn.Tanh, prior=prior)
+    potential = Potential(bbb.BayesianModel(network, likelihood, 60), x, y)
+    z = draw_positions(potential, None, 2)
+    gradient = MinibatchGradient(potential, z, (x, y))
+    assert gradient._batched == (kind != "branching")
+    energies, gradients = gradient(z, x, y)
+    for i in range(2):
+        energy, slope = potential.value_and_gradient(z[i])
+        torch.testing.assert_close(energies[i], energy)
+        torch.testing.assert_close(gradients[i], slope)
+
+
+# --- cycles and batches ---
+
+
+def test_cycles_warm_up_without_noise_and_take_samples_at_low_rates():
+    cycles = Cycles(count=2, warmup_steps=6, samples=2, thin=2)
+    assert cycles.length == 10 and cycles.steps == 20
+    assert [s for s in range(20) if cycles.takes_sample(s)] == [7, 9, 17, 19]
+    assert [s for s in range(20) if not cycles.is_quiet(s)] == [6, 7, 8, 9, 16, 17, 18, 19]
+    factors = [cycles.lr_factor(s) for s in range(20)]
+    assert factors[:10] == factors[10:] and factors[0] == 1 and factors[5] == 0.5
+    assert factors[9] == pytest.approx(0.5 - 0.5 * math.cos(math.pi / 10))
+    steady = Cycles(count=1, warmup_steps=6, samples=2, thin=2)
+    assert {steady.lr_factor(s) for s in range(10)} == {1.0}
+    assert not any(steady.is_quiet(s) for s in range(10))
+
+
+def test_minibatches_go_over_the_data_in_random_order():
+    x = torch.arange(10)
+    batches = iter(Shuffled(x, x, 3))
+    for _ in range(5):
+        passed = [next(batches)[1] for _ in range(3)]
+        rows = torch.cat(passed)
+        assert len(rows.unique()) == 9
+    assert not torch.equal(rows, torch.cat([next(batches)[0] for _ in range(3)]))
+
+
+# --- a run ---
+
+
+QUICK = {"num_samples": 6, "warmup_steps": 4, "thin": 3, "batch_size": 8, "progress": False}
+
+
+@pytest.mark.parametrize("options", [{"cycles": 2, "preconditioner": "rmsprop"}, {"seed": None}])
+def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, monkeypatch, options):
+    model, data = line()
+    options = {"seed": 3, "num_chains": 2, "lr": 0.05, **QUICK, **options}
+    torch.manual_seed(0)
+    whole = bbb.run_sgmcmc(model, data, **options)
+    write = SavedRun.maybe_write
+
+    def killed(self, run):
+        write(self, run)
+        if run.done == 13:
+            raise KeyboardInterrupt
+
+    saved = {"checkpoint": tmp_path, "checkpoint_every": 5}
+    monkeypatch.setattr(SavedRun, "maybe_write", killed)
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        bbb.run_sgmcmc(model, data, **options, **saved)
+    monkeypatch.undo()
+    again = bbb.run_sgmcmc(model, data, **options, **saved)
+    for name in whole:
+        assert torch.equal(whole[name], again[name])
+    assert torch.equal(whole.log_density, again.log_density)
+    finished = bbb.run_sgmcmc(model, data, **options, **saved)
+    assert torch.equal(finished["network.fc1.weight"], whole["network.fc1.weight"])
+    with pytest.raises(ValueError, match=r"different configuration: lr: 0.05 there, 0.06 here"):
+        bbb.run_sgmcmc(model, data, **{**options, "lr": 0.06}, **saved)
+
+
+def test_a_run_is_a_function_of_its_seed_and_predicts(double):
+    model, data = line()
+    before = torch.get_rng_state()
+    one, other, third = (
+        bbb.run_sgmcmc(model, data, seed=seed, num_chains=2, **QUICK) for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(vectors(one), vectors(other)) and not torch.equal(
+        *map(vectors, (one, third))
+    )
+    assert one["network.fc1.weight"].shape == (12, 1, 2) and one.log_density.shape == (2, 6)
+    assert bbb.predict(model, one, data[0]).mean.shape == (N, 1)
+
+
+def test_the_log_density_is_that_of_the_sample(double):
+    model, data = line()
+    chains = bbb.run_sgmcmc(model, data, seed=0, **{**QUICK, "batch_size": N})
+    potential = Potential(model, *data)
+    energies = torch.stack([potential(z) for z in vectors(chains)])
+    torch.testing.assert_close(chains.log_density.flatten(), -energies)
+
+
+def test_a_diverging_chain_stops_and_keeps_the_samples():
+    model, data = line()
+    with pytest.raises(
+        bbb.DivergedError, match=r"chain 0 is not finite at step \d+.*lower lr"
+    ) as e:
+        bbb.run_sgmcmc(model, data, lr=3.0, seed=0, **{**QUICK, "num_samples": 600})
+    kept = vectors(e.value.chains)
+    assert kept.isfinite().all() and len(kept) == (e.value.step - 1 - 4) // 3
