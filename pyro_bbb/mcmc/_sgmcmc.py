@@ -87,8 +87,8 @@ def run_sgmcmc(
         warmup_steps: steps before the first sample, in each cycle.
         thin: steps from one sample to the next.
         cycles: with 1 the learning rate is constant. With more it starts anew as often, and falls
-            to 0 along half a cosine each time; the warm-up of each cycle then has no noise, and ends
-            in another mode (Zhang et al. 2020).
+            to 0 along half a cosine each time; the warm-up of each cycle then has no noise, and
+            ends in another mode (Zhang et al. 2020).
         num_chains: number of chains, independent but for the minibatches, which they share.
         batch_size: examples per minibatch; all data where it is ``num_data`` or more.
         momentum: of ``"sghmc"``, in [0, 1), by default 0.9.
