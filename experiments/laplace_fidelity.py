@@ -11,7 +11,6 @@ the MAP (Immer et al. 2021). Repeats have seeds of their own for the training; N
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -108,16 +107,6 @@ def study(
     return found
 
 
-def mean_of(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means of equally nested figures."""
-    return {
-        name: mean_of([record[name] for record in records])
-        if isinstance(value, dict)
-        else fmean(record[name] for record in records)
-        for name, value in records[0].items()
-    }
-
-
 def table(nuts: dict[str, Any], variants: dict[str, Any]) -> Table:
     """All variants, after NUTS against itself."""
     columns = (
@@ -156,7 +145,7 @@ def main(config: Config) -> dict[str, Any]:
         warnings.simplefilter("ignore", bbb.guides.LinearizationWarning)
         seeds = range(config.seed, config.seed + config.repeats)
         found = [study(problem, gold, config, seed) for seed in tqdm(seeds, desc="Laplace")]
-    variants = {name: mean_of([each[name][0] for each in found]) for name in found[0]}
+    variants = {name: fidelity.mean_of([each[name][0] for each in found]) for name in found[0]}
     shown = {name: each[1] for name, each in found[0].items() if "optimized" not in name}
     first = {name: each[0] for name, each in found[0].items()}
     picture = fidelity.draw_bands(run, "laplace", problem, first, {NUTS: gold} | shown)

@@ -2,12 +2,12 @@
 
     python experiments/posterior_fidelity.py [--problems sine diabetes breast_cancer]
 
-Every guide, and many short chains of stochastic-gradient Hamiltonian Monte Carlo. Three problems are
-small and smooth enough for NUTS to solve: the sine regression of the Keras and TFP articles of
-2019, and two of scikit-learn's real sets. NUTS is the reference if its four
-chains agree, by the rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the
-network's output at inputs on and off the data. Weights cannot be compared, as units may be
-permuted or change their sign without changing the function.
+Every guide, and many short chains of stochastic-gradient Hamiltonian Monte Carlo. Three problems
+are small and smooth enough for NUTS to solve: the sine regression of the Keras and TFP articles of
+2019, and two of scikit-learn's real sets. NUTS is the reference if its four chains agree, by the
+rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the network's output at inputs
+on and off the data. Weights cannot be compared, as units may be permuted or change their sign
+without changing the function.
 
 Every guide is trained on the full training set in each step, half of the steps at a constant
 learning rate and half along a cosine to 0, so that what remains is the family's distance and not
@@ -22,7 +22,6 @@ import math
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -274,7 +273,7 @@ def study(problem: Problem, config: Config) -> tuple[dict[str, Any], dict[str, P
     record, gold = solve(problem, config)
     seeds = range(config.seed, config.seed + config.repeats)
     runs = [approximate(problem, gold, replace(config, seed=seed)) for seed in seeds]
-    figures = {name: mean([run[0][name] for run in runs]) for name in APPROACHES}
+    figures = {name: fidelity.mean_of([run[0][name] for run in runs]) for name in APPROACHES}
     record = {"title": problem.title, NUTS: record, "guides": figures}
     record["of_seeds"] = [run[0] for run in runs]
     return record, {NUTS: gold, **runs[0][1]}
@@ -301,19 +300,6 @@ def approximate(
         figures[name] = training | scores | differences(found, gold)
         predictions[name] = found
     return figures, predictions
-
-
-def mean(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The means of numbers by name over several records; of failed ones the first."""
-    failed = [record for record in records if "failed" in record]
-    if failed:
-        return failed[0]
-    return {
-        name: mean([record[name] for record in records])
-        if isinstance(value, dict)
-        else fmean(record[name] for record in records)
-        for name, value in records[0].items()
-    }
 
 
 def fidelity_table(record: dict[str, Any]) -> Table:

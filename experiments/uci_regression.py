@@ -50,23 +50,20 @@ did). What was seen there, RMSE / log-likelihood:
   0.3, where one noise has 3.35 / -2.71), as Student-t noise does (4.08 / -2.60 at weight 1).
 """
 
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import joblib
-import numpy as np
 import tyro
 from _helpers import uci_report as report
 from _helpers.run import DataSettings, Run, Section
 from _helpers.uci import Recipe, Task, digest, finished, run_and_write
 from _helpers.uci_report import SCORES
+from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-
-RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "versions", "threads")
 
 OURS = Recipe(
     prior="fan_in_normal",
@@ -118,50 +115,6 @@ class Config(DataSettings):
     """Processes that work on splits; -1 is one for each processor."""
     output: Path = Path("results/uci_regression")
     """Folder for results, and for the splits from which a run goes on."""
-
-
-def find_tables(root: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
-    """Files of the tables by name.
-
-    Args:
-        root: folder that holds ``NAME/data.npz`` or ``uci/NAME/data.npz``, or None for
-            ``$PYRO_BBB_DATA``.
-        names: which; none for all.
-
-    Raises:
-        FileNotFoundError: there is no such folder or table.
-        ValueError: a name is one of `RESERVED` or no name of a folder.
-    """
-    given = root or os.environ.get("PYRO_BBB_DATA")
-    if not given or not Path(given).is_dir():
-        raise FileNotFoundError(
-            f"data_root must be a folder with NAME/data.npz or uci/NAME/data.npz, got {given}"
-        )
-    bases = (Path(given) / "uci", Path(given))
-    there = {path.parent.name: path for base in bases for path in base.glob("*/data.npz")}
-    for name in names or sorted(there):
-        if name in RESERVED or Path(name).name != name:
-            raise ValueError(f"datasets must be names of folders, and none of {RESERVED}: {name!r}")
-        if name not in there:
-            found = ", ".join(sorted(there)) or "none"
-            raise FileNotFoundError(f"datasets: no {name}/data.npz in {given} (there are {found})")
-    if not there:
-        raise FileNotFoundError(f"data_root must have NAME/data.npz, got {given} without any")
-    return {name: there[name] for name in names or sorted(there)}
-
-
-def made_up_tables(folder: Path) -> dict[str, Path]:
-    """Two small tables for a smoke test; one has a column that does not vary."""
-    rng, paths = np.random.default_rng(0), {}
-    for name, unit in (("made-up-lines", 1.0), ("made-up-waves", 1e-3)):
-        x = rng.normal(size=(40, 3))
-        x[:, 1] = 5.0 if name == "made-up-waves" else x[:, 1]
-        y = unit * (np.sin(x[:, 0]) + 0.1 * rng.normal(size=40) + 3.0)
-        rows = np.stack([rng.permutation(40) for _ in range(3)])
-        paths[name] = folder / name / "data.npz"
-        paths[name].parent.mkdir(parents=True, exist_ok=True)
-        np.savez(paths[name], X=x, y=y, train_index=rows[:, 4:], test_index=rows[:, :4])
-    return paths
 
 
 def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Task]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
@@ -213,6 +214,19 @@ def score(prediction: bbb.Prediction, y: Tensor) -> dict[str, float]:
         "nll": -float(prediction.log_prob(y).mean()),
         "coverage": metrics.coverage(*prediction.interval(LEVEL), y),
         "rmse": metrics.rmse(prediction.mean, y),
+    }
+
+
+def mean_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means of equally nested figures of several seeds; of failed ones the first."""
+    failed = [record for record in records if "failed" in record]
+    if failed:
+        return failed[0]
+    return {
+        name: mean_of([record[name] for record in records])
+        if isinstance(value, dict)
+        else fmean(record[name] for record in records)
+        for name, value in records[0].items()
     }
 
 

@@ -18,6 +18,7 @@ EXPERIMENTS = [
     "choose_defaults",
     "digits_recipes",
     "fashion_mnist",
+    "gap_splits",
     "laplace_fidelity",
     "lenet5_mnist",
     "mnist_mlp",

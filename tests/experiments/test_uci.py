@@ -213,7 +213,7 @@ def run(experiment, root, output, **options):
     return experiment.main(experiment.Config(**options))
 
 
-def test_metrics_are_means_over_the_splits_and_how_sure_they_are(experiment, quick, tmp_path):
+def test_metrics_are_means_over_the_splits_and_how_sure_they_are(load, experiment, quick, tmp_path):
     write(tmp_path)
     results = run(experiment, tmp_path, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == results
@@ -221,7 +221,7 @@ def test_metrics_are_means_over_the_splits_and_how_sure_they_are(experiment, qui
     assert results["table"]["rmse"] == {"mean": 1.0, "standard_error": pytest.approx(expected)}
     assert results["table"]["log_likelihood"] == {"mean": -1.0, "standard_error": 0.0}
     assert results["table"]["splits"] == 3
-    assert set(results) - {"table"} == set(experiment.RESERVED)
+    assert set(results) - {"table"} == set(load("_helpers.uci_tables").RESERVED)
     first = run(experiment, tmp_path, tmp_path / "one", splits=1)
     assert first["table"]["rmse"] == {"mean": 0.0, "standard_error": None}
 
@@ -375,3 +375,16 @@ def test_processes_of_their_own_do_the_same(experiment, tmp_path):
     apart = run(experiment, tmp_path, tmp_path / "two", workers=2, **options)
     assert alone["table"]["per_split"] == apart["table"]["per_split"]
     assert math.isfinite(alone["table"]["rmse"]["mean"]) and alone["table"]["splits"] == 2
+
+
+# --- gap splits ---
+
+
+def test_a_gap_is_the_middle_third_of_a_feature(load):
+    gaps = load("gap_splits")
+    x, y = torch.randn(10, 3), torch.arange(10)
+    (x_train, y_train), (x_test, y_test) = gaps.gap_split(x, y, 1)
+    assert sorted(torch.cat([y_train, y_test]).tolist()) == list(range(10))
+    assert torch.equal(x[y_train], x_train) and torch.equal(x[y_test], x_test)
+    low, high = x_test[:, 1].min(), x_test[:, 1].max()
+    assert (x_train[:, 1] < low).sum() == 4 and (x_train[:, 1] > high).sum() == 3

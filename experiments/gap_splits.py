@@ -1,0 +1,247 @@
+"""Uncertainty in a gap of the data: UCI tables without the middle third of a feature.
+
+    python experiments/gap_splits.py --data-root DIR [--datasets yacht energy]
+
+The splits of Foong et al. (2019), "'In-Between' Uncertainty in Bayesian Neural Networks",
+arXiv:1906.11537: rows are sorted by one feature, the middle third is the test part, and the outer
+thirds train; each feature in turn, which makes as many splits. A posterior that is sure between two
+clusters of data where it should not be has a bad log-likelihood there.
+
+All methods have the same model: one hidden layer of 50 ReLU units, prior N(0, 2 / fan-in), Normal
+noise whose scale is latent, LogNormal(-1, 1); inputs and targets standardised on the train part.
+Guides are trained by Adam along a cosine to 0, with as many steps for each; the chains of SGHMC
+take minibatches of the same size. Nothing was chosen by the test parts: the settings are those of
+`posterior_fidelity.py`, with a learning rate that suits minibatches.
+
+Each split that is done is a file in ``splits/NAME``, from which an interrupted run goes on.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import joblib
+import torch
+import tyro
+from _helpers.fidelity import drawn, mean_of
+from _helpers.run import Data, DataSettings, Run, Section, Table, write_json
+from _helpers.uci import Scaling, digest, score, unscaled
+from _helpers.uci_tables import find_tables, made_up_tables
+from pyro.distributions import LogNormal
+from tqdm import tqdm
+
+import pyro_bbb as bbb
+
+SUMMARY = (
+    "Scores in the middle third of a feature, which the training part lacks, averaged over the "
+    "features, in the target's own units. Coverage: of central 90 % intervals."
+)
+UNITS = 50
+
+
+@dataclass(frozen=True)
+class Config(DataSettings):
+    """Settings of one run."""
+
+    datasets: tuple[str, ...] = ()
+    """Names of the tables, which are their folders'; by default all that are there."""
+    steps: int = 3000
+    """Training steps of each guide, at least; each row is seen 20 times or more."""
+    batch_size: int = 256
+    """Rows in each step."""
+    lr: float = 0.01
+    """Adam's learning rate at the start."""
+    draws: int = 100
+    """Draws from each posterior."""
+    features: int | None = None
+    """Number of features, from a table's first; by default all."""
+    workers: int = 1
+    """Processes that work on splits."""
+    output: Path = Path("results/gap_splits")
+    """Folder for results, and for the splits from which a run goes on."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A guide and how it is trained; or chains, where it has none."""
+
+    guide: str | None
+    options: dict[str, Any] = field(default_factory=dict)
+    num_particles: int = 1
+    linearized: bool = False
+    after: str | None = None
+    """Method whose means are the initial ones."""
+
+
+FACTORISED = "softplus_normal"
+METHODS = {
+    "delta (MAP)": Method("delta"),
+    "ensemble of 5 delta": Method("ensemble", {"size": 5}),
+    FACTORISED: Method(FACTORISED),
+    "full_rank": Method("full_rank", {"init_scale": 0.03}, after=FACTORISED),
+    "laplace, linearized": Method("laplace", linearized=True),
+    "20 chains of sghmc": Method(None),
+}
+CHAINS = {"num_chains": 20, "warmup_steps": 3000, "num_samples": 5, "thin": 200}
+RATES = {"lr": 3e-3, "momentum": 0.98}
+
+
+def gap_split(x: torch.Tensor, y: torch.Tensor, feature: int) -> tuple[Data, Data]:
+    """The outer thirds by a feature, which train, and the middle third, which tests."""
+    order = x[:, feature].argsort(stable=True)
+    first, middle, last = order.tensor_split(3)
+    outer = torch.cat([first, last])
+    return (x[outer], y[outer]), (x[middle], y[middle])
+
+
+def make_model(data: Data) -> bbb.BayesianModel:
+    """One hidden layer, and noise of a latent scale."""
+    network = bbb.BayesianMLP([data[0].shape[1], UNITS, 1], prior=bbb.priors.FanInNormal())
+    noise = bbb.likelihoods.Gaussian(LogNormal(-1.0, 1.0))
+    return bbb.BayesianModel(network, noise, num_data=len(data[0]))
+
+
+def posterior(
+    model: bbb.BayesianModel, method: Method, data: Data, config: Config, start: Any
+) -> Any:
+    """A trained guide, or chains."""
+    if method.guide is None:
+        steps = {"num_chains": 2, "warmup_steps": 2, "num_samples": 2, "thin": 1}
+        return bbb.run_sgmcmc(
+            model,
+            data,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            progress=False,
+            **(steps if config.smoke else CHAINS),
+            **RATES,
+        )
+    first = {} if start is None else {"init_loc": start.median()}
+    guide = bbb.guides.make(method.guide, model, **method.options, **first)
+    batches = math.ceil(len(data[0]) / config.batch_size)
+    bbb.fit(
+        model,
+        guide,
+        data,
+        epochs=max(math.ceil(config.steps / batches), 1 if config.smoke else 20),
+        batch_size=config.batch_size,
+        lr=config.lr,
+        num_particles=method.num_particles,
+        seed=config.seed,
+        progress=False,
+    )
+    return guide
+
+
+def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
+    """Scores of every method where the middle third of a feature is missing."""
+    torch.set_num_threads(config.threads)
+    table = bbb.data.read_uci(path, dtype=torch.float64)
+    (x, y), (x_test, y_test) = gap_split(table.x, table.y, feature)
+    of_x, of_y = Scaling.of(x), Scaling.of(y[:, None])
+    data = of_x(x), of_y(y[:, None])
+    found: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
+    for name, method in METHODS.items():
+        torch.manual_seed(config.seed)
+        began, model = perf_counter(), make_model(data)
+        start = trained.get(method.after or "")
+        try:
+            trained[name] = posterior(model, method, data, config, start)
+        except ArithmeticError as error:  # no mode for Laplace, or a chain that diverged
+            found[name] = {"failed": str(error)}
+            continue
+        seconds = perf_counter() - began
+        options = {"num_samples": config.draws, "linearized": method.linearized}
+        prediction = bbb.predict(model, trained[name], of_x(x_test), seed=0, **options)
+        found[name] = summary(prediction, of_y, y_test) | {"seconds": round(seconds, 2)}
+    return found
+
+
+def summary(prediction: Any, scaling: Scaling, y: torch.Tensor) -> dict[str, float]:
+    """Scores in the target's own units."""
+    scores = score(unscaled(drawn(prediction, 1000), scaling), y)
+    covered = [abs(2 * quantile - 1) <= 0.9 for quantile in scores["quantiles"]]
+    nll = -scores["log_likelihood"]
+    return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
+
+
+def run_and_write(name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
+    """Scores of a split, from its file if it has one of the same settings."""
+    file = config.output / "splits" / name / f"{feature}.json"
+    settings = {key: asdict(config)[key] for key in ("steps", "batch_size", "lr", "draws", "seed")}
+    methods = {key: asdict(method) for key, method in METHODS.items()}
+    own = {"file": digest(Path(path)), **settings, "methods": methods, **CHAINS, **RATES}
+    if file.exists() and (record := json.loads(file.read_text()))["of"] == own:
+        return name, record["scores"]
+    scores = run_split(path, feature, config)
+    write_json(file, {"of": own, "scores": scores})
+    return name, scores
+
+
+def features_of(path: Path) -> list[int]:
+    """Numbers of the features by which rows can be sorted."""
+    x = bbb.data.read_uci(path).x
+    return [k for k in range(x.shape[1]) if len(x[:, k].unique()) > 2]
+
+
+def mean_scores(splits: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the splits of a table by method, and the largest NLL; or what failed."""
+    found: dict[str, Any] = {}
+    for name in METHODS:
+        figures = [split[name] for split in splits]
+        found[name] = mean_of(figures)
+        if "failed" not in found[name]:
+            found[name]["worst_nll"] = max(each["nll"] for each in figures)
+    return found
+
+
+def gap_table(tables: dict[str, Any]) -> Table:
+    """NLL of each method on every table, and its coverage."""
+    columns = ["in the gap", *(f"{name}: NLL" for name in tables), "coverage (%)", "seconds"]
+    rows = [
+        [
+            name,
+            *(_cell(scores[name], "nll", 1, 2) for scores in tables.values()),
+            _cell(mean_of([scores[name] for scores in tables.values()]), "coverage", 100, 0),
+            _cell(mean_of([scores[name] for scores in tables.values()]), "seconds", 1, 0),
+        ]
+        for name in METHODS
+    ]
+    return Table(columns, rows)
+
+
+def _cell(figures: dict[str, Any], name: str, factor: float, digits: int) -> str:
+    return "failed" if "failed" in figures else f"{factor * figures[name]:.{digits}f}"
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Run the splits that are not done; returns what ``metrics.json`` holds."""
+    run = Run(config)
+    if config.smoke:
+        config = replace(config, steps=2, draws=4, features=1)
+        paths = made_up_tables(config.output / "made_up")
+    else:
+        paths = find_tables(config.data_root, config.datasets)
+    jobs = [
+        (name, str(path), feature, config)
+        for name, path in paths.items()
+        for feature in features_of(path)[: config.features]
+    ]
+    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
+    found: dict[str, list[Any]] = {name: [] for name in paths}
+    done = parallel(joblib.delayed(run_and_write)(*job) for job in jobs)
+    for name, scores in tqdm(done, total=len(jobs), unit="split"):
+        found[name].append(scores)
+    tables = {name: mean_scores(splits) for name, splits in found.items()}
+    record = run.finish({"tables": tables, "splits": {k: len(v) for k, v in found.items()}})
+    run.report("Gap splits", SUMMARY, [Section("Scores", "", [gap_table(tables)])], record)
+    return record
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
