@@ -14,8 +14,9 @@ demo: $(READY)
 # test-slow: notebooks, experiments, documentation, browser, several processes, LeNet-5.
 test: export MARKED = not slow
 test-slow: export MARKED = slow
+# Byte code is kept: without it each process would compile torch and Pyro anew, for seconds.
 test test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "$$MARKED"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "$$MARKED"
 
 # The fraction of sampled faults in the library that `make test` detects; MUTANTS in each room.
 MUTANTS ?= 8

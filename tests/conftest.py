@@ -9,7 +9,13 @@ import torch
 
 torch.set_num_threads(1)  # nets this small gain nothing from more, and lose on a busy machine
 
+# Tests of which many share one costly set-up come first, so that one of two processes has them all.
+FIRST = ("test_play_page.py", "test_notebooks.py", "test_distributed.py")
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 @pytest.fixture(autouse=True)

@@ -498,9 +498,15 @@ def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
     assert again["seeds"] == record["seeds"]
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
+@pytest.mark.slow
+def test_pieces_that_do_not_fit_are_refused(experiment, tmp_path):
+    def play(name, **options):
+        config = experiment.Config(smoke=True, seeds=2, output=tmp_path / name, **options)
+        experiment.main(config)
+        return config.output
+
+    first = play("first", agents=("bbb",), seed=0)
+    for options, message in (
         (
             {"agents": ("bbb",), "seed": 1},
             r"must not overlap, .*Bayes by Backprop again with \[1\]",
@@ -508,17 +514,12 @@ def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
         ({"agents": ("bbb",), "seed": 2, "interactions": 20}, "one recipe and length, .*second"),
         ({"agents": ("bbb",), "seed": 2, "preset": "published"}, "one recipe and length"),
         ({"agents": ("greedy",), "seed": 1}, "the same seeds of each agent, got .*0, 1.*1, 2"),
-    ],
-)
-@pytest.mark.slow
-def test_pieces_that_do_not_fit_are_refused(experiment, tmp_path, second, message):
-    fixed = {"smoke": True, "seeds": 2}
-    first = {"agents": ("bbb",), "seed": 0}
-    for name, options in (("first", first), ("second", second)):
-        experiment.main(experiment.Config(**fixed, **options, output=tmp_path / name))
-    pieces = (tmp_path / "first", tmp_path / "second")
-    with pytest.raises(ValueError, match=message):
-        experiment.main(experiment.Config(pieces=pieces, output=tmp_path / "all"))
+    ):
+        config = experiment.Config(
+            pieces=(first, play("second", **options)), output=tmp_path / "all"
+        )
+        with pytest.raises(ValueError, match=message):
+            experiment.main(config)
 
 
 def test_somebody_must_play(experiment, tmp_path):

@@ -64,6 +64,8 @@ class Budget:
     """Their rows and steps, if other than their own."""
     table_rows: tuple[int, ...] = (353, 5000, 100_000)
     """Rows of the tables that estimators are fitted to."""
+    table_epochs: int | None = None
+    """Epochs of our fits to them; by default the estimator decides."""
     one_process: bool = False
     """Whether all is measured in one process: quicker, but methods then use one heap."""
 
@@ -115,5 +117,6 @@ SMOKE = Budget(
     guide_tasks=1,
     guides={"rows": 256, "steps": 2},
     table_rows=(20,),
+    table_epochs=2,
     one_process=True,
 )

@@ -27,6 +27,7 @@ class Table:
     """A table of ten columns with a nonlinear target and noise."""
 
     rows: int
+    epochs: int | None = None  # of ours
     device: str = "cpu"
 
     def data(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -49,7 +50,7 @@ def _fits(estimator: Any, table: Table) -> Take:
 
 
 def _ours(table: Table) -> Take:
-    return _fits(BayesianRegressor(random_state=0), table)
+    return _fits(BayesianRegressor(epochs=table.epochs, random_state=0), table)
 
 
 def _boosting(table: Table) -> Take:
@@ -73,7 +74,7 @@ def tables(budget: Budget, device: str) -> list[Comparison]:
     """Time fits, each method in a process of its own."""
     found = []
     with start_workers(METHODS, one_process=budget.one_process) as workers:
-        for table in map(Table, budget.table_rows):
+        for table in (Table(rows, budget.table_epochs) for rows in budget.table_rows):
             names = [name for name in METHODS if table.rows <= LIMITS.get(name, table.rows)]
             entries = {name: Entry(name, table) for name in names}
             limits = {"seconds": 0.0, "min_rounds": budget.small_rounds, "warmup": 1}

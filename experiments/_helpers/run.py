@@ -143,7 +143,7 @@ class Run:
     def picture(self, figure: Figure, name: str, caption: str) -> Picture:
         """Save a figure as ``name.png`` and close it."""
         path = self.folder / f"{name}.png"
-        figure.savefig(path, dpi=200)
+        figure.savefig(path, dpi=40 if self.config.smoke else 200)
         plt.close(figure)
         return Picture(path, caption)
 

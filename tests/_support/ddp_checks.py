@@ -13,9 +13,11 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import pyro
@@ -36,6 +38,7 @@ from pyro_bbb.training._runners.eager import EagerRunner
 from pyro_bbb.training._runners.protocol import mean_parts, sums
 from tests._support import ddp_worker as killed
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZE, N = 2, 7
 CHECKS = {}
 
@@ -666,6 +669,25 @@ def parameters_are_the_same_after_three_epochs_of_digits(folder):
     model, guide, history = calm
     assert len(history.steps) == 18 and history.loss[-1] < history.loss[0]
     (folder / f"{rank()}.json").write_text(killed.ended(calm))
+
+
+@check
+def an_experiment_leaves_one_result(folder):
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import fashion_mnist
+
+    torch.set_default_dtype(torch.float32)
+    tempfile.tempdir = str(folder)  # where the second process writes
+    with redirect_stdout(StringIO()) as printed:
+        config = fashion_mnist.Config(smoke=True, output=folder / "results", seed=3)
+        found = fashion_mnist.main(config)
+    torch.set_default_dtype(torch.float64)
+    assert all_of(printed.getvalue().count("report:")) == [1, 0]
+    assert_same(found["seeds"]["3"][fashion_mnist.WIDE]["ensemble"])
+    written = json.loads((folder / "results" / "metrics.json").read_text())
+    assert written["seed"] == 3 and (folder / "results" / "report.html").exists()
+    if rank() == 0:
+        assert written == json.loads(json.dumps(found))
 
 
 def make_all(folder):

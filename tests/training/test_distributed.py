@@ -79,16 +79,6 @@ def test_a_group_of_which_one_is_killed_goes_on_from_the_checkpoint(checked, tmp
     assert done.stderr.count("epoch 3/3") >= 1 and "| 18/18 [" in done.stderr
 
 
-@pytest.mark.slow
-def test_an_experiment_in_two_processes_leaves_one_result(tmp_path):
-    program = ROOT / "experiments" / "fashion_mnist.py"
-    done = run(*TORCHRUN, program, "--smoke", "--output", tmp_path / "results", "--seed", "3")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("report:") == 1
-    found = json.loads((tmp_path / "results" / "metrics.json").read_text())
-    assert found["seed"] == 3 and (tmp_path / "results" / "report.html").exists()
-
-
 # --- one process that was launched ---
 
 
