@@ -17,7 +17,7 @@ from pyro.nn import PyroParam
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from pyro_bbb._utils.validation import count, positive
+from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._autoguides import INIT_SCALE, PrototypeFromLatents, WrappedAutoguide
 from pyro_bbb.guides.covariance import CovariancePart, PartsNormal, UnconstrainedNormal
 from pyro_bbb.guides.latents import InitLoc
@@ -239,7 +239,10 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
             RuntimeError: not yet approximated.
         """
         self._require_scale()
-        return super().quantiles(quantiles, *args, **kwargs)
+        levels = self.loc.new_tensor(probabilities("quantiles", quantiles))
+        with torch.no_grad():
+            loc, scale = self._loc_scale()  # 0 for a latent that is a point
+            return self._split(loc + scale * torch.special.ndtri(levels)[:, None])
 
     @property
     def covariance(self) -> list[CovariancePart]:

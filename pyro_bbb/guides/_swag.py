@@ -12,7 +12,7 @@ Learning and a Probabilistic Perspective of Generalization").
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -141,7 +141,7 @@ class SWAG(PointThenNormal):
         """
         num_steps, epoch_steps = count("num_steps", num_steps), count("epoch_steps", epoch_steps)
         steps = range(1, num_steps + 1)
-        first = 1 + bisect_left(steps, self._start, key=lambda step: step / num_steps)
+        first = max(1, bisect_right(steps, self._start, key=lambda step: step / num_steps))
         every = self._every or min(epoch_steps, max(1, (num_steps + 1 - first) // self._rank))
         planned = range(-(-first // every) * every, num_steps + 1, every)
         if len(planned) < 2:
