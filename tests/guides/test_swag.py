@@ -102,8 +102,8 @@ def test_the_iterates_of_sgd_have_the_stationary_covariance_of_lyapunovs_equatio
 
     The rank is the number of iterates, so that the low-rank part is their covariance. An estimate's
     variance is $\frac1n\sum_k \Gamma_{k,ii}\Gamma_{k,jj} + \Gamma_{k,ij}\Gamma_{k,ji}$ over lags
-    k, with $\Gamma_k = A^k\Sigma$ (Bartlett). 14 numbers, 5 standard errors: false alarm once in
-    120,000 seeds.
+    k, with $\Gamma_k = A^k\Sigma$ (Bartlett). 18 numbers, 6 standard errors, which for the skew of
+    squares counts as 5: false alarm once in 97,000 seeds.
     """
     model, data = regression()
     precision, mean = quadratic(*data)
@@ -125,11 +125,11 @@ def test_the_iterates_of_sgd_have_the_stationary_covariance_of_lyapunovs_equatio
     lags = [*powers, *(power.T for power in powers[1:])]
     diagonals = [np.diag(lag) for lag in lags]
     variances = sum(np.outer(d, d) + lag * lag.T for d, lag in zip(diagonals, lags, strict=True))
-    limits = 5 * np.sqrt(variances / n)
+    limits = 6 * np.sqrt(variances / n)
     low_rank = (2 * part.factor @ part.factor.T).numpy()
     assert np.all(np.abs(low_rank - sigma) < limits)
     assert np.all(np.abs(2 * part.scale.square().numpy() - np.diag(sigma)) < np.diag(limits))
-    limits = 5 * np.sqrt(np.diag(sum(lags)) / n)
+    limits = 6 * np.sqrt(np.diag(sum(lags)) / n)
     assert np.all(np.abs(guide.loc.detach().numpy() - mean) < limits)
 
 
@@ -182,9 +182,10 @@ def test_draws_have_the_stated_mean_and_covariance(double):
     joined = torch.cat([draws["network.fc1.weight"][:, 0], draws["network.fc1.bias"]], dim=1)
     root = torch.linalg.cholesky(stated(guide))
     white = torch.linalg.solve_triangular(root, (joined - guide.loc.detach()).T, upper=False)
-    # 4 means and 10 second moments, 5 standard errors: false alarm once in 120,000 seeds
+    # 4 means and 10 second moments, 5 standard errors: false alarm once in 100,000 seeds
     assert white.mean(1).abs().max() < 5 / math.sqrt(20_000)
-    assert (white @ white.T / 20_000 - torch.eye(4)).abs().max() < 5 * math.sqrt(2 / 20_000)
+    errors = white @ white.T / 20_000 - torch.eye(4)
+    assert (errors.abs() < 5 * ((1 + torch.eye(4)) / 20_000).sqrt()).all()
     quantiles = guide.quantiles([0.5, 0.975])["network.fc1.bias"]
     torch.testing.assert_close(quantiles[0], guide.loc.detach()[3:])
     torch.testing.assert_close(
