@@ -251,7 +251,7 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
 
     @property
     def is_point(self) -> bool:
-        """Whether it has no covariance, as in training."""
+        """Return whether it has no covariance, as in training."""
         return any(value is None for part in self.covariance for value in part._buffers.values())
 
     def _require_scale(self) -> None:
