@@ -83,7 +83,7 @@ class SWAG(PointThenNormal):
 
     From a fraction of the training on, `fit` collects the unconstrained latents at equal distances.
     Their mean becomes the guide's, also where training goes on. The learning rate stays constant
-    then, at what ``lr_schedule`` gives at ``start``: by default 0.15 of the highest.
+    then, at what ``lr_schedule`` gives at ``start``: by default half of the highest.
     ``lr_schedule="constant"`` makes a wider posterior. The paper's optimiser is SGD with momentum,
     which needs an ``lr`` of its own: the loss is a sum over the minibatch, and the gradient of one
     of ``size`` members is divided by that.
@@ -111,7 +111,7 @@ class SWAG(PointThenNormal):
         model: Callable[..., Any],
         *,
         rank: int = 20,
-        start: float = 0.75,
+        start: float = 0.5,
         every: int | None = None,
         init_loc: InitLoc | None = None,
     ) -> None:

@@ -565,7 +565,7 @@ GUIDES = [
     Row(
         "guides.SWAG.plan",
         lambda: {"self": swag(), "num_steps": 100, "epoch_steps": 10},
-        bad={"too short": ({"num_steps": 1}, "SWAG with start=0.75, .* would collect 1 iterates")},
+        bad={"too short": ({"num_steps": 1}, "SWAG with start=0.5, .* would collect 1 iterates")},
     ),
     Row(
         "guides.SWAG.approximate",
