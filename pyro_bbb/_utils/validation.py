@@ -47,6 +47,11 @@ def fraction(name: str, value: Any) -> float:
     return _real(name, value, lambda x: 0 <= x <= 1, "in [0, 1]")
 
 
+def below_one(name: str, value: Any) -> float:
+    """The value as a float, if it is in [0, 1)."""
+    return _real(name, value, lambda x: 0 <= x < 1, "in [0, 1)")
+
+
 def probability(name: str, value: Any) -> float:
     """The value as a float, if it is in (0, 1)."""
     return _real(name, value, lambda x: 0 < x < 1, "in (0, 1)")

@@ -10,6 +10,7 @@
 | ``delta`` | a point, the MAP, `Delta` |
 | ``vbll`` | a Normal of full covariance on the last layer alone, `LastLayer` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
+| ``swag`` | a Normal of the iterates of training, `SWAG` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
 
 A guide that is Normal has a tangent, in ``tangent.py``: outputs of a network linear in its weights.
@@ -19,19 +20,21 @@ Imports the rooms up to `_handlers`, never `priors`. A new guide is one module h
 """
 
 from pyro_bbb.guides._autoguides import Delta, Normal
-from pyro_bbb.guides._base import Approximated, ClosedForm, Guide
+from pyro_bbb.guides._base import Approximated, ClosedForm, Collected, Guide, collected
 from pyro_bbb.guides._ensemble import Ensemble
 from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._registry import GUIDES, ensemble, make
+from pyro_bbb.guides._swag import SWAG, TooFewIteratesError
 from pyro_bbb.guides.kl_weight import weighs_kl
 
 __all__ = [
     "Approximated",
     "AutoSoftplusNormal",
     "ClosedForm",
+    "Collected",
     "Delta",
     "Ensemble",
     "Flow",
@@ -44,6 +47,9 @@ __all__ = [
     "LowRank",
     "NoModeError",
     "Normal",
+    "SWAG",
+    "TooFewIteratesError",
+    "collected",
     "ensemble",
     "make",
     "weighs_kl",

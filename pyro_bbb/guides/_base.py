@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.guides import prototype_hide_fn
-from torch import Size, nn
+from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_store
@@ -183,6 +183,44 @@ class Approximated(Protocol):
 
     def reset(self) -> None:
         """Make it ready for further training."""
+
+
+def as_batches(data: Any) -> Iterable[tuple[Any, Tensor]]:
+    """The batches ``(x, y)`` of a training set, which may be one pair."""
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
+        return [data]
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be a pair (x, y) of tensors or batches of these, got {data!r}")
+    return data
+
+
+@runtime_checkable
+class Collected(Protocol):
+    """Guide that is made of the iterates of training."""
+
+    @property
+    def start(self) -> float:
+        """Fraction of training from which on the learning rate is to stay as it is."""
+
+    def plan(self, num_steps: int, epoch_steps: int) -> range:
+        """Numbers of the steps, from 1, after which `collect` is to be called.
+
+        Args:
+            num_steps: steps of the training.
+            epoch_steps: steps of an epoch.
+
+        Raises:
+            ValueError: the training is too short.
+        """
+
+    def collect(self) -> None:
+        """Take in the parameters as they are now."""
+
+
+def collected(guide: Any) -> list[Collected]:
+    """The guide, or those members of an ensemble, that are made of the iterates of training."""
+    modules = guide.modules() if isinstance(guide, nn.Module) else ()
+    return [module for module in modules if isinstance(module, Collected)]
 
 
 @runtime_checkable

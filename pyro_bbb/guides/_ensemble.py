@@ -25,7 +25,7 @@ from pyro_bbb._handlers.stacked_site import sample_stacked
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.guides._autoguides import Delta
 from pyro_bbb.guides._base import Approximated, Guide
-from pyro_bbb.guides._laplace import Laplace
+from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 
 
@@ -92,15 +92,21 @@ class Ensemble(Guide):
 
     @property
     def stackable(self) -> bool:
-        """Return whether members can be drawn at once: plain Normals can, and points."""
+        """Return whether members can be drawn at once: plain Normals can, and points.
+
+        Points of a flat vector can, as plain Normals, where all latents are real.
+        """
         members = self.members
         latents = [latent for member in members for latent in member._latents.values()]
         if any(latent.frames for latent in latents) or not all(x._complete for x in members):
             return False
         if all(type(member) is Delta for member in members):
             return True
-        normal = all(type(x) is AutoSoftplusNormal and not x._pruned for x in members)
-        return normal and all(latent.transform is None for latent in latents)
+        if any(latent.transform is not None for latent in latents):
+            return False
+        if all(isinstance(member, PointThenNormal) and member.is_point for member in members):
+            return True
+        return all(type(x) is AutoSoftplusNormal and not x._pruned for x in members)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every latent, by site name, from the member whose turn it is.
@@ -118,7 +124,8 @@ class Ensemble(Guide):
 
     def _draw_stacked(self, plates: Size, kl_weight: Any) -> dict[str, Tensor]:
         latents = {latent.name: latent for latent in self.members[0]._latents.values()}
-        find = _stacked_points if isinstance(self.members[0], Delta) else _stacked_normals
+        kinds = {Delta: _stacked_points, AutoSoftplusNormal: _stacked_normals}
+        find = kinds.get(type(self.members[0]), _stacked_vectors)
         with scale_kl(kl_weight):
             return {
                 name: pyro.sample(name, q.to_event(latents[name].event_dim))
@@ -169,7 +176,7 @@ class Ensemble(Guide):
 
     def _refuse_equal_points(self) -> None:
         states = [list(member.parameters()) for member in self.members[:2]]
-        points = all(isinstance(member, Delta | Laplace) for member in self.members)
+        points = all(isinstance(member, Delta | PointThenNormal) for member in self.members)
         if points and len(states) == 2 and states[0]:
             if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
                 raise ValueError(
@@ -204,3 +211,10 @@ def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[
         stacked = torch.stack(points * (plates.numel() // len(members)))
         found[name] = dist.Delta(stacked.reshape(plates + points[0].shape))
     return found
+
+
+def _stacked_vectors(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
+    """Likewise, of points that are flat vectors."""
+    draws = plates.numel() // len(members)
+    parts = members[0]._split(torch.stack([member.loc for member in members] * draws))
+    return {name: dist.Delta(x.reshape(plates + x.shape[1:])) for name, x in parts.items()}

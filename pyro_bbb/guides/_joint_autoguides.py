@@ -1,4 +1,7 @@
-"""Pyro's autoguides with one joint distribution of all latents: low-rank, full-rank, flow."""
+"""Pyro's autoguides with one joint distribution of all latents: low-rank, full-rank, flow.
+
+`PointThenNormal` is the base of guides that are a point in training.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from pyro.nn import PyroParam
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from pyro_bbb._utils.validation import count, positive
+from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._autoguides import INIT_SCALE, PrototypeFromLatents, WrappedAutoguide
+from pyro_bbb.guides.covariance import CovariancePart, PartsNormal, UnconstrainedNormal
 from pyro_bbb.guides.latents import InitLoc
 
 _MAX_NUMBERS = 2**28  # in a guide's parameters: 1 GiB of float32
@@ -194,6 +198,83 @@ class Flow(JointAutoguide, autoguide.AutoIAFNormal, PrototypeFromLatents):
         for part in self.transform or ():
             part._cached_x_y, part._cached_log_scale = (None, None), None
         return super().__getstate__()
+
+
+class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLatents):
+    """Point in training, and then a Normal around it of a covariance in parts."""
+
+    def reset(self) -> None:
+        """Goes back to the point, for further training."""
+        for part in self.covariance:
+            part.forget()
+
+    def unconstrained_normal(self) -> UnconstrainedNormal:
+        """The Normal of all unconstrained latents.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return UnconstrainedNormal(self.loc.detach(), self.covariance)
+
+    def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
+        """The distribution of all unconstrained latents."""
+        if self.is_point:
+            return dist.Delta(self.loc).to_event(1)
+        return PartsNormal(self.loc, self.covariance)
+
+    def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
+        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        return super().sample_posterior(num_samples)
+
+    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Posterior quantiles, ``[len(quantiles), ...]`` by site name.
+
+        Raises:
+            RuntimeError: not yet approximated.
+        """
+        self._require_scale()
+        levels = self.loc.new_tensor(probabilities("quantiles", quantiles))
+        with torch.no_grad():
+            loc, scale = self._loc_scale()  # 0 for a latent that is a point
+            return self._split(loc + scale * torch.special.ndtri(levels)[:, None])
+
+    @property
+    def covariance(self) -> list[CovariancePart]:
+        """The parts of the covariance, without values while the guide is a point."""
+        return [part for part in self.parts if isinstance(part, CovariancePart)]
+
+    @property
+    def is_point(self) -> bool:
+        """Return whether it has no covariance, as in training."""
+        return any(value is None for part in self.covariance for value in part._buffers.values())
+
+    def _require_scale(self) -> None:
+        if self.is_point:
+            raise RuntimeError(
+                "the guide is still a point: call guide.approximate((x, y)) with the training "
+                "set, as fit does at its end; guide.median() has the point"
+            )
+
+    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        scale = torch.zeros_like(self.loc)
+        for part in () if self.is_point else self.covariance:
+            scale[part.where] = part.std()
+        return self.loc, scale
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        self.loc = nn.Parameter(self._init_loc())
+        self.parts = nn.ModuleList(self._unknown_parts())
+
+    def _unknown_parts(self) -> list[CovariancePart]:
+        """The parts of the covariance, not yet with values."""
+        raise NotImplementedError
 
 
 def _refuse_size(name: str, latent_dim: int, numbers: int, others: str) -> None:

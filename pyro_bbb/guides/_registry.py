@@ -13,6 +13,7 @@ from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._swag import SWAG
 
 
 def ensemble(
@@ -23,7 +24,7 @@ def ensemble(
     Args:
         model: the model that the guides are for.
         size: number of members.
-        guide: name of the members; ``"delta"`` makes a deep ensemble.
+        guide: name of the members; ``"delta"`` makes a deep ensemble, ``"swag"`` MultiSWAG.
         **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default.
 
     Raises:
@@ -42,6 +43,7 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "delta": Delta,
     "vbll": LastLayer,
     "laplace": Laplace,
+    "swag": SWAG,
     "ensemble": ensemble,
 }
 

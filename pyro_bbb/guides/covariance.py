@@ -6,6 +6,7 @@ A part covers a range of the flat vector of latents. What is in no part has no v
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,34 +15,61 @@ from torch import Size, Tensor, nn
 from torch.distributions import constraints
 
 
-class CovariancePart(nn.Module):
-    """Covariance of one range of the latents; its tensors are ``None`` until they are known."""
+class LateTensors(nn.Module):
+    """Buffers that are ``None`` until they are known."""
 
-    def __init__(self, where: slice, **tensors: Tensor | None) -> None:
+    def __init__(self, **tensors: Tensor | None) -> None:
         super().__init__()
-        self.where = where
         for name, value in tensors.items():
             self.register_buffer(name, value)
+
+    def set(self, **tensors: Tensor | None) -> None:
+        """Replaces the tensors."""
+        self._buffers.update(tensors)
+
+    def forget(self) -> None:
+        """Makes all of them ``None``."""
+        self.set(**dict.fromkeys(self._buffers))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name in self._buffers:
+            saved = state_dict.get(prefix + name)
+            self._buffers[name] = None if saved is None else saved.clone()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class CovariancePart(LateTensors):
+    """Covariance of one range of the latents."""
+
+    def __init__(self, where: slice, **tensors: Tensor | None) -> None:
+        super().__init__(**tensors)
+        self.where = where
 
     @property
     def size(self) -> int:
         """Number of latents."""
         return int(self.where.stop - self.where.start)
 
-    def set(self, **tensors: Tensor | None) -> None:
-        """Replaces the tensors."""
-        self._buffers.update(tensors)
+    @property
+    def dim(self) -> int:
+        """Number of latents that have a density."""
+        return self.size
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of $R$."""
+        return self.size
 
     def times_root(self, rows: Tensor) -> Tensor:
         """$J R$ for rows ``[..., size]``, such as derivatives of outputs."""
         raise NotImplementedError
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""$R\epsilon$ for standard Normals ``[..., size]``."""
+        r"""$R\epsilon$ for standard Normals ``[..., columns]``."""
         raise NotImplementedError
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """$R^{-1}(z - m)$ for deviations ``[..., size]``."""
+        r"""Standard Normals ``[..., size]``, $\Sigma^{-1/2}(z - m)$, for deviations likewise."""
         raise NotImplementedError
 
     def std(self) -> Tensor:
@@ -49,14 +77,8 @@ class CovariancePart(nn.Module):
         raise NotImplementedError
 
     def log_det_root(self) -> Tensor:
-        """Logarithm of the determinant of $R$."""
+        r"""Half the logarithm of the determinant of $\Sigma$."""
         raise NotImplementedError
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        for name in self._buffers:
-            saved = state_dict.get(prefix + name)
-            self._buffers[name] = None if saved is None else saved.clone()
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class Dense(CovariancePart):
@@ -119,17 +141,65 @@ class Diagonal(CovariancePart):
 
 
 class LowRankPlusDiagonal(Diagonal):
-    r"""$\Sigma = F F^\top + \mathrm{diag}(s^2)$, for derivatives only."""
+    r"""$\Sigma = F F^\top + \mathrm{diag}(s^2)$, with $R = (F, \mathrm{diag}(s))$.
+
+    Latents of $s = 0$ have no density.
+    """
 
     factor: Tensor
 
-    def __init__(self, where: slice, factor: Tensor, scale: Tensor) -> None:
+    def __init__(
+        self, where: slice, factor: Tensor | None = None, scale: Tensor | None = None
+    ) -> None:
         super().__init__(where, scale)
         self.register_buffer("factor", factor)
 
+    @property
+    def dim(self) -> int:
+        """As for `CovariancePart`."""
+        return int(self.scale.count_nonzero())
+
+    @property
+    def columns(self) -> int:
+        """As for `CovariancePart`."""
+        return self.factor.shape[1] + self.size
+
     def times_root(self, rows: Tensor) -> Tensor:
-        """$J R$ ``[..., rank + size]``."""
+        """As for `CovariancePart`."""
         return torch.cat([rows @ self.factor, rows * self.scale], dim=-1)
+
+    def transform(self, noise: Tensor) -> Tensor:
+        """As for `CovariancePart`."""
+        of_factor, own = noise.split([self.factor.shape[1], self.size], dim=-1)
+        return of_factor @ self.factor.T + own * self.scale
+
+    def whiten(self, deviations: Tensor) -> Tensor:
+        r"""As for `CovariancePart`.
+
+        With $U = F / s$, $U^\top U = V \Lambda V^\top$, $q = \sqrt{1 + \Lambda}$, the precision of
+        $z / s$ has the root $(I + U U^\top)^{-1/2} = I - U V \frac{1}{q (1 + q)} V^\top U^\top$.
+        """
+        white = self._over_scale(deviations)
+        values, vectors = self._spectrum()
+        q, directions = (1 + values).sqrt(), self._over_scale(self.factor.T).T @ vectors
+        return white - (white @ directions / (q * (1 + q))) @ directions.T
+
+    def std(self) -> Tensor:
+        """As for `CovariancePart`."""
+        return (self.factor.square().sum(-1) + self.scale.square()).sqrt()
+
+    def log_det_root(self) -> Tensor:
+        """As for `CovariancePart`."""
+        own = self.scale[self.scale > 0].log().sum()
+        return own + 0.5 * self._spectrum()[0].log1p().sum()
+
+    def _over_scale(self, rows: Tensor) -> Tensor:
+        return torch.where(self.scale > 0, rows / self.scale, 0.0)
+
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        r"""Eigenvalues and vectors of $U^\top U$."""
+        u = self._over_scale(self.factor.T)
+        return torch.linalg.eigh(u @ u.T)
 
 
 class Kronecker(CovariancePart):
@@ -171,10 +241,18 @@ class Kronecker(CovariancePart):
         return self.out.T @ rows.unflatten(-1, self.scale.shape) @ self.inner
 
 
+@dataclass(frozen=True)
+class UnconstrainedNormal:
+    """A guide's Normal of all unconstrained latents as one flat vector ``[D]``."""
+
+    loc: Tensor
+    parts: list[CovariancePart]
+
+
 class PartsNormal(TorchDistribution):
     """Normal of the flat vector of latents, its covariance in parts; the rest is fixed.
 
-    Its density is that of the latents which have a variance.
+    Its density is that of the latents which have one.
 
     Args:
         loc: mean ``[D]``.
@@ -193,7 +271,7 @@ class PartsNormal(TorchDistribution):
         """Samples ``[*sample_shape, D]``."""
         z = self.loc.expand(*sample_shape, *self.loc.shape).clone()
         for part in self.parts:
-            noise = torch.randn(*sample_shape, part.size, dtype=z.dtype, device=z.device)
+            noise = torch.randn(*sample_shape, part.columns, dtype=z.dtype, device=z.device)
             z[..., part.where] += part.transform(noise)
         return z
 
@@ -203,5 +281,5 @@ class PartsNormal(TorchDistribution):
         for part in self.parts:
             white = part.whiten((value - self.loc)[..., part.where])
             total = total - 0.5 * white.square().sum(-1) - part.log_det_root()
-            total = total - 0.5 * part.size * math.log(2 * math.pi)
+            total = total - 0.5 * part.dim * math.log(2 * math.pi)
         return total

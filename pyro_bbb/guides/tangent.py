@@ -26,18 +26,10 @@ from pyro_bbb.guides._autoguides import Normal
 from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
-from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, LowRankPlusDiagonal
+from pyro_bbb.guides.covariance import Dense, Diagonal, LowRankPlusDiagonal, UnconstrainedNormal
 from pyro_bbb.guides.latents import Latent
 
 _NUMBERS = 2**25  # of derivatives at once
-
-
-@dataclass(frozen=True)
-class UnconstrainedNormal:
-    """A guide's Normal of all unconstrained latents as one flat vector ``[D]``."""
-
-    loc: Tensor
-    parts: list[CovariancePart]
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,7 @@ def normal_of(guide: Any) -> UnconstrainedNormal:
         return UnconstrainedNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
     raise TypeError(
         "linearized needs a Normal guide, one of softplus_normal, normal, low_rank, full_rank, "
-        f"laplace, vbll, got {type(guide).__name__}"
+        f"laplace, swag, vbll, got {type(guide).__name__}"
     )
 
 

@@ -66,11 +66,12 @@ class State:
 
     def _make_buffers(self, module: nn.Module, prefix: str) -> None:
         """Allocate buffers that are ``None`` at first, such as the factor of `Laplace`."""
+        device = next((x.device for x in module.parameters()), None)
         for path, part in module.named_modules():
             for leaf, buffer in part._buffers.items():
                 name = prefix + ".".join(filter(None, [path, leaf]))
                 if buffer is None and name in self.tensors:
-                    part._buffers[leaf] = torch.empty_like(self.tensors[name])
+                    part._buffers[leaf] = torch.empty_like(self.tensors[name], device=device)
 
 
 def cpu_copy(value: Tensor) -> Tensor:

@@ -113,16 +113,21 @@ class Recipe:
 
     def options(self, guide: Any, num_data: int) -> dict[str, Any]:
         """All that `fit` is told of the training of a guide on so many rows."""
-        return self._objective(guide) | self._length(num_data)
+        return self._objective(guide) | self._length(guide, num_data)
 
-    def _length(self, num_data: int) -> dict[str, Any]:
-        """Batch size, and epochs: a fixed number, or at most some 4,000 steps up to a plateau."""
+    def _length(self, guide: Any, num_data: int) -> dict[str, Any]:
+        """Batch size, and epochs: a fixed number, or at most some 4,000 steps up to a plateau.
+
+        A guide that collects iterates trains for as many: at a plateau its iterates only begin.
+        """
         smallest, largest = _BATCHES
         size = self.batch_size or min(max(smallest, num_data // _CHUNKS), largest)
         steps_per_epoch = math.ceil(num_data / size)
         if self.epochs:
             return {"epochs": self.epochs, "batch_size": size}
         most = self.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
+        if guides.collected(guide):
+            return {"epochs": most, "batch_size": size}
         window = self.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
         plateau = Plateau(most, window, self.tol)
         schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}

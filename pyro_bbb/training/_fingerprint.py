@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._version import __version__
+from pyro_bbb.guides import collected
 from pyro_bbb.persistence.archive import Json, differences
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.training._batches import Batches
@@ -48,6 +49,7 @@ def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> 
         **_of_data(state.batches),
         **_of_tensors("model", state.model),
         **_of_tensors("guide", guide),
+        **_of_iterates(guide),
     }
 
 
@@ -90,6 +92,11 @@ def _of_tensors(prefix: str, module: nn.Module) -> dict[str, Json]:
         f"{prefix}.{name}": _shape(x) + ("" if x.requires_grad else ", frozen")
         for name, x in trained
     }
+
+
+def _of_iterates(guide: Any) -> dict[str, Json]:
+    options = (getattr(each, "options", None) for each in collected(guide))
+    return {f"guide {i} that collects iterates": str(each) for i, each in enumerate(options)}
 
 
 def _shape(x: Tensor) -> str:

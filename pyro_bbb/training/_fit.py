@@ -23,7 +23,7 @@ from pyro_bbb._utils.interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides import Approximated, NoModeError
+from pyro_bbb.guides import Approximated, NoModeError, TooFewIteratesError
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
@@ -34,7 +34,7 @@ from pyro_bbb.training._loop import Loop
 from pyro_bbb.training._runners.choose import capture_device, make_runner
 from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import BatchWeight, KLSchedule
-from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
+from pyro_bbb.training._setup import Frozen, make_program, plans, tensors_of, to_device
 from pyro_bbb.training._state import Progress, TrainingState
 from pyro_bbb.training._validation import check_group
 from pyro_bbb.training.history import History
@@ -96,7 +96,7 @@ def fit(
     Args:
         model: the model.
         guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function. A
-            `Laplace` one is approximated at the end.
+            `Laplace` one is approximated at the end, a `SWAG` one collects iterates before it.
         data: a pair ``(x, y)`` of tensors, a map-style dataset of pairs (both in memory on
             the device), or a `DataLoader` of batches. Several processes pass it all and split every
             batch, except for a loader with a `DistributedSampler` or of a stream, which must
@@ -110,7 +110,8 @@ def fit(
             Adam. Or a `PyroOptim`, which keeps its own learning rates. ``"ivon"``, or `optim.IVON`
             with options, trains an `AutoSoftplusNormal` by natural gradients, by default at 0.1.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the
-            fraction of training done, in [0, 1), to the factor of ``lr``.
+            fraction of training done, in [0, 1), to the factor of ``lr``. It stays from the
+            ``start`` of a `SWAG` guide on.
         num_particles: draws of the weights per step; of an `Ensemble`, from each member.
         kl_schedule: ``"uniform"``, ``"blundell"``, a function of the batch's number (from 1) and
             the number of batches, or a `KLSchedule`, which also knows warm-up and temperature.
@@ -171,6 +172,7 @@ def fit(
         TypeError: an argument of the wrong kind.
         NonFiniteError: the loss or a gradient is not finite; parameters are those before.
         NoModeError: training ended where a `Laplace` guide cannot be approximated.
+        TooFewIteratesError: a callback ended training before a `SWAG` guide had two iterates.
         RuntimeError: the step could not be captured.
     """
     kind("model", model, BayesianModel)
@@ -209,6 +211,7 @@ def fit(
         begin_stream()
         if isinstance(guide, Approximated):
             guide.reset()
+        collecting = plans(guide, epochs, len(batches))
         frozen = Frozen(model, guide)
         scope = partial(_step_scope, estimator, frozen)
         with frozen.preserved():
@@ -228,7 +231,7 @@ def fit(
                 kl_weight = config.last_kl_weight(model.num_data)
                 done.baseline = baseline_per_example(batches, kl_weight)
         with interrupts:
-            loop = Loop(config, state, runner, saving)
+            loop = Loop(config, state, runner, saving, collecting)
             try:
                 loop.run(interrupts, partial(_call_back, callbacks, state, frozen))
                 runner.flush()
@@ -289,6 +292,6 @@ def _approximate(guide: Any, batches: Batches, history: History) -> None:
     if isinstance(guide, Approximated):
         try:
             guide.approximate(batches)
-        except NoModeError as error:
+        except (NoModeError, TooFewIteratesError) as error:
             error.history = history
             raise

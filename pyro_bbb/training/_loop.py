@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 
 from pyro_bbb._utils.interrupts import Interrupts
+from pyro_bbb.guides import Collected
 from pyro_bbb.training._checkpoint import Checkpoint
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.protocol import Parts, StepRunner
@@ -23,10 +24,12 @@ class Loop:
     state: TrainingState
     runner: StepRunner
     checkpoint: Checkpoint | None
+    collected: list[tuple[Collected, range]]  # guides, and the steps after which they collect
 
     def __post_init__(self) -> None:
         batches, at = self.state.batches, self.state.progress
         self.lr = self.config.initial_lr(len(batches))
+        self.lr_stays = min((guide.start for guide, _ in self.collected), default=1.0)
         self.bar = tqdm(
             total=self.config.epochs * len(batches),
             initial=at.epoch * len(batches) + at.batch,
@@ -54,9 +57,10 @@ class Loop:
         at, count = self.state.progress, len(self.state.batches)
         began = time.perf_counter() - at.seconds
         for parts, epochs in self._minibatches(interrupts):
-            factor = self.config.lr_factor(min(1.0, epochs / self.config.epochs))
+            factor = self.config.lr_factor(min(self.lr_stays, epochs / self.config.epochs))
             self.runner.step(parts, self.lr * factor)
             at.batch += 1
+            self._collect(at.epoch * count + at.batch)
             at.seconds = time.perf_counter() - began
             self.bar.update()
             if at.batch != count:
@@ -68,6 +72,11 @@ class Loop:
         if at.batch == 0:
             raise ValueError(f"data must give minibatches in every epoch, none in {at.epoch + 1}")
         return True
+
+    def _collect(self, step: int) -> None:
+        for guide, steps in self.collected:
+            if step in steps:
+                guide.collect()
 
     def _minibatches(self, interrupts: Interrupts) -> Iterator[tuple[Parts, float]]:
         """The parts ``(x, y, kl_weight)`` of each step, and the epochs done before it."""

@@ -19,7 +19,7 @@ from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._ops.tuning import MOST_AT_ONCE as MOST
 from pyro_bbb._ops.tuning import MOST_OF_CONVOLUTIONS as OF_CONVOLUTIONS
 from pyro_bbb._utils.validation import as_device, require
-from pyro_bbb.guides import ClosedForm, Ensemble
+from pyro_bbb.guides import ClosedForm, Collected, Ensemble, collected
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
@@ -47,6 +47,11 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
         return device
     parameters = guide.parameters() if isinstance(guide, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def plans(guide: Any, epochs: int, epoch_steps: int) -> list[tuple[Collected, range]]:
+    """Guides that collect iterates, and the steps after which they do."""
+    return [(each, each.plan(epochs * epoch_steps, epoch_steps)) for each in collected(guide)]
 
 
 def make_program(

@@ -283,6 +283,7 @@ def parameters_buffers_and_records_are_the_same():
         "ensemble": ({"guide": "ensemble"}, {"accumulate": 2, "batch_size": 2}),
         "stock": ({"guide": "low_rank"}, {}),
         "laplace": ({"guide": "laplace"}, {}),
+        "swag": ({"guide": "swag"}, {}),
         "buffers": ({"layers": batch_norm}, {"optimizer": torch.optim.RAdam, "batch_size": 7}),
         "latent": ({"like": partial(likelihoods.Gaussian, dist.LogNormal(0.0, 1.0))}, {}),
         "bfloat16": ({}, {"autocast": torch.bfloat16}),

@@ -46,6 +46,8 @@ EXEMPT = {
     "guides.Guide": "base of the guides",
     "guides.Approximated*": "a protocol",
     "guides.ClosedForm*": "a protocol",
+    "guides.Collected*": "a protocol",
+    "guides.collected": "asks any guide",
     "guides.LinearizationWarning": "a warning",
     "prediction.GaussianPrediction*": "a RegressionPrediction, which is tried",
     "guides.LastLayer.in_closed_form": "a step of fit",

@@ -481,6 +481,19 @@ def laplace():
     return guides.Laplace(tiny())
 
 
+def swag(iterates=2):
+    made = guides.SWAG(tiny(), rank=2)
+    for _ in range(iterates):
+        made.collect()
+    return made
+
+
+def averaged():
+    made = swag()
+    made.approximate([])
+    return made
+
+
 INIT_LOC = {
     "init_loc unknown": ({"init_loc": "normal"}, "init_loc must be 'he'"),
     "init_loc NaN": ({"init_loc": NAN}, "init_loc must be finite, got nan"),
@@ -537,6 +550,34 @@ GUIDES = [
         },
     ),
     Row("guides.Laplace.unconstrained_normal", lambda: {"self": approximated()}),
+    Row(
+        "guides.SWAG",
+        lambda: {"model": classifier(), "rank": 5, "start": 0.5, "every": 3},
+        bad={
+            **INIT_LOC,
+            "rank 1": ({"rank": 1}, "rank must be an integer of at least 2, got 1"),
+            "start 1": ({"start": 1.0}, r"start must be in \[0, 1\), got 1.0"),
+            "start below 0": ({"start": -0.1}, r"start must be in \[0, 1\), got -0.1"),
+            "every 0": ({"every": 0}, "every must be an integer of at least 1, got 0"),
+            "another model": ({"model": print}, "model must be a BayesianModel, got builtin_fun"),
+        },
+    ),
+    Row(
+        "guides.SWAG.plan",
+        lambda: {"self": swag(), "num_steps": 100, "epoch_steps": 10},
+        bad={"too short": ({"num_steps": 1}, "SWAG with start=0.5, .* would collect 1 iterates")},
+    ),
+    Row(
+        "guides.SWAG.approximate",
+        lambda: {"self": swag(), "data": (X, TARGETS)},
+        bad={
+            "no data": ({"data": 3}, "data must be a pair"),
+            "one iterate": ({"self": swag(1)}, "two iterates or more make .* 1 were collected"),
+        },
+        skip={"data: *": "a network without BatchNorm does not run on them"},
+        also=(RuntimeError,),
+        changes=("self",),
+    ),
     Row(
         "guides.LastLayer",
         lambda: {"model": classifier(), "head": "fc1", "init_scale": 0.1, "covariance": "shared"},
@@ -613,6 +654,7 @@ GUIDES = [
             "guides.FullRank": lambda: guides.FullRank(classifier()),
             "guides.Flow": lambda: guides.Flow(classifier()),
             "guides.LastLayer": lambda: guides.LastLayer(classifier()),
+            "guides.SWAG": averaged,
             "guides.Ensemble": lambda: guides.ensemble(classifier(), 2),
         }.items()
     ],
@@ -637,6 +679,7 @@ GUIDES = [
             "guides.LowRank": lambda: guides.LowRank(classifier()),
             "guides.FullRank": lambda: guides.FullRank(classifier()),
             "guides.LastLayer": lambda: guides.LastLayer(classifier()),
+            "guides.SWAG": averaged,
         }.items()
     ],
     Row(

@@ -435,7 +435,7 @@ def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_ser
     guide = Laplace(model, structure="kron")
     with pytest.raises(ValueError, match=r"got network.0.weight, .*use structure='diag'"):
         guide.approximate((x, y))
-    assert guide._is_point
+    assert guide.is_point
     for structure in ("diag", "last_layer", "full"):
         Laplace(model, structure=structure).approximate((x, y))
 

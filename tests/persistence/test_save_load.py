@@ -54,6 +54,10 @@ def disturb(model, guide):
     for part in guide.modules():
         if isinstance(part, guides.Laplace):
             part.parts[0].set(scale_tril=0.1 * torch.eye(part.latent_dim))
+        if isinstance(part, guides.SWAG):
+            part.collect()
+            ones = torch.ones(part.latent_dim, 2)
+            part.parts[0].set(factor=0.1 * ones, scale=0.1 * ones[:, 0])
 
 
 def trained(network, likelihood=None, guide="softplus_normal", **options):
@@ -360,7 +364,9 @@ def test_latents_of_other_spaces_are_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize("name", ["softplus_normal", "low_rank", "flow", "laplace", "ensemble"])
+@pytest.mark.parametrize(
+    "name", ["softplus_normal", "low_rank", "flow", "laplace", "swag", "ensemble"]
+)
 def test_training_goes_on_as_it_would_have(tmp_path, name):
     model, guide = trained(converted(priors.LearnedScaleMixture()), guide=name)
     options = {"size": 3} if name == "ensemble" else {}

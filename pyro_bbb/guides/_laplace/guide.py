@@ -15,24 +15,22 @@ from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoContinuous
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import as_inputs, each
 from pyro_bbb._utils.validation import kind, one_of, tensor
-from pyro_bbb.guides._autoguides import PrototypeFromLatents
-from pyro_bbb.guides._joint_autoguides import JointAutoguide
+from pyro_bbb.guides._base import as_batches
+from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides._laplace.check import warn_of_draws
 from pyro_bbb.guides._laplace.gauss_newton import Linearization, jacobian_of
 from pyro_bbb.guides._laplace.sums import Sums
-from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker, PartsNormal
+from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.latents import InitLoc
-from pyro_bbb.guides.tangent import UnconstrainedNormal, unconstrained_shape
+from pyro_bbb.guides.tangent import unconstrained_shape
 
 Batch: TypeAlias = tuple[Any, Tensor]
 STRUCTURES = ("full", "kron", "diag", "last_layer")
@@ -41,7 +39,7 @@ _MAX_LATENTS = 4096
 _EXAMPLES = 256  # in one graph
 
 
-class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
+class Laplace(PointThenNormal):
     """Point in training; a Normal around it once `approximate` has seen the data.
 
     `fit` calls `approximate` at its end. Of a network that is trained already (`bayesianize` keeps
@@ -106,7 +104,7 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
             ValueError: no examples; or a layer or prior for which the structure cannot be had.
             NoModeError: the curvature is not positive.
         """
-        parts = _in_parts(_batches(data))
+        parts = _in_parts(as_batches(data))
         first = next(parts, None)
         if first is None:
             raise ValueError("data must hold at least one example")
@@ -122,64 +120,8 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
 
     def reset(self) -> None:
         """Goes back to the point, for further training."""
-        for part in self.covariance:
-            part.set(**dict.fromkeys(part._buffers))
+        super().reset()
         self.prior_scale.fill_(1.0)
-
-    def unconstrained_normal(self) -> UnconstrainedNormal:
-        """The Normal of all unconstrained latents.
-
-        Raises:
-            RuntimeError: not yet approximated.
-        """
-        self._require_scale()
-        return UnconstrainedNormal(self.loc.detach(), self.covariance)
-
-    def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
-        """The distribution of all unconstrained latents."""
-        if self._is_point:
-            return dist.Delta(self.loc).to_event(1)
-        return PartsNormal(self.loc, self.covariance)
-
-    def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
-
-        Raises:
-            RuntimeError: not yet approximated.
-        """
-        self._require_scale()
-        return super().sample_posterior(num_samples)
-
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Posterior quantiles, ``[len(quantiles), ...]`` by site name.
-
-        Raises:
-            RuntimeError: not yet approximated.
-        """
-        self._require_scale()
-        return super().quantiles(quantiles, *args, **kwargs)
-
-    @property
-    def covariance(self) -> list[CovariancePart]:
-        """The parts of the covariance, without values while the guide is a point."""
-        return [part for part in self.parts if isinstance(part, CovariancePart)]
-
-    @property
-    def _is_point(self) -> bool:
-        return any(value is None for part in self.covariance for value in part._buffers.values())
-
-    def _require_scale(self) -> None:
-        if self._is_point:
-            raise RuntimeError(
-                "the guide is still a point: call guide.approximate((x, y)) with the training "
-                "set, as fit does at its end; guide.median() has the point"
-            )
-
-    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        scale = torch.zeros_like(self.loc)
-        for part in () if self._is_point else self.covariance:
-            scale[part.where] = part.std()
-        return self.loc, scale
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
         """The curvature of the whole data, float64."""
@@ -200,13 +142,7 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
         sums.finish(model.num_data / count)
         return sums
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
-        self.loc = nn.Parameter(self._init_loc())
-        self.parts = nn.ModuleList(self._unknown_parts())
-
     def _unknown_parts(self) -> list[CovariancePart]:
-        """The parts of the covariance, not yet with values."""
         ranges = self._ranges()
         everything = slice(0, self.latent_dim)
         if self._structure == "diag":
@@ -268,14 +204,6 @@ def _in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
             raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
         if len(x):
             yield from zip(x.split(_EXAMPLES), y.split(_EXAMPLES), strict=True)
-
-
-def _batches(data: Batch | Iterable[Batch]) -> Iterable[Batch]:
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
-        return [data]
-    if isinstance(data, str) or not isinstance(data, Iterable):
-        raise TypeError(f"data must be a pair (x, y) of tensors or batches of these, got {data!r}")
-    return data
 
 
 def _double(x: Tensor) -> Tensor:
