@@ -10,6 +10,7 @@
 | ``delta`` | a point, the MAP, `Delta` |
 | ``vbll`` | a Normal of full covariance on the last layer alone, `LastLayer` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
+| ``rank1_ensemble`` | networks that differ by random rank-one factors, `Rank1Ensemble` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
 
 A guide that is Normal has a tangent, in ``tangent.py``: outputs of a network linear in its weights.
@@ -25,6 +26,7 @@ from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._rank1 import Rank1Ensemble
 from pyro_bbb.guides._registry import GUIDES, ensemble, make
 from pyro_bbb.guides.kl_weight import weighs_kl
 
@@ -44,6 +46,7 @@ __all__ = [
     "LowRank",
     "NoModeError",
     "Normal",
+    "Rank1Ensemble",
     "ensemble",
     "make",
     "weighs_kl",

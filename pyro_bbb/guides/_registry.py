@@ -13,6 +13,7 @@ from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._rank1 import Rank1Ensemble
 
 
 def ensemble(
@@ -42,6 +43,7 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "delta": Delta,
     "vbll": LastLayer,
     "laplace": Laplace,
+    "rank1_ensemble": Rank1Ensemble,
     "ensemble": ensemble,
 }
 
