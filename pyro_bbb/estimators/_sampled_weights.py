@@ -142,8 +142,6 @@ class DetachScores(Drawn):
                 f"guide site {msg['name']!r} is a flow, whose density at its draws cannot be "
                 "constant; use the estimator 'reparam'"
             )
-        if isinstance(msg["fn"], Delta):  # its log-density is a term of the objective, no score
-            return
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
             msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
 

@@ -29,7 +29,6 @@ from torch.distributions import register_kl
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
-from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.latents import InitLoc, Latent, describe, start
 
@@ -46,8 +45,8 @@ class Rank1Ensemble(Guide):
     space. A further member costs $2 (n_\text{out} + n_\text{in})$ parameters for each kernel.
 
     Each draw is of the next member in turn, so that a step of `fit` costs about that of one
-    network and trains one member; ``num_particles`` members are trained at once. `predict` draws
-    from the members in turn.
+    network and trains one member; ``num_particles`` members are trained at once. The K members
+    need more epochs than one network. `predict` draws from the members in turn.
 
     Args:
         model: a `BayesianModel`, or any Pyro model.
@@ -73,8 +72,8 @@ class Rank1Ensemble(Guide):
         size: int = 4,
         init_loc: InitLoc | None = None,
         init: str = "normal",
-        spread: float = 0.5,
-        init_scale: float = INIT_SCALE,
+        spread: float = 0.25,
+        init_scale: float = 0.1,
         prior_scale: float = 1.0,
     ) -> None:
         super().__init__(model, init_loc=init_loc)
@@ -90,6 +89,13 @@ class Rank1Ensemble(Guide):
     def size(self) -> int:
         """Number of members."""
         return self._size
+
+    @property
+    def numbers_per_member(self) -> int:
+        """Parameters of each member's own: means and scales of its factors, and its vectors."""
+        latents = self._latents.values()
+        factors = sum(2 * sum(latent.shape[:2]) for latent in latents if _is_kernel(latent))
+        return factors + sum(latent.shape[0] for latent in latents if _is_vector(latent))
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw every latent, by site name, from the member whose turn it is.
@@ -114,24 +120,15 @@ class Rank1Ensemble(Guide):
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent samples, ``[num_samples, ...]`` by site name, of each member in turn."""
-        number = torch.arange(count("num_samples", num_samples), device=self._turn.device)
+        num_samples = count("num_samples", num_samples)
         with torch.no_grad():
-            members = number % self._size
+            members = torch.arange(num_samples, device=self._turn.device) % self._size
             loc, scale = self._factors(members)
             values = self._values(members, loc + scale * torch.randn_like(loc))
             return {
-                x.name: values[x.name]
-                if _is_own(x)
-                else values[x.name].expand(len(number), *x.shape)
-                for x in self._known_latents()
+                name: values[name].expand(num_samples, *latent.shape)
+                for name, latent in self._latents.items()
             }
-
-    @property
-    def numbers_per_member(self) -> int:
-        """Parameters of each member's own: means and scales of its factors, and its vectors."""
-        latents = self._latents.values()
-        factors = sum(2 * sum(latent.shape[:2]) for latent in latents if _is_kernel(latent))
-        return factors + sum(latent.shape[0] for latent in latents if _is_vector(latent))
 
     def member(self, number: int) -> dict[str, Tensor]:
         """Latents of a member by site name, its kernels at the means of their factors.

@@ -289,3 +289,16 @@ def test_a_drawn_ensemble_answers_as_predict():
     plain = bbb.to_ensemble(model, guide, num_samples=6, seed=0)
     expected = bbb.predict(model, guide, x, num_samples=6, seed=0).probs
     torch.testing.assert_close(plain(x)["probs"], expected)
+
+
+def test_what_wants_a_normal_of_the_weights_refuses_it():
+    model, guide = make()
+    x, y = data()
+    with pytest.raises(TypeError, match="linearized needs a Normal guide, .*got Rank1Ensemble"):
+        bbb.predict(model, guide, x, linearized=True)
+    with pytest.raises(TypeError, match="guide must be an AutoSoftplusNormal, got Rank1Ensemble"):
+        bbb.prune(guide, 0.5)
+    with pytest.raises((TypeError, ValueError), match="AutoSoftplusNormal"):
+        bbb.fit(model, guide, (x, y), epochs=1, optimizer="ivon", progress=False)
+    with pytest.raises(TypeError, match="Rank1Ensemble has no quantiles"):
+        guide.quantiles([0.5])
