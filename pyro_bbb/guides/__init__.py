@@ -11,6 +11,7 @@
 | ``vbll`` | a Normal of full covariance on the last layer alone, `LastLayer` |
 | ``laplace`` | a Normal at the MAP by the curvature there, `Laplace` |
 | ``swag`` | a Normal of the iterates of training, `SWAG` |
+| ``rank1_ensemble`` | networks that differ by random rank-one factors, `Rank1Ensemble` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
 
 A guide that is Normal has a tangent, in ``tangent.py``: outputs of a network linear in its weights.
@@ -26,6 +27,7 @@ from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._rank1 import Rank1Ensemble
 from pyro_bbb.guides._registry import GUIDES, ensemble, make
 from pyro_bbb.guides._swag import SWAG, TooFewIteratesError
 from pyro_bbb.guides.kl_weight import weighs_kl
@@ -50,6 +52,7 @@ __all__ = [
     "SWAG",
     "TooFewIteratesError",
     "collected",
+    "Rank1Ensemble",
     "ensemble",
     "make",
     "weighs_kl",

@@ -22,7 +22,7 @@ from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb.guides.latents import InitLoc, Latent, as_initialiser, refuse_unknown
 
@@ -150,6 +150,29 @@ class Guide(AutoGuide):
         if not self._latents:
             raise RuntimeError("the guide has no latents yet: call it with the model's arguments")
         return list(self._latents.values())
+
+    def _own(self, kind: str, name: str) -> Tensor:
+        """A parameter of a latent, announced to the handlers around."""
+        return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))
+
+    def _parameter(self, kind: str, name: str) -> nn.Parameter:
+        """The parameter of a site; found without Pyro's statements, which use the global store."""
+        if not isinstance(name, str) or name not in self._latents:
+            raise KeyError(f"no latent named {name!r}; known: {self.site_names}")
+        *path, leaf = f"{kind}.{name}".split(".")
+        owner: Any = self
+        for part in path:
+            owner = owner._modules[part]
+        return owner._parameters[leaf]
+
+    def _add_parameter(self, kind: str, name: str, value: Tensor) -> None:
+        *path, leaf = f"{kind}.{name}".split(".")
+        owner: Any = self
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(part, nn.Module())
+            owner = owner._modules[part]
+        owner.register_parameter(leaf, nn.Parameter(value.detach().clone().contiguous()))
 
     def __repr__(self) -> str:
         shapes = self.latent_shapes().values()

@@ -19,7 +19,6 @@ import torch
 from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.flat_site import allowed, sample_flat
-from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._ops.softplus import softplus_into
 from pyro_bbb._utils.validation import count, finite, probabilities
@@ -160,9 +159,6 @@ class AutoSoftplusNormal(Guide):
         event = not plates or 0 < latent.event_dim == self.loc(latent.name).dim()
         return latent.transform is None and not latent.frames and event
 
-    def _own(self, kind: str, name: str) -> Tensor:
-        return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))
-
     def _posterior(self, latent: Latent, q: Any = None) -> Any:
         if q is None:
             loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
@@ -171,25 +167,6 @@ class AutoSoftplusNormal(Guide):
             # a cache of its own: stored in the guide, it would hold the graph of the latest step
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
         return q.to_event(latent.event_dim - len(q.event_shape))
-
-    def _parameter(self, kind: str, name: str) -> nn.Parameter:
-        """The parameter of a site; found without Pyro's statements, which use the global store."""
-        if not isinstance(name, str) or name not in self._latents:
-            raise KeyError(f"no latent named {name!r}; known: {self.site_names}")
-        *path, leaf = name.split(".")
-        owner: Any = self._modules[kind]
-        for part in path:
-            owner = owner._modules[part]
-        return owner._parameters[leaf]
-
-    def _add_parameter(self, kind: str, name: str, value: Tensor) -> None:
-        *path, leaf = name.split(".")
-        owner: Any = self._modules[kind]
-        for part in path:
-            if part not in owner._modules:
-                owner.add_module(part, nn.Module())
-            owner = owner._modules[part]
-        owner.register_parameter(leaf, nn.Parameter(value.detach().clone().contiguous()))
 
     def _add_latents(self, trace: Any) -> None:
         for name, site in trace.iter_stochastic_nodes():

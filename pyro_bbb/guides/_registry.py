@@ -13,6 +13,7 @@ from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._rank1 import Rank1Ensemble
 from pyro_bbb.guides._swag import SWAG
 
 
@@ -44,6 +45,7 @@ GUIDES: dict[str, Callable[..., Guide]] = {
     "vbll": LastLayer,
     "laplace": Laplace,
     "swag": SWAG,
+    "rank1_ensemble": Rank1Ensemble,
     "ensemble": ensemble,
 }
 

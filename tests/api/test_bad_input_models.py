@@ -588,6 +588,34 @@ GUIDES = [
         },
     ),
     Row(
+        "guides.Rank1Ensemble",
+        lambda: {
+            "model": classifier(),
+            "size": 2,
+            "init": "signs",
+            "spread": 0.1,
+            "init_scale": 0.1,
+            "prior_scale": 0.5,
+        },
+        bad=INIT_LOC
+        | {
+            "no members": ({"size": 0}, "size must be an integer of at least 1, got 0"),
+            "init": ({"init": "ones"}, "init must be one of .*'normal'.*got 'ones'"),
+            "spread": ({"spread": -0.1}, "spread must be a non-negative number, got -0.1"),
+            "scale": ({"init_scale": 0.0}, "init_scale must be positive and finite, got 0"),
+            "prior": ({"prior_scale": 0.0}, "prior_scale must be positive and finite, got 0"),
+        },
+        fine={"one": {"size": 1, "spread": 0.0}},
+    ),
+    Row(
+        "guides.Rank1Ensemble.member",
+        lambda: {"self": guides.Rank1Ensemble(classifier(), size=2), "number": 1},
+        bad={
+            "none such": ({"number": 2}, "number must be below 2, of the members, got 2"),
+            "negative": ({"number": -1}, "number must be an integer of at least 0, got -1"),
+        },
+    ),
+    Row(
         "guides.Ensemble",
         lambda: {"model": classifier(), "make_member": guides.Delta, "size": 2},
         bad={
@@ -656,6 +684,7 @@ GUIDES = [
             "guides.LastLayer": lambda: guides.LastLayer(classifier()),
             "guides.SWAG": averaged,
             "guides.Ensemble": lambda: guides.ensemble(classifier(), 2),
+            "guides.Rank1Ensemble": lambda: guides.Rank1Ensemble(classifier(), size=2),
         }.items()
     ],
     *[
