@@ -9,7 +9,8 @@ rank-normalised split R-hat (Vehtari et al. 2021) of *functions*: of the network
 on and off the data. Weights cannot be compared, as units may be permuted or change their sign
 without changing the function.
 
-Every guide is trained on the full training set in each step, half of the steps at a constant
+Every guide but SWAG, whose width is that of the minibatches' noise, is trained on the full training
+set in each step, half of the steps at a constant
 learning rate and half along a cosine to 0, so that what remains is the family's distance and not
 the optimiser's; one guide is trained twice as long to see that. Each is trained from several
 seeds, and tables show the means; NUTS runs once. The floor is the distance between two halves of
@@ -97,6 +98,8 @@ class Approach:
     length: int = 1
     """Factor of the number of steps."""
     lr_factor: float = 1.0
+    batch_size: int | None = None
+    """Examples of a step; by default all."""
     after: str | None = None
     """Approach whose means are the initial ones."""
     linearized: bool = False
@@ -118,14 +121,14 @@ class ShortChains:
 
 def of_five(guide: str, options: dict[str, Any] | None = None, **fit: Any) -> Approach:
     """An ensemble of five guides of that name, each with one draw per step."""
-    return Approach(
-        "ensemble", {"size": 5, "guide": guide, **(options or {})}, num_particles=1, **fit
-    )
+    options = {"size": 5, "guide": guide, **(options or {})}
+    return Approach("ensemble", options, **{"num_particles": 1, **fit})
 
 
 FACTORISED = "softplus_normal"
 SHORT = "100 chains of sghmc"
 FROM_ITS_MEANS: dict[str, Any] = {"after": FACTORISED, "length": 2}
+ON_BATCHES: dict[str, Any] = {"num_particles": 1, "lr_factor": 0.2, "length": 2, "batch_size": 16}
 TO_A_MODE: dict[str, Any] = {"num_particles": 1, "length": 3}
 APPROACHES: dict[str, Approach | ShortChains] = {
     "delta (MAP)": Approach("delta", num_particles=1),
@@ -137,6 +140,8 @@ APPROACHES: dict[str, Approach | ShortChains] = {
     ),
     "laplace": Approach("laplace", **TO_A_MODE),
     "laplace, exact Hessian": Approach("laplace", {"curvature": "hessian"}, **TO_A_MODE),
+    "swag": Approach("swag", **ON_BATCHES),
+    "ensemble of 5 swag": of_five("swag", **ON_BATCHES),
     FACTORISED: Approach(FACTORISED),
     f"{FACTORISED}, twice the steps": Approach(FACTORISED, length=2),
     f"{FACTORISED}, local_reparam": Approach(
@@ -243,6 +248,9 @@ def train(
     model = problem.make_model()
     options = approach.options if start is None else approach.options | {"init_loc": start.median()}
     guide = bbb.guides.make(approach.guide, model, **options)
+    everything = len(problem.train[0])
+    batch_size = approach.batch_size or everything
+    batches = math.ceil(everything / batch_size)
     began = perf_counter()
     with warnings.catch_warnings():  # that the tangent does better; laplace_fidelity.py compares
         warnings.simplefilter("ignore", bbb.guides.LinearizationWarning)
@@ -250,8 +258,8 @@ def train(
             model,
             guide,
             problem.train,
-            epochs=config.steps * approach.length,
-            batch_size=len(problem.train[0]),
+            epochs=max(2, config.steps * approach.length // batches),
+            batch_size=batch_size,
             lr=config.lr * approach.lr_factor,
             lr_schedule=constant_then_cosine,
             num_particles=approach.num_particles,
