@@ -1,0 +1,375 @@
+"""Problems and methods of `posteriors`: each method is a way to train, and a way to predict.
+
+A method of the library's own is one line of `by_fit`: prior, guide, and options of
+`pyro_bbb.fit`. Any other is a function from a `Task` to a model and a posterior that
+`pyro_bbb.predict` accepts, or that the method's own ``predict`` does.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from pyro.distributions import Normal
+from torch import Tensor, nn
+
+import pyro_bbb as bbb
+from _helpers.run import Data, read_json, write_json
+from pyro_bbb import guides
+
+Posterior: TypeAlias = tuple[bbb.BayesianModel, Any]  # and a guide, or chains
+Network: TypeAlias = Callable[[float], nn.Sequential]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Images and the network that classifies them."""
+
+    title: str
+    """Name in tables and figures."""
+    dataset: str
+    """Training and test images; the other set is out-of-distribution."""
+    network: Network
+    """Makes the plain torch network, with a rate of dropout; its last layer is called ``last``."""
+    epochs: int
+    """Passes over the training images by the deterministic network."""
+    methods: tuple[str, ...]
+    """Methods compared, names of `METHODS`."""
+    published: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Accuracy, NLL and ECE of others, by their names."""
+
+    @property
+    def ood(self) -> str:
+        """The data set of the out-of-distribution images."""
+        return "mnist" if self.dataset == "fashion_mnist" else "fashion_mnist"
+
+
+class Clock:
+    """Processor seconds of a training, added up over interruptions in a file.
+
+    Seconds of the processor, not of the wall, as other processes share the machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.before = float(read_json(path)["seconds"]) if path.exists() else 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.begin = time.process_time()
+
+    def note(self) -> float:
+        """Write the seconds until now, and return them."""
+        seconds = self.before + time.process_time() - self.begin
+        write_json(self.path, {"seconds": seconds})
+        return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One training: of a problem's network, from a seed."""
+
+    problem: Problem
+    data: Data
+    seed: int
+    folder: Path
+    """For checkpoints, from which an interrupted training goes on."""
+    clock: Clock
+    """Adds up what the training costs."""
+    engine: str = "compiled"
+    """How steps are run, see `pyro_bbb.fit`."""
+    epochs: int | None = None
+    """Passes over the images, instead of the method's."""
+
+    def model(
+        self, prior: Any, where: str = "*", dropout: float = 0.0, num_data: int | None = None
+    ) -> bbb.BayesianModel:
+        """The problem's network with He's initial weights, those that match ``where`` random."""
+        torch.manual_seed(self.seed)
+        network = bbb.bayesianize(he(self.problem.network(dropout)), prior, where=where)
+        num_data = num_data or len(self.data[0])
+        return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
+
+    def fit(self, model: Any, guide: Any, times: float, **options: Any) -> None:
+        """Train for ``times`` the problem's epochs; an interrupted training goes on.
+
+        Args:
+            model: the model.
+            guide: the guide.
+            times: length of the training, relative to the deterministic network's.
+            **options: arguments of `pyro_bbb.fit`.
+        """
+        bbb.fit(
+            model,
+            guide,
+            self.data,
+            epochs=self.epochs or max(1, round(times * self.problem.epochs)),
+            engine=self.engine,
+            checkpoint=self.folder / "checkpoint",
+            callbacks=[lambda _: self.clock.note()],
+            progress=False,
+            seed=self.seed,
+            **options,
+        )
+
+
+def he(network: nn.Sequential) -> nn.Sequential:
+    """Give a network He's initial weights, and biases of 0."""
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+    return network
+
+
+def mlp(dropout: float = 0.0) -> nn.Sequential:
+    """Multilayer perceptron 784-400-400-10 of ReLU units."""
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten(), "fc1": nn.Linear(784, 400)}
+    layers |= {"relu1": nn.ReLU(), "drop1": nn.Dropout(dropout), "fc2": nn.Linear(400, 400)}
+    layers |= {"relu2": nn.ReLU(), "drop2": nn.Dropout(dropout), "last": nn.Linear(400, 10)}
+    return named(layers)
+
+
+def tiny(dropout: float = 0.0) -> nn.Sequential:
+    """A network for smoke tests, 16-8-10, on pixels averaged."""
+    layers: dict[str, nn.Module] = {"pool": nn.AvgPool2d(7), "flatten": nn.Flatten()}
+    layers |= {"fc1": nn.Linear(16, 8), "relu1": nn.ReLU(), "drop1": nn.Dropout(dropout)}
+    return named(layers | {"last": nn.Linear(8, 10)})
+
+
+def lenet5(dropout: float = 0.0) -> nn.Sequential:
+    """LeNet-5 of `lenet5_mnist`: dropout is before the dense layers."""
+    layers: dict[str, nn.Module] = {}
+    for i, (inputs, outputs) in enumerate([(1, 6), (6, 16), (16, 120)], start=1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, 5, padding=2)
+        layers[f"relu{i}"] = nn.ReLU()
+        if i < 3:
+            layers[f"pool{i}"] = nn.MaxPool2d(2)
+    layers |= {"flatten": nn.Flatten(), "drop1": nn.Dropout(dropout)}
+    layers |= {"fc1": nn.Linear(120 * 7 * 7, 84), "relu4": nn.ReLU()}
+    layers |= {"drop2": nn.Dropout(dropout), "last": nn.Linear(84, 10)}
+    return named(layers)
+
+
+def named(layers: dict[str, nn.Module]) -> nn.Sequential:
+    """A chain of named layers, without dropout of rate 0."""
+    network = nn.Sequential()
+    for name, layer in layers.items():
+        if not (isinstance(layer, nn.Dropout) and layer.p == 0):
+            network.add_module(name, layer)
+    return network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train, and a way to predict."""
+
+    label: str
+    """Name in tables and figures."""
+    train: Callable[[Task], Posterior]
+    """Makes a model and its posterior."""
+    draws: int
+    """Networks of a prediction; 0 where it draws none."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the prediction."""
+    predict: Callable[..., bbb.ClassificationPrediction] = bbb.predict  # type: ignore[assignment]
+    """Predicts by model, posterior and images."""
+
+    def prediction(self, posterior: Posterior, x: Tensor, seed: int) -> Any:
+        """The posterior predictive at images ``x``."""
+        options = {"num_samples": max(1, self.draws), "seed": seed, **self.options}
+        return self.predict(*posterior, x, **options)
+
+
+def by_fit(
+    guide: str,
+    prior: Any,
+    *,
+    where: str = "*",
+    guide_options: Mapping[str, Any] | None = None,
+    times: float = 1.0,
+    temperature: float = 1.0,
+    **options: Any,
+) -> Callable[[Task], Posterior]:
+    """Make the ``train`` of a method that `pyro_bbb.fit` trains.
+
+    Args:
+        guide: name of the guide.
+        prior: of the random weights.
+        where: which weights are random; the others are ordinary parameters.
+        guide_options: of the guide.
+        times: length of the training, relative to the deterministic network's.
+        temperature: weight of the KL; 1 is Bayes' rule.
+        **options: arguments of `pyro_bbb.fit`.
+    """
+
+    def train(task: Task) -> Posterior:
+        model = task.model(prior, where)
+        posterior = guides.make(guide, model, **(guide_options or {}))
+        schedule = bbb.KLSchedule(temperature=temperature)
+        task.fit(model, posterior, times, kl_schedule=schedule, **options)
+        return model, posterior
+
+    return train
+
+
+def laplace(where: str) -> Callable[[Task], Posterior]:
+    """Train by MAP; then approximate the posterior of the weights that match ``where``."""
+
+    def train(task: Task) -> Posterior:
+        model = task.model(POINT_PRIOR)
+        point = guides.make("delta", model)
+        task.fit(model, point, 1.0, lr=1e-3)
+        network = bbb.bayesianize(bbb.to_module(model, point), POINT_PRIOR, where=where)
+        model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), len(task.data[0]))
+        guide = guides.make("laplace", model, structure="kron", optimize_prior=True)
+        guide.approximate(task.data)
+        return model, guide
+
+    return train
+
+
+def ensemble_of(size: int, train: Callable[[Task], Posterior]) -> Callable[[Task], Posterior]:
+    """Train ``size`` guides one after the other, each from a seed of its own, as one posterior."""
+
+    def train_all(task: Task) -> Posterior:
+        found = []
+        for i in range(size):
+            own = replace(task, seed=1000 * (i + 1) + task.seed, folder=task.folder / str(i))
+            found.append(train(own))
+        members = iter(guide for _, guide in found)
+        model = found[0][0]
+        return model, guides.Ensemble(model, lambda _: next(members), size)
+
+    return train_all
+
+
+def dropout_map(rate: float, prior: Any, times: float) -> Callable[[Task], Posterior]:
+    """Train a network with dropout by MAP (weight decay by the prior); a plain torch module."""
+
+    def train(task: Task) -> Posterior:
+        model = task.model(prior, dropout=rate)
+        guide = guides.make("delta", model)
+        task.fit(model, guide, times, lr=1e-3)
+        return model, bbb.to_module(model, guide)
+
+    return train
+
+
+def dropout_draws(
+    model: Any, network: nn.Module, x: Tensor, *, num_samples: int, seed: int
+) -> bbb.ClassificationPrediction:
+    """Monte Carlo dropout (Gal and Ghahramani 2016): predict with dropout left on, many times."""
+    torch.manual_seed(seed)
+    network.train()
+    with torch.no_grad():
+        draws = [
+            torch.cat([network(part).log_softmax(-1) for part in x.split(1024)])
+            for _ in range(num_samples)
+        ]
+    return bbb.ClassificationPrediction(torch.stack(draws))
+
+
+POINT_PRIOR = bbb.priors.FanInNormal(20**0.5)  # of MAP: weight decay, a tenth of He's
+MIXTURE = bbb.ScaleMixtureNormal(0.5, 1.0, 0.0025)
+NORMAL, FAN_IN = Normal(0.0, 1.0), bbb.priors.FanInNormal()
+PRIORS = {"mixture": MIXTURE, "normal": NORMAL}
+NORMAL_GUIDE = "softplus_normal"
+DRAWS = 16
+
+METHODS = {
+    "map": Method(label="MAP", draws=0, train=by_fit("delta", POINT_PRIOR, lr=1e-3)),
+    "dropout": Method(
+        label="MC dropout",
+        draws=DRAWS,
+        train=dropout_map(0.2, POINT_PRIOR, times=1),
+        predict=dropout_draws,
+    ),
+    "ensemble": Method(
+        label="ensemble of 5",
+        draws=5,
+        train=by_fit("ensemble", POINT_PRIOR, guide_options={"size": 5}, lr=1e-3),
+    ),
+    "laplace_last": Method(
+        label="Laplace, last layer",
+        draws=0,
+        train=laplace("last.*"),
+        options={"linearized": "probit"},
+    ),
+    "laplace_kron": Method(
+        label="Laplace, Kronecker",
+        draws=0,
+        train=laplace("*"),
+        options={"linearized": "probit"},
+    ),
+    "vbll": Method(
+        label="variational last layer",
+        draws=DRAWS,
+        train=by_fit("vbll", NORMAL, where="last.*", lr=1e-3),
+    ),
+    "ivon": Method(
+        label="IVON",
+        draws=DRAWS,
+        train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.1, optimizer="ivon", lr=0.03),
+    ),
+    "ensemble10": Method(
+        label="ensemble of 10",
+        draws=10,
+        train=ensemble_of(10, by_fit("delta", POINT_PRIOR, lr=1e-3)),
+    ),
+    "ivon10": Method(
+        label="ensemble of 10 by IVON",
+        draws=10,
+        train=ensemble_of(
+            10,
+            by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.1, optimizer="ivon", lr=0.03),
+        ),
+    ),
+} | {
+    f"bbb_{prior}_{estimator}": Method(
+        label=f"BBB, {prior}, {estimator.replace('_', ' ')}",
+        draws=DRAWS,
+        train=by_fit(
+            NORMAL_GUIDE, PRIORS[prior], times=2, temperature=0.1, estimator=estimator, lr=1e-3
+        ),
+    )
+    for prior in PRIORS
+    for estimator in ("reparam", "local_reparam")
+}
+
+BBB = tuple(name for name in METHODS if name.startswith("bbb_"))
+COMPARED = ("map", "dropout", "ensemble", *BBB, "ivon", "laplace_last", "laplace_kron", "vbll")
+TENS = ("map", "ensemble10", "ivon10")
+
+PROBLEMS = {
+    "fashion_mlp": Problem(
+        title="Fashion-MNIST, 784-400-400-10",
+        dataset="fashion_mnist",
+        network=mlp,
+        epochs=10,
+        methods=COMPARED,
+    ),
+    "mnist_lenet5": Problem(
+        title="MNIST, LeNet-5", dataset="mnist", network=lenet5, epochs=10, methods=COMPARED
+    ),
+    "mnist_ensemble10": Problem(
+        title="MNIST, ten LeNet-5",
+        dataset="mnist",
+        network=lenet5,
+        epochs=10,
+        methods=TENS,
+        published={"published ensemble of 10": (0.994, 0.016, 0.005)},
+    ),
+    "fashion_ensemble10": Problem(
+        title="Fashion-MNIST, ten LeNet-5",
+        dataset="fashion_mnist",
+        network=lenet5,
+        epochs=10,
+        methods=TENS,
+        published={"published ensemble of 10": (0.932, 0.200, 0.010)},
+    ),
+}
