@@ -62,7 +62,7 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
     plain, before = plain_step(task)
     task.clock.start()
     posterior = method.train(task)
-    seconds = task.clock.note()
+    seconds = task.clock.seconds
     step = statistics.fmean([before, plain_step(task)[1]])
     (x, y), seed = sets.scored, task.seed
     plain_seconds, _ = timed(lambda: bbb.predict(*plain, x, num_samples=1, seed=seed))

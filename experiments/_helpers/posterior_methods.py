@@ -61,11 +61,14 @@ class Clock:
         """Begin to count."""
         self.begin = time.process_time()
 
-    def note(self) -> float:
-        """Write the seconds until now, and return them."""
-        seconds = self.before + time.process_time() - self.begin
-        write_json(self.path, {"seconds": seconds})
-        return seconds
+    @property
+    def seconds(self) -> float:
+        """The seconds until now."""
+        return self.before + time.process_time() - self.begin
+
+    def note(self, _: Any = None) -> None:
+        """Write the seconds until now; a callback of `pyro_bbb.fit`."""
+        write_json(self.path, {"seconds": self.seconds})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class Task:
             epochs=self.epochs or max(1, round(times * self.problem.epochs)),
             engine=self.engine,
             checkpoint=self.folder / "checkpoint",
-            callbacks=[lambda _: self.clock.note()],
+            callbacks=[self.clock.note],
             progress=False,
             seed=self.seed,
             **options,
