@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import as_inputs, each
+from pyro_bbb._utils.inputs import Rows, as_inputs, each
 from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.guides._autoguides import PrototypeFromLatents
 from pyro_bbb.guides._joint_autoguides import JointAutoguide
 from pyro_bbb.guides._laplace.check import warn_of_draws
 from pyro_bbb.guides._laplace.gauss_newton import Linearization, jacobian_of
+from pyro_bbb.guides._laplace.layerwise import moments_by_layer
 from pyro_bbb.guides._laplace.sums import Sums
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker, PartsNormal
 from pyro_bbb.guides.latents import InitLoc
@@ -134,6 +135,14 @@ class Laplace(JointAutoguide, AutoContinuous, PrototypeFromLatents):
         """
         self._require_scale()
         return UnconstrainedNormal(self.loc.detach(), self.covariance)
+
+    def moments_by_layer(self, model: Any, x: Rows) -> tuple[Tensor, Tensor] | None:
+        """Means and covariances of the tangent's outputs; none for other structures than kron."""
+        if self._structure != "kron":
+            return None
+        self._require_scale()
+        parts = dict(zip(self._ranges(), self.covariance, strict=True))
+        return moments_by_layer(model, self, parts, x)
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
         """The distribution of all unconstrained latents."""
