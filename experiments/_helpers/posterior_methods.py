@@ -5,6 +5,7 @@ A method of the library's own is one line of `by_fit`: prior, guide, and options
 `pyro_bbb.predict` accepts, or that the method's own ``predict`` does.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -92,9 +93,8 @@ class Task:
     ) -> bbb.BayesianModel:
         """The problem's network with He's initial weights, those that match ``where`` random."""
         torch.manual_seed(self.seed)
-        network = bbb.bayesianize(he(self.problem.network(dropout)), prior, where=where)
-        num_data = num_data or len(self.data[0])
-        return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
+        network = he(self.problem.network(dropout))
+        return classifier(network, prior, where, num_data or len(self.data[0]))
 
     def fit(self, model: Any, guide: Any, times: float, **options: Any) -> None:
         """Train for ``times`` the problem's epochs; an interrupted training goes on.
@@ -117,6 +117,12 @@ class Task:
             seed=self.seed,
             **options,
         )
+
+
+def classifier(network: nn.Module, prior: Any, where: str, num_data: int) -> bbb.BayesianModel:
+    """The network with weights that match ``where`` random, from a prior of its own."""
+    network = bbb.bayesianize(network, copy.deepcopy(prior), where=where)
+    return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
 
 
 def he(network: nn.Sequential) -> nn.Sequential:
@@ -230,8 +236,8 @@ def laplace(where: str) -> Callable[[Task], Posterior]:
         model = task.model(POINT_PRIOR)
         point = guides.make("delta", model)
         task.fit(model, point, 1.0, lr=1e-3)
-        network = bbb.bayesianize(bbb.to_module(model, point), POINT_PRIOR, where=where)
-        model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), len(task.data[0]))
+        network = bbb.to_module(model, point)
+        model = classifier(network, POINT_PRIOR, where, len(task.data[0]))
         guide = guides.make("laplace", model, structure="kron", optimize_prior=True)
         x, y = (part[:CURVATURE] for part in task.data)
         guide.approximate((x, y))
@@ -343,7 +349,7 @@ METHODS = {
         label=f"BBB, {prior}, {estimator.replace('_', ' ')}",
         draws=DRAWS,
         train=by_fit(
-            NORMAL_GUIDE, PRIORS[prior], times=2, temperature=0.1, estimator=estimator, lr=1e-3
+            NORMAL_GUIDE, PRIORS[prior], times=1.5, temperature=0.1, estimator=estimator, lr=1e-3
         ),
     )
     for prior in PRIORS
@@ -363,13 +369,13 @@ PROBLEMS = {
         methods=COMPARED,
     ),
     "mnist_lenet5": Problem(
-        title="MNIST, LeNet-5", dataset="mnist", network=lenet5, epochs=10, methods=COMPARED
+        title="MNIST, LeNet-5", dataset="mnist", network=lenet5, epochs=8, methods=COMPARED
     ),
     "mnist_ensemble10": Problem(
         title="MNIST, ten LeNet-5",
         dataset="mnist",
         network=lenet5,
-        epochs=10,
+        epochs=8,
         methods=TENS,
         published={"published ensemble of 10": (0.994, 0.016, 0.005)},
     ),
@@ -377,7 +383,7 @@ PROBLEMS = {
         title="Fashion-MNIST, ten LeNet-5",
         dataset="fashion_mnist",
         network=lenet5,
-        epochs=10,
+        epochs=8,
         methods=TENS,
         published={"published ensemble of 10": (0.932, 0.200, 0.010)},
     ),

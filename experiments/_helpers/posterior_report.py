@@ -73,6 +73,7 @@ def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
 def label_beside(ax: Axes, labels: list[str], x: list[float], y: list[float]) -> None:
     """Write labels in a column right of the axes, in the order of y, with lines to the points."""
     heights = np.linspace(0.02, 0.98, len(labels)) if len(labels) > 1 else [0.5]
+    line = {"arrowstyle": "-", "linewidth": 0.5, "color": "0.6", "shrinkB": 4, "relpos": (0, 0.5)}
     for height, i in zip(heights, np.argsort(y), strict=True):
         ax.annotate(
             labels[i],
@@ -80,5 +81,5 @@ def label_beside(ax: Axes, labels: list[str], x: list[float], y: list[float]) ->
             xytext=(1.05, height),
             textcoords="axes fraction",
             va="center",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": "0.6", "shrinkB": 4},
+            arrowprops=line,
         )
