@@ -12,9 +12,14 @@ variational ones, each drawn once, so that prediction costs the same ten passes.
 them are the ensembles of uncertainty-baselines (https://github.com/google/uncertainty-baselines,
 baselines/mnist).
 
-Of the training images 5,000 are held out; every setting in `_helpers/posterior_methods.py` was
-chosen on them (``--scored validation``). Test images are read once, at the end. The out-of-
-distribution images are the other data set's test images.
+Of the training images 5,000 are held out, and ``--scored validation`` scores them. Tried on those of
+Fashion-MNIST with the MLP, one seed, 4 epochs (variational guides 6), NLL in nats: MAP 0.322; last
+layer by Laplace 0.323 by draws of outputs, 0.340 by probit, so outputs are drawn; variational last
+layer 0.318; dropout of rate 0.2 0.334; Bayes by Backprop with N(0, 1) at temperature 0.1 0.299
+(local_reparam 0.303). IVON's recipe is that of `lenet5_mnist`; it had 0.343 there, and trains for
+longer here. Nothing was tried on LeNet-5, and no other rate, temperature or number of epochs. Test
+images are read once, at the end. The out-of-distribution images are the other data set's test
+images.
 
 Every cell (problem, method, seed) is a file in the folder of results as soon as it is done, and
 long trainings have checkpoints: a run that was interrupted goes on where it was when it is started
@@ -30,7 +35,8 @@ import tyro
 from _helpers import posterior_report as report
 from _helpers.images import images, train_and_validation
 from _helpers.posterior_cells import Scores, Sets, cell
-from _helpers.posterior_methods import METHODS, PROBLEMS, Method, Problem, tiny
+from _helpers.posterior_methods import METHODS, PROBLEMS
+from _helpers.posterior_training import Method, Problem, tiny
 from _helpers.repeats import over_seeds
 from _helpers.run import DataSettings, Run, Section
 

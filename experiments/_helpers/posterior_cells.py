@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _helpers.posterior_methods import POINT_PRIOR, Clock, Method, Posterior, Problem, Task
+from _helpers.posterior_training import POINT_PRIOR, Clock, Method, Posterior, Problem, Task
 from _helpers.run import Data, read_json, write_json
 from _helpers.scores import detect, scores
 from pyro_bbb import guides, metrics
@@ -62,6 +62,7 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
     plain, before = plain_step(task)
     task.clock.start()
     posterior = method.train(task)
+    task.clock.note()
     seconds = task.clock.seconds
     step = statistics.fmean([before, plain_step(task)[1]])
     (x, y), seed = sets.scored, task.seed

@@ -6,7 +6,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from _helpers.posterior_methods import METHODS, PROBLEMS, Problem
+from _helpers.posterior_methods import METHODS, PROBLEMS
+from _helpers.posterior_training import Problem
 from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
 from _helpers.scores import score_cells

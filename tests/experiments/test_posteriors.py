@@ -4,24 +4,25 @@ from itertools import combinations
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from matplotlib.text import Text
 
 
 @pytest.fixture
-def methods(load):
-    return load("_helpers.posterior_methods")
+def training(load):
+    return load("_helpers.posterior_training")
 
 
-def test_clock_adds_up_over_interruptions_and_does_not_end_a_training(methods, tmp_path):
+def test_clock_adds_up_over_interruptions_and_does_not_end_a_training(training, tmp_path):
     path = tmp_path / "seconds.json"
-    first = methods.Clock(path)
+    first = training.Clock(path)
     assert first.note(object()) is None, "a callback that returns true ends the training"
     before = first.seconds
-    second = methods.Clock(path)
+    second = training.Clock(path)
     assert 0 < second.before <= before
     sum(range(1_000_000))
     second.note()
-    assert methods.Clock(path).before > second.before
+    assert training.Clock(path).before > second.before
 
 
 def test_a_cell_that_is_done_is_not_trained_again(load, tmp_path):
@@ -31,10 +32,11 @@ def test_a_cell_that_is_done_is_not_trained_again(load, tmp_path):
     assert cells.cell(path, None, None, None, 0) == {"nll": 0.25}
 
 
-def test_a_model_has_a_prior_of_its_own(methods):
+def test_a_model_has_a_prior_of_its_own(load, training):
+    methods = load("_helpers.posterior_methods")
     problem = methods.PROBLEMS["fashion_mlp"]
-    x, y = methods.torch.rand(20, 1, 28, 28), methods.torch.arange(20) % 10
-    task = methods.Task(
+    x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
+    task = training.Task(
         problem=problem, data=(x, y), seed=0, folder=None, clock=None, engine="eager"
     )
     task.model(methods.FAN_IN)
