@@ -19,7 +19,7 @@ COSTS = ("draws", "training", "prediction")
 
 
 def table(problem: Problem, summaries: Summaries) -> Table:
-    """Scores and costs of every method, and published scores."""
+    """Scores and costs of every method, with published scores."""
     rows = [
         (
             METHODS[name].label,
@@ -63,7 +63,7 @@ def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
             ax.set_xscale("log")
             ax.set(xlabel="training, multiples of the deterministic network's", ylabel="NLL (nats)")
             ax.set_title(PROBLEMS[name].title)
-            label_beside(ax, [METHODS[each].label for each in summaries], cost, nll)
+            label_in_margin(ax, [METHODS[each].label for each in summaries], cost, nll)
     return run.picture(
         figure,
         "costs",
@@ -71,7 +71,7 @@ def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
     )
 
 
-def label_beside(ax: Axes, labels: list[str], x: list[float], y: list[float]) -> None:
+def label_in_margin(ax: Axes, labels: list[str], x: list[float], y: list[float]) -> None:
     """Write labels in a column right of the axes, in the order of y, with lines to the points."""
     heights = np.linspace(0.02, 0.98, len(labels)) if len(labels) > 1 else [0.5]
     line = {"arrowstyle": "-", "linewidth": 0.5, "color": "0.6", "shrinkB": 4, "relpos": (0, 0.5)}

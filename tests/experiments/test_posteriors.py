@@ -44,12 +44,12 @@ def test_a_model_has_a_prior_of_its_own(load, training):
 
 
 def test_labels_do_not_overlap(load):
-    label_beside = load("_helpers.posterior_report").label_beside
+    label_in_margin = load("_helpers.posterior_report").label_in_margin
     figure, ax = plt.subplots(figsize=(6.4, 4.4))
     labels = [f"method {i}" for i in range(11)]
     x, y = [1.0 + i % 3 for i in range(11)], [0.3 + 1e-4 * (i % 2) for i in range(11)]
     ax.plot(x, y, "o")
-    label_beside(ax, labels, x, y)
+    label_in_margin(ax, labels, x, y)
     figure.canvas.draw()
     boxes = [Text.get_window_extent(label) for label in ax.texts]  # without the line
     plt.close(figure)

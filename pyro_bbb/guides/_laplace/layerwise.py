@@ -2,7 +2,8 @@ r"""Moments of a network's tangent layer by layer, for covariances of Kronecker 
 
 A layer of inputs $a_t$ (at each position t where its weights are used) and gradients $g_{kt}$ of
 output k at its own output gives $J_k = \sum_t g_{kt} a_t^\top$. Under
-$W = M + Q\,(S \circ E)\,P^\top$, see `Kronecker`, its share of the covariance of outputs k and l is
+$W = M + Q\,(S \circ E)\,P^\top$, see `Kronecker`, the covariance of outputs k and l is the sum over
+layers of
 
 $$\sum_{ij} S_{ij}^2\,(Q^\top J_k P)_{ij}\,(Q^\top J_l P)_{ij}$$
 
@@ -55,7 +56,7 @@ def _moments(
         uses, columns = uses_of(layers.uses), f.flatten(1).sum(0).unbind()
     covariance = f.new_zeros(len(f), f[0].numel(), f[0].numel())
     for use, by_output in zip(uses, _gradients(columns, uses), strict=True):
-        covariance += _share(parts[use.weight], use.inputs, by_output)
+        covariance += _contribution(parts[use.weight], use.inputs, by_output)
         if use.bias is not None:
             root = parts[use.bias].times_root(by_output.sum(2))
             covariance += root @ root.mT
@@ -77,8 +78,8 @@ def _gradients(columns: Sequence[Tensor], uses: list[Use]) -> list[Tensor]:
     ]
 
 
-def _share(part: CovariancePart, inputs: Tensor, by_output: Tensor) -> Tensor:
-    """The weight's share, for inputs ``[n, positions, in]``."""
+def _contribution(part: CovariancePart, inputs: Tensor, by_output: Tensor) -> Tensor:
+    """The weight's contribution to the covariance, for inputs ``[n, positions, in]``."""
     if inputs.shape[1] == 1 and isinstance(part, Kronecker):
         rotated = by_output.squeeze(2) @ part.out  # [n, K, out]
         squares = (inputs.squeeze(1) @ part.inner).square() @ part.scale.square().T  # [n, out]
