@@ -247,16 +247,16 @@ def laplace(where: str) -> Callable[[Task], Posterior]:
 
 
 def ensemble_of(size: int, train: Callable[[Task], Posterior]) -> Callable[[Task], Posterior]:
-    """Train ``size`` guides one after the other, each from a seed of its own, as one posterior."""
+    """Train ``size`` guides one after the other, each from a seed of its own; one draw of each."""
 
     def train_all(task: Task) -> Posterior:
-        found = []
+        draws = []
         for i in range(size):
             own = replace(task, seed=1000 * (i + 1) + task.seed, folder=task.folder / str(i))
-            found.append(train(own))
-        members = iter(guide for _, guide in found)
-        model = found[0][0]
-        return model, guides.Ensemble(model, lambda _: next(members), size)
+            model, guide = train(own)
+            torch.manual_seed(own.seed)
+            draws.append(guide.sample_posterior(1))
+        return model, {name: torch.cat([each[name] for each in draws]) for name in draws[0]}
 
     return train_all
 
