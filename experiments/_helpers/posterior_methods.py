@@ -42,13 +42,13 @@ METHODS = {
     "laplace_last": Method(
         label="Laplace, last layer",
         draws=OUTPUT_DRAWS,
-        train=laplace("last.*"),
+        train=laplace("last.*", POINT_PRIOR, optimize_prior=True),
         options={"linearized": True},
     ),
     "laplace_kron": Method(
         label="Laplace, Kronecker",
         draws=OUTPUT_DRAWS,
-        train=laplace("*"),
+        train=laplace("*", bbb.priors.FanInNormal(0.7)),
         options={"linearized": True},
     ),
     "vbll": Method(

@@ -226,10 +226,10 @@ def by_fit(
     return train
 
 
-def laplace(where: str) -> Callable[[Task], Posterior]:
+def laplace(where: str, prior: Any, **options: Any) -> Callable[[Task], Posterior]:
     """Train by MAP; then approximate the posterior of the weights that match ``where``.
 
-    The curvature is of `CURVATURE` images, weighted up to all.
+    The curvature is of `CURVATURE` images, weighted up to all; its prior need not be that of MAP.
     """
 
     def train(task: Task) -> Posterior:
@@ -237,8 +237,8 @@ def laplace(where: str) -> Callable[[Task], Posterior]:
         point = guides.make("delta", model)
         task.fit(model, point, 1.0, lr=1e-3)
         network = bbb.to_module(model, point)
-        model = classifier(network, POINT_PRIOR, where, len(task.data[0]))
-        guide = guides.make("laplace", model, structure="kron", optimize_prior=True)
+        model = classifier(network, prior, where, len(task.data[0]))
+        guide = guides.make("laplace", model, structure="kron", **options)
         x, y = (part[:CURVATURE] for part in task.data)
         guide.approximate((x, y))
         return model, guide
