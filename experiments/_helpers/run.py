@@ -132,10 +132,14 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write("config.json", dataclasses.asdict(self.config))
 
-    def seeds(self) -> Path:
-        """Folder for the figures of single seeds, of runs that differ in nothing but these."""
+    def seeds(self, *others: str) -> Path:
+        """Folder for the figures of single seeds, of runs that differ in nothing but these.
+
+        Args:
+            *others: settings that do not decide the figures, either.
+        """
         settings = dataclasses.asdict(self.config)
-        for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard"):
+        for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard", *others):
             settings.pop(name, None)
         text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
         return self.folder / "seeds" / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -194,6 +198,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def digits() -> tuple[Data, Data]:

@@ -107,7 +107,7 @@ class NetworkFunction:
     def __call__(self, z: Tensor, x: Rows) -> Tensor:
         """Outputs ``[n, ...]`` at values ``[d]`` of those that vary."""
         varied = by_name(self.latents, z, self.where)  # layers of the others see no derivative
-        return self._run(by_name(self.latents, self.loc) | varied, x)
+        return self.run(by_name(self.latents, self.loc) | varied, x)
 
     def jacobians(self, x: Rows) -> Iterator[Tensor]:
         """Derivatives of the outputs, flattened, ``[n, K, d]`` for bounded parts of the inputs."""
@@ -132,7 +132,7 @@ class NetworkFunction:
         values = by_name(self.latents, self.loc)
         varied = by_name(self.latents, self.loc[self.where], self.where)
         with LayerUses({name: values[name] for name in varied}) as layers:
-            f = self._run(values, x)
+            f = self.run(values, x)
         if len(layers.uses) != 1 or layers.uses[0].function is not F.linear:
             return f, None
         (use,) = layers.uses
@@ -141,7 +141,8 @@ class NetworkFunction:
             return f, None
         return f, Head(inputs, f.shape[1], bias=len(names) == 2)
 
-    def _run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
+    def run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
+        """Outputs ``[n, ...]`` at values of all latents by site name."""
         with substituted(self.model, values):
             outputs = run_network(self.model.network, x)
         found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
@@ -202,7 +203,8 @@ def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
     with torch.no_grad():
         if isinstance(guide, LastLayer):
             return _of_last_layer(model, guide, x)
-        f, covariance = _by_derivatives(model, guide, x)
+        by_layer = getattr(guide, "moments_by_layer", None)
+        f, covariance = (by_layer and by_layer(model, x)) or _by_derivatives(model, guide, x)
     return OutputMoments(f, covariance.diagonal(dim1=1, dim2=2).reshape(f.shape), covariance)
 
 

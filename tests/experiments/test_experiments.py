@@ -27,6 +27,7 @@ EXPERIMENTS = [
     "paper_pruning",
     "paper_regression",
     "posterior_fidelity",
+    "posteriors",
     "quickstart",
     "sine_regression",
     "sklearn_comparison",

@@ -18,7 +18,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
-from pyro_bbb.guides.tangent import output_moments
+from pyro_bbb.guides.tangent import _by_derivatives, output_moments
 
 N, PRIOR, SIGMA = 40, 0.5, 0.8
 KINDS = ["hessian", "ggn"]
@@ -425,6 +425,26 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
     assert log_prob.item() == pytest.approx(
         -scales.item() - 0.5 * dimension * math.log(2 * math.pi)
     )
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4, bias=False), nn.ReLU()], (5,)),
+        ([nn.Conv2d(2, 3, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(3, 1, 3)], (2, 8, 8)),
+    ],
+)
+def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, shape):
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+    network = bbb.bayesianize(network, prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=70)
+    x, y = torch.randn(70, *shape), torch.arange(70) % 3  # more than one part of the inputs
+    guide = Laplace(model, structure="kron")
+    guide.approximate((x, y))
+    found = output_moments(model, guide, x)
+    mean, covariance = _by_derivatives(model, guide, x)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.covariance, covariance)
 
 
 def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_serve():

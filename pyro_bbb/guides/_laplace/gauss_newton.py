@@ -42,7 +42,7 @@ class Use:
         return moved.reshape(len(moved), -1, moved.shape[-1])
 
 
-def _uses(calls: Iterable[LayerUse]) -> list[Use]:
+def uses_of(calls: Iterable[LayerUse]) -> list[Use]:
     """Calls whose input can be taken apart into positions."""
     found = []
     for call in calls:
@@ -102,7 +102,7 @@ class Linearization:
         by_f, by_z = torch.autograd.grad(
             neg_log_joint, targets, create_graph=True, materialize_grads=True
         )
-        self.f, self.uses = f.flatten(1), _uses(layers.uses)
+        self.f, self.uses = f.flatten(1), uses_of(layers.uses)
         rows = [by_f.flatten(1)[:, k].sum() for k in range(self.f.shape[1])]
         columns = [_gradient(row, cut_off).flatten(1) for row in rows]
         self.curvature = torch.stack(columns, dim=2)

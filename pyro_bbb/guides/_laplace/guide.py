@@ -21,12 +21,13 @@ from torch import Tensor
 
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import as_inputs, each
+from pyro_bbb._utils.inputs import Rows, as_inputs, each
 from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides._laplace.check import warn_of_draws
 from pyro_bbb.guides._laplace.gauss_newton import Linearization, jacobian_of
+from pyro_bbb.guides._laplace.layerwise import moments_by_layer
 from pyro_bbb.guides._laplace.sums import Sums
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.latents import InitLoc
@@ -122,6 +123,14 @@ class Laplace(PointThenNormal):
         """Goes back to the point, for further training."""
         super().reset()
         self.prior_scale.fill_(1.0)
+
+    def moments_by_layer(self, model: Any, x: Rows) -> tuple[Tensor, Tensor] | None:
+        """Means and covariances of the tangent's outputs; none for other structures than kron."""
+        if self._structure != "kron":
+            return None
+        self._require_scale()
+        parts = dict(zip(self._ranges(), self.covariance, strict=True))
+        return moments_by_layer(model, self, parts, x)
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
         """The curvature of the whole data, float64."""
