@@ -5,12 +5,12 @@
 
 Networks, data and training are the same but for the posterior: MAP (weight decay by the prior), MC
 dropout, a deep ensemble, Bayes by Backprop with two priors and two gradient estimators, IVON,
-Laplace at the MAP (last layer, and Kronecker factors of all layers; by the network's tangent), and
-the variational last layer. Problems are an MLP on Fashion-MNIST and LeNet-5 on MNIST;
-``mnist_ensemble10`` and ``fashion_ensemble10`` compare ten deterministic LeNet-5 with ten
-variational ones, each drawn once, so that prediction costs the same ten passes. Published beside
-them are the ensembles of uncertainty-baselines (https://github.com/google/uncertainty-baselines,
-baselines/mnist).
+Laplace at the MAP (last layer, and Kronecker factors of all layers; by the network's tangent), the
+variational last layer, SWAG, the rank-one ensemble, and cyclical SGHMC. Problems are an MLP on
+Fashion-MNIST and LeNet-5 on MNIST; ``mnist_ensemble10`` and ``fashion_ensemble10`` compare ten
+deterministic LeNet-5 with ten variational ones, each drawn once, so that prediction costs the same
+ten passes. Published beside them are the ensembles of uncertainty-baselines
+(https://github.com/google/uncertainty-baselines, baselines/mnist).
 
 Of the training images 5,000 are held out; ``--scored validation`` scores them. Tried on those of
 Fashion-MNIST with the MLP, one seed, 4 epochs (variational guides 6), NLL in nats: MAP 0.322; last

@@ -18,13 +18,12 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _helpers.posterior_training import POINT_PRIOR, Clock, Method, Posterior, Problem, Task
+from _helpers.posterior_training import BATCH, POINT_PRIOR, Clock, Method, Posterior, Problem, Task
 from _helpers.run import Data, read_json, write_json
 from _helpers.scores import detect, scores
 from pyro_bbb import guides, metrics
 
 Scores: TypeAlias = dict[str, Any]
-BATCH = 128  # images per step of every training
 REFERENCE = 64 * BATCH  # images of an epoch that times the deterministic network's step
 
 

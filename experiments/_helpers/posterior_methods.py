@@ -11,6 +11,7 @@ from _helpers.posterior_training import (
     Method,
     Problem,
     by_fit,
+    cyclical,
     dropout_draws,
     dropout_map,
     ensemble_of,
@@ -51,6 +52,15 @@ METHODS = {
         train=laplace("*", bbb.priors.FanInNormal(0.7)),
         options={"linearized": True},
     ),
+    "swag": Method(
+        label="SWAG", draws=DRAWS, train=by_fit("swag", POINT_PRIOR, times=1.5, lr=1e-3)
+    ),
+    "rank1": Method(
+        label="rank-1 ensemble of 4",
+        draws=DRAWS,
+        train=by_fit("rank1_ensemble", NORMAL, times=2, guide_options={"size": 4}, lr=1e-3),
+    ),
+    "sghmc": Method(label="cyclical SGHMC", draws=DRAWS, train=cyclical(NORMAL, 0.1, times=2)),
     "vbll": Method(
         label="variational last layer",
         draws=OUTPUT_DRAWS,
@@ -87,7 +97,12 @@ METHODS = {
 }
 
 BBB = tuple(name for name in METHODS if name.startswith("bbb_"))
-COMPARED = ("map", "dropout", "ensemble", *BBB, "ivon", "laplace_last", "laplace_kron", "vbll")
+AT_THE_MAP = ("laplace_last", "laplace_kron")
+COMPARED = (
+    *("map", "dropout", "ensemble", *BBB, "ivon", "vbll"),
+    *AT_THE_MAP,
+    *("swag", "rank1", "sghmc"),
+)
 TENS = ("map", "ensemble10", "ivon10")
 
 PROBLEMS = {

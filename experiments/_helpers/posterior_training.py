@@ -22,6 +22,8 @@ Posterior: TypeAlias = tuple[bbb.BayesianModel, Any]  # and a guide, or chains
 Network: TypeAlias = Callable[[float], nn.Sequential]
 POINT_PRIOR = bbb.priors.FanInNormal(20**0.5)  # of MAP: weight decay, a tenth of He's
 CURVATURE = 10_000  # images for Laplace's curvature
+BATCH = 128  # images per step of every training
+CYCLES = 4  # of cyclical SGHMC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +244,38 @@ def laplace(where: str, prior: Any, **options: Any) -> Callable[[Task], Posterio
         x, y = (part[:CURVATURE] for part in task.data)
         guide.approximate((x, y))
         return model, guide
+
+    return train
+
+
+def cyclical(prior: Any, temperature: float, times: float) -> Callable[[Task], Posterior]:
+    """Run one chain of SGHMC in four cycles, of which each gives four samples in its last fifth.
+
+    Args:
+        prior: of the weights.
+        temperature: of the posterior.
+        times: length, relative to the deterministic network's training.
+    """
+
+    def train(task: Task) -> Posterior:
+        model = task.model(prior)
+        epochs = task.epochs or times * task.problem.epochs
+        sampling = max(1, round(epochs * len(task.data[0]) / BATCH / CYCLES / 20))
+        chains = bbb.run_sgmcmc(
+            model,
+            task.data,
+            lr=0.05,
+            cycles=CYCLES,
+            num_samples=4 * CYCLES,
+            thin=sampling,
+            warmup_steps=16 * sampling,
+            batch_size=BATCH,
+            temperature=temperature,
+            checkpoint=task.folder / "checkpoint",
+            seed=task.seed,
+            progress=False,
+        )
+        return model, chains
 
     return train
 
