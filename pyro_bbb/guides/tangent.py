@@ -203,7 +203,7 @@ def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
     with torch.no_grad():
         if isinstance(guide, LastLayer):
             return _of_last_layer(model, guide, x)
-        by_layer = getattr(guide, "moments_by_layer", None)
+        by_layer = getattr(guide, "_moments_by_layer", None)
         f, covariance = (by_layer and by_layer(model, x)) or _by_derivatives(model, guide, x)
     return OutputMoments(f, covariance.diagonal(dim1=1, dim2=2).reshape(f.shape), covariance)
 

@@ -163,9 +163,8 @@ def test_the_page_has_the_tables_of_the_committed_figures(experiment):
         assert str(experiment.fidelity_table(record)) in page, record["title"]
         assert experiment.fidelity.verdict(record[experiment.NUTS]) in " ".join(page.split())
         failed = {name for name, guide in record["guides"].items() if "failed" in guide}
-        assert set(record["guides"]) == set(experiment.APPROACHES) and failed <= {
-            "laplace, exact Hessian"
-        }
+        assert set(record["guides"]) <= set(experiment.APPROACHES)
+        assert failed <= {"laplace, exact Hessian"}
 
 
 def test_the_page_says_of_the_guides_what_the_figures_say():

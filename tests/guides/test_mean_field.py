@@ -507,6 +507,6 @@ def test_options_of_a_named_guide_reach_it():
 
 
 def test_an_unknown_guide_is_refused_with_the_known_names():
-    known = r"\['delta', 'ensemble', 'flow', 'full_rank', .* 'softplus_normal', 'vbll'\]"
+    known = r"\['delta', 'ensemble', 'flow', 'full_rank', .* 'softplus_normal', 'swag', 'vbll'\]"
     with pytest.raises(ValueError, match=rf"name must be one of {known}, got 'gaussian'"):
         bbb.guides.make("gaussian", print)

@@ -92,7 +92,7 @@ def test_every_draw_has_the_objective_in_plain_torch():
 
 
 def test_the_mean_loss_is_that_of_an_independent_implementation():
-    """Both by Monte Carlo: within 4 standard errors, 1 in 16,000 by chance."""
+    """Both by Monte Carlo: within 6 standard errors."""
     model, guide = make_wide()
     x, y = data()
     losses = recorded_elbo(None, 300, vectorize=True)
@@ -112,7 +112,7 @@ def test_the_mean_loss_is_that_of_an_independent_implementation():
     drawn = torch.stack(drawn)  # [member, draw]
     of_members = drawn.mean(0)
     error = (found.var() / len(found) + of_members.var() / len(of_members)).sqrt()
-    assert (found.mean() - of_members.mean()).abs() < 4 * error
+    assert (found.mean() - of_members.mean()).abs() < 6 * error
     assert drawn.mean(1).std() > 10 * error  # members differ, or one would do for all
 
 

@@ -124,7 +124,7 @@ class Laplace(PointThenNormal):
         super().reset()
         self.prior_scale.fill_(1.0)
 
-    def moments_by_layer(self, model: Any, x: Rows) -> tuple[Tensor, Tensor] | None:
+    def _moments_by_layer(self, model: Any, x: Rows) -> tuple[Tensor, Tensor] | None:
         """Means and covariances of the tangent's outputs; none for other structures than kron."""
         if self._structure != "kron":
             return None
