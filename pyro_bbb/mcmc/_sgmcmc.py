@@ -74,7 +74,7 @@ def run_sgmcmc(
 
     Several chains are one vectorised pass per step where the network's operations can be batched
     over weights. Of a small network and data set a hundred short chains with all data in each step
-    take seconds, and come as near to the posterior as NUTS (`docs/fidelity.md`).
+    take seconds.
 
     Args:
         model: the model; any prior and likelihood with continuous latents.
