@@ -29,15 +29,17 @@ from time import perf_counter
 from typing import Any
 
 import joblib
+import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
-from _helpers.run import Data, DataSettings, Run, Section, Table, write_json
+from _helpers.run import Data, DataSettings, Picture, Run, Section, Table, write_json
 from _helpers.uci import Scaling, digest, score, unscaled
 from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
 
 import pyro_bbb as bbb
+from pyro_bbb import plots
 
 SUMMARY = (
     "Scores in the middle third of a feature, which the training part lacks, averaged over the "
@@ -232,6 +234,22 @@ def _cell(figures: dict[str, Any], name: str, factor: float, digits: int) -> str
     return "failed" if "failed" in figures else f"{factor * figures[name]:.{digits}f}"
 
 
+def draw_coverage(run: Run, tables: dict[str, Any]) -> Picture:
+    """Coverage of each method on every table; the intervals' level is a line."""
+    names = list(METHODS)[::-1]
+    with plots.style():
+        figure, ax = plt.subplots(figsize=(6.4, 0.5 + 0.4 * len(names)))
+        for marker, (table, scores) in zip("osD^v", tables.items(), strict=False):
+            rows = [i for i, name in enumerate(names) if "failed" not in scores[name]]
+            covered = [100 * scores[names[i]]["coverage"] for i in rows]
+            ax.plot(covered, rows, marker, label=table)
+        ax.axvline(90, color="0.6", linewidth=1)
+        ax.set(xlim=(-3, 103), xlabel="coverage of 90 % intervals in the gap (%)")
+        ax.set_yticks(range(len(names)), names)
+        figure.legend(loc="outside right upper")
+    return run.picture(figure, "coverage", "Left of the line a method is overconfident in the gap.")
+
+
 def main(config: Config) -> dict[str, Any]:
     """Run the splits that are not done; returns what ``metrics.json`` holds."""
     run = Run(config)
@@ -251,8 +269,9 @@ def main(config: Config) -> dict[str, Any]:
     for name, scores in tqdm(done, total=len(jobs), unit="split"):
         found[name].append(scores)
     tables = {name: mean_scores(splits) for name, splits in found.items()}
+    section = Section("Scores", "", [gap_table(tables)], [draw_coverage(run, tables)])
     record = run.finish({"tables": tables, "splits": {k: len(v) for k, v in found.items()}})
-    run.report("Gap splits", SUMMARY, [Section("Scores", "", [gap_table(tables)])], record)
+    run.report("Gap splits", SUMMARY, [section], record)
     return record
 
 
