@@ -185,16 +185,23 @@ def summary(prediction: Any, scaling: Scaling, y: torch.Tensor) -> dict[str, flo
     return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
 
 
-def run_and_write(name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
-    """Scores of a split, from its file if it has one of the same settings."""
+def finished(name: str, path: str, feature: int, config: Config) -> tuple[Path, Any, Any]:
+    """The file of a split, its settings, and its scores if an earlier run had the same."""
     file = config.output / "splits" / name / f"{feature}.json"
     settings = {key: asdict(config)[key] for key in ("steps", "batch_size", "lr", "draws", "seed")}
     methods = {key: asdict(method) for key, method in METHODS.items()}
     own = {"file": digest(Path(path)), **settings, "methods": methods, **CHAINS, **RATES}
     if file.exists() and (record := json.loads(file.read_text()))["of"] == own:
-        return name, record["scores"]
-    scores = run_split(path, feature, config)
-    write_json(file, {"of": own, "scores": scores})
+        return file, own, record["scores"]
+    return file, own, None
+
+
+def run_and_write(name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
+    """Scores of a split, from its file if it has one of the same settings."""
+    file, own, scores = finished(name, path, feature, config)
+    if scores is None:
+        scores = run_split(path, feature, config)
+        write_json(file, {"of": own, "scores": scores})
     return name, scores
 
 
@@ -263,6 +270,8 @@ def main(config: Config) -> dict[str, Any]:
         for name, path in paths.items()
         for feature in features_of(path)[: config.features]
     ]
+    for *_, scores in (finished(*job) for job in jobs):  # as if done now
+        run.started -= sum(each.get("seconds", 0.0) for each in (scores or {}).values())
     parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
     found: dict[str, list[Any]] = {name: [] for name in paths}
     done = parallel(joblib.delayed(run_and_write)(*job) for job in jobs)
