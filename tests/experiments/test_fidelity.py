@@ -194,3 +194,19 @@ def test_the_page_shows_pictures_that_are_there():
         assert f"images/fidelity_{name}.png" in PAGE.read_text(encoding="utf-8")
         picture = PAGE.parent / "images" / f"fidelity_{name}.png"
         assert 10_000 < picture.stat().st_size < 200_000
+
+
+def test_the_page_has_the_gap_splits(load):
+    gaps, page = load("gap_splits"), PAGE.read_text(encoding="utf-8")
+    tables = json.loads((FIGURES.parent / "gap_splits.json").read_text())["tables"]
+    assert str(gaps.gap_table(tables)) in page
+    best = {table: min(of, key=lambda name, of=of: of[name]["nll"]) for table, of in tables.items()}
+    assert best["bostonHousing"] == best["yacht"] == "20 chains of sghmc"
+    assert best["energy"] == "laplace, linearized"
+    assert all(each["coverage"] < 0.9 for each in tables["energy"].values())
+    for name, shown in (("energy", "51"), ("yacht", "40")):
+        assert f"{100 * tables[name]['softplus_normal']['coverage']:.0f}" == shown
+        assert tables[name]["full_rank"]["coverage"] < 0.7
+    rmse = {name: each["rmse"] for name, each in tables["yacht"].items()}
+    found = [f"{rmse[key]:.1f}" for key in ("20 chains of sghmc", "delta (MAP)")]
+    assert found == ["2.0", "5.3"]

@@ -14,6 +14,9 @@ MACHINES = {None: CPU, "cpu": CPU, "cuda": GPU}  # by the record's device, else 
 COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats SEEDS`
     "benchmarks": "benchmarks/run.py",
     "cuda_graph": "benchmarks/cuda_graph.py",
+    "gap_splits": (
+        "experiments/gap_splits.py --datasets bostonHousing energy wine-quality-red yacht"
+    ),
     "scaling": "benchmarks/scaling.py",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
