@@ -20,7 +20,6 @@ chains and of `full_rank` were seen to diverge.
 Each split that is done is a file in ``splits/NAME``, from which an interrupted run goes on.
 """
 
-import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
-from _helpers.run import Data, DataSettings, Picture, Run, Section, Table, write_json
+from _helpers.run import Data, DataSettings, Picture, Run, Section, Table, read_json, write_json
 from _helpers.uci import Scaling, digest, score, unscaled
 from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
@@ -191,7 +190,7 @@ def finished(name: str, path: str, feature: int, config: Config) -> tuple[Path, 
     settings = {key: asdict(config)[key] for key in ("steps", "batch_size", "lr", "draws", "seed")}
     methods = {key: asdict(method) for key, method in METHODS.items()}
     own = {"file": digest(Path(path)), **settings, "methods": methods, **CHAINS, **RATES}
-    if file.exists() and (record := json.loads(file.read_text()))["of"] == own:
+    if file.exists() and (record := read_json(file))["of"] == own:
         return file, own, record["scores"]
     return file, own, None
 

@@ -16,6 +16,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
+from _helpers.repeats import over
 from _helpers.run import Data, Picture, Run
 from _helpers.scores import scores
 from pyro_bbb import metrics, plots
@@ -220,14 +221,8 @@ def score(prediction: bbb.Prediction, y: Tensor) -> dict[str, float]:
 def mean_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Means of equally nested figures of several seeds; of failed ones the first."""
     failed = [record for record in records if "failed" in record]
-    if failed:
-        return failed[0]
-    return {
-        name: mean_of([record[name] for record in records])
-        if isinstance(value, dict)
-        else fmean(record[name] for record in records)
-        for name, value in records[0].items()
-    }
+    means: dict[str, Any] = failed[0] if failed else over(fmean, records)
+    return means
 
 
 Predictions: TypeAlias = dict[str, bbb.Prediction]

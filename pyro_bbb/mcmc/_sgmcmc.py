@@ -131,8 +131,7 @@ def run_sgmcmc(
         gradient = MinibatchGradient(potential, z, batches.first())
         require_density(*gradient(z, *batches.first()))
         run = Run(langevin, schedule, gradient, batches, z, lr, temperature)
-        definition = _definition(run, seed)
-        save = SavedRun(*saved, definition) if saved else None
+        save = SavedRun(*saved, _definition(run, seed)) if saved else None
         if save:
             save.resume(run)
         try:

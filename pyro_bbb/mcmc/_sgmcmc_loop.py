@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from pyro_bbb.mcmc._langevin import ChainState, Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
-from pyro_bbb.persistence.archive import Json, LoadError, differences, read, tidy, write
+from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
 from pyro_bbb.persistence.state_dict import cpu_copy
 
 _KIND = "sgmcmc"
@@ -161,13 +161,7 @@ class SavedRun:
         except FileNotFoundError:
             return
         tidy(self.folder)
-        if spec.get("kind") != _KIND:
-            raise LoadError(f"{self.folder} holds something else than a checkpoint of run_sgmcmc")
-        if found := differences(spec["run"], self.definition):
-            raise ValueError(
-                f"checkpoint {self.folder} was written by a different configuration: "
-                f"{'; '.join(found)}. Give the same arguments, or another folder"
-            )
+        require_run(self.folder, spec, _KIND, "run_sgmcmc", self.definition)
         run.restore(spec, tensors)
 
     def maybe_write(self, run: Run) -> None:

@@ -85,6 +85,24 @@ def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]
     return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
 
 
+def require_run(
+    folder: Path, spec: Mapping[str, Json], kind: str, owner: str, run: Mapping[str, Json]
+) -> None:
+    """Raise unless a checkpoint is one of ``owner``, of this run.
+
+    Raises:
+        LoadError: it is of another kind.
+        ValueError: the run that it is of had another configuration.
+    """
+    if spec.get("kind") != kind:
+        raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
+    if found := differences(spec["run"], run):
+        raise ValueError(
+            f"checkpoint {folder} was written by a different configuration: "
+            f"{'; '.join(found)}. Give the same arguments, or another folder"
+        )
+
+
 def seal(content: dict[str, Json]) -> bytes:
     """Return JSON of the content after the format's name, its version and the text's hash."""
     head = {"format": FORMAT, "version": VERSION, "sha256": _ZEROS}

@@ -19,8 +19,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_bbb._utils.validation import count, require
-from pyro_bbb.persistence import LoadError
-from pyro_bbb.persistence.archive import Json, differences, first_does, read_for_all, tidy, write
+from pyro_bbb.persistence.archive import (
+    Json,
+    first_does,
+    read_for_all,
+    require_run,
+    tidy,
+    write,
+)
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._state import TrainingState
 from pyro_bbb.training.history import History
@@ -78,13 +84,7 @@ class Checkpoint:
             tidy(self.folder)
 
     def _resume(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
-        if spec.get("kind") != _KIND:
-            raise LoadError(f"{self.folder} holds something else than a checkpoint of fit")
-        if found := differences(spec["run"], self.run):
-            raise ValueError(
-                f"checkpoint {self.folder} was written by a different configuration: "
-                f"{'; '.join(found)}. Give the same arguments, or another folder"
-            )
+        require_run(self.folder, spec, _KIND, "fit", self.run)
         self.state.restore(spec, tensors)
 
     def maybe_write(self, epoch_ended: bool) -> None:
