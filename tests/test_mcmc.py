@@ -22,6 +22,7 @@ from pyro_bbb.mcmc import _chains as chains_module
 from pyro_bbb.mcmc import _initial_positions as _starts
 from pyro_bbb.mcmc import _kernel as _nuts
 from pyro_bbb.mcmc._potential import Potential
+from tests._support.branching import Branching
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 QUICK = {"num_samples": 8, "warmup_steps": 8, "max_tree_depth": 3, "progress": False}
@@ -39,18 +40,6 @@ class Hierarchical(PyroModule):
 
     def forward(self, x):
         return x @ self.weight.unsqueeze(-1)
-
-
-class Branching(PyroModule):
-    """Takes a path that depends on the weights, which no record can hold."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = bbb.BayesianLinear(2, 1)
-
-    def forward(self, x):
-        h = self.fc(x)
-        return h if h.sum() > 0 else -2 * h
 
 
 class Accumulating(PyroModule):

@@ -5,7 +5,6 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroModule
 from torch import nn
 
 import pyro_bbb as bbb
@@ -14,6 +13,7 @@ from pyro_bbb.mcmc._langevin import Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._sgmcmc_loop import SavedRun
+from tests._support.branching import Branching
 
 SIGMAS = 6  # standard errors
 N, NOISE, PRIOR = 30, 0.5, 0.8
@@ -147,18 +147,6 @@ def test_gradients_of_minibatches_average_to_that_of_all_data(double):
         energy, slope = whole.value_and_gradient(z[i])
         torch.testing.assert_close(torch.stack(energies).mean(0)[i], energy)
         torch.testing.assert_close(torch.stack(gradients).mean(0)[i], slope)
-
-
-class Branching(PyroModule):
-    """Takes a path that depends on the weights, which neither a record nor a batch can hold."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = bbb.BayesianLinear(2, 1)
-
-    def forward(self, x):
-        h = self.fc(x)
-        return h if h.sum() > 0 else -2 * h
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lenet", "mixture", "branching"])
