@@ -139,6 +139,7 @@ def test_every_committed_run_is_of_a_listed_experiment():
     runs = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*_*.json")}
     others = {
         "cuda",
+        "gap",
         "laplace",
         "posterior",
         "sklearn",
