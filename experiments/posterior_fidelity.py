@@ -10,13 +10,12 @@ on and off the data. Weights cannot be compared, as units may be permuted or cha
 without changing the function.
 
 Every guide but SWAG, whose width is that of the minibatches' noise, is trained on the full training
-set in each step, half of the steps at a constant
-learning rate and half along a cosine to 0, so that what remains is the family's distance and not
-the optimiser's; one guide is trained twice as long to see that. Each is trained from several
-seeds, and tables show the means; NUTS runs once. The floor is the distance between two halves of
-NUTS, chains 1-2 against 3-4. Learning rates, and that ``full_rank`` and ``flow`` start at the means
-of ``softplus_normal``, were chosen by the training loss. The short
-chains' steps were halved once, as the distances to NUTS stayed below 0.1.
+set in each step, half of the steps at a constant learning rate and half along a cosine to 0, so
+that what remains is the family's distance and not the optimiser's; one guide is trained twice as
+long to see that. Each is trained from several seeds, and tables show the means; NUTS runs once. The
+floor is the distance between two halves of NUTS, chains 1-2 against 3-4. Learning rates, and that
+``full_rank`` and ``flow`` start at the means of ``softplus_normal``, were chosen by the training
+loss. The short chains' steps were halved once, as the distances to NUTS stayed below 0.1.
 """
 
 import math

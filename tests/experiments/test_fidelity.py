@@ -163,30 +163,38 @@ def test_the_page_has_the_tables_of_the_committed_figures(experiment):
         assert str(experiment.fidelity_table(record)) in page, record["title"]
         assert experiment.fidelity.verdict(record[experiment.NUTS]) in " ".join(page.split())
         failed = {name for name, guide in record["guides"].items() if "failed" in guide}
-        assert set(record["guides"]) <= set(experiment.APPROACHES)
+        assert set(record["guides"]) == set(experiment.APPROACHES)
         assert failed <= {"laplace, exact Hessian"}
 
 
-def test_the_page_says_of_the_guides_what_the_figures_say():
+def test_many_short_chains_are_right_off_the_data_in_a_tenth_of_the_time_of_nuts(experiment):
+    for problem in json.loads(FIGURES.read_text())["problems"].values():
+        chains = problem["guides"][experiment.SHORT]
+        assert chains["off the data"]["function"] < 0.08
+        assert 0.97 < chains["off the data"]["sd_ratio"] < 1.03
+        assert chains["seconds"] < problem[experiment.NUTS]["seconds"] / 10
+
+
+def test_the_page_says_of_the_guides_what_the_figures_say(experiment):
     problems = json.loads(FIGURES.read_text())["problems"]
     on, off = (
         {
             guide: [problem["guides"][guide][place] for problem in problems.values()]
             for guide in problems["sine"]["guides"]
+            if guide != experiment.SHORT
         }
         for place in ("on the data", "off the data")
     )
     for mean_field, full in zip(off["softplus_normal"], off["full_rank"], strict=True):
         assert mean_field["sd_ratio"] < full["sd_ratio"] < 1
     for i in range(len(problems)):
-        trained = [guide for guide in on if "laplace" not in guide]
-        assert min(trained, key=lambda guide, i=i: on[guide][i]["function"]) == "full_rank"
+        assert on["full_rank"][i]["function"] < on["softplus_normal"][i]["function"]
     for places in (on, off):  # on the sine
         assert min(places, key=lambda guide: places[guide][0]["function"]) == "laplace, linearized"
     for places in (on, off):
         longer = places["softplus_normal, twice the steps"]
         for once, twice in zip(places["softplus_normal"], longer, strict=True):
-            assert abs(once["function"] - twice["function"]) < 0.075
+            assert abs(once["function"] - twice["function"]) < 0.065
 
 
 def test_the_page_shows_pictures_that_are_there():
