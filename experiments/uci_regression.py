@@ -52,7 +52,7 @@ did). What was seen there, RMSE / log-likelihood:
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import joblib
 import tyro
@@ -65,46 +65,66 @@ from tqdm import tqdm
 
 import pyro_bbb as bbb
 
+HE: dict[str, Any] = {"init_loc": "he"}
 OURS = Recipe(
     prior="fan_in_normal",
     options={},
     guide="softplus_normal",
+    guide_options={**HE, "init_rho": -5.0},
+    noise="by input",
     members=8,
-    init_rho=-5.0,
-    temperature=0.25,
-    lr=2.5e-2,
+    dropout=0.0,
+    temperature=0.5,
+    lr=1e-2,
     lr_schedule="cosine",
     least_batch=256,
     most_batches=64,
     least_epochs=60,
-    least_steps=1500,
+    least_steps=20_000,
 )
+CONSTANT = replace(OURS, noise="constant", temperature=0.25, lr=2.5e-2, least_steps=1500)
+POINT = replace(OURS, guide="delta", guide_options=HE, temperature=1.0, draws=1)
 RECIPES = {
-    "published": Recipe(
+    "published": replace(
+        CONSTANT,
         prior="normal",
         options={"scale": 1.0},
-        guide="softplus_normal",
         members=1,
-        init_rho=-5.0,
         temperature=1.0,
         lr=1e-2,
         lr_schedule="constant",
         least_batch=32,
-        most_batches=64,
         least_epochs=40,
         least_steps=0,
     ),
     "ours": OURS,
-    "vbll": replace(OURS, guide="vbll", members=1, temperature=1.0, lr=1e-2),
+    "single": replace(OURS, members=1),
+    "constant_noise": CONSTANT,
+    "vbll": replace(CONSTANT, guide="vbll", guide_options={}, members=1, temperature=1.0, lr=1e-2),
+    "dropout": replace(POINT, members=1, dropout=0.05, draws=100),
+    "ensemble5": replace(POINT, members=5),
+    "ensemble10": replace(POINT, members=10),
 }
+
+
+Preset: TypeAlias = Literal[
+    "published",
+    "ours",
+    "single",
+    "constant_noise",
+    "vbll",
+    "dropout",
+    "ensemble5",
+    "ensemble10",
+]
 
 
 @dataclass(frozen=True)
 class Config(DataSettings):
     """Settings of one run."""
 
-    preset: Literal["published", "ours", "vbll"] = "ours"
-    """The plain recipe, the one found on validation data, or a variational last layer."""
+    preset: Preset = "ours"
+    """Recipe, see above."""
     datasets: tuple[str, ...] = ()
     """Names of the tables, which are their folders'; by default all that are there."""
     part: Literal["test", "validation"] = "test"

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
@@ -32,11 +32,15 @@ class Recipe:
     options: dict[str, float]
     """Its arguments."""
     guide: str
-    """Posterior: ``"softplus_normal"`` of all weights, ``"vbll"`` of the last layer's."""
+    """Posterior of all weights by its name in `pyro_bbb.guides`; of ``"vbll"`` the last layer's."""
+    guide_options: dict[str, Any]
+    """Its arguments."""
+    noise: Literal["constant", "by input"]
+    """Whether the noise's scale is one number for each member, or an output of the network."""
     members: int
     """Ensemble members, each with its own posterior and an equal weight in predictions."""
-    init_rho: float
-    """Initial rho; standard deviations are softplus(rho)."""
+    dropout: float
+    """Rate of the units that are dropped, in training and in predictions (MC dropout)."""
     temperature: float
     """Weight of the KL in the ELBO; 1 is Bayes' rule."""
     lr: float
@@ -121,46 +125,51 @@ def digest(path: Path) -> str:
 
 
 class GroupedLinear(nn.Module):
-    """One linear output for each group of units: ``[n, groups * units]`` to ``[n, groups]``."""
+    """Linear outputs of each group of units: ``[n, groups * units]`` to ``[n, outputs * groups]``.
 
-    def __init__(self, units: int, groups: int) -> None:
+    The first outputs of all groups come first, then the second ones.
+    """
+
+    def __init__(self, units: int, groups: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(groups, units, 1))
-        self.bias = nn.Parameter(torch.zeros(groups))
+        self.groups = groups
+        self.weight = nn.Parameter(torch.zeros(outputs * groups, units))
+        self.bias = nn.Parameter(torch.zeros(outputs * groups))
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all groups."""
-        groups, units, _ = self.weight.shape
-        x = x.unflatten(-1, (groups, units))
-        return torch.einsum("ngu,gu->ng", x, self.weight[..., 0]) + self.bias
+        x = x.unflatten(-1, (self.groups, -1))
+        weight = self.weight.unflatten(0, (-1, self.groups))
+        return torch.einsum("ngu,ogu->nog", x, weight).flatten(1) + self.bias
 
 
-def grouped_network(inputs: int, units: int, members: int) -> nn.Sequential:
-    """Build an ensemble of one-hidden-layer networks as one: inputs ``[n, d]``, outputs ``[n, m]``.
+def grouped_network(recipe: Recipe, inputs: int, units: int) -> nn.Sequential:
+    """Build an ensemble of one-hidden-layer networks as one, for inputs ``[n, d]``.
 
-    The units are the members' in turn, and none sees another's; trained together they are as good
-    as trained one by one, at little more than one's cost.
+    Outputs are ``[n, members]``, or ``[n, 2 * members]`` where noise depends on the input. The
+    units are the members' in turn, and none sees another's; trained together they are as good as
+    trained one by one, at little more than one's cost.
     """
-    hidden = members * units
-    return nn.Sequential(
-        nn.Linear(inputs, hidden),
-        nn.ReLU(),
-        GroupedLinear(units, members),
-    )
+    outputs = 2 if recipe.noise == "by input" else 1
+    layers: list[nn.Module] = [nn.Linear(inputs, recipe.members * units), nn.ReLU()]
+    if recipe.dropout:
+        layers.append(nn.Dropout(recipe.dropout))
+    return nn.Sequential(*layers, GroupedLinear(units, recipe.members, outputs))
 
 
 def model_and_guide(recipe: Recipe, inputs: int, units: int, num_data: int) -> tuple[Any, Any]:
     """A network of one hidden layer, or one for each member, and its posterior."""
     prior = priors.make(recipe.prior, **recipe.options)
-    noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
+    noise: bbb.likelihoods.Likelihood = bbb.likelihoods.HeteroscedasticGaussian()
+    if recipe.noise == "constant":
+        noise = bbb.likelihoods.Gaussian.learned(torch.ones(recipe.members))
     if recipe.guide == "vbll":
         plain = nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, 1))
         network = bbb.bayesianize(plain, prior=prior, where="2")
-        model = bbb.BayesianModel(network, noise, num_data=num_data)
-        return model, bbb.guides.make("vbll", model)
-    network = bbb.bayesianize(grouped_network(inputs, units, recipe.members), prior=prior)
+    else:
+        network = bbb.bayesianize(grouped_network(recipe, inputs, units), prior=prior)
     model = bbb.BayesianModel(network, noise, num_data=num_data)
-    return model, bbb.AutoSoftplusNormal(model, init_loc="he", init_rho=recipe.init_rho)
+    return model, bbb.guides.make(recipe.guide, model, **recipe.guide_options)
 
 
 def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.BayesianModel, Any]:
@@ -185,6 +194,19 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
     )
     print(final_elbo(history))
     return model, guide
+
+
+def predict(
+    recipe: Recipe, model: bbb.BayesianModel, guide: Any, x: Tensor, seed: int
+) -> bbb.RegressionPrediction:
+    """The mixture over draws of weights, or of dropped units (Gal and Ghahramani 2016)."""
+    if not recipe.dropout:
+        return bbb.predict(model, guide, x, num_samples=recipe.draws, seed=seed)
+    torch.manual_seed(seed)
+    network = bbb.to_module(model, guide).train()
+    with torch.no_grad():
+        outputs = torch.stack([network(x) for _ in range(recipe.draws)])
+        return bbb.RegressionPrediction(dist.Normal(**model.likelihood.arguments(outputs)))
 
 
 def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.RegressionPrediction:
@@ -233,9 +255,7 @@ def run_task(task: Task) -> dict[str, Any]:
     units = recipe.units if len(table.x) <= LARGE else recipe.units_of_large
     standardised = of_x(x), of_y(y[:, None]).squeeze(1)
     model, guide = train(recipe, standardised, units, task.own_seed)
-    prediction = bbb.predict(
-        model, guide, of_x(x_test), num_samples=recipe.draws, seed=task.own_seed
-    )
+    prediction = predict(recipe, model, guide, of_x(x_test), task.own_seed)
     return score(unscaled(prediction, of_y), y_test)
 
 

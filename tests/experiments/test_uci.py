@@ -106,22 +106,55 @@ def test_densities_and_moments_are_those_of_the_mixture_in_the_targets_unit(part
     )
 
 
-def test_networks_side_by_side_do_not_see_each_other(parts):
+@pytest.mark.parametrize("noise", ["constant", "by input"])
+def test_networks_side_by_side_do_not_see_each_other(parts, experiment, noise):
     torch.manual_seed(0)
-    network = parts.grouped_network(3, 4, members=2)
-    hidden, output = network[0], network[2]
+    recipe = dataclasses.replace(experiment.RECIPES["ours"], noise=noise, members=2)
+    network = parts.grouped_network(recipe, 3, 4)
+    hidden, output = network[0], network[-1]
+    torch.nn.init.normal_(output.weight), torch.nn.init.normal_(output.bias)
     x = torch.randn(5, 3)
-    for member, rows in enumerate((slice(0, 4), slice(4, 8))):
-        h = torch.relu(x @ hidden.weight[rows].T + hidden.bias[rows])
-        alone = h @ output.weight[member, :, 0] + output.bias[member]
-        torch.testing.assert_close(network(x)[:, member], alone)
+    outputs = network(x)
+    assert outputs.shape == (5, 4 if noise == "by input" else 2)
+    for row, found in enumerate(outputs.T):  # means of all members, then their raw scales
+        member = row % 2
+        own = slice(4 * member, 4 * member + 4)
+        h = torch.relu(x @ hidden.weight[own].T + hidden.bias[own])
+        torch.testing.assert_close(found, h @ output.weight[row] + output.bias[row])
+
+
+def test_members_of_unequal_noise_have_each_their_own(parts, experiment):
+    """Means come first: a member's likelihood takes its mean and its scale."""
+    recipe = dataclasses.replace(experiment.RECIPES["ours"], members=2)
+    model, _ = parts.model_and_guide(recipe, 1, 3, 10)
+    outputs = torch.tensor([[1.0, 2.0, 0.0, 5.0]])
+    found = model.likelihood.arguments(outputs)
+    assert found["loc"].tolist() == [[1.0, 2.0]]
+    torch.testing.assert_close(found["scale"], torch.log1p(torch.tensor([[0.0, 5.0]]).exp()))
+
+
+def test_dropout_predicts_by_masks_and_the_noise_of_each(parts, experiment):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator)
+    changes = {"least_epochs": 1, "least_steps": 20, "draws": 400, "dropout": 0.5}
+    recipe = dataclasses.replace(experiment.RECIPES["dropout"], **changes)
+    model, guide = parts.train(recipe, (x, x[:, 0]), units=1, seed=0)
+    found = parts.predict(recipe, model, guide, x, seed=0)
+    network = bbb.to_module(model, guide)
+    kept = network(x)  # in evaluation; a unit that is kept counts twice
+    for row in range(40):
+        means = found.components.loc[:, row, 0]
+        assert len(means.unique()) <= 2  # one unit is there or not
+    # the mean over masks of a network linear in its one hidden unit: 6 standard errors of halves
+    spread = (found.components.loc.std(0) / 20).clamp_min(1e-6)
+    assert ((found.components.loc.mean(0) - kept[:, :1]).abs() < 6 * spread).all()
 
 
 def test_members_start_apart_and_have_a_noise_each(parts, experiment):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 2, generator=generator)
     recipe = dataclasses.replace(
-        experiment.RECIPES["ours"], members=3, least_epochs=1, least_steps=20, draws=4
+        experiment.RECIPES["constant_noise"], members=3, least_epochs=1, least_steps=20, draws=4
     )
     model, guide = parts.train(recipe, (x, x[:, 0]), units=6, seed=0)
     loc, scale = guide.loc("network.0.weight"), model.likelihood.scale
