@@ -102,8 +102,8 @@ RECIPES = {
     "constant_noise": CONSTANT,
     "vbll": replace(CONSTANT, guide="vbll", guide_options={}, members=1, temperature=1.0, lr=1e-2),
     "dropout": replace(POINT, members=1, dropout=0.05, draws=100),
-    "ensemble5": replace(POINT, members=5),
-    "ensemble10": replace(POINT, members=10),
+    "ensemble5": replace(POINT, members=5, least_steps=1500),
+    "ensemble10": replace(POINT, members=10, least_steps=1500),
 }
 
 

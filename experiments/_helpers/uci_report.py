@@ -44,6 +44,16 @@ PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
     },
 }
 
+# the best of each column in uncertainty-baselines, by MC dropout, ensembles and refined VI, on other
+# splits: https://github.com/google/uncertainty-baselines, baselines/uci
+BEST_NLL = {
+    "bostonHousing": 2.40,
+    "energy": 0.61,
+    "naval-propulsion-plant": -6.33,
+    "wine-quality-red": 0.93,
+    "yacht": 0.73,
+}
+
 
 def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Predicted probabilities of a target at most the true one, of all splits' rows."""
@@ -93,6 +103,16 @@ def score_table(summaries: dict[str, Any], score: str) -> Table:
         cells = (shown(figures[method]) if method in figures else "–" for method in columns[1:])
         rows.append((name, *cells))
     return Table(columns, rows)
+
+
+def methods_table(runs: dict[str, dict[str, Any]]) -> Table:
+    """NLL of several runs by their names, one column for each table, and the best published."""
+    rows = []
+    for label, run in runs.items():
+        found = (run[name]["log_likelihood"] for name in BEST_NLL)
+        rows.append((label, *(shown((-each["mean"], each["standard_error"])) for each in found)))
+    rows.append(("best published, other splits", *map("{:.2f}".format, BEST_NLL.values())))
+    return Table(("NLL (nats)", *BEST_NLL), rows)
 
 
 def coverage_table(summaries: dict[str, Any]) -> Table:

@@ -150,6 +150,27 @@ def test_every_committed_run_is_of_a_listed_experiment():
     assert runs - others == {figure[2] for figure in FIGURES}
 
 
+UCI_METHODS = {
+    "dropout": "MC dropout",
+    "ensemble5": "ensemble of 5",
+    "ensemble10": "ensemble of 10",
+    "vbll": "variational last layer, constant noise",
+    "single": "one posterior",
+    "constant_noise": "eight posteriors, constant noise",
+    "ours": "eight posteriors (ours)",
+}
+
+
+def test_the_uci_methods_have_what_the_runs_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.uci_report")
+    runs = {
+        label: json.loads((RESULTS / f"uci_regression_{preset}.json").read_text())
+        for preset, label in UCI_METHODS.items()
+    }
+    assert str(report.methods_table(runs)) in (ROOT / "docs" / "results.md").read_text()
+
+
 @pytest.mark.parametrize("score", ["rmse", "log_likelihood"])
 def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
     monkeypatch.syspath_prepend(ROOT / "experiments")

@@ -22,7 +22,10 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
     ),
-    "uci_regression_vbll": "experiments/uci_regression.py --preset vbll",
+    **{
+        f"uci_regression_{preset}": f"experiments/uci_regression.py --preset {preset}"
+        for preset in ("constant_noise", "dropout", "ensemble5", "ensemble10", "single", "vbll")
+    },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
     "mushroom_bandit_published": "experiments/mushroom_bandit.py --pieces A B C D E",
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
