@@ -3,8 +3,8 @@
 from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from _helpers.posterior_methods import METHODS, PROBLEMS
 from _helpers.posterior_training import Problem
@@ -51,19 +51,12 @@ def ood_table(problem: Problem, summaries: Summaries) -> Table:
 def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
     """Plot NLL against training cost, a panel for each problem."""
     with plots.style():
-        height = 1.2 + 0.28 * max(map(len, results.values()))
         figure, axes = plt.subplots(
-            1, len(results), figsize=(6.4 * len(results), height), squeeze=False
+            1, len(results), figsize=(6.4 * len(results), 4.2), squeeze=False
         )
         for ax, (name, summaries) in zip(axes[0], results.items(), strict=True):
-            cost = [summary["mean"]["training"] for summary in summaries.values()]
-            nll = [summary["mean"]["nll"] for summary in summaries.values()]
-            error = [summary.get("sd", {}).get("nll", 0.0) for summary in summaries.values()]
-            ax.errorbar(cost, nll, error, fmt="o", markersize=5, capsize=2)
-            ax.set_xscale("log")
-            ax.set(xlabel="training, multiples of the deterministic network's", ylabel="NLL (nats)")
+            draw_methods(ax, summaries)
             ax.set_title(PROBLEMS[name].title)
-            label_in_margin(ax, [METHODS[each].label for each in summaries], cost, nll)
     return run.picture(
         figure,
         "costs",
@@ -71,16 +64,23 @@ def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
     )
 
 
-def label_in_margin(ax: Axes, labels: list[str], x: list[float], y: list[float]) -> None:
-    """Write labels in a column right of the axes, in the order of y, with lines to the points."""
-    heights = np.linspace(0.02, 0.98, len(labels)) if len(labels) > 1 else [0.5]
-    line = {"arrowstyle": "-", "linewidth": 0.5, "color": "0.6", "shrinkB": 4, "relpos": (0, 0.5)}
-    for height, i in zip(heights, np.argsort(y), strict=True):
-        ax.annotate(
-            labels[i],
-            (x[i], y[i]),
-            xytext=(1.05, height),
-            textcoords="axes fraction",
-            va="center",
-            arrowprops=line,
+def draw_methods(ax: Axes, summaries: Summaries) -> None:
+    """Plot a point for each method, with a marker and a colour of its own, the best first."""
+    names, colors = list(METHODS), plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    for name in sorted(summaries, key=lambda name: float(summaries[name]["mean"]["nll"])):
+        mean, number = summaries[name]["mean"], names.index(name)
+        ax.errorbar(
+            mean["training"],
+            mean["nll"],
+            summaries[name].get("sd", {}).get("nll", 0.0),
+            fmt="osD^v"[number % 5],
+            color=colors[number % len(colors)],
+            capsize=2,
+            label=METHODS[name].label,
         )
+    ax.set(xscale="log", xlabel="training, multiples of the deterministic network's")
+    ax.set_ylabel("NLL (nats)")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")

@@ -44,8 +44,8 @@ PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
     },
 }
 
-# the best of each column in uncertainty-baselines, by MC dropout, ensembles and refined VI, on other
-# splits: https://github.com/google/uncertainty-baselines, baselines/uci
+# the best of each column in uncertainty-baselines, by MC dropout, ensembles and refined VI, on
+# other splits: https://github.com/google/uncertainty-baselines, baselines/uci
 BEST_NLL = {
     "bostonHousing": 2.40,
     "energy": 0.61,

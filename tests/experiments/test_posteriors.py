@@ -1,11 +1,10 @@
 """Cells, clock and figure of `experiments/posteriors.py`."""
 
-from itertools import combinations
-
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from matplotlib.text import Text
+
+from pyro_bbb import plots
 
 
 @pytest.fixture
@@ -43,15 +42,14 @@ def test_a_model_has_a_prior_of_its_own(load, training):
     assert not methods.FAN_IN.by_fan_in, "checkpoints would depend on what ran before"
 
 
-def test_labels_do_not_overlap(load):
-    label_in_margin = load("_helpers.posterior_report").label_in_margin
-    figure, ax = plt.subplots(figsize=(6.4, 4.4))
-    labels = [f"method {i}" for i in range(11)]
-    x, y = [1.0 + i % 3 for i in range(11)], [0.3 + 1e-4 * (i % 2) for i in range(11)]
-    ax.plot(x, y, "o")
-    label_in_margin(ax, labels, x, y)
-    figure.canvas.draw()
-    boxes = [Text.get_window_extent(label) for label in ax.texts]  # without the line
+def test_every_method_has_a_marker_of_its_own(load):
+    report = load("_helpers.posterior_report")
+    methods = load("_helpers.posterior_methods").METHODS
+    summaries = {name: {"mean": {"nll": 0.3, "training": 2.0}} for name in methods}
+    with plots.style():
+        figure, ax = plt.subplots()
+        report.draw_methods(ax, summaries)
+    handles, labels = ax.get_legend_handles_labels()
+    looks = {(bar[0].get_marker(), bar[0].get_color()) for bar in handles}
     plt.close(figure)
-    assert len(boxes) == 11
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert len(looks) == len(labels) == len(set(labels)) == len(methods)

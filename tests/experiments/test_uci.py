@@ -125,7 +125,7 @@ def test_networks_side_by_side_do_not_see_each_other(parts, experiment, noise):
 
 def test_members_of_unequal_noise_have_each_their_own(parts, experiment):
     """Means come first: a member's likelihood takes its mean and its scale."""
-    recipe = dataclasses.replace(experiment.RECIPES["ours"], members=2)
+    recipe = dataclasses.replace(experiment.RECIPES["heteroscedastic"], members=2)
     model, _ = parts.model_and_guide(recipe, 1, 3, 10)
     outputs = torch.tensor([[1.0, 2.0, 0.0, 5.0]])
     found = model.likelihood.arguments(outputs)
@@ -154,7 +154,7 @@ def test_members_start_apart_and_have_a_noise_each(parts, experiment):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 2, generator=generator)
     recipe = dataclasses.replace(
-        experiment.RECIPES["constant_noise"], members=3, least_epochs=1, least_steps=20, draws=4
+        experiment.RECIPES["ours"], members=3, least_epochs=1, least_steps=20, draws=4
     )
     model, guide = parts.train(recipe, (x, x[:, 0]), units=6, seed=0)
     loc, scale = guide.loc("network.0.weight"), model.likelihood.scale

@@ -150,14 +150,26 @@ def test_every_committed_run_is_of_a_listed_experiment():
     assert runs - others == {figure[2] for figure in FIGURES}
 
 
+def test_the_posteriors_have_what_the_runs_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.posterior_report")
+    page = (ROOT / "docs" / "results.md").read_text()
+    for name, found in json.loads((RESULTS / "posteriors.json").read_text())["problems"].items():
+        for table in (report.table, report.ood_table):
+            assert str(table(report.PROBLEMS[name], found)) in page
+        nll = {method: each["mean"]["nll"] for method, each in found.items()}
+        assert sorted(nll, key=nll.__getitem__)[:2] == ["rank1", "sghmc"]
+        digits = {method: each["mean"]["ood"] for method, each in found.items()}
+        assert max(digits, key=lambda method: digits[method]["epistemic"]) == "laplace_kron"
+        variational = [m for m in digits if m.startswith(("bbb", "vbll", "ivon", "rank1"))]
+        assert digits["map"]["entropy"] > max(digits[m]["entropy"] for m in variational)
+
+
 UCI_METHODS = {
-    "dropout": "MC dropout",
     "ensemble5": "ensemble of 5",
-    "ensemble10": "ensemble of 10",
     "vbll": "variational last layer, constant noise",
-    "single": "one posterior",
-    "constant_noise": "eight posteriors, constant noise",
-    "ours": "eight posteriors (ours)",
+    "ours": "eight posteriors, constant noise (ours)",
+    "heteroscedastic": "eight posteriors",
 }
 
 

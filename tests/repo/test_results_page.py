@@ -18,13 +18,14 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         "experiments/gap_splits.py --datasets bostonHousing energy wine-quality-red yacht"
     ),
     "scaling": "benchmarks/scaling.py",
+    "posteriors": "experiments/posteriors.py --problems fashion_mlp",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
     ),
     **{
         f"uci_regression_{preset}": f"experiments/uci_regression.py --preset {preset}"
-        for preset in ("constant_noise", "dropout", "ensemble5", "ensemble10", "single", "vbll")
+        for preset in ("dropout", "ensemble5", "ensemble10", "heteroscedastic", "single", "vbll")
     },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
     "mushroom_bandit_published": "experiments/mushroom_bandit.py --pieces A B C D E",
