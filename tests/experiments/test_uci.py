@@ -141,13 +141,16 @@ def test_dropout_predicts_by_masks_and_the_noise_of_each(parts, experiment):
     model, guide = parts.train(recipe, (x, x[:, 0]), units=1, seed=0)
     found = parts.predict(recipe, model, guide, x, seed=0)
     network = bbb.to_module(model, guide)
-    kept = network(x)  # in evaluation; a unit that is kept counts twice
-    for row in range(40):
-        means = found.components.loc[:, row, 0]
-        assert len(means.unique()) <= 2  # one unit is there or not
-    # the mean over masks of a network linear in its one hidden unit: 6 standard errors of halves
-    spread = (found.components.loc.std(0) / 20).clamp_min(1e-6)
-    assert ((found.components.loc.mean(0) - kept[:, :1]).abs() < 6 * spread).all()
+    dropped = network[-1].bias  # a mean and a raw scale, without the one unit
+    kept = 2 * network(x) - dropped  # a unit that is kept counts twice
+    noise = torch.nn.functional.softplus
+    means, scales = found.components.loc[..., 0], found.components.scale[..., 0]
+    there = (means - kept[:, 0]).abs() < (means - dropped[0]).abs()
+    expected = torch.where(there[..., None], kept, dropped)
+    torch.testing.assert_close(means, expected[..., 0])
+    torch.testing.assert_close(scales, noise(expected[..., 1]))
+    active = (kept - dropped).abs()[:, 0] > 0.01
+    assert active.any() and there[:, active].any(0).all() and (~there[:, active]).any(0).all()
 
 
 def test_members_start_apart_and_have_a_noise_each(parts, experiment):
