@@ -167,6 +167,7 @@ def test_the_posteriors_have_what_the_runs_found(monkeypatch):
 
 UCI_METHODS = {
     "ensemble5": "ensemble of 5",
+    "ensemble10": "ensemble of 10",
     "vbll": "variational last layer, constant noise",
     "ours": "eight posteriors, constant noise (ours)",
     "heteroscedastic": "eight posteriors",
