@@ -404,6 +404,19 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
     assert DELTA / best.prior_scale.item() ** 2 == pytest.approx(precision, rel=0.02)
 
 
+def test_a_trunk_of_ordinary_parameters_is_one_of_known_latents(double):
+    """Its gradients are not asked for, so no batch leaves a graph behind."""
+    x, y, net, found = torch.randn(N, 4), torch.arange(N) % 3, mlp(), []
+    for where, structure in [("*", "last_layer"), ("4.*", "full")]:
+        network = bbb.bayesianize(net, prior=dist.Normal(0.0, PRIOR), where=where)
+        model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=N)
+        guide = bbb.guides.make("laplace", model, structure=structure, optimize_prior=True)
+        guide.approximate([(x[:15], y[:15]), (x[15:], y[15:])])
+        assert not guide._sums([(x, y)]).totals[0].requires_grad
+        found.append((guide.prior_scale, output_moments(model, guide, x).covariance))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "last_layer"])
 def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
     """Draws of the weights through the tangent of a network that is linear in them."""

@@ -25,6 +25,7 @@ NOTEBOOKS = {  # with the parameters of a run of seconds
     "sine_regression": "STEPS = 2; LENGTH = 5; DEPTH = 3",
     "swap_guides_and_priors": "STEPS = 2; DRAWS = 8; LENGTH = 8; DEPTH = 3",
     "uci_regression": "STEPS = 5",
+    "which_posterior": "IMAGES = 400; EPOCHS = 2; DRAWS = 4",
 }
 MACHINE_PATH = re.compile(
     r"(?<![\w.])/(?:home|Users|root|tmp|mnt|opt|usr|var|work|workspace|content)/|[A-Z]:\\\\?Users"

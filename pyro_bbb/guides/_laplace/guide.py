@@ -136,7 +136,7 @@ class Laplace(PointThenNormal):
         """The curvature of the whole data, float64."""
         model, guide = copy.deepcopy((self.model, self))
         guide.reset()
-        model.double()
+        model.double().requires_grad_(False)  # derivatives are by the latents alone
         guide.double()
         sums, count = Sums(guide), 0
         with evaluating(model), pyro.validation_enabled(False):
