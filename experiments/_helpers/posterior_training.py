@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from _helpers.run import Data, read_json, write_json
+from _helpers.training import dropout_passes
 from pyro_bbb import guides
 
 Posterior: TypeAlias = tuple[bbb.BayesianModel, Any]  # and a guide, or chains
@@ -310,12 +311,6 @@ def dropout_map(rate: float, prior: Any, times: float) -> Callable[[Task], Poste
 def dropout_draws(
     model: Any, network: nn.Module, x: Tensor, *, num_samples: int, seed: int
 ) -> bbb.ClassificationPrediction:
-    """Monte Carlo dropout (Gal and Ghahramani 2016): predict with dropout left on, many times."""
-    torch.manual_seed(seed)
-    network.train()
-    with torch.no_grad():
-        draws = [
-            torch.cat([network(part).log_softmax(-1) for part in x.split(1024)])
-            for _ in range(num_samples)
-        ]
-    return bbb.ClassificationPrediction(torch.stack(draws))
+    """Monte Carlo dropout: predict with dropout left on, many times."""
+    outputs = dropout_passes(network, x, num_samples, seed)
+    return bbb.ClassificationPrediction(outputs.log_softmax(-1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from pyro.distributions import Normal, TorchDistribution
-from torch import Tensor
+from torch import Tensor, nn
 
 import pyro_bbb as bbb
 
@@ -46,6 +46,16 @@ def final_elbo(history: bbb.History) -> str:
         f"Negative ELBO: {history.neg_elbo_per_example[-1]:.4g} nats per example at temperature "
         f"{history.kl_weight[-1]:.4g}; ignoring the data: {history.baseline_per_example:.4g}."
     )
+
+
+def dropout_passes(network: nn.Module, x: Tensor, passes: int, seed: int) -> Tensor:
+    """Outputs ``[passes, n, ...]`` with dropout left on (Gal and Ghahramani 2016)."""
+    torch.manual_seed(seed)
+    network.train()
+    with torch.no_grad():
+        return torch.stack(
+            [torch.cat([network(part) for part in x.split(1024)]) for _ in range(passes)]
+        )
 
 
 def make_prior(parameters: tuple[float, ...]) -> TorchDistribution:

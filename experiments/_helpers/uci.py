@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from _helpers.run import Data, write_json
-from _helpers.training import final_elbo
+from _helpers.training import dropout_passes, final_elbo
 from pyro_bbb import metrics, priors
 
 ROUNDING = 1e-12  # a column whose deviations are below this fraction of its size is constant
@@ -202,10 +202,8 @@ def predict(
     """The mixture over draws of weights, or of dropped units (Gal and Ghahramani 2016)."""
     if not recipe.dropout:
         return bbb.predict(model, guide, x, num_samples=recipe.draws, seed=seed)
-    torch.manual_seed(seed)
-    network = bbb.to_module(model, guide).train()
+    outputs = dropout_passes(bbb.to_module(model, guide), x, recipe.draws, seed)
     with torch.no_grad():
-        outputs = torch.stack([network(x) for _ in range(recipe.draws)])
         return bbb.RegressionPrediction(dist.Normal(**model.likelihood.arguments(outputs)))
 
 

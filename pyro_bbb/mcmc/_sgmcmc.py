@@ -20,8 +20,8 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import (
     as_device,
     at_least_zero,
+    below_one,
     count,
-    fraction,
     kind,
     one_of,
     positive,
@@ -195,9 +195,7 @@ def _langevin(
         one_of("preconditioner", preconditioner, ["rmsprop"])
     if sampler == "sgld" and momentum is not None:
         raise ValueError(f"momentum needs sampler='sghmc', got momentum={momentum} with 'sgld'")
-    c = 0.9 if momentum is None else fraction("momentum", momentum)
-    if c == 1:
-        raise ValueError("momentum must be below 1, got 1")
+    c = 0.9 if momentum is None else below_one("momentum", momentum)
     return Langevin(sampler, c, preconditioner is not None, model.num_data)
 
 
