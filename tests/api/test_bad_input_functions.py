@@ -25,6 +25,7 @@ NAN, INF = math.nan, math.inf
 X = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, 0.3], [0.1, 0.2, -0.4], [2.0, 1.0, 1.0]])
 LABELS = torch.tensor([0, 1, 1, 0])
 TARGETS = torch.tensor([[0.5], [1.5], [-0.5], [0.0]])
+IMAGES = torch.arange(18.0).view(2, 1, 3, 3) / 18
 
 
 def classifier():
@@ -202,6 +203,36 @@ DATA = [
         skip={
             **left("x", "without values", why="rows are taken on any device"),
             **left("y", "without values", why="rows are taken on any device"),
+        },
+    ),
+    Row(
+        "data.rotate",
+        lambda: {"images": IMAGES, "degrees": 30.0},
+        bad={
+            "NaN": ({"degrees": NAN}, "degrees must be finite"),
+            "three dimensions": ({"images": IMAGES[0]}, r"images must be floating \[n, channels"),
+        },
+    ),
+    Row(
+        "data.translate",
+        lambda: {"images": IMAGES, "pixels": 3},
+        bad={
+            "half": ({"pixels": 0.5}, "pixels must be an integer"),
+            "bytes": ({"images": (255 * IMAGES).byte()}, "images must be floating"),
+        },
+    ),
+    Row(
+        "data.corrupt",
+        lambda: {"images": IMAGES, "name": "fog", "severity": 3, "seed": 0},
+        bad={
+            "unknown": ({"name": "rain"}, "name must be one of"),
+            "too strong": ({"severity": 6}, "severity must be 1, 2, 3, 4 or 5, got 6"),
+            "in between": ({"severity": 1.5}, "severity must be 1, 2, 3, 4 or 5, got 1.5"),
+            "True": ({"severity": True}, "severity must be 1, 2, 3, 4 or 5, got True"),
+            "bytes of images": ({"images": 255 * IMAGES}, r"images must be in \[0, 1\], got 0 to"),
+            "NaN": ({"images": NAN * IMAGES}, r"images must be in \[0, 1\], got nan"),
+            "no tensor": ({"images": IMAGES.numpy()}, "images must be a tensor"),
+            "seed": ({"seed": "0"}, "seed must be an integer"),
         },
     ),
     Row(

@@ -1,0 +1,208 @@
+"""Images turned, moved and corrupted, against scipy, Pillow and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import fft, ndimage
+from sklearn.datasets import load_digits
+
+from pyro_bbb.data import CORRUPTIONS, corrupt, rotate, translate
+
+RANDOM = {"gaussian_noise", "shot_noise", "impulse_noise", "occlusion", "elastic", "fog"}
+SEVERITIES = range(1, 6)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    small = torch.tensor(load_digits().images[:40] / 16, dtype=torch.float32)[:, None]
+    return F.interpolate(small, (28, 28), mode="bilinear").clamp(0, 1)
+
+
+def noise(shape=(3, 1, 28, 28)):
+    return torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+# --- of every kind ---
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_images_stay_images_and_change_the_more_the_stronger(digits, name):
+    before, state = digits.clone(), torch.get_rng_state()
+    found = [corrupt(digits, name, severity) for severity in SEVERITIES]
+    distances = [float((images - digits).abs().mean()) for images in found]
+    assert distances == sorted(distances) and 0 < distances[0] < distances[-1] - 0.01
+    for images in found:
+        assert images.shape == digits.shape and images.dtype == digits.dtype
+        assert images.min() >= 0 and images.max() <= 1
+    assert torch.equal(digits, before) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_seed_decides(digits, name):
+    first, again, other = (corrupt(digits, name, 3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == (name not in RANDOM)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+@pytest.mark.parametrize("shape", [(0, 1, 28, 28), (2, 3, 20, 33), (1, 1, 1, 1)])
+def test_any_size_and_number_of_channels_and_double_precision(name, shape):
+    images = corrupt(noise(shape), name, 5)
+    assert images.shape == shape and images.dtype == torch.float64
+
+
+# --- noise: means and variances within five standard errors ---
+
+
+@pytest.mark.parametrize(
+    ("name", "grey", "variance"),
+    [
+        ("gaussian_noise", 0.5, 0.08**2),
+        ("shot_noise", 0.1, 0.1 / 60),
+        ("impulse_noise", 0.5, 0.03 / 4),
+    ],
+)
+def test_noise_has_its_mean_and_variance(name, grey, variance):
+    images = corrupt(torch.full((100, 1, 28, 28), grey, dtype=torch.float64), name, 1)
+    error = (images - grey).flatten()
+    for value, expected in [(error, 0.0), (error.square(), variance)]:
+        standard_error = value.std() / math.sqrt(len(value))
+        assert abs(value.mean() - expected) < 5 * standard_error
+
+
+# --- blur ---
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_gaussian_blur_is_scipys(severity):
+    x, std = noise(), (0.6, 0.9, 1.3, 1.8, 2.4)[severity - 1]
+    expected = ndimage.gaussian_filter(
+        x.numpy(), std, mode="nearest", axes=(2, 3), radius=int(4 * std + 1)
+    )
+    np.testing.assert_allclose(corrupt(x, "gaussian_blur", severity), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_motion_blur_is_the_mean_over_a_line(severity):
+    x = noise()
+    expected = ndimage.uniform_filter1d(x.numpy(), 2 * severity + 1, mode="nearest")
+    np.testing.assert_allclose(corrupt(x, "motion_blur", severity), expected, atol=1e-12)
+
+
+def test_defocus_of_a_point_is_a_disk_of_that_radius():
+    x = torch.zeros(1, 1, 28, 28, dtype=torch.float64)
+    x[..., 14, 14] = 1.0
+    disk = corrupt(x, "defocus_blur", 5)[0, 0]  # radius 3
+    torch.testing.assert_close(disk.sum().item(), 1.0)
+    torch.testing.assert_close(disk, disk.T)
+    area = (disk.sum() / disk.max()).item()
+    assert area == pytest.approx(math.pi * 9, rel=0.03)
+
+
+# --- light ---
+
+
+@pytest.mark.parametrize(("name", "amount"), [("brightness", 0.3), ("inversion", 0.6)])
+def test_light_changes_by_that_much(name, amount):
+    x = noise()
+    expected = x + amount if name == "brightness" else x + amount * (1 - 2 * x)
+    torch.testing.assert_close(corrupt(x, name, 3), expected.clamp(max=1.0))
+
+
+def test_contrast_scales_the_deviations_from_each_mean():
+    x = noise()
+    found = corrupt(x, "contrast", 2)
+    deviations = found - x.mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(deviations, 0.5 * (x - x.mean((1, 2, 3), keepdim=True)))
+
+
+def test_fog_is_a_plane_of_white_in_any_direction():
+    white = corrupt(torch.zeros(50, 1, 28, 28, dtype=torch.float64), "fog", 5)[:, 0]
+    torch.testing.assert_close(white.mean((1, 2)), torch.full((50,), 0.45, dtype=torch.float64))
+    for dim in (1, 2):
+        slopes = white.diff(dim=dim)
+        torch.testing.assert_close(slopes, slopes[:, :1, :1].expand_as(slopes))
+        assert (slopes[:, 0, 0] > 0).any() and (slopes[:, 0, 0] < 0).any()
+
+
+# --- shape ---
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_occlusion_hides_a_square_anywhere(severity):
+    hidden = corrupt(torch.zeros(200, 1, 28, 28), "occlusion", severity)[:, 0] == 0.5
+    side = round(28 * (0.1 + 0.1 * severity))
+    assert (hidden.any(1).sum(1) == side).all() and (hidden.any(2).sum(1) == side).all()
+    assert (hidden.sum((1, 2)) == side**2).all()
+    assert hidden.any((0, 1)).all() and hidden.any((0, 2)).all()
+
+
+def test_elastic_moves_pixels_by_that_much():
+    """Of an image whose value is the place, the change is the displacement."""
+    ramp = torch.linspace(0, 1, 112).expand(20, 1, 112, 112)
+    moved = [corrupt(images, "elastic", 1) - images for images in (ramp, ramp.mT.contiguous())]
+    across, down = (111 * images[..., 20:-20, 20:-20].square().mean().sqrt() for images in moved)
+    expected = 0.6 * 112 / 28  # as large as the image
+    assert torch.hypot(across, down).item() / 2**0.5 == pytest.approx(expected, rel=0.1)
+    constant = torch.full((2, 1, 28, 28), 0.3)
+    torch.testing.assert_close(corrupt(constant, "elastic", 5), constant)
+
+
+def test_a_square_grows_by_one_pixel_on_each_side():
+    x = torch.zeros(1, 1, 28, 28)
+    x[..., 10:15, 10:15] = 1.0
+    whole, half = (corrupt(x, "thickness", severity)[0, 0] for severity in (3, 4))
+    assert whole.sum() == 49 and whole[9:16, 9:16].all()
+    assert half.sum() == 49 + 0.5 * (81 - 49)
+
+
+def test_pixelation_has_the_means_of_blocks():
+    x = noise()
+    blocks = F.avg_pool2d(x, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    torch.testing.assert_close(corrupt(x, "pixelation", 4), blocks)
+
+
+# the luminance quantisation of the standard (ITU-T T.81, Annex K)
+QUANTA = """16 11 10 16 24 40 51 61 12 12 14 19 26 58 60 55 14 13 16 24 40 57 69 56 14 17 22 29 51
+87 80 62 18 22 37 56 68 109 103 77 24 35 55 64 81 104 113 92 49 64 78 87 103 121 120 101 72 92 95
+98 112 100 103 99"""
+
+
+def test_jpeg_rounds_the_cosine_transform_of_blocks(digits):
+    pixels = (255 * F.pad(digits[:20], [2, 2, 2, 2])).round()
+    quanta = np.array(QUANTA.split(), dtype=float).reshape(8, 8)
+    quanta = np.floor((quanta * (5000 // 15) + 50) / 100).clip(1, 255)  # quality 15
+    blocks = (pixels.double().numpy() - 128).reshape(20, 4, 8, 4, 8).transpose(0, 1, 3, 2, 4)
+    rounded = quanta * np.round(fft.dctn(blocks, axes=(3, 4), norm="ortho") / quanta)
+    decoded = fft.idctn(rounded, axes=(3, 4), norm="ortho") + 128
+    expected = decoded.transpose(0, 1, 3, 2, 4).reshape(20, 1, 32, 32).clip(0, 255)
+    found = 255 * corrupt(pixels / 255, "jpeg", 4)
+    errors = np.abs(found.numpy() - expected)
+    assert errors.mean() < 0.5 and (errors > 2).mean() < 0.03  # ties, in whole numbers there
+
+
+# --- turned and moved ---
+
+
+def test_quarter_turns_are_exact(digits):
+    for turns in range(5):
+        expected = torch.rot90(digits, turns, (2, 3))
+        torch.testing.assert_close(rotate(digits, 90 * turns), expected, atol=2e-5, rtol=0)
+
+
+def test_a_turn_and_back_leaves_the_middle(digits):
+    smooth = corrupt(digits, "gaussian_blur", 5)
+    middle = (slice(None), slice(None), slice(9, 19), slice(9, 19))
+    there_and_back = rotate(rotate(smooth, 30), -30)
+    assert (there_and_back - smooth)[middle].abs().max() < 0.05
+    assert (rotate(smooth, 30) - smooth)[middle].abs().max() > 0.2
+
+
+def test_moved_columns_come_back_on_the_other_side(digits):
+    moved = translate(digits, 5)
+    assert torch.equal(moved[..., 5:], digits[..., :-5])
+    assert torch.equal(moved[..., :5], digits[..., -5:])
+    assert torch.equal(translate(moved, -5), digits)
