@@ -6,6 +6,18 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "choose.md").read_text(encoding="utf-8")
+POSTERIORS = {  # the page's names, and those of `experiments/posteriors.py`
+    "delta": "map",
+    "laplace, last layer": "laplace_last",
+    "vbll": "vbll",
+    "laplace, Kronecker": "laplace_kron",
+    "run_sgmcmc": "sghmc",
+    "swag": "swag",
+    "rank1_ensemble": "rank1",
+    "softplus_normal": "bbb_normal_reparam",
+    "with local_reparam": "bbb_normal_local_reparam",
+    "ensemble of delta": "ensemble",
+}
 PROBLEMS = ("sine", "diabetes", "breast_cancer")
 
 
@@ -24,10 +36,20 @@ def test_guides_off_the_data_and_their_seconds():
     rows = table("guides")
     assert len(rows) == 10
     for name, *numbers, _ in rows:
-        key = {"delta": "delta (MAP)"}.get(name, name.removeprefix("no guide: `"))
+        key = {"delta": "delta (MAP)"}.get(name, name.removeprefix("no guide: "))
         found = [problems[problem]["guides"][key] for problem in PROBLEMS]
         ratios = [f"{guide['off the data']['sd_ratio']:.2f}" for guide in found]
         assert numbers == [*ratios, f"{found[0]['seconds']:.0f}"], name
+
+
+def test_what_each_posterior_is_worth_and_costs():
+    found = json.loads((DOCS / "results/posteriors.json").read_text())["problems"]["fashion_mlp"]
+    rows = table("posteriors")
+    assert [method for method, *_ in rows] == list(POSTERIORS)
+    for method, *numbers, _ in rows:
+        mean = found[POSTERIORS[method]]["mean"]
+        costs = [f"{mean[key]:.1f}" for key in ("training", "prediction")]
+        assert numbers == [f"{mean['nll']:.3f}", f"{100 * mean['ood']['epistemic']:.1f}", *costs]
 
 
 def test_the_time_of_a_step_by_each_estimator():
@@ -46,4 +68,4 @@ def table(name: str) -> list[list[str]]:
     """The cells of a marked table's rows below its head, without backticks."""
     (marked,) = re.findall(rf"<!-- {name} -->\n(.*?)<!-- end -->", PAGE, flags=re.DOTALL)
     rows = [line.strip("|").split("|") for line in marked.splitlines()[2:]]
-    return [[cell.strip().strip("`") for cell in row] for row in rows]
+    return [[cell.replace("`", "").strip() for cell in row] for row in rows]
