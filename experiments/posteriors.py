@@ -26,7 +26,7 @@ out-of-distribution images are the other data set's test images.
 
 Every cell (problem, method, seed) is a file in the folder of results as soon as it is done, and
 long trainings have checkpoints: a run that was interrupted goes on where it was when it is started
-again from the same commit.
+again from the same commit. The trainings stay beside the cells.
 """
 
 from dataclasses import dataclass, replace

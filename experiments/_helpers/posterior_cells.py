@@ -6,7 +6,6 @@ the deterministic network too: some of its steps, right before and after the tra
 prediction of the same images, right before the method's.
 """
 
-import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -40,7 +39,8 @@ def cell(path: Path, problem: Problem, method: Method, sets: Sets, seed: int, **
     """The figures of a method and a seed, from their file if they are known.
 
     Args:
-        path: the file; a folder of the same name has the checkpoints until the training is over.
+        path: the file; a folder of the same name has the checkpoints, from which the same training
+            is finished at once.
         problem: the problem.
         method: the method.
         sets: images.
@@ -52,7 +52,6 @@ def cell(path: Path, problem: Problem, method: Method, sets: Sets, seed: int, **
         clock = Clock(folder / "seconds.json")
         task = Task(problem=problem, data=sets.train, seed=seed, folder=folder, clock=clock, **of)
         write_json(path, measure(task, method, sets))
-        shutil.rmtree(folder)
     return read_json(path)
 
 

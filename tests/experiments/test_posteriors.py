@@ -1,10 +1,28 @@
 """Cells, clock and figure of `experiments/posteriors.py`."""
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from pyro_bbb import plots
+
+NAMES = [
+    *(
+        "map",
+        "dropout",
+        "ensemble",
+        "laplace_last",
+        "laplace_kron",
+        "swag",
+        "rank1",
+        "sghmc",
+        "vbll",
+    ),
+    *("ivon", "ensemble10", "ivon10"),
+    *(f"bbb_{p}_{e}" for p in ("mixture", "normal") for e in ("reparam", "local_reparam")),
+]
 
 
 @pytest.fixture
@@ -45,6 +63,7 @@ def test_a_model_has_a_prior_of_its_own(load, training):
 def test_every_method_has_a_marker_of_its_own(load):
     report = load("_helpers.posterior_report")
     methods = load("_helpers.posterior_methods").METHODS
+    assert sorted(methods) == sorted(NAMES)
     summaries = {name: {"mean": {"nll": 0.3, "training": 2.0}} for name in methods}
     with plots.style():
         figure, ax = plt.subplots()
@@ -53,3 +72,29 @@ def test_every_method_has_a_marker_of_its_own(load):
     looks = {(bar[0].get_marker(), bar[0].get_color()) for bar in handles}
     plt.close(figure)
     assert len(looks) == len(labels) == len(set(labels)) == len(methods)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_is_there_at_once_from_its_folder(load, training, tmp_path, name):
+    method = load("_helpers.posterior_methods").METHODS[name]
+    problem = load("_helpers.posterior_methods").PROBLEMS["fashion_mlp"]
+    problem = replace(problem, network=training.tiny)
+    torch.manual_seed(0)
+    data, states, probs = (torch.rand(600, 1, 28, 28), torch.arange(600) % 10), [], []
+    for _ in range(2):
+        clock = training.Clock(tmp_path / "seconds.json")
+        task = training.Task(
+            problem=problem,
+            data=data,
+            seed=0,
+            folder=tmp_path,
+            clock=clock,
+            engine="eager",
+            epochs=1,
+        )
+        posterior = method.train(task)
+        states.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")})
+        probs.append(method.prediction(posterior, data[0][:50], seed=0).probs)
+    assert states[0] and states[0] == states[1], "it was trained again"
+    assert torch.equal(*probs)
