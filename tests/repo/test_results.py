@@ -166,10 +166,12 @@ def test_the_posteriors_have_what_the_runs_found(monkeypatch):
 
 
 UCI_METHODS = {
+    "dropout": "MC dropout",
     "ensemble5": "ensemble of 5",
     "ensemble10": "ensemble of 10",
     "vbll": "variational last layer, constant noise",
     "ours": "eight posteriors, constant noise (ours)",
+    "single": "one posterior",
     "heteroscedastic": "eight posteriors",
 }
 
