@@ -48,7 +48,8 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 def translate(images: Tensor, pixels: int) -> Tensor:
     """Images moved to the right; what leaves on one side comes back on the other.
 
-    As Ovadia et al. (2019, arXiv:1906.02530) move them, so half the width is the largest shift.
+    Half the width is the largest shift: 14 pixels of MNIST, as in Ovadia et al. (2019,
+    arXiv:1906.02530).
 
     Args:
         images: floating ``[n, channels, height, width]`` in [0, 1].
