@@ -1,4 +1,4 @@
-"""Images turned, moved and corrupted, against scipy, Pillow and closed forms."""
+"""Images turned, moved and corrupted, against scipy, the JPEG standard and closed forms."""
 
 import math
 

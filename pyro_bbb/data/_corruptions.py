@@ -86,11 +86,11 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
         ValueError: the images are others, or the name or severity is unknown.
         TypeError: ``images`` is no tensor, or the seed no integer.
     """
-    images, kind = _checked(images), _KINDS[one_of("name", name, _KINDS)]
+    images = _checked(images)
+    function, strengths = _KINDS[one_of("name", name, _KINDS)]
     if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
         raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity!r}")
     generator = Generator().manual_seed(as_seed("seed", seed))
-    function, strengths = kind
     return function(images, strengths[int(severity) - 1], generator).clamp(0, 1)
 
 
@@ -114,10 +114,6 @@ def _checked(images: Any) -> Tensor:
 # --- random numbers: drawn on the CPU, so that they are the same on every device ---
 
 
-def _normal(like: Tensor, generator: Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator).to(like)
-
-
 def _uniform(shape: Any, like: Tensor, generator: Generator) -> Tensor:
     return torch.rand(shape, generator=generator).to(like)
 
@@ -126,7 +122,7 @@ def _uniform(shape: Any, like: Tensor, generator: Generator) -> Tensor:
 
 
 def _gaussian_noise(x: Tensor, std: float, generator: Generator) -> Tensor:
-    return x + std * _normal(x, generator)
+    return x + std * torch.randn(x.shape, generator=generator).to(x)
 
 
 def _shot_noise(x: Tensor, photons: float, generator: Generator) -> Tensor:
@@ -225,7 +221,7 @@ def _elastic(x: Tensor, length: float, generator: Generator) -> Tensor:
     knots = [round(side / _pixels(x, _KNOTS)) + 1 for side in x.shape[-2:]]
     field = torch.randn(len(x), 2, *knots, generator=generator)
     field = F.interpolate(field, x.shape[-2:], mode="bicubic", align_corners=True)
-    field = field / field.square().mean((1, 2, 3), keepdim=True).sqrt().clamp(min=1e-12)
+    field = field / field.square().mean((1, 2, 3), keepdim=True).sqrt()
     down, right = (torch.linspace(-1, 1, size) for size in x.shape[-2:])
     grid = torch.stack(torch.broadcast_tensors(right, down[:, None]), -1)
     sides = torch.tensor([x.shape[-1], x.shape[-2]]).sub(1).clamp(min=1)
