@@ -31,20 +31,20 @@ out-of-distribution images are the other data set's test images.
 
 Every cell (problem, method, seed) is a file in the folder of results as soon as it is done, and
 long trainings have checkpoints: a run that was interrupted goes on where it was when it is started
-again from the same commit. The trainings stay beside the cells.
+again from the same commit. The trainings stay, in the folder ``trainings`` of the results; `shift`
+can take them from there.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from _helpers import posterior_report as report
-from _helpers.images import images, train_and_validation
-from _helpers.posterior_cells import Scores, Sets, cell
-from _helpers.posterior_methods import METHODS, PROBLEMS
-from _helpers.posterior_training import Method, Problem, tiny
+from _helpers.posterior_cells import Scores, cell
+from _helpers.posterior_methods import PROBLEMS
+from _helpers.posterior_tasks import Trainings, chosen
+from _helpers.posterior_training import Method, Problem
 from _helpers.repeats import over_seeds
 from _helpers.run import DataSettings, Run, Section
 
@@ -69,34 +69,23 @@ class Config(DataSettings):
     """Folder for results, and for the cells (problem, method, seed) that are done."""
 
 
-def load(config: Config, problem: Problem) -> Sets:
-    """Training images but 5,000; test or validation images; out-of-distribution ones."""
-    get = partial(images, root=config.data_root, smoke=config.smoke)
-    train, valid = train_and_validation(get(problem.dataset, train=True), fraction=1 / 12)
-    testing = config.scored == "test"
-    scored = get(problem.dataset, train=False) if testing else valid
-    ood, _ = get(problem.ood, train=not testing)
-    return Sets(train, scored, ood[: config.images])
-
-
 def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
     """All methods on one problem: the figures of the seeds, their means and deviations."""
-    problem = PROBLEMS[name]
-    options: dict[str, Any] = {"epochs": config.epochs}
-    if config.smoke:
-        problem = replace(problem, network=tiny)
-        options["engine"] = "eager"
-    sets = load(config, problem)
-    chosen = [each for each in problem.methods if each in (config.methods or problem.methods)]
+    trainings = Trainings(
+        root=config.output / "trainings",
+        data_root=config.data_root,
+        smoke=config.smoke,
+        epochs=config.epochs,
+    )
+    sets = trainings.sets(name, testing=config.scored == "test")
+    sets = replace(sets, ood=sets.ood[: config.images])
     found: dict[str, Scores] = {}
-    for each in chosen:
-        method, records = METHODS[each], []
-        if config.smoke:
-            method = replace(method, draws=min(method.draws, 2))
+    for each in chosen(PROBLEMS[name].methods, config.methods):
+        method, records = trainings.method(each), []
         for seed in range(config.seed, config.seed + config.seeds):
-            path = folder / name / each / f"{seed}.json"
-            records.append(cell(path, problem, method, sets, seed, **options))
-            print(summary_line(problem, method, seed, records[-1]), flush=True)
+            task = trainings.task(name, each, seed, sets)
+            records.append(cell(folder / name / each / f"{seed}.json", task, method, sets))
+            print(summary_line(PROBLEMS[name], method, seed, records[-1]), flush=True)
         found[each] = {"seeds": records} | over_seeds(records)
     return found
 

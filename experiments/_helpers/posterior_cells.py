@@ -9,16 +9,14 @@ prediction of the same images, right before the method's.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 import pyro_bbb as bbb
-from _helpers.posterior_training import BATCH, POINT_PRIOR, Clock, Method, Posterior, Problem, Task
-from _helpers.run import Data, read_json, write_json
+from _helpers.posterior_tasks import Sets
+from _helpers.posterior_training import BATCH, POINT_PRIOR, Method, Posterior, Task
+from _helpers.run import read_json, write_json
 from _helpers.scores import detect, scores
 from pyro_bbb import guides, metrics
 
@@ -26,31 +24,9 @@ Scores: TypeAlias = dict[str, Any]
 REFERENCE = 64 * BATCH  # images of an epoch that times the deterministic network's step
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Images ``[n, 1, 28, 28]``, and labels ``[n]``."""
-
-    train: Data
-    scored: Data
-    ood: Tensor
-
-
-def cell(path: Path, problem: Problem, method: Method, sets: Sets, seed: int, **of: Any) -> Scores:
-    """The figures of a method and a seed, from their file if they are known.
-
-    Args:
-        path: the file; a folder of the same name has the checkpoints, from which the same training
-            is finished at once.
-        problem: the problem.
-        method: the method.
-        sets: images.
-        seed: of the training and the predictions.
-        **of: further fields of the `Task`.
-    """
+def cell(path: Path, task: Task, method: Method, sets: Sets) -> Scores:
+    """The figures of a training, from their file if they are known."""
     if not path.exists():
-        folder = path.with_suffix("")
-        clock = Clock(folder / "seconds.json")
-        task = Task(problem=problem, data=sets.train, seed=seed, folder=folder, clock=clock, **of)
         write_json(path, measure(task, method, sets))
     return read_json(path)
 

@@ -18,6 +18,8 @@ from _helpers.posterior_training import (
     laplace,
     lenet5,
     mlp,
+    scaled,
+    with_temperature,
 )
 
 MIXTURE = bbb.ScaleMixtureNormal(0.5, 1.0, 0.0025)
@@ -30,6 +32,12 @@ OUTPUT_DRAWS = 100  # of outputs, which cost less
 
 METHODS = {
     "map": Method(label="MAP", draws=0, train=by_fit("delta", POINT_PRIOR, lr=1e-3)),
+    "temperature": Method(
+        label="MAP, temperature scaled",
+        draws=0,
+        train=with_temperature(by_fit("delta", POINT_PRIOR, lr=1e-3)),
+        predict=scaled,
+    ),
     "dropout": Method(
         label="MC dropout",
         draws=DRAWS,
@@ -105,6 +113,7 @@ COMPARED = (
     *("swag", "rank1", "sghmc"),
 )
 TENS = ("map", "ensemble10", "ivon10")
+UNDER_SHIFT = ("map", "temperature", *COMPARED[1:3], "ensemble10", *COMPARED[3:])
 
 PROBLEMS = {
     "fashion_mlp": Problem(

@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,6 +82,8 @@ class Task:
 
     problem: Problem
     data: Data
+    valid: Data
+    """Images that no training sees, for what is fitted after it."""
     seed: int
     folder: Path
     """For checkpoints, from which an interrupted training goes on."""
@@ -227,6 +230,23 @@ def by_fit(
         return model, posterior
 
     return train
+
+
+def with_temperature(train: Callable[[Task], Posterior]) -> Callable[[Task], Posterior]:
+    """Train; then fit the temperature of the predictive (Guo et al. 2017) on held-out images."""
+
+    def train_and_scale(task: Task) -> Posterior:
+        posterior = train(task)
+        predict = partial(bbb.predict, *posterior, num_samples=1, seed=task.seed)
+        return posterior[0], bbb.temperature_scaling(predict, task.valid)
+
+    return train_and_scale
+
+
+def scaled(model: Any, predict: Any, x: Tensor, **_: Any) -> bbb.ClassificationPrediction:
+    """Predict by the function of `with_temperature`, which has its seed."""
+    answer: bbb.ClassificationPrediction = predict(x)
+    return answer
 
 
 def laplace(where: str, prior: Any, **options: Any) -> Callable[[Task], Posterior]:

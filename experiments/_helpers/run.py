@@ -141,8 +141,7 @@ class Run:
         settings = dataclasses.asdict(self.config)
         for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard", *others):
             settings.pop(name, None)
-        text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
-        return self.folder / "seeds" / hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.folder / "seeds" / fingerprint(settings)
 
     def picture(self, figure: Figure, name: str, caption: str) -> Picture:
         """Save a figure as ``name.png`` and close it."""
@@ -224,6 +223,12 @@ def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Da
     parts = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
     first, second = ((x[part], y[part]) for part in parts)
     return first, second
+
+
+def fingerprint(settings: dict[str, Any]) -> str:
+    """A name for what settings decide, with this commit and these versions of the packages."""
+    text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ EXPERIMENTS = [
     "posterior_fidelity",
     "posteriors",
     "quickstart",
+    "shift",
     "sine_regression",
     "sklearn_comparison",
     "uci_regression",

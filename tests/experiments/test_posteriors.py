@@ -11,6 +11,7 @@ from pyro_bbb import plots
 NAMES = [
     *(
         "map",
+        "temperature",
         "dropout",
         "ensemble",
         "laplace_last",
@@ -46,7 +47,7 @@ def test_a_cell_that_is_done_is_not_trained_again(load, tmp_path):
     cells, run = load("_helpers.posterior_cells"), load("_helpers.run")
     path = tmp_path / "map" / "0.json"
     run.write_json(path, {"nll": 0.25})
-    assert cells.cell(path, None, None, None, 0) == {"nll": 0.25}
+    assert cells.cell(path, None, None, None) == {"nll": 0.25}
 
 
 def test_a_model_has_a_prior_of_its_own(load, training):
@@ -54,7 +55,13 @@ def test_a_model_has_a_prior_of_its_own(load, training):
     problem = methods.PROBLEMS["fashion_mlp"]
     x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
     task = training.Task(
-        problem=problem, data=(x, y), seed=0, folder=None, clock=None, engine="eager"
+        problem=problem,
+        data=(x, y),
+        valid=(x, y),
+        seed=0,
+        folder=None,
+        clock=None,
+        engine="eager",
     )
     task.model(methods.FAN_IN)
     assert not methods.FAN_IN.by_fan_in, "checkpoints would depend on what ran before"
@@ -87,6 +94,7 @@ def test_a_training_is_there_at_once_from_its_folder(load, training, tmp_path, n
         task = training.Task(
             problem=problem,
             data=data,
+            valid=data,
             seed=0,
             folder=tmp_path,
             clock=clock,

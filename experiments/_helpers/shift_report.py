@@ -1,0 +1,156 @@
+"""Tables and figures of `shift`."""
+
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from _helpers.posterior_methods import METHODS, PROBLEMS
+from _helpers.repeats import shown
+from _helpers.run import Picture, Run, Table
+from _helpers.shifts import SEVERITIES, THRESHOLDS
+from pyro_bbb import plots
+
+Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
+IN_PICTURES = (
+    *("map", "temperature", "dropout", "ensemble"),
+    *("bbb_normal_local_reparam", "vbll", "rank1", "sghmc"),
+)
+COLORS = (*plots.CYCLE, "0.8", "0.45")
+LABELS = {"ece": "ECE", "brier": "Brier score", "accuracy": "accuracy"}
+MIDDLE = "3"  # the severity of the picture of thresholds
+
+
+def shifted_table(name: str, found: Summaries) -> Table:
+    """Scores on clean images, and means over corruptions and severities."""
+    rows = [
+        (
+            METHODS[method].label,
+            shown(summary, "clean", "accuracy"),
+            shown(summary, "shifted", "accuracy"),
+            shown(summary, "shifted", "nll", factor=1, digits=3),
+            shown(summary, "clean", "brier", factor=1, digits=3),
+            shown(summary, "shifted", "brier", factor=1, digits=3),
+            shown(summary, "clean", "ece", digits=1),
+            shown(summary, "shifted", "ece", digits=1),
+            shown(summary, "shifted", "auroc", digits=1),
+            shown(summary, "shifted", "area_under_risk_coverage", digits=1),
+        )
+        for method, summary in found.items()
+    ]
+    columns = ("accuracy (%), clean", "accuracy", "NLL (nats)", "Brier, clean", "Brier")
+    more = ("ECE (%), clean", "ECE (%)", "AUROC (%)", "AURC (%)")
+    return Table((PROBLEMS[name].title, *columns, *more), rows)
+
+
+def confidence_table(found: Summaries) -> Table:
+    """Mean confidence by severity."""
+    rows = []
+    for method, summary in found.items():
+        keys = [("clean",), *(("severity", str(severity)) for severity in SEVERITIES)]
+        cells = (shown(summary, *key, "confidence", digits=1) for key in keys)
+        rows.append((METHODS[method].label, *cells))
+    return Table(("mean confidence (%)", "clean", *map(str, SEVERITIES)), rows)
+
+
+def moved_table(found: Summaries) -> Table:
+    """Means of scores over rotations and translations."""
+    rows = []
+    for method, summary in found.items():
+        keys = [
+            (kind, score) for kind in ("rotated", "translated") for score in ("accuracy", "brier")
+        ]
+        cells = [shown(summary, *key, factor=1, digits=3) for key in keys]
+        rows.append((METHODS[method].label, *cells))
+    columns = ("rotated: accuracy", "Brier", "translated: accuracy", "Brier")
+    return Table(("means over all angles and distances", *columns), rows)
+
+
+def pictured(found: Summaries) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Colour and means of the methods in pictures."""
+    names = [name for name in IN_PICTURES if name in found]
+    return {name: (COLORS[IN_PICTURES.index(name)], found[name]["mean"]) for name in names}
+
+
+def draw_boxes(run: Run, name: str, found: Summaries) -> Picture:
+    """Boxes of ECE and Brier score over the corruptions, by severity."""
+    with plots.style():
+        figure, axes = plt.subplots(2, 1, figsize=(9.6, 6.4), sharex=True)
+        for ax, score in zip(axes, ("ece", "brier"), strict=True):
+            draw_score(ax, found, score)
+        methods = pictured(found).items()
+        handles = [Patch(color=color, label=METHODS[m].label) for m, (color, _) in methods]
+        figure.legend(handles=handles, ncols=4, fontsize="small", loc="outside lower center")
+        axes[-1].set_xlabel("severity of the corruption")
+        axes[0].set_title(PROBLEMS[name].title)
+    caption = "Means over seeds. A box has the quartiles of fifteen corruptions, a whisker all."
+    return run.picture(figure, f"{name}_boxes", caption)
+
+
+def draw_score(ax: Axes, found: Summaries, score: str) -> None:
+    """One box for each severity and method."""
+    methods = pictured(found)
+    width = 0.8 / len(methods)
+    for i, (color, means) in enumerate(methods.values()):
+        left = (i - (len(methods) - 1) / 2) * width
+        ax.plot([left], [means["clean"][score]], "o", ms=4, color=color)
+        values = [
+            [each[score] for each in means["corruptions"][str(severity)].values()]
+            for severity in SEVERITIES
+        ]
+        ax.boxplot(
+            values,
+            positions=[severity + left for severity in SEVERITIES],
+            widths=0.85 * width,
+            whis=(0, 100),
+            patch_artist=True,
+            boxprops={"facecolor": color, "lw": 0.5},
+            medianprops={"color": "black"},
+            whiskerprops={"lw": 0.7},
+            showcaps=False,
+            manage_ticks=False,
+        )
+    ax.set_xticks([0, *SEVERITIES], ["clean", *map(str, SEVERITIES)])
+    ax.set_ylabel(LABELS[score])
+
+
+def draw_thresholds(run: Run, results: dict[str, Summaries]) -> Picture:
+    """Accuracy of the images of at least some confidence, at a middle severity."""
+    with plots.style():
+        figure, axes = plt.subplots(
+            1, len(results), figsize=(5.6 * len(results), 3.8), squeeze=False
+        )
+        for ax, (name, found) in zip(axes[0], results.items(), strict=True):
+            for method, (color, means) in pictured(found).items():
+                by_threshold = means["thresholds"][MIDDLE].values()
+                accuracy = [
+                    each["sure_and_right"] / each["sure"] if each["sure"] else float("nan")
+                    for each in by_threshold
+                ]
+                ax.plot(THRESHOLDS, accuracy, color=color, label=METHODS[method].label)
+            ax.plot([0, 1], [0, 1], ":", color="0.6")
+            ax.set(xlabel="confidence at least", ylabel="accuracy", title=PROBLEMS[name].title)
+            ax.set_ylim(0.4, 1.0)
+        axes[0][-1].legend(fontsize="small")
+    caption = f"All corruptions of severity {MIDDLE}, means over seeds."
+    return run.picture(figure, "thresholds", caption)
+
+
+def draw_moved(run: Run, name: str, found: Summaries) -> Picture:
+    """Accuracy, Brier score and ECE by the angle and by the distance."""
+    scores = ("accuracy", "brier", "ece")
+    kinds = {"rotation": "degrees", "translation": "pixels"}
+    with plots.style():
+        figure, axes = plt.subplots(2, 3, figsize=(11, 5.6))
+        for row, (kind, unit) in zip(axes, kinds.items(), strict=True):
+            for ax, score in zip(row, scores, strict=True):
+                for method, (color, means) in pictured(found).items():
+                    x, y = zip(*means[kind].items(), strict=True)
+                    values = [each[score] for each in y]
+                    ax.plot([*map(int, x)], values, color=color, label=METHODS[method].label)
+                ax.set(xlabel=f"{kind} ({unit})", ylabel=LABELS[score])
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, ncols=4, fontsize="small", loc="outside lower center")
+        figure.suptitle(PROBLEMS[name].title)
+    return run.picture(figure, f"{name}_moved", "Test images turned and translated.")

@@ -1,0 +1,142 @@
+"""Calibration under shift: test images corrupted, turned and moved, for many posteriors.
+
+    python experiments/shift.py [--problems fashion_mlp mnist_lenet5] [--seeds 3]
+    python experiments/shift.py --trainings results/posteriors/trainings
+
+After Ovadia et al. (2019), "Can you trust your model's uncertainty?", arXiv:1906.02530: networks
+trained on clean images are scored on shifted ones. Test images are under the fifteen corruptions of
+`pyro_bbb.data.corrupt` at five severities; those of MNIST are also turned by 0 to 180 degrees in
+steps of 15, and translated by up to 14 pixels. Networks, trainings and methods are those of
+`posteriors`, with MAP's temperature fitted on 5,000 held-out images, and ten deterministic
+networks. Methods, their settings and what they cost are described there; nothing was chosen on
+shifted images.
+
+The figures of every training (problem, method, seed) are a file in the folder of results as soon as
+they are done. Trainings are in the folder ``trainings`` of the results; with ``--trainings`` those
+of `posteriors` are taken, if the same commit made them, and trained where they are not there.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+from _helpers import shift_report as report
+from _helpers.posterior_methods import METHODS, PROBLEMS, UNDER_SHIFT
+from _helpers.posterior_tasks import Sets, Trainings, chosen
+from _helpers.repeats import over_seeds
+from _helpers.run import DataSettings, Run, Section, read_json, write_json
+from _helpers.shifts import Scores, mean, measure
+
+
+@dataclass(frozen=True)
+class Config(DataSettings):
+    """Settings of one run."""
+
+    problems: tuple[str, ...] = ("fashion_mlp", "mnist_lenet5")
+    """Problems: fashion_mlp, mnist_lenet5."""
+    methods: tuple[str, ...] = ()
+    """Methods, instead of all."""
+    seeds: int = 3
+    """Trainings with consecutive seeds; tables show their means and standard deviations."""
+    images: int = 2000
+    """Test images, of which there are 10,000."""
+    trainings: Path | None = None
+    """Folder of trainings, instead of one in the folder of results."""
+    output: Path = Path("results/shift")
+    """Folder for results."""
+
+
+def cell(path: Path, trainings: Trainings, at: tuple[str, str, int], sets: Sets) -> Scores:
+    """The figures of a problem, a method and a seed, from their file if they are known."""
+    if not path.exists():
+        name, method, seed = at
+        posterior = METHODS[method].train(trainings.task(name, method, seed, sets))
+        predict = partial(trainings.method(method).prediction, posterior, seed=seed)
+        moved = PROBLEMS[name].dataset == "mnist"
+        write_json(path, measure(predict, sets.scored, moved=moved))
+    return read_json(path)
+
+
+def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
+    """All methods on one problem: means and standard deviations over the seeds."""
+    root = config.trainings or config.output / "trainings"
+    epochs = 1 if config.smoke else None
+    trainings = Trainings(root=root, data_root=config.data_root, smoke=config.smoke, epochs=epochs)
+    sets = trainings.sets(name)
+    x, y = (part[: config.images] for part in sets.scored)
+    sets = replace(sets, scored=(x, y))
+    found: dict[str, Scores] = {}
+    for method in chosen(UNDER_SHIFT, config.methods):
+        records = []
+        for seed in range(config.seed, config.seed + config.seeds):
+            path = folder / name / method / f"{seed}.json"
+            records.append(with_means(cell(path, trainings, (name, method, seed), sets)))
+            print(summary_line(name, method, seed, records[-1]), flush=True)
+        found[method] = over_seeds(records)
+        for single in ("corruptions", "thresholds"):
+            found[method].get("sd", {}).pop(single, None)
+    return found
+
+
+def with_means(figures: Scores) -> Scores:
+    """Figures, with their means over all angles and all distances if they have any."""
+    kinds = {"rotation": "rotated", "translation": "translated"}
+    return figures | {kinds[kind]: mean(figures[kind]) for kind in kinds if kind in figures}
+
+
+def summary_line(name: str, method: str, seed: int, figures: Scores) -> str:
+    """One line on a training that is scored."""
+    shifted = figures["shifted"]
+    return (
+        f"{PROBLEMS[name].title}, {METHODS[method].label}, seed {seed}: under corruptions "
+        f"accuracy {shifted['accuracy']:.4f}, Brier {shifted['brier']:.4f}, ECE "
+        f"{shifted['ece']:.4f}"
+    )
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Scores every method under shift, prints the tables and writes the results."""
+    if config.smoke:
+        methods = config.methods or ("map", "temperature", "rank1")
+        config = replace(config, problems=("mnist_lenet5",), methods=methods, seeds=1, images=50)
+    run = Run(config)
+    folder = run.seeds("problems", "methods", "seeds", "trainings")
+    results = {name: compare(config, folder, name) for name in config.problems}
+    sections = [section(run, name, found) for name, found in results.items()]
+    pictures = [report.draw_thresholds(run, results)]
+    sections.append(Section("Confidence and accuracy", THRESHOLDS, pictures=pictures))
+    record = run.finish({"problems": results})
+    run.report("Calibration under shift", SUMMARY, sections, record)
+    return record
+
+
+def section(run: Run, name: str, found: dict[str, Scores]) -> Section:
+    """Tables and pictures of one problem."""
+    tables = [report.shifted_table(name, found), report.confidence_table(found)]
+    pictures = [report.draw_boxes(run, name, found)]
+    if PROBLEMS[name].dataset == "mnist":
+        tables.append(report.moved_table(found))
+        pictures.append(report.draw_moved(run, name, found))
+    return Section(PROBLEMS[name].title, EXPLANATION, tables, pictures)
+
+
+SUMMARY = (
+    "Networks trained on clean images, scored on corrupted, turned and moved ones: does the "
+    "confidence fall as the accuracy does?"
+)
+EXPLANATION = (
+    "Scores that do not say clean are means over fifteen corruptions and five severities; ± is the "
+    "standard deviation over seeds. ECE is the gap between confidence and accuracy, AUROC the "
+    "probability that a shifted image has a higher entropy than a clean one, AURC the area under "
+    "risk-coverage."
+)
+THRESHOLDS = (
+    "Accuracy of the images of which the network is at least so sure. A curve above the dotted "
+    "line is of a network that is right at least as often as it says."
+)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

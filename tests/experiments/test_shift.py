@@ -1,0 +1,83 @@
+"""Scores of `experiments/shift.py`, and the trainings that it shares."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import pyro_bbb as bbb
+
+
+@pytest.fixture
+def shifts(load):
+    return load("_helpers.shifts")
+
+
+def sure(p, x):
+    """A prediction that is class 0 with probability ``p``, whatever the images."""
+    rest = torch.full((len(x), 9), (1 - p) / 9)
+    probs = torch.cat([torch.full((len(x), 1), p), rest], dim=-1)
+    return bbb.ClassificationPrediction(probs.log()[None])
+
+
+def test_scores_of_a_network_that_ignores_the_images_do_not_change(shifts):
+    x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 4  # five are right
+    found = shifts.measure(partial(sure, 0.75), (x, y), moved=True)
+
+    clean = {
+        "accuracy": 0.25,
+        "confidence": 0.75,
+        "nll": -0.25 * torch.tensor(0.75).log() - 0.75 * torch.tensor(0.25 / 9).log(),
+        "brier": 0.25 * (0.25**2 + 9 * (0.25 / 9) ** 2)
+        + 0.75 * (0.75**2 + 8 * (0.25 / 9) ** 2 + (1 - 0.25 / 9) ** 2),
+        "ece": 0.5,
+        "auroc": 0.5,
+    }
+    assert found["clean"].keys() == clean.keys() | {"area_under_risk_coverage"}
+    for name, figure in clean.items():
+        assert found["clean"][name] == pytest.approx(float(figure), abs=1e-5), name
+    assert list(found["rotation"]) == [str(15 * i) for i in range(13)]
+    assert list(found["translation"]) == ["0", "2", "4", "6", "8", "10", "12", "14"]
+    assert {s: list(each) for s, each in found["corruptions"].items()} == {
+        str(s): list(bbb.data.CORRUPTIONS) for s in range(1, 6)
+    }
+    every = [*found["rotation"].values(), *found["translation"].values()]
+    every += [each for names in found["corruptions"].values() for each in names.values()]
+    assert all(each == found["clean"] for each in every)
+    for each in (found["shifted"], *found["severity"].values()):
+        assert each == pytest.approx(found["clean"], abs=1e-12)
+
+
+def test_means_are_over_names_and_then_over_severities(shifts):
+    found = {"1": {"nll": 1.0}, "2": {"nll": 4.0}}
+    assert shifts.mean(found) == {"nll": 2.5}
+
+
+def test_images_of_at_least_a_confidence(shifts):
+    confidence = torch.tensor([0.2, 0.5, 0.9, 0.96])
+    found = shifts.above(confidence, torch.tensor([True, False, True, True]))
+    assert len(found) == 20
+    assert found["0.0"] == {"sure": 1.0, "sure_and_right": 0.75}
+    assert found["0.5"] == {"sure": 0.75, "sure_and_right": 0.5}
+    assert found["0.95"] == {"sure": 0.25, "sure_and_right": 0.25}
+
+
+def test_random_corruptions_differ_from_kind_to_kind_and_not_from_run_to_run(shifts):
+    x = torch.rand(3, 1, 28, 28)
+    first, second = list(shifts.corrupted(x)), list(shifts.corrupted(x))
+    assert len(first) == 75
+    assert all(a[:2] == b[:2] and a[2].equal(b[2]) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.slow
+def test_the_trainings_of_posteriors_are_taken(load, tmp_path):
+    posteriors, shift = load("posteriors"), load("shift")
+    options = {"smoke": True, "methods": ("rank1",)}
+    posteriors.main(
+        posteriors.Config(**options, problems=("mnist_lenet5",), output=tmp_path / "posteriors")
+    )
+    trainings = tmp_path / "posteriors" / "trainings"
+    before = {path: path.stat().st_mtime_ns for path in trainings.rglob("*.safetensors")}
+    shift.main(shift.Config(**options, trainings=trainings, output=tmp_path / "shift"))
+    after = {path: path.stat().st_mtime_ns for path in trainings.rglob("*.safetensors")}
+    assert before and before == after and not (tmp_path / "shift" / "trainings").exists()
