@@ -14,6 +14,8 @@ POSTERIORS = {  # the page's names, and those of `experiments/posteriors.py`
     "run_sgmcmc": "sghmc",
     "swag": "swag",
     "rank1_ensemble": "rank1",
+    "softplus_normal, IVON": "ivon",
+    "MC dropout": "dropout",
     "softplus_normal": "bbb_normal_reparam",
     "with local_reparam": "bbb_normal_local_reparam",
     "ensemble of delta": "ensemble",
