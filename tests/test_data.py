@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -812,3 +813,28 @@ def test_rows_of_another_shape_are_refused():
     _, scaling = data.standardize(torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"rows of shape \[2\], got \[3\]"):
         scaling(torch.ones(2, 3))
+
+
+def _radius(x, rows):
+    """Largest distance to the nearest of the rows."""
+    return torch.cdist(x, x[torch.as_tensor(rows)]).amin(-1).max()
+
+
+def test_k_center_is_greedy_and_within_twice_the_best():
+    x = torch.randn(14, 3, generator=torch.Generator().manual_seed(0)).double()
+    for size in (1, 2, 3, 4):
+        rows = data.k_center(x, size, seed=3).tolist()
+        assert len(set(rows)) == size
+        for i in range(1, size):
+            near = torch.cdist(x, x[rows[:i]]).amin(-1)
+            assert near[rows[i]] == near.max()
+        best = min(_radius(x, each) for each in itertools.combinations(range(14), size))
+        assert _radius(x, rows) <= 2 * best
+    first = {int(data.k_center(x, 1, seed=seed)) for seed in range(50)}
+    assert len(first) > 5 and data.k_center(x, 1).shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1, 2, 2)])
+def test_k_center_takes_equal_examples_once_each(shape):
+    rows = data.k_center(torch.ones(shape), 6, seed=1)
+    assert sorted(rows.tolist()) == [0, 1, 2, 3, 4, 5]

@@ -4,7 +4,8 @@ Data sit in memory as one pair of tensors, rows being examples. ``load_images`` 
 Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits (``read_uci`` from any file of
 their layout), ``load_mushrooms`` the UCI mushrooms; ``as_tensors`` takes what users have, ``split``
 holds rows out for validation, ``standardize`` scales columns, and ``Minibatches`` is one epoch's
-worth of shuffled batches. ``rotate``, ``translate`` and ``corrupt`` make images that are shifted.
+worth of shuffled batches. ``rotate``, ``translate`` and ``corrupt`` make images that are shifted;
+``k_center`` chooses a few examples that stand for all.
 
 The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
 ``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
@@ -17,6 +18,7 @@ Imports `_utils` alone, and no Pyro. A new data set is one module here, with its
 licence and its source.
 """
 
+from pyro_bbb.data._coresets import k_center
 from pyro_bbb.data._corruptions import CORRUPTIONS, corrupt, rotate, translate
 from pyro_bbb.data._images import load_images
 from pyro_bbb.data._standardize import Standardization, standardize
@@ -30,6 +32,7 @@ __all__ = [
     "UCIData",
     "as_tensors",
     "corrupt",
+    "k_center",
     "load_images",
     "load_mushrooms",
     "load_uci",

@@ -236,6 +236,17 @@ DATA = [
         },
     ),
     Row(
+        "data.k_center",
+        lambda: {"x": X, "size": 2, "seed": 0},
+        bad={
+            "too many": ({"size": 5000}, "size must be at most"),
+            "integers": ({"x": torch.arange(9)}, "x must be floating"),
+            "infinity": ({"x": X / 0}, "x must be finite"),
+            "a number": ({"x": torch.tensor(1.0)}, r"x must be finite examples \[n, ...\]"),
+            "seed": ({"seed": 0.5}, "seed must be an integer"),
+        },
+    ),
+    Row(
         "data.load_images",
         lambda: {"name": "mnist", "root": "no such folder"},
         also=(FileNotFoundError,),
