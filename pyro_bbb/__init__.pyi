@@ -49,7 +49,9 @@ from .prediction import ConformalPredictor as ConformalPredictor
 from .prediction import Prediction as Prediction
 from .prediction import RegressionPrediction as RegressionPrediction
 from .prediction import TemperatureScaled as TemperatureScaled
+from .prediction import batch_bald as batch_bald
 from .prediction import conformal as conformal
+from .prediction import diverse_bald as diverse_bald
 from .prediction import predict as predict
 from .prediction import predict_mean as predict_mean
 from .prediction import temperature_scaling as temperature_scaling

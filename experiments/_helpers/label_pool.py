@@ -16,6 +16,11 @@ SCORES: dict[str, Score] = {
     "entropy": lambda prediction: prediction.entropy,
 }
 RANDOM = "random"
+# from a prediction by draws of the weights common to all candidates to so many of their rows
+TOGETHER: dict[str, Callable[[bbb.ClassificationPrediction, int], Tensor]] = {
+    "BatchBALD": bbb.batch_bald,
+    "diverse BALD": bbb.diverse_bald,
+}
 
 
 class Pool:
@@ -80,12 +85,17 @@ def acquire(
     count: int,
     candidates: int,
 ) -> None:
-    """Buy the labels of the candidates, sampled at random, that score highest by a rule.
+    """Buy the labels of the candidates, sampled at random, that a rule chooses.
 
-    `RANDOM` takes the first candidates and predicts nothing.
+    `RANDOM` takes the first candidates and predicts nothing; rules of `SCORES` take the highest.
     """
     rows, x = pool.candidates(max(candidates, count))
-    best = slice(count) if rule == RANDOM else SCORES[rule](predict(x)).topk(count).indices
+    if rule == RANDOM:
+        best = torch.arange(count)
+    elif rule in TOGETHER:
+        best = TOGETHER[rule](predict(x), count)
+    else:
+        best = SCORES[rule](predict(x)).topk(count).indices
     pool.label(rows[best])
 
 

@@ -4,9 +4,10 @@ Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the poste
 ``_draws.py``, the samplers in ``_weight_samples.py`` and ``_output_samples.py``, the network's
 tangent in ``_linearized.py``; a new summary of a prediction goes into ``_summaries.py``. What is
 calibrated on held-out data, of any function from inputs to a prediction, stands in
-``_conformal.py`` and ``_temperature.py``.
+``_conformal.py`` and ``_temperature.py``, and which labels to buy in ``_acquisition.py``.
 """
 
+from pyro_bbb.prediction._acquisition import batch_bald, diverse_bald
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._linearized import GaussianPrediction
@@ -32,7 +33,9 @@ __all__ = [
     "Prediction",
     "RegressionPrediction",
     "TemperatureScaled",
+    "batch_bald",
     "conformal",
+    "diverse_bald",
     "finished",
     "posterior_draws",
     "predict",

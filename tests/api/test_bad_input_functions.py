@@ -768,7 +768,32 @@ A_PATH = {
     "also": (OSError,),
     "skip": left("path", *("unknown", "empty", "bytes"), why="names of files"),
 }
+OF_EACH_INPUT = ClassificationPrediction(torch.zeros(2, 4, 3).log_softmax(-1), sampler="outputs")
+NO_COMMON_DRAWS = {
+    "too many": ({"size": 5}, "size must be at most the 4 inputs of prediction, got 5"),
+    "draws of each input": ({"prediction": OF_EACH_INPUT}, "prediction must be .* of the weights"),
+    "targets": ({"prediction": as_targets(X)}, "prediction must be a ClassificationPrediction"),
+    "NaN": ({"prediction": as_labels(X * NAN)}, "prediction must have no NaN"),
+    "parts": (
+        {"prediction": ClassificationPrediction(torch.zeros(2, 4, 5, 3).log_softmax(-1))},
+        "prediction must be of one label for each input",
+    ),
+}
 CALIBRATED = [
+    Row(
+        "batch_bald",
+        lambda: {"prediction": as_labels(X), "size": 2, "num_configurations": 4, "seed": 0},
+        bad={
+            **NO_COMMON_DRAWS,
+            "seed": ({"seed": 0.5}, "seed must be an integer"),
+            "none": ({"num_configurations": 0}, "num_configurations must be an integer of at"),
+        },
+    ),
+    Row(
+        "diverse_bald",
+        lambda: {"prediction": as_labels(X), "size": 2},
+        bad=NO_COMMON_DRAWS,
+    ),
     Row(
         "conformal",
         lambda: {"predict_fn": as_labels, "data": (X, LABELS), "level": 0.5, "seed": 1},

@@ -132,12 +132,12 @@ def test_labels_at_a_target_are_interpolated(pool):
 @pytest.fixture
 def small(experiment):
     """A recipe of a second, and a few enlarged digits."""
-    recipe = replace(experiment.RECIPES["ours"], steps=1, samples=2, candidates=40)
+    recipe = replace(experiment.RECIPES["ours"], steps=1, samples=2, joint_samples=2, candidates=40)
     return recipe, experiment.load(experiment.Config(smoke=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["BALD", "entropy", "random"])
+@pytest.mark.parametrize("rule", ["BALD", "entropy", "BatchBALD", "diverse BALD", "random"])
 def test_no_label_is_read_that_is_not_bought(experiment, pool, small, monkeypatch, rule):
     recipe, sets = small
     curve, honest = experiment.learn(recipe, sets, rule, 0, 40)

@@ -1,0 +1,114 @@
+"""Batches of labels to buy: joint information by enumeration, and the greedy choice."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import pyro_bbb as bbb
+from pyro_bbb.prediction import ClassificationPrediction, _acquisition
+
+
+def prediction(draws, n, classes, seed=0, sharpness=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(draws, n, classes, generator=generator).double()
+    return ClassificationPrediction(logits.log_softmax(-1))
+
+
+def information(found, rows):
+    """Mutual information of the labels of some inputs and the draw, by enumeration, nats."""
+    probs = found.sample_probs.double().tolist()
+    draws, classes = len(probs), len(probs[0][0])
+    joint = [
+        [math.prod(draw[i][c] for i, c in zip(rows, labels, strict=True)) for draw in probs]
+        for labels in itertools.product(range(classes), repeat=len(rows))
+    ]
+    means = [sum(each) / draws for each in joint]
+    entropy = -sum(p * math.log(p) for p in means)
+    own = -sum(p * math.log(p) for draw in probs for i in rows for p in draw[i]) / draws
+    return entropy - own
+
+
+def best_next(found, chosen):
+    others = [i for i in range(found.sample_log_probs.shape[1]) if i not in chosen]
+    return max(others, key=lambda i: information(found, [*chosen, i]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_input_adds_most_information(seed):
+    found = prediction(draws=6, n=7, classes=3, seed=seed)
+    rows = bbb.batch_bald(found, size=4).tolist()
+    for i, row in enumerate(rows):
+        assert row == best_next(found, rows[:i])
+    assert rows[0] == found.epistemic.argmax()
+
+
+def test_sampled_entropy_has_the_enumerated_mean():
+    # 40 estimates of 4 entropies by 900 values, 6 standard errors: false alarms 2.1e-6
+    found = prediction(draws=5, n=7, classes=3)
+    probs, chosen = found.sample_probs, [4, 1, 6]
+    exact = _acquisition._Exact(probs)
+    for i in range(3):
+        exact = exact.with_label(chosen[: i + 1], 10**6, None)
+    own = torch.special.entr(probs).sum(-1).mean(0)
+    for i in (0, 2, 3, 5):
+        gain = exact.entropy()[i] - own[[*chosen, i]].sum()
+        assert gain.item() == pytest.approx(information(found, [*chosen, i]), abs=1e-12)
+    estimates = torch.stack(
+        [
+            _acquisition._Sampled(probs, chosen, 900, torch.Generator().manual_seed(s)).entropy()
+            for s in range(40)
+        ]
+    )
+    error = estimates.std(0) / math.sqrt(40)
+    free = [0, 2, 3, 5]
+    assert ((estimates.mean(0) - exact.entropy()).abs() < 6 * error)[free].all()
+    assert (error[free] < 0.01).all()
+
+
+def test_few_configurations_choose_nearly_as_well():
+    found = prediction(draws=20, n=30, classes=4, sharpness=3.0)
+    exact = bbb.batch_bald(found, size=5).tolist()
+    sampled = bbb.batch_bald(found, size=5, num_configurations=200, seed=1).tolist()
+    assert exact[:4] == sampled[:4], "4 ** 3 values are enumerated in both"
+    assert information(found, sampled) > 0.98 * information(found, exact)
+    again = bbb.batch_bald(found, size=5, num_configurations=200, seed=1).tolist()
+    assert again == sampled
+
+
+@pytest.mark.parametrize("choose", [bbb.batch_bald, bbb.diverse_bald])
+def test_copies_of_an_input_are_not_bought_together(choose):
+    found = prediction(draws=30, n=4, classes=3, sharpness=3.0)
+    copies = found.sample_log_probs[:, [0, 0, 0, 1, 2, 3]]
+    # a confident label is learned from once; its copies add nothing
+    rows = choose(ClassificationPrediction(copies), size=3).tolist()
+    assert len({0, 1, 2} & set(rows)) <= 1
+    best = ClassificationPrediction(copies).epistemic.topk(3).indices.tolist()
+    assert len(set(rows)) == 3 and (set(best) != set(rows) or not {0, 1, 2} & set(best))
+
+
+def test_parts_and_dtypes_choose_alike(monkeypatch):
+    found = prediction(draws=8, n=25, classes=4)
+    rows = bbb.batch_bald(found, size=6, num_configurations=300)
+    single = ClassificationPrediction(found.sample_log_probs.float())
+    assert bbb.batch_bald(single, size=6, num_configurations=300).equal(rows)
+    monkeypatch.setattr(_acquisition, "_NUMBERS", 1)
+    assert bbb.batch_bald(found, size=6, num_configurations=300).equal(rows)
+
+
+def test_rare_values_do_not_underflow():
+    # three draws that are sure of other labels: the labels tell the draw, and no more
+    labels = torch.tensor([[0, 1, 2], [1, 2, 0], [2, 0, 1]]).repeat(1, 14)
+    logits = -250.0 * (1 - torch.nn.functional.one_hot(labels, 3).double())
+    found = ClassificationPrediction(logits.log_softmax(-1))
+    rows = bbb.batch_bald(found, size=42, num_configurations=50).tolist()
+    assert sorted(rows) == list(range(42))
+    joint = _acquisition._Sampled(found.sample_probs, rows, 50, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(joint.entropy(), torch.full((42,), math.log(3)).double())
+
+
+def test_the_last_inputs_come_too():
+    found = prediction(draws=2, n=9, classes=3)
+    for choose in (bbb.batch_bald, bbb.diverse_bald):
+        assert sorted(choose(found, size=9).tolist()) == list(range(9))
