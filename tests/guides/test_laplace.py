@@ -18,6 +18,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
+from pyro_bbb.guides._laplace.gauss_newton import Linearization
 from pyro_bbb.guides.tangent import _by_derivatives, output_moments
 
 N, PRIOR, SIGMA = 40, 0.5, 0.8
@@ -458,6 +459,25 @@ def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, sh
     mean, covariance = _by_derivatives(model, guide, x)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.covariance, covariance)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [
+        (bbb.likelihoods.Categorical(), torch.arange(N) % 3),
+        (bbb.likelihoods.StudentT(3.0, 0.05), torch.randn(N, 3).double()),  # not log-concave
+    ],
+)
+def test_the_diagonal_by_layers_is_that_of_the_full_curvature(double, monkeypatch, likelihood, y):
+    layers = (nn.Conv2d(1, 3, 3, padding=1, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3))
+    network = bbb.bayesianize(nn.Sequential(*layers), prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihood, num_data=N)
+    x = torch.randn(N, 1, 5, 5)
+    full = Laplace(model, structure="full")._sums([(x, y)]).totals[0].diagonal()
+    guide = Laplace(model, structure="diag")
+    monkeypatch.setattr(Linearization, "jacobians", None)
+    found = guide._sums([(x[:20], y[:20]), (x[20:], y[20:])])
+    torch.testing.assert_close(found.totals[0], full)
 
 
 def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_serve():

@@ -76,7 +76,7 @@ class Linearization:
         x: inputs.
         y: targets.
         fraction: factor of the prior.
-        watched: whether to collect the `uses` of weights, for `kronecker_factors`.
+        watched: whether to collect the `uses` of weights, for `kronecker_factors` and `diagonal`.
     """
 
     model: Any
@@ -156,15 +156,41 @@ def kronecker_factors(batch: Linearization) -> dict[str, tuple[Tensor, Tensor | 
         inner = use.inputs.flatten(0, 1)
         sums[use.weight] = [0.0, inner.T @ inner / use.inputs.shape[1]]
     for column in batch.root.unbind(-1):
-        targets = [use.output for use in batch.uses]
-        found = torch.autograd.grad((batch.f * column).sum(), targets, retain_graph=True)
-        for use, by_output in zip(batch.uses, found, strict=True):
-            g = use.gradients(by_output).flatten(0, 1)
+        for use, gradients in _pulled_back(batch, column):
+            g = gradients.flatten(0, 1)
             sums[use.weight][0] = sums[use.weight][0] + g.T @ g
     for use in batch.uses:
         if use.bias is not None:
             sums[use.bias] = [sums[use.weight][0], None]
     return {name: (out, inner) for name, (out, inner) in sums.items()}
+
+
+def diagonal(batch: Linearization) -> dict[str, Tensor]:
+    r"""Diagonal of $J^\top \Lambda J$ over all examples, by site name, as ``[out, in]``."""
+    sums: dict[str, Any] = {}
+    single: dict[str, Any] = {}  # of uses at one position, at the output, [n, out]
+    values, vectors = torch.linalg.eigh(batch.curvature)
+    for value, vector in zip(values.unbind(-1), vectors.unbind(-1), strict=True):
+        for use, g in _pulled_back(batch, vector):
+            if use.bias is not None:
+                sums[use.bias] = sums.get(use.bias, 0.0) + value @ g.sum(1).square()
+            if g.shape[1] == 1:
+                single[use.weight] = single.get(use.weight, 0.0) + value[:, None] * g[:, 0].square()
+            else:
+                squares = torch.einsum("n,noi->oi", value, (g.mT @ use.inputs).square())
+                sums[use.weight] = sums.get(use.weight, 0.0) + squares
+    for use in batch.uses:
+        if use.weight in single:  # the square of a product is the product of squares
+            sums[use.weight] = single[use.weight].T @ use.inputs[:, 0].square()
+    return sums
+
+
+def _pulled_back(batch: Linearization, vector: Tensor) -> Iterator[tuple[Use, Tensor]]:
+    r"""$J^\top v$ at the output of each use, ``[n, positions, out]``, for a v of each example."""
+    targets = [use.output for use in batch.uses]
+    found = torch.autograd.grad((batch.f * vector).sum(), targets, retain_graph=True)
+    for use, by_output in zip(batch.uses, found, strict=True):
+        yield use, use.gradients(by_output)
 
 
 def unserved(latents: list[Latent], uses: list[Use]) -> list[str]:

@@ -138,7 +138,7 @@ class Laplace(PointThenNormal):
         guide.reset()
         model.double().requires_grad_(False)  # derivatives are by the latents alone
         guide.double()
-        sums, count = Sums(guide), 0
+        sums, count, watched = Sums(guide), 0, self._structure in ("kron", "diag")
         with evaluating(model), pyro.validation_enabled(False):
             for x, y in batches:
                 fraction = len(x) / model.num_data  # of the prior
@@ -146,7 +146,7 @@ class Laplace(PointThenNormal):
                 if self._curvature == "hessian":
                     sums.totals[0] += _hessian(*args)
                 else:
-                    sums.add(Linearization(*args, watched=self._structure == "kron"))
+                    sums.add(Linearization(*args, watched=watched))
                 count += len(x)
         sums.finish(model.num_data / count)
         return sums

@@ -16,7 +16,12 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from pyro_bbb.guides._laplace.gauss_newton import Linearization, kronecker_factors, unserved
+from pyro_bbb.guides._laplace.gauss_newton import (
+    Linearization,
+    diagonal,
+    kronecker_factors,
+    unserved,
+)
 from pyro_bbb.guides.covariance import Dense, Diagonal, Kronecker
 
 _LOG_FACTORS = (-15.0, 15.0)  # of the prior's precision
@@ -70,6 +75,9 @@ class Sums:
             self._add_factors(batch)
             return
         (part,) = self.parts
+        if isinstance(part, Diagonal) and not unserved(self.guide._known_latents(), batch.uses):
+            self._add_diagonal(batch)
+            return
         for rows, jacobian in batch.jacobians(part.where):
             weighted = batch.curvature[rows] @ jacobian
             if isinstance(part, Dense):
@@ -168,6 +176,12 @@ class Sums:
                 "with latents of its own; use structure='full'"
             )
         return True
+
+    def _add_diagonal(self, batch: Linearization) -> None:
+        """Adds a batch layer by layer: no derivative by all weights is made."""
+        ranges = self.guide._ranges()
+        for name, squares in diagonal(batch).items():
+            self.totals[0][ranges[name]] += squares.flatten()
 
     def _add_factors(self, batch: Linearization) -> None:
         missing = unserved(self.guide._known_latents(), batch.uses)
