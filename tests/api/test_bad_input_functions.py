@@ -66,6 +66,11 @@ def an_agent():
     return bbb.bandits.ThompsonAgent(**of_rewards(), memory=8, batch_size=2, num_batches=2)
 
 
+def a_last_layer(num_features=2):
+    torch.manual_seed(1)
+    return bbb.bandits.LastLayerAgent(nn.Linear(3, 2), 2, num_features, num_batches=1)
+
+
 def of_another(network):
     """A guide for another model."""
     return bbb.AutoSoftplusNormal(bbb.BayesianModel(network, likelihoods.Categorical(), num_data=4))
@@ -609,6 +614,67 @@ AFTER = [
     Row(
         "bandits.ThompsonAgent.learn",
         lambda: {"self": an_agent()},
+        fails=True,
+        changes=("self",),
+    ),
+    Row(
+        "bandits.LastLayerAgent",
+        lambda: {
+            "features": nn.Linear(3, 2),
+            "num_actions": 2,
+            "num_features": 2,
+            "memory": 8,
+            "learn_every": 3,
+            "num_batches": 1,
+            "batch_size": 2,
+        },
+        bad={
+            "no module": ({"features": lambda x: x}, "features must be a Module"),
+            "no parameters": ({"features": nn.ReLU()}, "features must have parameters to learn"),
+            "no action": ({"num_actions": 0}, "num_actions must be an integer of at least 1"),
+            "no noise": ({"noise_scale": 0.0}, "noise_scale must be positive and finite"),
+            "optimizer": ({"optimizer": "adam"}, "optimizer must be a function"),
+        },
+    ),
+    Row(
+        "bandits.LastLayerAgent.act",
+        lambda: {"self": a_last_layer(), "contexts": X},
+        bad={
+            "columns": ({"contexts": X[:, :2]}, "contexts must fit the network"),
+            "features": (
+                {"self": a_last_layer(num_features=3)},
+                r"contexts must give features of shape \[4, 3\], got \[4, 2\]",
+            ),
+        },
+    ),
+    Row(
+        "bandits.LastLayerAgent.values",
+        lambda: {"self": a_last_layer(), "contexts": X},
+        bad={"columns": ({"contexts": X[:, :2]}, "contexts must fit the network")},
+    ),
+    Row(
+        "bandits.LastLayerAgent.observe",
+        lambda: {
+            "self": a_last_layer(),
+            "contexts": X,
+            "actions": LABELS,
+            "rewards": TARGETS[:, 0].clone(),
+        },
+        bad={
+            "rows differ": ({"actions": LABELS[:3]}, "must go together, got contexts .4, 3."),
+            "shapes differ": ({"rewards": TARGETS}, "must go together"),
+            "two agents": (
+                {"actions": LABELS[:, None], "rewards": TARGETS},
+                r"actions must have shape \[n\], got \[4, 1\]",
+            ),
+            "another action": ({"actions": LABELS + 1}, r"actions must be integers .int64."),
+            "NaN": ({"rewards": TARGETS[:, 0] * NAN}, "rewards must be finite real numbers"),
+        },
+        changes=("self",),
+    ),
+    Row(
+        "bandits.LastLayerAgent.learn",
+        lambda: {"self": a_last_layer()},
         fails=True,
         changes=("self",),
     ),

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 EXPERIMENTS = [
     "active_learning",
     "choose_defaults",
+    "continual",
     "digits_recipes",
     "fashion_mnist",
     "gap_splits",
@@ -33,6 +34,7 @@ EXPERIMENTS = [
     "sine_regression",
     "sklearn_comparison",
     "uci_regression",
+    "wheel_bandit",
 ]  # a new experiment is added here
 
 

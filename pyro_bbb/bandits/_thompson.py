@@ -23,6 +23,8 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.context import ItemOnDevice
 from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb.bandits._checks import observation as check_observation
+from pyro_bbb.bandits._checks import rows as check_rows
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
@@ -159,7 +161,7 @@ class ThompsonAgent:
             ValueError: shapes do not fit, there is no such action, or a reward is not finite.
             TypeError: an argument is no tensor.
         """
-        self._check(contexts, actions, rewards)
+        check_observation(contexts, actions, rewards, self.num_actions, self.seen.device)
         self.remember(contexts, actions, rewards)
         self.learn()
 
@@ -211,7 +213,7 @@ class ThompsonAgent:
 
     def _encoded(self, contexts: Tensor) -> Tensor:
         """Inputs of every action in every context, ``[actions, n, ...]``."""
-        self._require("contexts", contexts)
+        check_rows("contexts", contexts, self.seen.device)
         x = torch.stack([self.encode(contexts, action) for action in range(self.num_actions)])
         kind = x.shape[2:], x.dtype
         if kind not in self._fitting:
@@ -221,13 +223,6 @@ class ThompsonAgent:
                 raise ValueError(f"contexts must fit the network when encoded: {error}") from error
             self._fitting.add(kind)
         return x
-
-    def _require(self, name: str, value: Any) -> None:
-        """A tensor of one or more rows where the agent is."""
-        if checks.tensor(name, value).dim() == 0 or len(value) == 0:
-            raise ValueError(f"{name} must have a row or more, got shape {list(value.shape)}")
-        if value.device != self.seen.device:
-            raise ValueError(f"{name} must be on {self.seen.device}, got {value.device}")
 
     def _draw(self, x: Tensor) -> Tensor:
         """Expected rewards by one network."""
@@ -244,19 +239,6 @@ class ThompsonAgent:
         order = keys.where(slots < filled, 2.0).argsort()  # what is filled comes first
         turns = torch.arange(self.num_batches * self.batch_size, device=filled.device) % filled
         return order[turns].view(self.num_batches, self.batch_size)
-
-    def _check(self, contexts: Any, actions: Any, rewards: Any) -> None:
-        named = {"contexts": contexts, "actions": actions, "rewards": rewards}
-        for name, value in named.items():
-            self._require(name, value)
-        if len(contexts) != len(actions) or actions.shape != rewards.shape:
-            found = ", ".join(f"{name} {list(value.shape)}" for name, value in named.items())
-            raise ValueError(f"contexts, actions and rewards must go together, got {found}")
-        last = self.num_actions - 1
-        if actions.dtype != torch.long or not ((actions >= 0) & (actions <= last)).all():
-            raise ValueError(f"actions must be integers (int64) in [0, {last}], got {actions}")
-        if rewards.is_complex() or not rewards.isfinite().all():
-            raise ValueError(f"rewards must be finite real numbers, got {rewards}")
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

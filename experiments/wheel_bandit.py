@@ -1,0 +1,144 @@
+"""Wheel bandit: exploration that pays only where few contexts are.
+
+    python experiments/wheel_bandit.py [--agents "last layer"] [--seeds 5]
+
+After Riquelme, Tucker and Snoek (2018), "Deep Bayesian bandits showdown", arXiv:1802.09127: 80,000
+contexts, uniform in the unit disk, and five actions. One pays 1.2 everywhere, the others 1.0; but
+beyond the radius delta one of these, by the quadrant, pays 50 (noise of standard deviation 0.01).
+The larger delta, the rarer the contexts in which exploring pays. Scores are the cumulative regret
+in per cent of what uniformly random actions are expected to have on the same contexts.
+
+Agents: Thompson sampling by exact Bayesian linear regression on learned features
+(`bandits.LastLayerAgent`; the paper's NeuralLinear), by Bayes by Backprop over all weights, and by
+five networks each of which sees half of the observations twice; and a greedy network that acts at
+random in 5 % of the steps. All are two layers of 100 units and learn alike. Published scores are
+those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
+
+Nothing was tuned yet: widths, learning rates and how often networks learn are first guesses.
+
+Every (agent, delta, seed) is a file in the folder of results as soon as it is done; an interrupted
+run goes on there.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import tyro
+from _helpers.repeats import over_seeds, shown
+from _helpers.run import Picture, Run, Section, Settings, Table, read_json, write_json
+from _helpers.wheel import AGENTS, Learning, Wheel, play
+
+from pyro_bbb import plots
+
+PUBLISHED = {  # means, by delta
+    "published: NeuralLinear": (0.95, 1.60, 4.65, 9.56, 49.63),
+    "published: Bayes by Backprop": (1.37, 3.32, 34.42, 59.04, 97.38),
+}
+DELTAS = (0.5, 0.7, 0.9, 0.95, 0.99)
+CURVE = 100  # points of a curve
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Settings of one run."""
+
+    agents: tuple[str, ...] = tuple(AGENTS)
+    """Agents to compare."""
+    deltas: tuple[float, ...] = DELTAS
+    """Radii beyond which exploring pays."""
+    seeds: int = 5
+    """Runs with consecutive seeds; tables show their means and standard deviations."""
+    steps: int = 80_000
+    """Contexts."""
+    output: Path = Path("results/wheel_bandit")
+    """Folder for results."""
+
+
+def run_one(config: Config, learning: Learning, agent: str, delta: float, seed: int) -> Any:
+    """Regret of one agent, in per cent of the uniform agent's."""
+    wheel = Wheel(delta, config.steps, seed)
+    torch.manual_seed(seed)
+    name = f"{agent}, delta {delta}, seed {seed}"
+    actions = play(wheel, AGENTS[agent](learning), name)
+    regret, uniform = wheel.regret(actions).cumsum(0), wheel.uniform_regret.cumsum(0)
+    at = torch.linspace(config.steps / CURVE, config.steps, CURVE).long() - 1
+    curve = (100 * regret / uniform[-1])[at]
+    return {"regret": (100 * regret[-1] / uniform[-1]).item(), "curve": curve.tolist()}
+
+
+def compare(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
+    """All agents at all radii: figures of the seeds, their means and deviations."""
+    learning = Learning(num_batches=2, batch_size=16) if config.smoke else Learning()
+    found: dict[str, dict[str, Any]] = {}
+    for agent in config.agents:
+        for delta in config.deltas:
+            records = []
+            for seed in range(config.seed, config.seed + config.seeds):
+                path = folder / agent / str(delta) / f"{seed}.json"
+                if not path.exists():
+                    write_json(path, run_one(config, learning, agent, delta, seed))
+                records.append(read_json(path))
+                print(f"{agent}, delta {delta}, seed {seed}: {records[-1]['regret']:.2f} %")
+            found.setdefault(agent, {})[str(delta)] = {"seeds": records} | over_seeds(records)
+    return found
+
+
+def table(found: dict[str, dict[str, Any]], deltas: tuple[float, ...]) -> Table:
+    """Regret by radius, with published ones."""
+    rows = [
+        (agent, *(shown(by_delta[str(d)], "regret", factor=1) for d in deltas))
+        for agent, by_delta in found.items()
+    ]
+    rows += [
+        (name, *(f"{dict(zip(DELTAS, values, strict=True))[d]:.2f}" for d in deltas))
+        for name, values in PUBLISHED.items()
+        if set(deltas) <= set(DELTAS)
+    ]
+    return Table(("regret (% of uniform's)", *(f"delta {d}" for d in deltas)), rows)
+
+
+def draw_curves(run: Run, config: Config, found: dict[str, dict[str, Any]]) -> Picture:
+    """Plot cumulative regret against steps, a panel for each radius."""
+    with plots.style():
+        figure, axes = plt.subplots(
+            1, len(config.deltas), figsize=(3.0 * len(config.deltas), 3.2), squeeze=False
+        )
+        steps = np.linspace(config.steps / CURVE, config.steps, CURVE) / 1000
+        for ax, delta in zip(axes[0], config.deltas, strict=True):
+            for agent, by_delta in found.items():
+                curves = np.array([record["curve"] for record in by_delta[str(delta)]["seeds"]])
+                (line,) = ax.plot(steps, curves.mean(0), label=agent)
+                band = curves.min(0), curves.max(0)
+                ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, lw=0)
+            ax.set(title=f"delta {delta}", xlabel="thousands of steps", ylim=(0, None))
+        axes[0][0].set_ylabel("regret (% of uniform's)")
+        axes[0][0].legend(fontsize="small")
+    return run.picture(figure, "curves", "Means over seeds; bands are from the best to the worst.")
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Plays every bandit by every agent, prints the table and writes the results."""
+    if config.smoke:
+        config = replace(config, steps=200, seeds=1, deltas=config.deltas[:2])
+    run = Run(config)
+    found = compare(config, run.seeds("agents", "deltas", "seeds"))
+    record = run.finish({"agents": found})
+    pictures = [draw_curves(run, config, found)]
+    section = Section("Cumulative regret", TEXT, [table(found, config.deltas)], pictures)
+    run.report("Wheel bandit", SUMMARY, [section], record)
+    return record
+
+
+SUMMARY = "Which agent finds what pays where few contexts are?"
+TEXT = (
+    "Cumulative regret after the last step, in per cent of the regret that uniformly random "
+    "actions are expected to have; ± is the standard deviation over seeds."
+)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

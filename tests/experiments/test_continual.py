@@ -1,0 +1,119 @@
+"""Tasks, priors and scores of `experiments/continual.py`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pyro import poutine
+
+
+@pytest.fixture
+def tasks(load):
+    return load("_helpers.continual_tasks")
+
+
+@pytest.fixture
+def learners(load):
+    return load("_helpers.continual_learners")
+
+
+def images(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, 784, generator=generator), torch.arange(n) % 10
+
+
+def test_permuted_tasks_have_the_same_pixels_in_other_orders(tasks):
+    train, scored = images(20), images(10, seed=1)
+    found = tasks.permuted(train, scored, seed=3, own_heads=False)
+    assert len(found) == 10 and {task.head for task in found} == {"last"}
+    assert found[0].data(True)[0].equal(train[0])
+    orders = set()
+    for task in found:
+        (x, y), (x_scored, _) = task.data(True), task.data(False)
+        assert y.equal(train[1]) and x.sort(-1).values.equal(train[0].sort(-1).values)
+        order = (x[0][:, None] == train[0][0]).int().argmax(-1)  # random pixels are different
+        assert x_scored.equal(scored[0][:, order])
+        orders.add(tuple(order.tolist()))
+    assert len(orders) == 10
+
+
+@pytest.mark.parametrize("own_heads", [True, False])
+def test_split_tasks_are_pairs_of_classes(tasks, own_heads):
+    train, scored = images(50), images(30, seed=1)
+    found = tasks.split(train, scored, seed=0, own_heads=own_heads)
+    assert len({task.head for task in found}) == (5 if own_heads else 1)
+    for training, (x, y) in ((True, train), (False, scored)):
+        parts = [task.data(training) for task in found]
+        for number, (part, label) in enumerate(parts):
+            assert part.equal(x[y // 2 == number]) and label.equal(y[y // 2 == number] % 2)
+
+
+def small(tasks, learners, name="split", **settings):
+    protocol = replace(tasks.PROTOCOLS[name], hidden=(5, 4), coreset=3)
+    chosen = {"guide": "softplus_normal", "epochs": 1, "engine": "eager", **settings}
+    learner = learners.Learner(protocol, learners.Settings(**chosen), seed=0)
+    return learner, protocol.tasks(images(60), images(30, seed=1), 0, protocol.own_heads)
+
+
+def test_the_posterior_is_the_next_prior_and_the_next_start(tasks, learners):
+    learner, (first, second, *_) = small(tasks, learners)
+    learner.learn(first)
+    before = learner.latest["last0"]
+    model, guide = learner.posterior(second.head, 12)
+    trace = poutine.trace(model).get_trace(torch.rand(2, 784), torch.tensor([0, 1]))
+    sites = {n: site["fn"] for n, site in trace.nodes.items() if n.startswith("network.")}
+    for name in ("network.fc1.weight", "network.fc2.bias"):
+        torch.testing.assert_close(sites[name].mean, before.loc(name))
+        scale = sites[name].variance.sqrt()
+        torch.testing.assert_close(scale, before.scale(name), rtol=1e-4, atol=0)
+        assert guide.loc(name).equal(before.loc(name))
+        assert guide.scale(name).equal(before.scale(name))
+    head = sites["network.last1.weight"]
+    assert head.mean.eq(0).all() and head.variance.allclose(torch.tensor(0.5))  # 2 / 4 units
+
+
+def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks, learners):
+    learner, (first, second, *_) = small(tasks, learners)
+    learner.learn(first)
+    before = learner.latest["last0"].loc("network.last0.weight").clone()
+    learner.learn(second)
+    _, guide = learner.posterior("last0", 1)
+    assert guide.loc("network.last0.weight").equal(before)
+    trunk = "network.fc1.weight"
+    assert guide.loc(trunk).equal(learner.latest["last1"].loc(trunk))
+    _, draws = learner.refine("last0")
+    assert draws.keys() == guide.median().keys()
+    assert learner.predict(first).probs.shape == (6, 2)
+
+
+@pytest.mark.parametrize("kind", ["random", "k_center"])
+def test_a_coreset_is_kept_from_training(tasks, learners, kind):
+    learner, (first, *_) = small(tasks, learners, coreset=kind)
+    x, y = first.data(True)
+    others, labels = learner.set_aside(first, (x, y))
+    ((kept, kept_labels),) = learner.coresets[first.head]
+    assert len(kept) == 3 and len(others) == len(x) - 3
+    together = torch.cat([torch.cat([others, kept]), torch.cat([labels, kept_labels])[:, None]], 1)
+    assert together.unique(dim=0).equal(torch.cat([x, y[:, None]], 1).unique(dim=0))
+
+
+def test_at_once_each_image_has_the_outputs_of_its_tasks_head(tasks, learners):
+    protocol = replace(tasks.PROTOCOLS["split"], hidden=(5, 4))
+    together = learners.AllTasks(protocol, protocol.tasks(images(60), images(30), 0, True))
+    x, y = together.joined().data(True)
+    assert x.shape == (60, 785) and len(y) == 60
+    network = together.network("last")
+    everything = network.network(x[:, :-1])
+    for number in range(5):
+        rows = x[:, -1] == number
+        assert network(x)[rows].equal(everything[rows, 2 * number : 2 * number + 2])
+    one = replace(protocol, own_heads=False)
+    plain = learners.AllTasks(one, one.tasks(images(60), images(30), 0, False))
+    assert plain.joined().data(True)[0].shape == (60, 784)
+
+
+def test_forgetting_is_what_was_known_best_less_what_is_known_at_the_end(load):
+    continual = load("continual")
+    matrix = [[0.9], [0.95, 0.8], [0.7, 0.85, 0.99]]
+    assert continual.forgetting(matrix) == pytest.approx((0.25 - 0.05) / 2)
+    assert continual.forgetting([[0.5]]) == 0.0
