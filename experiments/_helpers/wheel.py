@@ -15,7 +15,7 @@ from pyro_bbb import bandits, guides
 ACTIONS = 5
 SAFE = 4  # the action whose reward is the same everywhere
 LOW, SURE, HIGH, NOISE = 1.0, 1.2, 50.0, 0.01  # mean rewards, and their standard deviation
-STARTS = 3  # times that each action is tried at first
+TRIALS = 3  # times that each action is tried at first
 
 
 class Wheel:
@@ -57,7 +57,7 @@ class Wheel:
 
 
 class Agent(Protocol):
-    """What plays a bandit."""
+    """Player of a bandit."""
 
     def act(self, contexts: Tensor) -> Tensor:
         """An action for each context."""
@@ -71,7 +71,7 @@ def play(wheel: Wheel, agent: Agent, name: str) -> Tensor:
     actions = torch.zeros(len(wheel.contexts), dtype=torch.long)
     for step in tqdm(range(len(actions)), desc=name, mininterval=5):
         here = slice(step, step + 1)
-        if step < STARTS * ACTIONS:
+        if step < TRIALS * ACTIONS:
             actions[step] = step % ACTIONS
         else:
             actions[here] = agent.act(wheel.contexts[here])
@@ -82,7 +82,7 @@ def play(wheel: Wheel, agent: Agent, name: str) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How the networks of all agents learn."""
+    """Training of the networks of all agents."""
 
     hidden: int = 100
     """Units of both hidden layers."""
