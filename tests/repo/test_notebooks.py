@@ -16,6 +16,7 @@ NOTEBOOKS = {  # with the parameters of a run of seconds
     "any_network": "EPOCHS = 2; DRAWS = 3",
     "estimators": "DRAWS = 5; EPOCHS = 2; SEEDS = range(1); EVERY = 1; GRADIENTS = 2; REPEATS = 3",
     "fashion_mnist": "EPOCHS = 1; DRAWS = 5",
+    "learning_in_sequence": "EPOCHS = 2; SAMPLES = 3",
     "lenet5_mnist": "EPOCHS = 2; DRAWS = 3",
     "mnist_mlp": "EPOCHS = 2; PASSES = 3",
     "mushroom_bandit": "ROUNDS, AT_ONCE = 6, 10; NUM_BATCHES = 2",
