@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
+from _helpers.continual_memory import FIRST_PRIOR, Memory
 from _helpers.continual_tasks import Protocol, Task
 from _helpers.run import Data
-from pyro_bbb import guides, priors
+from pyro_bbb import guides
 
-FIRST_PRIOR: Any = priors.FanInNormal()  # before any task
 DRAWS = 20  # of the weights, in predictions
 
 
@@ -25,8 +25,10 @@ class Settings:
     """Name of the guide."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments."""
-    remember: bool = True
-    """Each posterior is the next prior; else the first prior is that of all tasks."""
+    strength: float = 1.0
+    """Factor of what earlier tasks say in the prior, see `Memory`; 0 forgets it."""
+    loss: str | None = None
+    """Objective, see `pyro_bbb.fit`."""
     coreset: str = ""
     """How images of each task are kept: "random" or "k_center"; none by default."""
     temperature: float = 1.0
@@ -55,6 +57,7 @@ class Learner:
     ) -> None:
         self.protocol, self.settings, self.seed = protocol, settings, seed
         self.network = network or partial(network_of, protocol)
+        self.memory = Memory(settings.strength)
         self.latest: dict[str, Any] = {}  # guide by head, the latest one last
         self.coresets: dict[str, list[Data]] = {}
         self.refined: dict[str, Any] = {}
@@ -67,6 +70,8 @@ class Learner:
         self.latest.pop(task.head, None)
         self.latest[task.head] = guide
         self.refined.clear()
+        if self.settings.strength:
+            self.memory.add(model, guide, data[0])
 
     def predict(self, task: Task) -> bbb.ClassificationPrediction:
         """Predict the scored images; coresets are learned before, for this prediction alone."""
@@ -105,9 +110,7 @@ class Learner:
 
     def posterior(self, head: str, num_data: int) -> tuple[bbb.BayesianModel, Any]:
         """A model with all that was learned as prior, and a guide that starts there."""
-        known, prior = self.known(head), FIRST_PRIOR
-        for guide in known if self.settings.remember else ():
-            prior = priors.from_guide(guide, default=prior)
+        known, prior = self.known(head), self.memory.prior()
         model, options = self.model(head, prior, num_data), dict(self.settings.options)
         if known:
             medians = {k: v for each in known for k, v in each.median().items()}
@@ -130,6 +133,7 @@ class Learner:
             batch_size=of.batch_size,
             lr=of.lr,
             estimator=of.estimator,
+            loss=of.loss,
             kl_schedule=bbb.KLSchedule(temperature=of.temperature),
             engine=of.engine,
             progress=False,

@@ -86,6 +86,32 @@ def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks, learners):
     assert learner.predict(first).probs.shape == (6, 2)
 
 
+def test_strength_1_is_the_posterior_and_more_multiplies_what_tasks_gave(tasks, learners):
+    found = {}
+    for strength in (1.0, 4.0):
+        learner, (first, second, *_) = small(tasks, learners, strength=strength)
+        learner.learn(first)
+        model, _ = learner.posterior(first.head, 12)
+        trace = poutine.trace(model).get_trace(torch.rand(2, 784))
+        found[strength] = trace.nodes["network.fc1.weight"]["fn"].variance
+    posterior = learner.latest[first.head].scale("network.fc1.weight").square()
+    torch.testing.assert_close(found[1.0], posterior, rtol=1e-4, atol=0)
+    gained = 1 / posterior - 392  # the first prior's precision is 784 / 2
+    torch.testing.assert_close(1 / found[4.0], 392 + 4 * gained, rtol=1e-3, atol=0)
+
+
+def test_what_the_second_task_gave_is_counted_once(tasks, learners):
+    learner, (first, second, *_) = small(tasks, learners, strength=4.0)
+    name = "network.fc1.weight"
+    learner.learn(first)
+    gained = learner.memory.gained[name].clone()
+    learner.learn(second)
+    prior = 392 + 4 * gained
+    precision = 1 / learner.latest[second.head].scale(name).square()
+    expected = gained + (precision - prior).clamp(min=0)
+    torch.testing.assert_close(learner.memory.gained[name], expected, rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("kind", ["random", "k_center"])
 def test_a_coreset_is_kept_from_training(tasks, learners, kind):
     learner, (first, *_) = small(tasks, learners, coreset=kind)

@@ -1,0 +1,69 @@
+"""Precision that tasks gave the weights, and the prior that it makes for the next task."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import Normal
+from torch import Size, Tensor, nn
+
+from pyro_bbb import priors
+
+FIRST_PRIOR: Any = priors.FanInNormal()  # before any task
+ONE_SD = [0.15865525393145707, 0.5, 0.8413447460685429]  # quantiles of a Normal
+
+
+class Memory:
+    r"""Means of the weights, and the precision that the tasks so far gave them.
+
+    A posterior has the precision of its prior and what its task gave. The next prior is the first
+    one with ``strength`` times the sum of what all tasks gave. With strength 1 that is the
+    posterior (`pyro_bbb.priors.from_guide`); more holds the means faster and leaves the variance
+    of the posterior to the data, as in generalised VCL (Loo, Swaroop and Turner 2021,
+    arXiv:2011.12328) and in EWC.
+
+    Args:
+        strength: factor of the precision that tasks gave.
+    """
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+        self.loc: dict[str, Tensor] = {}
+        self.first: dict[str, Tensor] = {}  # precision of the first prior
+        self.gained: dict[str, Tensor] = {}
+
+    def prior(self) -> Any:
+        """Priors by the weights' names in a network; the first one of weights without a memory."""
+        known = {
+            name.removeprefix("network."): partial(normal, loc, self.precision(name).rsqrt())
+            for name, loc in self.loc.items()
+        }
+        return {**known, "*": FIRST_PRIOR}
+
+    def precision(self, name: str) -> Tensor:
+        """Precision of a weight's prior."""
+        return self.first[name] + self.strength * self.gained[name]
+
+    def add(self, model: Any, guide: Any, x: Tensor) -> None:
+        """Add what a task gave to the weights of a model with `prior`."""
+        trace = poutine.trace(model).get_trace(x[:1])
+        for name, loc, scale in moments(guide):
+            if name not in self.loc:
+                self.first[name] = 1 / trace.nodes[name]["fn"].variance.detach()
+                self.gained[name] = torch.zeros_like(loc)
+            gain = 1 / scale.square() - self.precision(name)
+            self.gained[name] = self.gained[name] + gain.clamp(min=0)
+            self.loc[name] = loc
+
+
+def normal(loc: Tensor, scale: Tensor, module: nn.Module, name: str, shape: Size) -> Any:
+    """Independent Normals as the prior of one weight."""
+    return Normal(loc, scale).to_event(loc.dim())
+
+
+def moments(guide: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, mean and standard deviation of each weight of a Normal guide."""
+    for name, (below, loc, above) in guide.quantiles(ONE_SD).items():
+        yield name, loc.detach(), ((above - below) / 2).detach()
