@@ -7,6 +7,7 @@ NeuralLinear.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,8 @@ class LastLayerAgent:
         prior_precision: $\lambda$, of the weights in units of the noise.
         noise_shape: $a_0$ of the noise's variance.
         noise_scale: $b_0$ of the noise's variance, in units of reward squared.
-        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default Adam.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam.
         lr: its learning rate.
 
     Attributes:
@@ -154,7 +156,8 @@ class LastLayerAgent:
         first = self._parameters[0]
         self._device = first.device
         self._head = nn.Linear(num_features, num_actions, device=first.device, dtype=first.dtype)
-        make = checks.function("optimizer", optimizer or torch.optim.Adam, "(parameters, lr=...)")
+        adam = partial(torch.optim.Adam, fused=True)
+        make = checks.function("optimizer", optimizer or adam, "(parameters, lr=...)")
         parameters = [*self._parameters, *self._head.parameters()]
         self._optimizer = make(parameters, lr=checks.positive("lr", lr))
         self.rewards, self.seen = self._regressions(), 0
