@@ -142,6 +142,7 @@ def test_every_committed_run_is_of_a_listed_experiment():
         "gap",
         "laplace",
         "posterior",
+        "posteriors",
         "sklearn",
         "uci_regression",
         "paper_mnist",
@@ -163,6 +164,19 @@ def test_the_posteriors_have_what_the_runs_found(monkeypatch):
         assert max(digits, key=lambda method: digits[method]["epistemic"]) == "laplace_kron"
         variational = [m for m in digits if m.startswith(("bbb", "vbll", "ivon", "rank1"))]
         assert digits["map"]["entropy"] > max(digits[m]["entropy"] for m in variational)
+
+
+def test_ten_posteriors_are_ahead_of_ten_networks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.posterior_report")
+    page = (ROOT / "docs" / "results.md").read_text()
+    record = json.loads((RESULTS / "posteriors_ensembles.json").read_text())
+    for name, found in record["problems"].items():
+        assert str(report.table(report.PROBLEMS[name], found)) in page
+        ten, posteriors = (found[method]["mean"] for method in ("ensemble10", "ivon10"))
+        assert posteriors["nll"] < ten["nll"]
+        assert posteriors["accuracy"] > ten["accuracy"]
+        assert posteriors["ood"]["entropy"] > ten["ood"]["entropy"]
 
 
 UCI_METHODS = {

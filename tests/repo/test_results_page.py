@@ -19,6 +19,9 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     ),
     "scaling": "benchmarks/scaling.py",
     "posteriors": "experiments/posteriors.py --problems fashion_mlp",
+    "posteriors_ensembles": (
+        "experiments/posteriors.py --problems mnist_ensemble10 fashion_ensemble10 --seeds 1"
+    ),
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
