@@ -85,6 +85,14 @@ METHODS = {
         draws=10,
         train=ensemble_of(10, by_fit("delta", POINT_PRIOR, lr=1e-3)),
     ),
+    "ivon4": Method(
+        label="ensemble of 4 by IVON",
+        draws=4,
+        train=ensemble_of(
+            4,
+            by_fit(NORMAL_GUIDE, FAN_IN, temperature=0.1, optimizer=IVON, lr=0.1),
+        ),
+    ),
     "ivon10": Method(
         label="ensemble of 10 by IVON",
         draws=10,
@@ -113,7 +121,7 @@ COMPARED = (
     *("swag", "rank1", "sghmc"),
 )
 TENS = ("map", "ensemble10", "ivon10")
-UNDER_SHIFT = ("map", "temperature", *COMPARED[1:3], "ensemble10", *COMPARED[3:])
+UNDER_SHIFT = ("map", "temperature", *COMPARED[1:3], "ensemble10", "ivon4", *COMPARED[3:])
 
 PROBLEMS = {
     "fashion_mlp": Problem(

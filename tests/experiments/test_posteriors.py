@@ -21,7 +21,7 @@ NAMES = [
         "sghmc",
         "vbll",
     ),
-    *("ivon", "ensemble10", "ivon10"),
+    *("ivon", "ivon4", "ensemble10", "ivon10"),
     *(f"bbb_{p}_{e}" for p in ("mixture", "normal") for e in ("reparam", "local_reparam")),
 ]
 
