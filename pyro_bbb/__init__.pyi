@@ -40,6 +40,7 @@ from .networks import BayesianConv2d as BayesianConv2d
 from .networks import BayesianLeNet5 as BayesianLeNet5
 from .networks import BayesianLinear as BayesianLinear
 from .networks import BayesianMLP as BayesianMLP
+from .networks import adapt as adapt
 from .networks import bayesianize as bayesianize
 from .persistence import LoadError as LoadError
 from .persistence import load as load
@@ -60,8 +61,10 @@ from .pruning import signal_to_noise as signal_to_noise
 from .training import CheckpointError as CheckpointError
 from .training import EpochEnd as EpochEnd
 from .training import KLSchedule as KLSchedule
+from .training import NegativeELBO as NegativeELBO
 from .training import UndertrainedWarning as UndertrainedWarning
 from .training import fit as fit
+from .training import negative_elbo as negative_elbo
 from .training.history import History as History
 from .training.objectives import NonFiniteError as NonFiniteError
 from .training.optim import JointOptim as JointOptim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Size, Tensor, nn
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
+from pyro_bbb._handlers.recompute import same_draws
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
@@ -152,6 +154,17 @@ class BayesianModel(PyroModule):
         for name, value in draw.items():
             self._pyro_context.set(name, value)
         return self._arguments_at(x)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], ...]:
+        """Contexts for gradient checkpointing: what is computed again has the same weights.
+
+        The ``context_fn`` of ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` in the
+        network. Without it a random weight of such a part is an error in the backward pass.
+
+        Returns:
+            A context for the first run, and one for the second.
+        """
+        return nullcontext(), same_draws(self)
 
     def initial_locs(self) -> dict[str, Tensor]:
         """Values of weights before conversion, by site name: initial means of a guide."""

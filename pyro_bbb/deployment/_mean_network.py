@@ -14,6 +14,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.validation import kind, tensor
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import merge_adapters
 
 _PASSES = 20  # of each layer, dense and sparse; the fastest counts
 
@@ -22,6 +23,7 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     """The network with the posterior's central weights, as a plain `torch.nn.Module`.
 
     It has no random weights, priors or Pyro classes left, and can be saved, compiled and exported.
+    Adapters (`adapt`) are added to the weights of their layers.
     The removed weights of a pruned guide are zeros in it (see `sparse_where_faster`).
 
     Args:
@@ -40,7 +42,7 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
     with own_store(model, guide):
         weights = {name: value.detach().clone() for name, value in guide.median().items()}
-    return plain_copy(model.network, "network", weights).eval()
+    return merge_adapters(plain_copy(model.network, "network", weights)).eval()
 
 
 def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:

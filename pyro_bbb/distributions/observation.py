@@ -12,6 +12,7 @@ import torch
 from pyro import distributions as dist
 from scipy.special import stdtr
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
@@ -20,11 +21,15 @@ LOCATION_SCALE = (dist.Normal, dist.StudentT)
 
 
 class Categorical(dist.Categorical):
-    """Categorical by logits ``[..., classes]``; large ones lose no digits to their logsumexp."""
+    """Categorical by logits ``[..., classes]``, in the memory of one log-softmax.
+
+    Torch's would hold two tensors of that size, and lose digits of large logits.
+    """
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
-        centred = logits - logits.detach().amax(-1, keepdim=True)
-        super().__init__(logits=centred, validate_args=validate_args)
+        self.logits = self._param = logits.log_softmax(-1)
+        self._num_events = logits.shape[-1]
+        Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
         """The same distribution with a larger batch shape."""

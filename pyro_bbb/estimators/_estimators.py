@@ -112,6 +112,10 @@ class _Perturb(TorchFunctionMode):
             self.draws.warn(func, f"{func.__name__} cannot perturb each example, {ONE_DRAW}")
         return func(*args, **kwargs)
 
+    def as_now(self) -> AbstractContextManager[None]:
+        """A context in which noise that was drawn later than now is drawn again."""
+        return self.draws.as_now()
+
     def _weighted(
         self,
         func: Operation,

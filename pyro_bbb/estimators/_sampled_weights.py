@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +107,11 @@ class Draws(Drawn):
         here = (p for p in self.posteriors.values() if address(p.value) == location)
         return next((p for p in here if p.holds(weight)), None)
 
+    def as_now(self) -> AbstractContextManager[None]:
+        """A context in which the posteriors' noise is as at this call."""
+        known = [(p, dict(p.signs), set(p.used)) for p in self.posteriors.values()]
+        return _as_then(known)
+
     def warn(self, key: Any, what: str) -> None:
         """Says, once per context, where a draw is shared after all."""
         if key not in self.warned:
@@ -144,6 +151,16 @@ class DetachScores(Drawn):
             )
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
             msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
+
+
+@contextmanager
+def _as_then(known: list[tuple[Posterior, dict[Any, Tensor], set[Any]]]) -> Iterator[None]:
+    later = [(posterior, posterior.signs, posterior.used) for posterior, _, _ in known]
+    for posterior, signs, used in known:
+        posterior.signs, posterior.used = dict(signs), set(used)
+    yield
+    for posterior, signs, used in later:
+        posterior.signs, posterior.used = signs, used
 
 
 def _fair_signs(shape: list[int], like: Tensor) -> Tensor:

@@ -37,11 +37,12 @@ def bayesianize(
         module: any network, or a single layer; not changed. Existing sites of a `PyroModule` stay.
         prior: prior of the selected parameters; patterns of a dict match full names such as
             ``"encoder.0.weight"``. ``None`` is `pyro_bbb.priors.default_prior`.
-        where: selection of the random parameters: a shell pattern, which matches a module's path
-            (with all submodules) or a parameter's full name; a module type (with all submodules); a
-            function of path and module, for the module's own parameters; or a list of these, any of
-            which selects. ``None`` selects all but the parameters of normalisation layers, which a
-            pattern, type or function has to match by themselves.
+        where: selection of the random parameters: a shell pattern, or several separated by ``|``,
+            which match a module's path (with all submodules) or a parameter's full name; a module
+            type (with all submodules); a function of path and module, for the module's own
+            parameters; or a list of these, any of which selects. ``None`` selects all but the
+            parameters of normalisation layers, which a pattern, type or function has to match by
+            themselves.
 
     Returns:
         The network as a `PyroModule`, for `BayesianModel` or for Pyro alone.
@@ -57,11 +58,16 @@ def bayesianize(
         if isinstance(part, torch.jit.ScriptModule):
             raise TypeError(f"module must not be scripted, got {type(part).__name__} at {path!r}")
     select(module, where)  # errors are raised before the copy
-    network, context = copy.deepcopy(module), _Context()
-    chosen = select(network, where)
+    network = copy.deepcopy(module)
+    return make_random(network, select(network, where), as_prior(prior))
+
+
+def make_random(network: nn.Module, chosen: list[ParameterPath], prior: Prior) -> PyroModule:
+    """Convert a network in place: the chosen parameters become sites under the prior."""
+    context = _Context()
     for _, part in list(parts(network)):
         mix_in(part, context)
-    _replace(network, chosen, as_prior(prior))
+    _replace(network, chosen, prior)
     assert isinstance(network, PyroModule)
     name_parts(network)
     return network

@@ -1,4 +1,4 @@
-"""Selection of the parameters that `bayesianize` makes random, by its argument ``where``."""
+"""Selection of parameters by the argument ``where`` of `bayesianize` and `adapt`."""
 
 from __future__ import annotations
 
@@ -41,22 +41,59 @@ def parameter_paths(root: nn.Module) -> list[ParameterPath]:
     ]
 
 
-def select(root: nn.Module, where: Where | None) -> list[ParameterPath]:
+def select(root: nn.Module, where: Where | None, argument: str = "where") -> list[ParameterPath]:
     """Return the paths of the parameters that ``where`` selects, as in `bayesianize`."""
     modules, candidates = dict(parts(root)), parameter_paths(root)
+    what = "trainable parameters to convert"
+    chosen = select_among(modules, candidates, where, what, argument)
+    for path, name in chosen:
+        if reason := obstacle(modules[path], name):
+            full_name = _join(path, name)
+            raise ValueError(
+                f"{full_name!r} cannot be random: {reason}, or leave it out by {argument}="
+            )
+    return chosen
+
+
+def select_among(
+    modules: dict[str, nn.Module],
+    candidates: list[ParameterPath],
+    where: Where | None,
+    what: str,
+    argument: str = "where",
+) -> list[ParameterPath]:
+    """Return the candidates that ``where`` selects; each criterion must select some.
+
+    Args:
+        modules: a network's modules by path.
+        candidates: paths of parameters.
+        where: as in `bayesianize`.
+        what: the candidates, in words, for the message of the ValueError.
+        argument: name of ``where`` there.
+    """
     chosen: set[ParameterPath] = set()
-    for criterion in _criteria(where):
+    for criterion in _criteria(where, argument):
         found = {path for path in candidates if _selects(criterion, modules, path)}
         if not found:
-            by = "module" if where is None else f"where={criterion!r}"
+            by = "module" if where is None else f"{argument}={criterion!r}"
             near = _near(criterion, modules, candidates)
-            raise ValueError(f"{by} has no trainable parameters to convert{near}")
+            raise ValueError(f"{by} has no {what}{near}")
         chosen |= found
-    for path, name in chosen:
-        if reason := _obstacle(modules[path], name):
-            full_name = _join(path, name)
-            raise ValueError(f"{full_name!r} cannot be random: {reason}, or leave it out by where=")
     return [path for path in candidates if path in chosen]
+
+
+def without_parameters_inside(
+    modules: dict[str, nn.Module], able: set[str], where: Where | None
+) -> list[str]:
+    """Return modules that ``where`` names by themselves, with parameters but no able module."""
+    return [
+        path
+        for criterion in ([] if where is None else _criteria(where))
+        for path, module in modules.items()
+        if _names(criterion, path, module) and not isinstance(module, _NORMS)
+        if any(True for _ in module.parameters(recurse=False)) or hasattr(module, "_pyro_samples")
+        if not any(each == path or each.startswith(path and f"{path}.") for each in able)
+    ]
 
 
 def _near(criterion: Any, modules: dict[str, nn.Module], parameters: list[ParameterPath]) -> str:
@@ -68,18 +105,19 @@ def _near(criterion: Any, modules: dict[str, nn.Module], parameters: list[Parame
     return f"; types: {sorted({type(modules[path]).__name__ for path, _ in parameters})}"
 
 
-def _criteria(where: Any) -> list[Any]:
+def _criteria(where: Any, argument: str = "where") -> list[Any]:
     if where is None:
         return [lambda path, module: not isinstance(module, _NORMS)]
-    criteria = list(where) if isinstance(where, (list, tuple)) else [where]
+    given = list(where) if isinstance(where, (list, tuple)) else [where]
+    criteria = [x for each in given for x in (each.split("|") if isinstance(each, str) else [each])]
     if not criteria:
-        raise ValueError("where must not be empty; None selects all but normalisation layers")
+        raise ValueError(f"{argument} must not be empty, got {where!r}")
     for criterion in criteria:
         kind = issubclass(criterion, nn.Module) if isinstance(criterion, type) else None
         if not (isinstance(criterion, str) or kind or (kind is None and callable(criterion))):
             raise TypeError(
-                "where must be a name pattern, a module type, a function (path, module) -> bool, "
-                f"or a list of these, got {criterion!r}"
+                f"{argument} must be a name pattern, a module type, a function (path, module) -> "
+                f"bool, or a list of these, got {criterion!r}"
             )
     return criteria
 
@@ -103,8 +141,15 @@ def _matches(criterion: str | type, path: str, module: nn.Module | None) -> bool
     return isinstance(module, criterion)
 
 
-def _obstacle(module: nn.Module, name: str) -> str | None:
-    """Return the reason why a parameter cannot be a site, if any."""
+def _names(criterion: Any, path: str, module: nn.Module) -> bool:
+    """Return whether a criterion selects a module by itself, not one around it."""
+    if isinstance(criterion, (str, type)):
+        return _matches(criterion, path, module)
+    return bool(criterion(path, module))
+
+
+def obstacle(module: nn.Module, name: str) -> str | None:
+    """Return the reason why a parameter cannot be random or adapted, if any."""
     parameter = module._parameters[name]
     hooks = {type(hook).__module__ for hook in module._forward_pre_hooks.values()}
     parametrised = isinstance(module, nn.utils.parametrize.ParametrizationList)

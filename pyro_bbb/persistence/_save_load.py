@@ -25,6 +25,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe
 from pyro_bbb.persistence._guides import make, record
 from pyro_bbb.persistence._schema import about, require_json, require_same, require_types
+from pyro_bbb.persistence.adapters import WHY, add_base, copy_on_cpu, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, LoadError, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.state_dict import State, cpu_copy
@@ -64,8 +65,11 @@ def save(
 
     At any moment, also if the process is killed, the folder holds the old save or the new one.
     Networks of this library's and torch's layers, converted ones too, are saved with their
-    architecture. For other networks, of your own class or with a callable prior, only tensors are
-    saved, and `load` needs the network.
+    architecture. Of a network by `adapt` the frozen weights are not saved, but their hash; `load`
+    needs it, adapted in the same way.
+
+    For other networks, of your own class or with a callable prior, only tensors are saved, and
+    `load` needs the network.
 
     Args:
         path: the folder; created if missing.
@@ -102,8 +106,8 @@ def load(
 
     Args:
         path: the folder.
-        network: a network of the saved architecture, where that is of your own class. It is copied,
-            with its priors.
+        network: a network of the saved architecture, where that is of your own class or has
+            adapters. It is copied, with its priors; frozen weights of an adapted one are shared.
         likelihood: likewise.
         device: device of the tensors; by default the CPU.
         dtype: float type of all parameters; by default as saved.
@@ -113,7 +117,8 @@ def load(
 
     Raises:
         FileNotFoundError: there is nothing saved at that path.
-        LoadError: a file is damaged, of a newer format, or does not fit the network.
+        LoadError: a file is damaged, of a newer format, or does not fit the network; or adapters
+            are of a network with other weights.
         TypeError: an argument is of another kind.
         ValueError: the device is not available.
     """
@@ -146,10 +151,13 @@ def _content(
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
     state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
-    network = _describe(model.network, "network", state.tensors)
+    adapted = is_adapted(model.network)
+    network = {"unknown": WHY} if adapted else _describe(model.network, "network", state.tensors)
     likelihood = _describe(model.likelihood, "likelihood", state.tensors)
     state.add(model, "model.")
     state.add(guide, "guide.")
+    if adapted:
+        network["base"] = take_base(model, state)
     spec = {
         "versions": {
             "pyro_bbb": __version__,
@@ -216,6 +224,9 @@ def _describe(part: nn.Module, name: str, tensors: dict[str, Tensor]) -> Json:
 def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) -> Any:
     """Return network or likelihood: a copy of the given one, or built from its description."""
     constants = _take(tensors, f"constants.{name}.", keep_prefix=True)
+    if given is not None and (base := described.get("base")):
+        add_base(base, given, f"model.{name}.", tensors)
+        return copy_on_cpu(given)
     if given is not None:
         return copy.deepcopy(given).to(device="cpu", dtype=_common_dtype(tensors))
     if (reason := described.get("unknown")) is not None:

@@ -10,6 +10,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._handlers.recompute import is_backward
 from pyro_bbb.priors._base import Prior
 
 
@@ -20,7 +21,17 @@ class SitePrior:
         self.name, self.shape = name, Size(shape)
 
     def __call__(self, module: nn.Module) -> Distribution:
-        """Return the prior of the module's weight."""
+        """Return the prior of the module's weight.
+
+        Raises:
+            RuntimeError: the backward pass asks for a weight, which it would draw anew.
+        """
+        if is_backward():
+            raise RuntimeError(
+                f"the backward pass computes a part of the network again and needs {self.name!r} "
+                "as it was: pass context_fn=model.checkpoint_contexts and use_reentrant=False to "
+                "torch.utils.checkpoint"
+            )
         distribution: Distribution = prior_of(module, self.name)(module, self.name, self.shape)
         return distribution
 

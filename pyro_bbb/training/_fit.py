@@ -27,15 +27,15 @@ from pyro_bbb.guides import Approximated, NoModeError, TooFewIteratesError
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
-from pyro_bbb.training._checkpoint import Checkpoint, checkpoint_folder
+from pyro_bbb.training._checkpoints.checkpoint import Checkpoint, checkpoint_folder
+from pyro_bbb.training._checkpoints.fingerprint import check_alike, fingerprint
+from pyro_bbb.training._checkpoints.state import Progress, TrainingState
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._fingerprint import check_alike, fingerprint
 from pyro_bbb.training._loop import Loop
 from pyro_bbb.training._runners.choose import capture_device, make_runner
 from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import BatchWeight, KLSchedule
 from pyro_bbb.training._setup import Frozen, make_program, plans, tensors_of, to_device
-from pyro_bbb.training._state import Progress, TrainingState
 from pyro_bbb.training._validation import check_group
 from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim, Optimizer

@@ -10,10 +10,10 @@ from tqdm.auto import tqdm
 
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.guides import Collected
-from pyro_bbb.training._checkpoint import Checkpoint
+from pyro_bbb.training._checkpoints.checkpoint import Checkpoint
+from pyro_bbb.training._checkpoints.state import TrainingState
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.protocol import Parts, StepRunner
-from pyro_bbb.training._state import TrainingState
 
 
 @dataclass

@@ -67,7 +67,9 @@ def make_program(
     warn_if_unscaled(model, batches.examples[1])
     batches.processes.align(tensors_of(model, guide))
     elbo: Any
-    elbo, optimizer = _objective(model, guide, latents, config), config.optimizer
+    options = {"loss": config.loss, "num_particles": config.num_particles}
+    elbo = objective(model, guide, latents, estimator=config.estimator, **options)
+    optimizer = config.optimizer
     if config.ivon is not None:
         elbo, optimizer = natural_gradients(model, guide, batches, config, config.ivon)
     network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
@@ -86,19 +88,34 @@ def make_program(
     )
 
 
-def _objective(
-    model: BayesianModel, guide: Any, latents: dict[str, int], config: FitConfig
+def objective(
+    model: BayesianModel,
+    guide: Any,
+    latents: dict[str, int],
+    *,
+    loss: Any,
+    num_particles: int,
+    estimator: str,
 ) -> RecordedELBO:
-    """The objective, with several draws at once where that is faster."""
-    wanted = recorded_elbo(config.loss, config.num_particles)
-    if isinstance(guide, ClosedForm) and (config.loss is None or wanted.closed_form):
-        draws_nothing = config.estimator == "reparam" and wanted.num_particles == 1
+    """The objective, with several draws at once where that is faster.
+
+    Args:
+        model: the model.
+        guide: the guide.
+        latents: sizes of the model's latents by name.
+        loss: as for `fit`; likewise the others.
+        num_particles: of each member.
+        estimator: by name.
+    """
+    wanted = recorded_elbo(loss, num_particles)
+    if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
+        draws_nothing = estimator == "reparam" and wanted.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})
         return recorded_elbo("mean_field", 1)
     size = guide.size if isinstance(guide, Ensemble) else 1  # each step trains every member
-    draws, loss = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
-    vectorize = config.estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
-    elbo = recorded_elbo(loss, draws, vectorize=vectorize)
+    draws, name = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
+    vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
+    elbo = recorded_elbo(name, draws, vectorize=vectorize)
     elbo.unpruned = unpruned_entries(guide)
     return elbo
 

@@ -43,6 +43,8 @@ EXEMPT = {
     "conversion.Converted": "what bayesianize makes of a module",
     "conversion.Converted.*": "what bayesianize makes of a module",
     "conversion.mix_in": "a step of bayesianize",
+    "networks.Adapted*": "what adapt makes of a layer",
+    "NegativeELBO": "what negative_elbo makes",
     "guides.Guide": "base of the guides",
     "guides.Approximated*": "a protocol",
     "guides.ClosedForm*": "a protocol",

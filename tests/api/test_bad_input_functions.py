@@ -296,6 +296,29 @@ DATA = [
 
 TRAINING = [
     Row(
+        "negative_elbo",
+        lambda: {
+            **of_labels(),
+            "num_particles": 1,
+            "estimator": "reparam",
+            "loss": "trace",
+            "temperature": 1.0,
+            "reduction": "sum",
+        },
+        bad={
+            "no particles": ({"num_particles": 0}, "num_particles must be .* got 0"),
+            "below 0": ({"temperature": -1.0}, "temperature must be a non-negative number, got -1"),
+            "another reduction": ({"reduction": "none"}, "reduction must be one of"),
+            "another estimator": ({"estimator": "score"}, "estimator must be one of"),
+            "a guide without parameters": (
+                {"guide": AutoNormal(classifier())},
+                "guide must have parameters, which an optimiser takes",
+            ),
+            "a function": ({"guide": lambda *_: None}, "guide must be a torch.nn.Module, got"),
+        },
+        fine={"mean": {"reduction": "mean"}, "cold": {"temperature": 0.0}},
+    ),
+    Row(
         "fit",
         lambda: {
             **of_labels(),

@@ -308,6 +308,40 @@ NETWORKS = [
         },
         fine={"a scalar": {"module": nn.PReLU()}},
     ),
+    Row(
+        "adapt",
+        lambda: {
+            "module": nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)),
+            "rank": 1,
+            "where": "0",
+            "alpha": 1.0,
+            "random": "A",
+            "trainable": "1",
+        },
+        bad={
+            "where selects nothing": ({"where": "conv*"}, "where='conv.*' has no layers to adapt"),
+            "where is a number": ({"where": 3}, "where must be"),
+            "trainable selects nothing": ({"trainable": "2"}, "trainable='2' has no trainable"),
+            "another factor": ({"random": "B"}, "random must be one of"),
+            "no rank": ({"rank": 0}, "rank must be an integer of at least 1, got 0"),
+            "alpha 0": ({"alpha": 0.0}, "alpha must be positive and finite, got 0"),
+            "what is trainable": ({"where": "1"}, "'1' cannot be adapted: trainable has it"),
+            "a recurrent layer": (
+                {"module": nn.LSTM(3, 3), "where": nn.LSTM, "trainable": None},
+                "it is a LSTM",
+            ),
+            "no layers": ({"module": nn.ReLU(), "trainable": None}, "has no layers to adapt"),
+            "a class": ({"module": nn.Linear}, "module must be a torch.nn.Module, got"),
+        },
+        fine={
+            "frozen": {
+                "module": nn.Linear(3, 2).requires_grad_(False),
+                "where": None,
+                "trainable": None,
+            }
+        },
+    ),
+    Row("networks.merge_adapters", lambda: {"network": nn.Linear(3, 2)}, changes={"network"}),
 ]
 
 NO_SCALE = {

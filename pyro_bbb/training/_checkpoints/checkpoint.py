@@ -27,8 +27,8 @@ from pyro_bbb.persistence.archive import (
     tidy,
     write,
 )
+from pyro_bbb.training._checkpoints.state import TrainingState
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._state import TrainingState
 from pyro_bbb.training.history import History
 
 _KIND = "training"

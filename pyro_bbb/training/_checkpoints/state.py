@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb.guides import Ensemble
+from pyro_bbb.persistence.adapters import add_base, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, of_all, of_one
 from pyro_bbb.persistence.json_codec import decode, pack
 from pyro_bbb.persistence.state_dict import State, cpu_copy
@@ -47,7 +48,8 @@ class TrainingState:
         state = State({})
         state.add(self.model, "model.")
         state.add(self.guide, "guide.")
-        own = state.tensors
+        own, adapted = state.tensors, is_adapted(self.model)
+        base = {"base": take_base(self.model, state)} if adapted else {}
         series = self.history.series().items()
         numbers = {f"history.{name}": torch.tensor(x, dtype=torch.float64) for name, x in series}
         spec = {
@@ -59,6 +61,7 @@ class TrainingState:
             "skipped": list(self.history.skipped),
             "progress": dict(vars(self.progress)),
             "processes": self.batches.processes.size,
+            **base,
         }
         tensors = {**own, **numbers, **self._of_processes()}
         return spec, {name: cpu_copy(x) for name, x in tensors.items()}
@@ -66,6 +69,8 @@ class TrainingState:
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         """Go back to such a state."""
         state = State(tensors, spec["aliases"], spec["frozen"])
+        if "base" in spec:
+            add_base(spec["base"], self.model, "model.", tensors)
         self.optim.set_state(decode(spec["optimizer"], tensors))
         state.fill(self.model, "model.")
         state.fill(self.guide, "guide.")

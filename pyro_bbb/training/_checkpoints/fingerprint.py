@@ -17,9 +17,9 @@ from pyro_bbb.guides import collected
 from pyro_bbb.persistence.archive import Json, differences
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._checkpoints.state import TrainingState
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._schedules import KLSchedule
-from pyro_bbb.training._state import TrainingState
 from pyro_bbb.training.objectives import RecordedELBO
 from pyro_bbb.training.optim import JointOptim
 

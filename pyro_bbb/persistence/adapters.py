@@ -1,0 +1,77 @@
+"""Saves of an adapted network: its frozen weights stay out, and their hash goes in."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_bbb.networks import Adapted
+from pyro_bbb.persistence.archive import Json, LoadError
+from pyro_bbb.persistence.state_dict import State, digest
+
+WHY = "its adapters belong to a network that the save does not hold; adapt() makes it"
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Tell whether a network, or a model's, has adapters, see `pyro_bbb.adapt`."""
+    return any(isinstance(part, Adapted) for part in module.modules())
+
+
+def take_base(model: nn.Module, state: State) -> Json:
+    """Remove the model's frozen parameters from a state; return their names and their hash."""
+    frozen = {id(x) for x in model.parameters() if not x.requires_grad}
+    names = sorted(name for name, value in state.tensors.items() if id(value) in frozen)
+    taken = [state.tensors.pop(name) for name in names]
+    return {"names": names, "sha256": digest(taken), "scales": _scales(model, "model.")}
+
+
+def add_base(base: Json, part: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
+    """Add frozen parameters to saved tensors.
+
+    Args:
+        base: what `take_base` returned.
+        part: a model or its network, with the same adapters.
+        prefix: of the names of the part's tensors in the save.
+        tensors: of the save, changed in place.
+
+    Raises:
+        LoadError: the frozen parameters are others, or the adapters.
+    """
+    found = {prefix + name: value for name, value in part.named_parameters()}
+    if missing := [name for name in base["names"] if name not in found]:
+        raise LoadError(f"network must have the frozen parameters {missing}, as the saved one has")
+    taken = {name: found[name].detach() for name in base["names"]}
+    if digest(taken.values()) != base["sha256"]:
+        raise LoadError(
+            "network must have the frozen weights that the adapters were trained for, got others "
+            f"(SHA-256 of {len(taken)} parameters is not {base['sha256'][:12]}...)"
+        )
+    scales, saved = _scales(part, prefix), base["scales"]
+    for path in saved | scales:
+        if saved.get(path) != scales.get(path):
+            raise LoadError(
+                f"network must have an adapter of alpha / rank {saved.get(path)} on {path!r}, got "
+                f"{scales.get(path)} (None is no adapter)"
+            )
+    tensors.update(taken)
+
+
+def copy_on_cpu(network: nn.Module) -> nn.Module:
+    """A copy on the CPU that shares the memory of frozen parameters which are there already."""
+    shared: dict[int, Any] = {
+        id(x): nn.Parameter(x.detach().cpu(), requires_grad=False)
+        for x in network.parameters()
+        if not x.requires_grad
+    }
+    return copy.deepcopy(network, shared).to(torch.device("cpu"))
+
+
+def _scales(root: nn.Module, prefix: str) -> dict[str, float]:
+    return {
+        prefix + path: part.lora_scale
+        for path, part in root.named_modules()
+        if isinstance(part, Adapted)
+    }

@@ -1,0 +1,138 @@
+"""The objective of `fit` as a module, for training loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._ops.step_context import StepOptions, step_context
+from pyro_bbb._utils.inputs import as_inputs
+from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.guides import ClosedForm
+from pyro_bbb.guides.kl_weight import with_kl_weight
+from pyro_bbb.models import BayesianModel, require_guide
+from pyro_bbb.training._setup import Frozen, objective
+from pyro_bbb.training._validation import check_fit
+from pyro_bbb.training.objectives import LossParts, RecordedELBO
+
+REDUCTIONS = ("sum", "mean")
+
+
+def negative_elbo(
+    model: BayesianModel,
+    guide: nn.Module,
+    *,
+    num_particles: int = 1,
+    estimator: str = "reparam",
+    loss: Any = None,
+    temperature: float = 1.0,
+    reduction: str = "sum",
+) -> NegativeELBO:
+    """The objective of `fit` as a `torch.nn.Module`, for a training loop of one's own.
+
+    Its parameters are the guide's and the model's; it returns the loss of a minibatch, which any
+    loop can differentiate: plain torch's, Hugging Face's, Lightning's (`docs/guide/own_loop.md`).
+
+    Args:
+        model: the model.
+        guide: a guide that has its parameters: one of `pyro_bbb.guides`, or any autoguide after a
+            first call.
+        num_particles: as for `fit`.
+        estimator: as for `fit`.
+        loss: as for `fit`.
+        temperature: factor of the KL; 1 is Bayes' rule.
+        reduction: ``"sum"``, nats of the minibatch, which `fit` minimises, or ``"mean"``, nats per
+            example.
+
+    Returns:
+        The objective.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: a number out of range, an unknown name, or a guide without parameters.
+    """
+    kind("model", model, BayesianModel)
+    require_guide(guide)
+    if not isinstance(guide, nn.Module):
+        raise TypeError(f"guide must be a torch.nn.Module, got {type(guide).__name__}")
+    if not any(True for _ in guide.parameters()):
+        raise ValueError(
+            "guide must have parameters, which an optimiser takes: a stock autoguide makes them at "
+            "its first call, guide(x[:2], y[:2])"
+        )
+    count("num_particles", num_particles)
+    one_of("estimator", estimator, ESTIMATORS)
+    one_of("reduction", reduction, REDUCTIONS)
+    options = {"loss": loss, "num_particles": num_particles, "estimator": estimator}
+    objective(model, guide, {}, **options)  # errors come at once
+    return NegativeELBO(model, guide, options, at_least_zero("temperature", temperature), reduction)
+
+
+class NegativeELBO(nn.Module):
+    """Negative ELBO of minibatches, see `negative_elbo`."""
+
+    parts: LossParts | None
+    """The latest loss in nats of the minibatch: the KL and the negative log-likelihood, too."""
+
+    def __init__(
+        self,
+        model: BayesianModel,
+        guide: nn.Module,
+        options: dict[str, Any],
+        temperature: float,
+        reduction: str,
+    ) -> None:
+        super().__init__()
+        self.model, self.guide = model, guide
+        self.options, self.temperature, self.reduction = options, temperature, reduction
+        self.parts = None
+        self._programs: tuple[Any, Any, RecordedELBO] | None = None
+
+    def forward(self, x: Any, y: Tensor, kl_weight: float | None = None) -> Tensor:
+        """The loss of a minibatch.
+
+        Args:
+            x: inputs ``[batch, ...]``, as for `fit`; a tuple or dict of several.
+            y: targets ``[batch, ...]``.
+            kl_weight: weight of the KL, as of a schedule; by default the fraction of the data that
+                the minibatch is, times the temperature.
+
+        Returns:
+            A scalar in nats.
+
+        Raises:
+            ValueError: the data do not fit the model.
+            NonFiniteError: the loss is not finite.
+        """
+        x, frozen = as_inputs(x), Frozen(self.model, self.guide)
+        weight = kl_weight if kl_weight is not None else self.temperature * len(y) / self._num_data
+        estimating = ESTIMATORS[self.options["estimator"]]()
+        with own_store(self.model, self.guide), frozen.preserved(), estimating:
+            with pyro.validation_enabled(False):
+                model, guide, elbo = self._programs or self._prepare(x, y)
+                with step_context(StepOptions(flat=True, unpruned=elbo.unpruned)):
+                    total: Tensor = elbo.differentiable_loss(model, guide, x, y, weight)
+        self.parts = elbo.take_parts()
+        return total / len(y) if self.reduction == "mean" else total
+
+    @property
+    def _num_data(self) -> int:
+        return int(self.model.num_data)
+
+    def _prepare(self, x: Any, y: Tensor) -> tuple[Any, Any, RecordedELBO]:
+        """Model, guide and objective, once data were seen."""
+        model: Any = self.model
+        model.check(x, y)
+        weighted = with_kl_weight(self.guide)
+        with torch.random.fork_rng():
+            latents = check_fit(model, weighted, x, y)
+        elbo = objective(model, self.guide, latents, **self.options)
+        if elbo.closed_form and isinstance(self.guide, ClosedForm):
+            model, weighted = self.guide.in_closed_form(model)
+        self._programs = model, weighted, elbo
+        return self._programs
