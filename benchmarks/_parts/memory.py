@@ -93,9 +93,9 @@ def _of_training(method: Method, work: Work) -> Peak:
     if isinstance(small, str):
         return Peak(absent=small)
     del small
-    before = _resident_peak()
+    before = resident_peak()
     _three_steps(method, work)
-    after = _resident_peak()
+    after = resident_peak()
     process = None if before is None or after is None else after - before
     gc.collect()
     blocks: list[int] = []
@@ -111,10 +111,15 @@ def _three_steps(method: Method, work: Work) -> int:
         with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
             step()
         if last:
-            memories.extend(each.size for each in gc.get_objects() if isinstance(each, Memory))
+            memories.append(memory_pools())
 
     method.train(work).take(3, meter)
     return sum(memories)
+
+
+def memory_pools() -> int:
+    """Return the bytes in the buffer pools of pyro_bbb."""
+    return sum(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
 
 def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:
@@ -150,7 +155,7 @@ def tensor_peak(run: Callable[[], object], device: str) -> tuple[int, int]:
     return peak, allocated
 
 
-def _resident_peak() -> int | None:
+def resident_peak() -> int | None:
     """Return the largest resident set of this process so far, in bytes.
 
     `resource.getrusage` would count the parent's as well, which a child inherits on Linux.

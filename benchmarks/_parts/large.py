@@ -1,0 +1,199 @@
+"""Large networks: a ViT-B/16 and a GPT-2 with random weights, and ways to train them.
+
+`python -m _parts.large THREADS JOBS` measures the memory of one step in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+import pyro_bbb as bbb
+from _parts.memory import STEADY, Peak, memory_pools, resident_peak, tensor_peak
+from _parts.pyro_methods import metered_steps
+from _parts.timing import Meter, Take, repeated
+
+Data: TypeAlias = tuple[Tensor, Tensor]
+TARGETS = {"vit": "*.q_proj|*.v_proj", "gpt2": "*.c_attn"}
+LAST = {"vit": "vit.layers.1[01].*", "gpt2": "transformer.h.1[01].*"}  # the last two blocks
+DRAWS = 10  # of a prediction
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network and a minibatch."""
+
+    network: str
+    """``"vit"`` or ``"gpt2"``."""
+    batch: int = 2
+    """Images, or sequences of 128 words, per step."""
+    tiny: bool = False
+    """A network of two narrow layers, to test that the program works."""
+    device: str = "cpu"
+    """Device."""
+
+    def make(self) -> tuple[nn.Module, Data]:
+        """The network with random weights, and the minibatch."""
+        torch.manual_seed(0)
+        network, data = {"vit": _vit, "gpt2": _gpt2}[self.network](self.batch, self.tiny)
+        return network.to(self.device), (data[0].to(self.device), data[1].to(self.device))
+
+
+def _vit(batch: int, tiny: bool) -> tuple[nn.Module, Data]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = ViTConfig(num_labels=10, **(small if tiny else {}))
+    x = torch.randn(batch, 3, config.image_size, config.image_size)
+    return ViTForImageClassification(config), (x, torch.randint(10, (batch,)))
+
+
+def _gpt2(batch: int, tiny: bool) -> tuple[nn.Module, Data]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(**({"n_embd": 8, "n_head": 2, "vocab_size": 50} if tiny else {}))
+    words = torch.randint(config.vocab_size, (batch, 9 if tiny else 129))
+    if tiny:
+        config.bos_token_id = config.eos_token_id = None
+    return GPT2LMHeadModel(config), (words[:, :-1], words[:, 1:])
+
+
+def deterministic(network: nn.Module, data: Data) -> Take:
+    """Adam on the parameters of a network that are not frozen."""
+    network.train()
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer, (x, y) = torch.optim.Adam(trained, fused=True), data
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x).logits.flatten(0, -2), y.flatten()).backward()
+        optimizer.step()
+
+    return repeated(step)
+
+
+def peft(job: Job) -> Take:
+    """LoRA by the library of that name: adapters without a posterior."""
+    from peft import LoraConfig, get_peft_model
+
+    network, data = job.make()
+    targets = [each.removeprefix("*.") for each in TARGETS[job.network].split("|")]
+    transposed = job.network == "gpt2"
+    config = LoraConfig(r=8, lora_alpha=8, target_modules=targets, fan_in_fan_out=transposed)
+    return deterministic(get_peft_model(network, config), data)
+
+
+def adam(job: Job) -> Take:
+    """All weights without a posterior."""
+    return deterministic(*job.make())
+
+
+def by_fit(convert: Callable[[Job, nn.Module], nn.Module], **options: Any) -> Callable[[Job], Take]:
+    """The steps of `fit` on a converted network."""
+
+    def make(job: Job) -> Take:
+        network, data = job.make()
+        model = bbb.BayesianModel(
+            convert(job, network), bbb.likelihoods.Categorical(), len(data[0])
+        )
+        guide = bbb.AutoSoftplusNormal(model).to(job.device)
+        del network
+        fixed: dict[str, Any] = {"batch_size": job.batch, "lr": 1e-6, "progress": False}
+
+        def take(number: int, meter: Meter) -> None:
+            with metered_steps(meter):
+                bbb.fit(model, guide, data, epochs=number, engine="eager", **fixed, **options)
+
+        return take
+
+    return make
+
+
+def one_pass(job: Job) -> Take:
+    """The outputs of the frozen network."""
+    network, (x, _) = job.make()
+    network.eval()
+
+    def run() -> None:
+        with torch.no_grad():
+            network(x)
+
+    return repeated(run)
+
+
+def ten_draws(job: Job) -> Take:
+    """A prediction by ten draws of adapters in the last two blocks."""
+    network, (x, y) = job.make()
+    adapted = bbb.adapt(network, 8, where=LAST[job.network])
+    model = bbb.BayesianModel(adapted, bbb.likelihoods.Categorical(), len(y))
+    guide = bbb.AutoSoftplusNormal(model)
+    return repeated(lambda: bbb.predict(model, guide, x, num_samples=DRAWS))
+
+
+METHODS: dict[str, Callable[[Job], Take]] = {
+    "LoRA by peft": peft,
+    "adapt": by_fit(lambda job, network: bbb.adapt(network, 8, where=TARGETS[job.network])),
+    "all weights, Adam": adam,
+    "all weights, bayesianize": by_fit(lambda _, network: bbb.bayesianize(network)),
+    "all weights, IVON": by_fit(lambda _, network: bbb.bayesianize(network), optimizer="ivon"),
+    "one pass": one_pass,
+    "10 draws": ten_draws,
+}
+
+
+def start(method: str, job: Job) -> Take:
+    """The steps of a method."""
+    return METHODS[method](job)
+
+
+def peak(method: str, job: Job, threads: int) -> Peak:
+    """Memory of three steps of a method, in a process of its own."""
+    order = json.dumps({"method": method, "job": asdict(job)})
+    command = [sys.executable, "-m", __name__, str(threads), order]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"measuring memory failed:\n{done.stderr}")
+    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(method: str, job: Job) -> Peak:
+    """Memory of three steps: first what the process takes, then what torch's tensors do."""
+    METHODS[method](Job(job.network, 1, tiny=True, device=job.device))(1, lambda step: step())
+    before = resident_peak()
+    _three_steps(method, job)
+    after = resident_peak()
+    process = None if before is None or after is None else after - before
+    pools: list[int] = []
+    tensors, _ = tensor_peak(lambda: pools.append(_three_steps(method, job)), job.device)
+    return Peak(tensors + sum(pools), process)
+
+
+def _three_steps(method: str, job: Job) -> int:
+    """Take three steps from nothing; return the bytes in pools of pyro_bbb during the last one."""
+    taken, pools = count(1), []
+
+    def meter(step: Callable[[], Any]) -> None:
+        with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
+            step()
+        if last:
+            pools.append(memory_pools())
+
+    METHODS[method](job)(3, meter)
+    return sum(pools)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    order = json.loads(sys.argv[2])
+    print(json.dumps(asdict(measure(order["method"], Job(**order["job"])))))

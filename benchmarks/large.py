@@ -1,0 +1,120 @@
+"""Training and prediction of large networks, beside LoRA and beside deterministic training.
+
+    python benchmarks/large.py [--networks vit gpt2] [--batch 2]
+
+A ViT-B/16 (86 million weights, images of 224 x 224) and a GPT-2 (124 million, sequences of 128
+words), with random weights. Memory is the peak of the third training step, in a process for each
+method; time is that of steps in turns, as ratios. Adapters are of rank 8, on queries and values
+(GPT-2: on its packed projection), by `pyro_bbb.adapt` and by `peft`, which has no posterior. All
+weights are trained by Adam, by `bayesianize`, and so by natural gradients. A prediction of ten
+draws has its adapters in the last two blocks.
+"""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import tyro
+from _parts.isolated_workers import Entry, compare, start_workers
+from _parts.large import METHODS, Job, peak, start
+from _parts.timing import Rounds
+
+FLOORS = {  # what each is compared with
+    "adapt": "LoRA by peft",
+    "all weights, bayesianize": "all weights, Adam",
+    "all weights, IVON": "all weights, Adam",
+    "10 draws": "one pass",
+}
+TRAINED = [name for name in METHODS if name not in ("one pass", "10 draws")]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run."""
+
+    networks: tuple[str, ...] = ("vit", "gpt2")
+    """Networks: vit, gpt2."""
+    batch: int = 2
+    """Images or sequences per step."""
+    rounds: int = 3
+    """Rounds of timing, in each of which every method takes a step."""
+    threads: int = 1
+    """Threads of torch."""
+    device: str = "cpu"
+    """Device, cpu or cuda."""
+    output: Path = Path("results/large")
+    """Folder for ``large.json``."""
+    smoke: bool = False
+    """Run on tiny networks, to test that the program works."""
+
+
+def run(config: Config, network: str) -> dict[str, Any]:
+    """Memory and time of all methods on one network."""
+    job = Job(network, config.batch, config.smoke, config.device)
+    memory = {name: asdict(peak(name, job, config.threads)) for name in TRAINED}
+    times: dict[str, Rounds] = {}
+    for name, floor in FLOORS.items():
+        pair = {each: partial(start, each) for each in (floor, name)}
+        with start_workers(pair, one_process=config.smoke, threads=config.threads) as workers:
+            entries = {each: Entry(each, job) for each in pair}
+            options = {"seconds": 0.0, "min_rounds": config.rounds, "warmup": 1}
+            found, absent = compare(entries, workers, **options)
+        if absent:
+            raise RuntimeError(f"methods are missing: {absent}")
+        times |= {f"{name} / {floor}": [found[name], found[floor]]}
+    ratios = {
+        name: {
+            "time": time_ratio(*times[f"{name} / {floor}"]),
+            "memory": _ratio(memory, name, floor, "tensors"),
+            "process": _ratio(memory, name, floor, "process"),
+        }
+        for name, floor in FLOORS.items()
+    }
+    return {"memory": memory, "seconds": times, "ratios": ratios}
+
+
+def time_ratio(ours: Rounds, floor: Rounds) -> float:
+    """The median over rounds of the ratio of the seconds."""
+    pairs = zip(ours, floor, strict=True)
+    return median(median(mine) / median(theirs) for mine, theirs in pairs)
+
+
+def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | None:
+    if name not in memory or memory[name][of] is None:
+        return None
+    return float(memory[name][of] / memory[floor][of])
+
+
+def table(results: dict[str, Any]) -> str:
+    """The ratios as Markdown."""
+    lines = ["| network | method | beside | step | memory, tensors | memory, process |"]
+    lines.append("|---|---|---|---:|---:|---:|")
+    for network, found in results.items():
+        for name, ratios in found["ratios"].items():
+            cells = ["–" if x is None else f"{x:.2f}" for x in ratios.values()]
+            lines.append(f"| {network} | {name} | {FLOORS[name]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Measure, print, write; returns the content of ``large.json``."""
+    results = {network: run(config, network) for network in config.networks}
+    print(table(results))
+    content = {
+        "networks": results,
+        "config": asdict(config) | {"output": None},
+        "torch": str(torch.__version__),
+        "processor": platform.processor() or platform.machine(),
+    }
+    config.output.mkdir(parents=True, exist_ok=True)
+    (config.output / "large.json").write_text(json.dumps(content, indent=2) + "\n")
+    return content
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
