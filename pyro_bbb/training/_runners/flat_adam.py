@@ -14,19 +14,18 @@ from pyro_bbb._ops.tuning import SMALL
 
 
 class FlatMemory:
-    """A vector in which tensors lie side by side until it is closed; then as before."""
+    """A vector in which tensors lie side by side until it is closed."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.vector = torch.cat([x.detach().reshape(-1) for x in tensors])
-        self._own = [(x, x.data) for x in tensors]
+        self._tensors = tensors
         for x, part in zip(tensors, FlatTensors(self.vector, tensors).parts, strict=True):
             x.data = part
 
     def close(self) -> None:
-        """Give every tensor its own memory back, with what it holds now."""
-        for x, own in self._own:
-            own.copy_(x.data)
-            x.data = own
+        """Give every tensor memory of its own again, with what it holds now."""
+        for x in self._tensors:
+            x.data = x.data.clone()
 
 
 class FlatAdam:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ from pyro_bbb.training._runners.ivon_step import (
     IvonScalars,
     IvonVectors,
     inverse_softplus,
-    price_into,
     scale_into,
+    sum_of_logs,
     update,
 )
+
+Pair: TypeAlias = tuple[FlatTensors, FlatTensors]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class NormalPriors:
 
 class FlatPosterior:
     """The means and Hessians of a guide's latents as vectors, and draws from the posterior.
+
+    Beside parameters and state it takes three vectors: of the draw, its gradient, and Price's
+    product. A second draw in a step takes two more.
 
     Args:
         locs: the guide's parameters by site name; their memory is the vector's until `close`.
@@ -64,8 +69,10 @@ class FlatPosterior:
         self.memory: FlatMemory | None = None
         like = self.hessian = hessian
         self.momentum = torch.zeros_like(like)
-        self.noise, self.scale, self.value, self._work = (torch.empty_like(like) for _ in range(4))
-        self.gradient, self.price = (FlatTensors(torch.zeros_like(like), self.locs) for _ in "gh")
+        self.value = torch.empty_like(like)
+        self.sums = self.latest = self._pair()  # of a step's draws, and of the latest one
+        self._further: Pair | None = None
+        self.square = self.log_scale = like.new_zeros(())  # of the latest draw's noise and scales
         self.totals = nn.Parameter(like.new_zeros(2))  # its gradient: examples, KL weight of a step
         self.num_data = like.new_ones(())  # effective: lambda of the latest step
         self.step = torch.zeros((), device=like.device)  # number of steps
@@ -80,33 +87,50 @@ class FlatPosterior:
     @torch.no_grad()
     def draw(self, num_data: Tensor | float) -> dict[str, Tensor]:
         """Draw all latents for an effective number of data; leaves of a graph, by site name."""
-        self.noise.normal_()
+        self.latest = self.sums if self.locs[0].grad is None else self._another()
+        gradient, price = self.latest
+        noise = self.value.normal_()
+        scale = scale_into(self.hessian, self.priors.precision, num_data, price.vector)
         if self.unpruned is not None:
-            self.noise.mul_(self.unpruned)
-        scale_into(self.hessian, self.priors.precision, num_data, self.scale)
-        torch.addcmul(self.mean, self.scale, self.noise, out=self.value)
+            noise.mul_(self.unpruned)
+            scale.masked_fill_(~self.unpruned, 1.0)
+        self.square, self.log_scale = noise.dot(noise), sum_of_logs(scale)
+        torch.addcmul(self.mean, scale, noise, out=self.value)
+        gradient.vector.zero_()
         parts = FlatTensors(self.value, self.locs).parts
-        return {n: x.requires_grad_() for n, x in zip(self.names, parts, strict=True)}
+        draws = {n: x.requires_grad_() for n, x in zip(self.names, parts, strict=True)}
+        for draw, part in zip(draws.values(), gradient.parts, strict=True):
+            draw.grad = part  # to which the backward pass adds
+        return draws
 
     @torch.no_grad()
-    def add(self, draws: Iterable[Tensor]) -> None:
-        """Add the draws' gradients to those of ``loc``, and their product with noise to ``rho``'s.
+    def add(self, num_data: Tensor | float) -> None:
+        r"""Add the draw's gradients to those of ``loc``, and Price's product to those of ``rho``.
 
-        A latent that the network has not used has none.
+        Args:
+            num_data: as for `draw`.
         """
-        first, found = self.locs[0].grad is None, [_gradient(x).reshape(-1) for x in draws]
-        gradient = torch.cat(found, out=self.gradient.vector if first else self.value)
-        price = price_into(
-            gradient, self.noise, self.scale, self.price.vector if first else self._work
-        )
-        if first:
-            self.totals.grad = None  # of a step that failed
-            for parameters, flat in ((self.locs, self.gradient), (self.rhos, self.price)):
-                for parameter, part in zip(parameters, flat.parts, strict=True):
-                    parameter.grad = part
-        else:
-            self.gradient.vector.add_(gradient)
-            self.price.vector.add_(price)
+        gradient, price = self.latest
+        distance = torch.sub(self.value, self.mean, out=price.vector)
+        precision = torch.mul(self.hessian, num_data, out=self.value).add_(self.priors.precision)
+        distance.mul_(gradient.vector).mul_(precision)
+        if self.latest is not self.sums:
+            for total, one in zip(self.sums, self.latest, strict=True):
+                total.vector.add_(one.vector)
+            return
+        self.totals.grad = None  # of a step that failed
+        for parameters, flat in ((self.locs, gradient), (self.rhos, price)):
+            for parameter, part in zip(parameters, flat.parts, strict=True):
+                parameter.grad = part
+
+    def _pair(self) -> Pair:
+        gradient, price = (FlatTensors(torch.zeros_like(self.hessian), self.locs) for _ in range(2))
+        return gradient, price
+
+    def _another(self) -> Pair:
+        """Memory for a further draw in a step."""
+        self._further = self._further or self._pair()
+        return self._further
 
     @torch.no_grad()
     def count(self, examples: int, kl_weight: Tensor | float) -> None:
@@ -117,20 +141,21 @@ class FlatPosterior:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Set ``rho`` to what the steps have made of it."""
-        if not self.step:
+        """Set ``rho`` to what the steps have made of it, until it is closed."""
+        if self.memory is None or not self.step:
             return
-        scale_into(self.hessian, self.priors.precision, self.num_data, self.scale)
+        scale = scale_into(self.hessian, self.priors.precision, self.num_data, self.value)
         if self.unpruned is not None:
-            self.scale.mul_(self.unpruned)
-        rho = FlatTensors(inverse_softplus(self.scale), self.rhos)
+            scale.mul_(self.unpruned)
+        rho = FlatTensors(inverse_softplus(scale, self.sums[1].vector), self.rhos)
         for parameter, part in zip(self.rhos, rho.parts, strict=True):
             parameter.copy_(part)
 
     def close(self) -> None:
-        """Set ``rho``, and give ``loc`` its own memory back."""
+        """Set ``rho``, and give ``loc`` its own memory back; there are no further draws."""
         self.write()
         if self.memory is not None:
+            del self.value, self.sums, self.latest, self._further  # before that memory is taken
             self.memory.close()
         self.memory = None
 
@@ -195,7 +220,7 @@ class NaturalGradient(Adam):
                 sums.nan_to_num_(0.0, 0.0, 0.0)
         posterior.num_data.copy_(examples / kl_weight)
         vectors = posterior.mean, posterior.momentum, posterior.hessian
-        at = IvonVectors(*vectors, (posterior.scale, posterior._work))
+        at = IvonVectors(*vectors, posterior.value)
         decay = prior.precision / posterior.num_data
         update(at, grad, price, prior.loc, decay, self._scalars(examples))
         if posterior.unpruned is not None:

@@ -24,7 +24,6 @@ from pyro_bbb._ops.reductions import HALF_LOG_2PI
 from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb.guides.latents import Latent
 from pyro_bbb.training._runners.ivon import FlatPosterior
-from pyro_bbb.training._runners.ivon_step import sum_of_logs
 from pyro_bbb.training.objectives import LossParts, NonFiniteError, loss_parts
 
 
@@ -80,7 +79,8 @@ class NaturalGradientELBO(ELBO):
     loss = loss_and_grads
 
     def _particle(self, model: Any, x: Any, y: Tensor, kl_weight: float | Tensor) -> None:
-        draws = self.posterior.draw(len(y) / kl_weight)
+        num_data = len(y) / kl_weight
+        draws = self.posterior.draw(num_data)
         with torch.enable_grad():
             values = {n: _constrained(self.latents[n], draw) for n, draw in draws.items()}
             terms = self._get_trace(model, values, (x, y, kl_weight), {})
@@ -92,7 +92,7 @@ class NaturalGradientELBO(ELBO):
         log_prior = sum(terms[n]["unscaled_log_prob"].sum().detach() for n in self.open_priors)
         self._record(kl_weight, nll.detach(), log_prior + self._log_normal(), volume)
         (energy / self.num_particles).backward()
-        self.posterior.add(draws.values())
+        self.posterior.add(num_data)
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         """The sites of the data and of the open priors, scored at given values of the latents."""
@@ -128,13 +128,9 @@ class NaturalGradientELBO(ELBO):
     @torch.no_grad()
     def _log_guide(self, volume: Any) -> Tensor:
         """The log-density of the draw under the guide."""
-        noise, scale, unpruned = (
-            getattr(self.posterior, x) for x in ("noise", "scale", "unpruned")
-        )
-        count = len(noise)
-        if unpruned is not None:
-            scale, count = scale.where(unpruned, 1.0), unpruned.sum()
-        return -0.5 * noise.dot(noise) - sum_of_logs(scale) - count * HALF_LOG_2PI - volume
+        drawn, unpruned = self.posterior, self.posterior.unpruned
+        count = len(drawn.value) if unpruned is None else unpruned.sum()
+        return -0.5 * drawn.square - drawn.log_scale - count * HALF_LOG_2PI - volume
 
     @torch.no_grad()
     def _record(

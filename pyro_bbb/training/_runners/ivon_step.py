@@ -17,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class IvonVectors:
-    """The state of the algorithm, which `update` changes in place, and vectors for its work."""
+    """The state of the algorithm, which `update` changes in place, and a vector for its work."""
 
     mean: Tensor
     momentum: Tensor
     hessian: Tensor
-    work: tuple[Tensor, Tensor]
+    work: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ def scale_into(hessian: Tensor, precision: Tensor, num_data: Tensor | float, out
     return torch.mul(hessian, num_data, out=out).add_(precision).rsqrt_()
 
 
-def price_into(grad: Tensor, noise: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-    r"""$\hat h = \hat g\,\epsilon / \sigma$, whose mean is the mean Hessian (Price 1958)."""
-    return torch.mul(grad, noise, out=out).div_(scale)
-
-
 def update(
     at: IvonVectors,
     grad: Tensor,
@@ -75,23 +70,23 @@ def update(
     Args:
         at: the state, vectors of ``[n]``.
         grad: $\hat g$, summed over examples.
-        price: $\hat h$, likewise.
+        price: $\hat h = \hat g\,(\theta - m) / \sigma^2$, whose mean is the mean Hessian (Price
+            1958), likewise; changed.
         prior_loc: $\mu_0$, a number or ``[n]``; none where it is 0.
         decay: $\delta$, likewise.
         now: numbers of this step.
     """
-    curvature, work = at.work
-    difference = torch.addcmul(at.hessian, price, 1 / now.examples, value=-1, out=work)  # h - ĥ
+    difference = torch.addcmul(at.hessian, price, 1 / now.examples, value=-1, out=price)  # h - ĥ
     difference.mul_(now.rate2)
-    torch.add(at.hessian, decay, out=curvature)
+    curvature = torch.add(at.hessian, decay, out=at.work)
     at.hessian.sub_(difference)
     at.hessian.addcdiv_(difference.square_(), curvature, value=0.5)
     at.momentum.mul_(1 - now.rate1).addcmul_(grad, now.rate1 / now.examples)
-    ascent = torch.mul(at.momentum, now.lr / now.debias, out=work)
+    ascent = torch.mul(at.momentum, now.lr / now.debias, out=price)
     ascent.addcmul_(at.mean, now.lr * decay)
     if prior_loc is not None:
         ascent.sub_(now.lr * decay * prior_loc)
-    at.mean.addcdiv_(ascent, torch.add(at.hessian, decay, out=curvature), value=-1)
+    at.mean.addcdiv_(ascent, torch.add(at.hessian, decay, out=at.work), value=-1)
 
 
 def sum_of_logs(x: Tensor) -> Tensor:
@@ -104,6 +99,6 @@ def sum_of_logs(x: Tensor) -> Tensor:
     return pairs + x[2 * half :].log().sum()
 
 
-def inverse_softplus(scale: Tensor) -> Tensor:
+def inverse_softplus(scale: Tensor, out: Tensor) -> Tensor:
     r"""$\rho = \ln(e^\sigma - 1) = \sigma + \ln(-\mathrm{expm1}(-\sigma))$; $-\infty$ for 0."""
-    return torch.neg(scale).expm1_().neg_().log_().add_(scale)
+    return torch.neg(scale, out=out).expm1_().neg_().log_().add_(scale)
