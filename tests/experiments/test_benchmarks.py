@@ -330,6 +330,18 @@ def test_aims_say_what_was_reached(load):
     }
 
 
+@pytest.mark.slow
+def test_large_networks_are_compared(load, tmp_path, capsys):
+    large = load("large")
+    settings = {"networks": ("vit",), "batch": 1, "rounds": 1, "smoke": True}
+    found = large.main(large.Config(output=tmp_path, **settings))
+    assert json.loads((tmp_path / "large.json").read_text()) == json.loads(json.dumps(found))
+    of_vit = found["networks"]["vit"]
+    assert of_vit["ratios"].keys() == large.FLOORS.keys()
+    assert all(each["tensors"] > 0 for each in of_vit["memory"].values())
+    assert "| vit | 10 draws | one pass |" in capsys.readouterr().out
+
+
 # --- processes of their own ---
 
 
