@@ -324,3 +324,33 @@ def test_merged_layers_are_plain():
 def test_what_cannot_be_adapted_says_so(module, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         bbb.adapt(module, **options)
+
+
+def test_gradient_checkpointing_of_hugging_faces_models():
+    config = {"resid_pdrop": 0.1, "n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20}
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        gpt = transformers().GPT2LMHeadModel(transformers().GPT2Config(**config))
+        model, guide = in_model(bbb.adapt(gpt, 2, where="*.c_attn|*.c_fc", random="both"))
+        if checkpointed:
+            options = {"use_reentrant": False, "context_fn": model.checkpoint_contexts}
+            model.network.activation_checkpointing_enable(options)
+        objective = bbb.negative_elbo(model.train(), guide, estimator="flipout")
+        torch.manual_seed(1)
+        objective(WORDS[:, :-1], WORDS[:, 1:]).backward()
+        gradients.append([x.grad for x in objective.parameters() if x.requires_grad])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_it_trains_in_half_precision():
+    torch.manual_seed(0)
+    module, y = Words(), torch.arange(6) % 3
+    losses = []
+    for autocast in (None, torch.bfloat16):
+        torch.manual_seed(1)
+        model, guide = in_model(bbb.adapt(module, 2))
+        options = {"epochs": 20, "lr": 1e-2, "progress": False, "seed": 0}
+        losses.append(bbb.fit(model, guide, (WORDS, y), autocast=autocast, **options).loss)
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert losses[1] != losses[0]
