@@ -88,7 +88,8 @@ def adapt(
         for weight in _weights(layer)
         for name in names_of(weight)[: 1 if random == "A" else 2]
     ]
-    return make_random(network, factors, as_prior(prior or FanInNormal(UNIT_GAIN)))
+    own = FanInNormal(UNIT_GAIN) if prior is None else prior
+    return make_random(network, factors, as_prior(own))
 
 
 def _adaptable(module: nn.Module, where: Where | None, trained: set[str]) -> list[str]:
@@ -124,13 +125,10 @@ def _reason(layer: nn.Module) -> str | None:
         return "it has an adapter already"
     if kind is None or getattr(layer, "groups", 1) != 1:
         return f"it is a {cls.__name__}, not one of {SUPPORTED}"
-    for name in kind.adapted(layer):
-        weight = layer._parameters.get(name)
-        if weight is None:
-            return f"its {name} is random or tied"
-        if reason := obstacle(layer, name):
-            return reason
-    return None
+    if any(vars(layer).get(key) for key in ("_pyro_samples", "_pyro_bbb_tied")):
+        return "some of its weights are random or tied"
+    reasons = (obstacle(layer, name) for name in kind.adapted(layer))
+    return next(filter(None, reasons), None)
 
 
 def copy_sharing(module: nn.Module, trained: list[ParameterPath]) -> nn.Module:

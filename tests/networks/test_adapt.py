@@ -302,7 +302,12 @@ def test_merged_layers_are_plain():
             "'0' cannot be adapted: it is a Conv2d, not one of Linear, Conv2d \\(without groups",
         ),
         (bbb.BayesianMLP([2, 3]), {}, "module has no layers to adapt"),
-        (bbb.BayesianMLP([2, 3]), {"where": "fc1"}, "'fc1' cannot be adapted: its weight is"),
+        (bbb.BayesianMLP([2, 3]), {"where": "fc1"}, "'fc1' cannot be adapted: some of its weights"),
+        (
+            bbb.bayesianize(nn.Sequential(nn.Linear(2, 2)), where="0.bias"),
+            {"where": "0"},
+            "'0' cannot be adapted: some of its weights are random",
+        ),
         (nn.Sequential(nn.LazyLinear(2)), {"where": "0"}, "'0' cannot be adapted: it has no shape"),
         (
             nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)),
@@ -314,6 +319,7 @@ def test_merged_layers_are_plain():
             {"where": "0"},
             "'0' cannot be adapted: it has an adapter already",
         ),
+        (Words(), {"prior": {}}, "prior must not be an empty dict"),
         (Words(), {"rank": 0}, "rank must be an integer of at least 1, got 0"),
         (Words(), {"alpha": 0}, "alpha must be positive"),
         (Words(), {"random": "B"}, "random must be one of"),
