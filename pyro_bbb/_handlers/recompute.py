@@ -10,6 +10,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 
 def is_backward() -> bool:
@@ -37,8 +38,12 @@ def _as_then(
 ) -> Iterator[None]:
     active = _get_current_function_mode_stack()
     with ExitStack() as stack:
-        for context in [*(mode for mode in modes if mode not in active), *noise, own_store(root)]:
+        for context in [*(mode for mode in modes if mode not in active), *noise]:
             stack.enter_context(context)
+        if GLOBAL_LOCK.acquire(blocking=False):
+            stack.callback(GLOBAL_LOCK.release)
+            stack.enter_context(own_store(root))
+        # else this is a thread of autograd's, in a training that has the lock and the store
         stack.enter_context(root._pyro_context)
         root._pyro_context.cache.update(values)
         yield

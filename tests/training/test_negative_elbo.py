@@ -1,5 +1,7 @@
 """`negative_elbo`: what `fit` minimises, as a module; and weights in checkpointed parts."""
 
+import threading
+
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
@@ -7,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import pyro_bbb as bbb
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.training import objectives
 
 X, Y = torch.randn(32, 5), torch.arange(32) % 3
@@ -164,6 +167,21 @@ def test_so_in_a_loop_of_ones_own_where_the_estimator_is_gone(estimator):
         (first + objective(X, Y)).backward()  # two passes are under way
         gradients.append([x.grad for x in objective.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_the_second_run_may_be_in_another_thread_of_a_training():
+    """On a GPU the backward pass has a thread of its own, while `fit` holds the lock."""
+    model, _ = checkpointed(bbb.bayesianize)
+
+    def run():
+        with model.checkpoint_contexts()[1]:
+            pass
+
+    thread = threading.Thread(target=run, daemon=True)
+    with GLOBAL_LOCK:
+        thread.start()
+        thread.join(timeout=20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("convert", CONVERT.values(), ids=CONVERT)
