@@ -77,8 +77,10 @@ class Processes:
         return int(found)
 
     def align(self, tensors: Iterable[Tensor]) -> None:
-        """Gives tensors the values that they have in the first process."""
+        """Gives tensors the values that they have in the first process, but for sharded ones."""
         for x in tensors if self.size > 1 else ():
+            if hasattr(x, "device_mesh"):  # a DTensor, of which each process has a shard
+                continue
             value = x.detach().contiguous()
             dist.broadcast(value, 0)
             if value.data_ptr() != x.data_ptr():

@@ -94,6 +94,13 @@ class Converted(PyroModule):
             own_param(self._pyro_get_fullname(name), parameter)
         return parameter
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self.__dict__.get("_parameters", {})
+        if name in known and isinstance(value, nn.Parameter):
+            known[name] = value  # in its place, as in torch: FSDP needs the order
+        else:
+            super().__setattr__(name, value)
+
     def __reduce__(self) -> Any:
         return _empty, (type(self).plain_class,), self.__getstate__()
 

@@ -25,6 +25,11 @@ def take_base(model: nn.Module, state: State) -> Json:
     frozen = {id(x) for x in model.parameters() if not x.requires_grad}
     names = sorted(name for name, value in state.tensors.items() if id(value) in frozen)
     taken = [state.tensors.pop(name) for name in names]
+    if sharded := [name for name, x in zip(names, taken, strict=True) if hasattr(x, "device_mesh")]:
+        raise ValueError(
+            f"frozen weights must be whole to be saved, got shards (DTensor) of {sharded[0]}: save "
+            "a model that is not sharded, with this one's guide.state_dict() and lora_B"
+        )
     return {"names": names, "sha256": digest(taken), "scales": _scales(model, "model.")}
 
 

@@ -26,6 +26,8 @@ import torch
 import torch.distributed as group
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
@@ -267,6 +269,40 @@ def natural_gradients_of_two_processes_are_those_of_one():
             history = fit(parts, seed=3, optimizer="ivon", **options)
         found.append([*parts[1].parameters(), torch.tensor(history.steps.loss)])
     torch.testing.assert_close(*found, **EXACT)
+
+
+def adapted(sharded):
+    """Adapters on a network whose frozen weights are in one process, or in shards (FSDP2)."""
+    pyro.set_rng_seed(0)
+    network = bbb.adapt(plain(), 2)
+    model = bbb.BayesianModel(network, likelihoods.Gaussian.learned(), num_data=N)
+    guide = bbb.AutoSoftplusNormal(model)
+    if sharded:
+        mesh = init_device_mesh("cpu", (SIZE,))
+        trained = {x for x in model.parameters() if x.requires_grad}
+        for part in (network[0], network[2], network):
+            fully_shard(part, mesh=mesh, ignored_params=trained)
+        assert network[0]._parameters["weight"].to_local().numel() == 3 * 4 / SIZE
+    return model, guide
+
+
+@check
+def adapters_on_a_network_in_shards_are_those_on_a_whole_one():
+    seeds = [lambda number: 2 * number + rank(), lambda number: number]
+    found = []
+    for context, seed, options in (
+        (nullcontext(), seeds[0], {"batch_size": 4}),
+        (bbb.alone(), seeds[1], {"batch_size": 2, "accumulate": 2}),
+    ):
+        parts = adapted(sharded=not found)
+        with context, forced(seed):
+            history = fit(parts, seed=3, **options)
+            assert_same(digest(bbb.predict(*parts, values()[0], num_samples=6, seed=0).mean))
+        trained = [x for part in parts[::-1] for x in part.parameters() if x.requires_grad]
+        found.append([*(x.detach() for x in trained), torch.tensor(history.steps.loss)])
+    torch.testing.assert_close(*found, **EXACT)
+    with raising(ValueError, "frozen weights must be whole to be saved, got shards"):
+        bbb.save(Path("none"), *adapted(sharded=True))
 
 
 # --- runs ---
