@@ -168,9 +168,12 @@ for _name in _PROJECTIONS:
 
 
 def _sum(layer: Adapted, name: str) -> Tensor:
-    """The weight with its adapter."""
+    """The weight with its adapter; one in shards as it is, which FSDP reads between passes."""
+    weight = layer._parameters[name]
+    assert weight is not None
+    if hasattr(weight, "device_mesh"):
+        return weight
     a, b = (getattr(layer, each) for each in names_of(name))
-    weight: Any = layer._parameters[name]
     return torch.addmm(weight, b, a, alpha=layer.lora_scale)
 
 

@@ -271,38 +271,58 @@ def natural_gradients_of_two_processes_are_those_of_one():
     torch.testing.assert_close(*found, **EXACT)
 
 
-def adapted(sharded):
+class Attention(nn.Module):
+    """Attention of each example to itself, whose weights the adapters are added to."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        h = self.first(x).unsqueeze(1)
+        return self.last(self.attention(h, h, h, need_weights=False)[0].squeeze(1))
+
+
+def adapted(sharded, layers=plain):
     """Adapters on a network whose frozen weights are in one process, or in shards (FSDP2)."""
     pyro.set_rng_seed(0)
-    network = bbb.adapt(plain(), 2)
+    network = bbb.adapt(layers(), 2)
     model = bbb.BayesianModel(network, likelihoods.Gaussian.learned(), num_data=N)
     guide = bbb.AutoSoftplusNormal(model)
     if sharded:
         mesh = init_device_mesh("cpu", (SIZE,))
         trained = {x for x in model.parameters() if x.requires_grad}
-        for part in (network[0], network[2], network):
-            fully_shard(part, mesh=mesh, ignored_params=trained)
-        assert network[0]._parameters["weight"].to_local().numel() == 3 * 4 / SIZE
+        for part in (*network.children(), network):
+            if any(True for _ in part.parameters()):
+                fully_shard(part, mesh=mesh, ignored_params=trained)
+        first = next(iter(network.children()))._parameters["weight"]
+        assert first.to_local().numel() == 3 * 4 / SIZE
     return model, guide
 
 
 @check
 def adapters_on_a_network_in_shards_are_those_on_a_whole_one():
+    for layers in (plain, Attention):
+        compare_adapted(layers)
+    with raising(ValueError, "frozen weights must be whole to be saved, got shards"):
+        bbb.save(Path("none"), *adapted(sharded=True))
+
+
+def compare_adapted(layers):
     seeds = [lambda number: 2 * number + rank(), lambda number: number]
     found = []
     for context, seed, options in (
         (nullcontext(), seeds[0], {"batch_size": 4}),
         (bbb.alone(), seeds[1], {"batch_size": 2, "accumulate": 2}),
     ):
-        parts = adapted(sharded=not found)
+        parts = adapted(not found, layers)
         with context, forced(seed):
             history = fit(parts, seed=3, **options)
             assert_same(digest(bbb.predict(*parts, values()[0], num_samples=6, seed=0).mean))
         trained = [x for part in parts[::-1] for x in part.parameters() if x.requires_grad]
         found.append([*(x.detach() for x in trained), torch.tensor(history.steps.loss)])
     torch.testing.assert_close(*found, **EXACT)
-    with raising(ValueError, "frozen weights must be whole to be saved, got shards"):
-        bbb.save(Path("none"), *adapted(sharded=True))
 
 
 # --- runs ---
