@@ -155,11 +155,15 @@ def test_the_posteriors_have_what_the_runs_found(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     report = importlib.import_module("_helpers.posterior_report")
     page = (ROOT / "docs" / "results.md").read_text()
-    for name, found in json.loads((RESULTS / "posteriors.json").read_text())["problems"].items():
+    best = {"posteriors": ["ivon", "rank1"], "posteriors_lenet5": ["ivon", "dropout"]}
+    for record, methods in best.items():
+        ((name, found),) = json.loads((RESULTS / f"{record}.json").read_text())["problems"].items()
         for table in (report.table, report.ood_table):
             assert str(table(report.PROBLEMS[name], found)) in page
         nll = {method: each["mean"]["nll"] for method, each in found.items()}
-        assert sorted(nll, key=nll.__getitem__)[:2] == ["ivon", "rank1"]
+        assert sorted(nll, key=nll.__getitem__)[:2] == methods
+        if record == "posteriors_lenet5":
+            continue
         digits = {method: each["mean"]["ood"] for method, each in found.items()}
         assert max(digits, key=lambda method: digits[method]["epistemic"]) == "laplace_kron"
         variational = [m for m in digits if m.startswith(("bbb", "vbll", "ivon", "rank1"))]
