@@ -14,18 +14,23 @@ from pyro_bbb._ops.tuning import SMALL
 
 
 class FlatMemory:
-    """A vector in which tensors lie side by side until it is closed."""
+    """A vector in which tensors lie side by side until it is closed.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    Args:
+        tensors: moved to the vector.
+        keep: whether their own memory is kept until then; else they get new memory.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, keep: bool = True) -> None:
         self.vector = torch.cat([x.detach().reshape(-1) for x in tensors])
-        self._tensors = tensors
+        self._own = [(x, x.data if keep else None) for x in tensors]
         for x, part in zip(tensors, FlatTensors(self.vector, tensors).parts, strict=True):
             x.data = part
 
     def close(self) -> None:
         """Give every tensor memory of its own again, with what it holds now."""
-        for x in self._tensors:
-            x.data = x.data.clone()
+        for x, own in self._own:
+            x.data = x.data.clone() if own is None else own.copy_(x.data)
 
 
 class FlatAdam:

@@ -81,7 +81,7 @@ class FlatPosterior:
     def mean(self) -> Tensor:
         """The vector on which the parameters ``locs`` lie from here on."""
         if self.memory is None:
-            self.memory = FlatMemory(self.locs)
+            self.memory = FlatMemory(self.locs, keep=False)
         return self.memory.vector
 
     @torch.no_grad()
