@@ -331,6 +331,7 @@ def test_aims_say_what_was_reached(load):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of transformers
 def test_large_networks_are_compared(load, tmp_path, capsys):
     large = load("large")
     settings = {"networks": ("vit",), "batch": 1, "rounds": 1, "smoke": True}
