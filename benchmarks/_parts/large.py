@@ -4,22 +4,18 @@
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import count
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 import pyro_bbb as bbb
-from _parts.memory import STEADY, Peak, memory_pools, resident_peak, tensor_peak
+from _parts.memory import Peak, in_subprocess, peak_of_three_steps
 from _parts.pyro_methods import metered_steps
 from _parts.timing import Meter, Take, repeated
 
@@ -158,39 +154,14 @@ def start(method: str, job: Job) -> Take:
 
 def peak(method: str, job: Job, threads: int) -> Peak:
     """Memory of three steps of a method, in a process of its own."""
-    order = json.dumps({"method": method, "job": asdict(job)})
-    command = [sys.executable, "-m", __name__, str(threads), order]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"measuring memory failed:\n{done.stderr}")
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+    order = {"method": method, "job": asdict(job)}
+    return Peak(**in_subprocess(__name__, threads, order))
 
 
 def measure(method: str, job: Job) -> Peak:
-    """Memory of three steps: first what the process takes, then what torch's tensors do."""
-    METHODS[method](Job(job.network, 1, tiny=True, device=job.device))(1, lambda step: step())
-    before = resident_peak()
-    _three_steps(method, job)
-    after = resident_peak()
-    process = None if before is None or after is None else after - before
-    pools: list[int] = []
-    tensors, _ = tensor_peak(lambda: pools.append(_three_steps(method, job)), job.device)
-    return Peak(tensors + sum(pools), process)
-
-
-def _three_steps(method: str, job: Job) -> int:
-    """Take three steps from nothing; return the bytes in pools of pyro_bbb during the last one."""
-    taken, pools = count(1), []
-
-    def meter(step: Callable[[], Any]) -> None:
-        with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
-            step()
-        if last:
-            pools.append(memory_pools())
-
-    METHODS[method](job)(3, meter)
-    return sum(pools)
+    """Memory of three steps of a method, after one of a tiny network, which loads all code."""
+    start(method, Job(job.network, 1, tiny=True, device=job.device))(1, lambda step: step())
+    return peak_of_three_steps(partial(start, method, job), job.device)
 
 
 if __name__ == "__main__":

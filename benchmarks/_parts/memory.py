@@ -28,6 +28,7 @@ from _parts.budget import Budget
 from _parts.methods import METHODS
 from _parts.pyro_methods import guided
 from _parts.tasks import Method, Work, images
+from _parts.timing import Take
 from pyro_bbb._ops.buffers import Memory
 
 STEADY = "steady"
@@ -73,12 +74,17 @@ def memory(
 
 def _in_subprocess(tasks: list[Task], threads: int) -> list[Peak]:
     """Measure the tasks' peaks by this file in a fresh process."""
-    command = [sys.executable, "-m", __name__, str(threads), json.dumps(tasks)]
+    return [Peak(**each) for each in in_subprocess(__name__, threads, tasks)]
+
+
+def in_subprocess(module: str, threads: int, order: Any) -> Any:
+    """The last line that a module prints for an order, both JSON, in a fresh process."""
+    command = [sys.executable, "-m", module, str(threads), json.dumps(order)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the same pyro_bbb
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"measuring memory failed:\n{done.stderr}")
-    return [Peak(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measure(task: Task) -> Peak:
@@ -93,33 +99,33 @@ def _of_training(method: Method, work: Work) -> Peak:
     if isinstance(small, str):
         return Peak(absent=small)
     del small
-    before = resident_peak()
-    _three_steps(method, work)
-    after = resident_peak()
+    return peak_of_three_steps(lambda: method.train(work).take, work.device)
+
+
+def peak_of_three_steps(start: Callable[[], Take], device: str) -> Peak:
+    """Measure what the process takes for three steps, then what torch's tensors do."""
+    before = _resident_peak()
+    _three_steps(start)
+    after = _resident_peak()
     process = None if before is None or after is None else after - before
     gc.collect()
     blocks: list[int] = []
-    tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(method, work)), work.device)
+    tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(start)), device)
     return Peak(tensors + sum(blocks), process)
 
 
-def _three_steps(method: Method, work: Work) -> int:
-    """Take three steps; return the bytes in a `Memory` of pyro_bbb during the last one."""
+def _three_steps(start: Callable[[], Take]) -> int:
+    """Take three steps from nothing; return the bytes in pools of pyro_bbb in the last one."""
     taken, memories = count(1), []
 
     def meter(step: Callable[[], Any]) -> None:
         with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
             step()
         if last:
-            memories.append(memory_pools())
+            memories.extend(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
-    method.train(work).take(3, meter)
+    start()(3, meter)
     return sum(memories)
-
-
-def memory_pools() -> int:
-    """Return the bytes in the buffer pools of pyro_bbb."""
-    return sum(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
 
 def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:
@@ -155,7 +161,7 @@ def tensor_peak(run: Callable[[], object], device: str) -> tuple[int, int]:
     return peak, allocated
 
 
-def resident_peak() -> int | None:
+def _resident_peak() -> int | None:
     """Return the largest resident set of this process so far, in bytes.
 
     `resource.getrusage` would count the parent's as well, which a child inherits on Linux.

@@ -5,6 +5,7 @@ Imports the rooms up to `priors`. A new layer is a class in ``_layers.py``; a la
 """
 
 from pyro_bbb.networks._adapt import adapt
+from pyro_bbb.networks._adapt import copy_sharing as copy_sharing
 from pyro_bbb.networks._adapted_layers import Adapted, merge_adapters
 from pyro_bbb.networks._architectures import BayesianLeNet5, BayesianMLP
 from pyro_bbb.networks._bayesianize import Converted, bayesianize, mix_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from pyro.nn import PyroModule
@@ -12,7 +13,6 @@ from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.networks._adapted_layers import SUPPORTED, Adapted, attach, kind_of, names_of
 from pyro_bbb.networks._bayesianize import Converted, make_random
 from pyro_bbb.networks._select import (
-    ParameterPath,
     Where,
     obstacle,
     parts,
@@ -77,7 +77,9 @@ def adapt(
     scale = (rank if alpha is None else positive("alpha", alpha)) / rank
     trained = [] if trainable is None else select(module, trainable, "trainable")
     chosen = _adaptable(module, where, {path for path, _ in trained})
-    network = copy_sharing(module, trained)
+    modules = dict(module.named_modules())
+    excluded = {id(modules[path]._parameters[name]) for path, name in trained}
+    network = copy_sharing(module, (x for x in module.parameters() if id(x) not in excluded))
     layers = {path: network.get_submodule(path) for path in chosen}
     for layer in layers.values():
         attach(layer, _plain(layer), rank, scale)
@@ -131,23 +133,20 @@ def _reason(layer: nn.Module) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def copy_sharing(module: nn.Module, trained: list[ParameterPath]) -> nn.Module:
-    """A copy whose parameters are frozen and share the module's memory, but those ``trained``."""
-    modules = dict(module.named_modules())
-    own = {id(modules[path]._parameters[name]) for path, name in trained}
+def copy_sharing(module: nn.Module, parameters: Iterable[nn.Parameter]) -> nn.Module:
+    """A copy in which these parameters are frozen and share the module's memory."""
     shared: dict[int, Any] = {
-        id(x): nn.Parameter(x.detach(), requires_grad=False)
-        for x in module.parameters()
-        if id(x) not in own
+        id(x): nn.Parameter(x.detach(), requires_grad=False) for x in parameters
     }
     return copy.deepcopy(module, shared)
 
 
 def _without_fast_path(network: nn.Module) -> None:
     """Turns off what torch's encoders compute from their layers' weights, without the layers."""
-    for part in network.modules():
+    encoders = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
+    for part in [part for part in network.modules() if isinstance(part, encoders)]:
         if any(isinstance(layer, Adapted) for layer in part.modules()):
             if isinstance(part, nn.TransformerEncoderLayer):
                 part.activation_relu_or_gelu = 0
-            elif isinstance(part, nn.TransformerEncoder):
+            else:
                 part.use_nested_tensor = False

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from pyro_bbb.networks import Adapted
+from pyro_bbb.networks import Adapted, copy_sharing
 from pyro_bbb.persistence.archive import Json, LoadError
 from pyro_bbb.persistence.state_dict import State, digest
 
@@ -66,12 +63,8 @@ def add_base(base: Json, part: nn.Module, prefix: str, tensors: dict[str, Tensor
 
 def copy_on_cpu(network: nn.Module) -> nn.Module:
     """A copy on the CPU that shares the memory of frozen parameters which are there already."""
-    shared: dict[int, Any] = {
-        id(x): nn.Parameter(x.detach().cpu(), requires_grad=False)
-        for x in network.parameters()
-        if not x.requires_grad
-    }
-    return copy.deepcopy(network, shared).to(torch.device("cpu"))
+    frozen = (x for x in network.parameters() if not x.requires_grad)
+    return copy_sharing(network, frozen).to(torch.device("cpu"))
 
 
 def _scales(root: nn.Module, prefix: str) -> dict[str, float]:
