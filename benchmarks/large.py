@@ -102,9 +102,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measure, print, write; returns the content of ``large.json``."""
-    results = {network: run(config, network) for network in config.networks}
-    print(table(results))
+    """Measure, print, write after each network; returns the content of ``large.json``."""
+    results: dict[str, Any] = {}
     content = {
         "networks": results,
         "config": asdict(config) | {"output": None},
@@ -112,7 +111,10 @@ def main(config: Config) -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
     }
     config.output.mkdir(parents=True, exist_ok=True)
-    (config.output / "large.json").write_text(json.dumps(content, indent=2) + "\n")
+    for network in config.networks:
+        results[network] = run(config, network)
+        (config.output / "large.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(table(results))
     return content
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -25,11 +25,12 @@ from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._batches import Batch, Batches
 from pyro_bbb.training.history import History
 
 FACTORS = tuple(4.0**-k for k in range(1, 7))
-_DRAWS = 4
+_DRAWS = 4  # of each of the best three
+PASSES = 1 + 2 * len(FACTORS) + 3 * _DRAWS  # 25 draws of the weights, over the same examples
 
 
 class UndertrainedWarning(UserWarning):
@@ -37,42 +38,55 @@ class UndertrainedWarning(UserWarning):
 
 
 class _ScaledPrior(Messenger):
-    """Draws some latents from Normals of their priors' moments, the deviation times a factor."""
+    """One draw from Normals of the priors' moments, the standard deviations times a factor."""
 
     def __init__(self, factors: Mapping[str, float]) -> None:
         super().__init__()
         self.factors = factors  # by name
+        self.values: dict[str, Tensor] = {}  # of the draw
         self.kl = self.log_likelihood = 0.0  # estimates by this draw, in nats
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self.factors:
-            prior = msg["fn"]
-            scale = self.factors[msg["name"]] * prior.stddev
-            q = Normal(prior.mean, scale).to_event(prior.event_dim)
-            msg["value"], msg["done"] = q.sample(), True
-            self.kl += float((q.log_prob(msg["value"]) - prior.log_prob(msg["value"])).sum())
+            if msg["name"] not in self.values:
+                self.values[msg["name"]] = self._draw(msg["fn"], self.factors[msg["name"]])
+            msg["value"], msg["done"] = self.values[msg["name"]], True
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["is_observed"]:
             self.log_likelihood += float(msg["fn"].log_prob(msg["value"]).sum())
 
+    def _draw(self, prior: Any, factor: float) -> Tensor:
+        q = Normal(prior.mean, factor * prior.stddev).to_event(prior.event_dim)
+        value = q.sample()
+        self.kl += float((q.log_prob(value) - prior.log_prob(value)).sum())
+        return value
+
 
 @torch.no_grad()
-def baseline_per_example(batches: Batches, kl_weight: float) -> float | None:
+def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> float | None:
     """Return the best negative ELBO of posteriors that ignore the data, in nats per example.
 
+    Its 25 passes cost less than the training: a training of fewer steps has no baseline, and the
+    passes see at most a hundredth of the examples that the training sees, or a minibatch.
+
     Args:
-        batches: the data; a few hundred examples estimate the log-likelihood.
+        batches: the data; at most 256 examples estimate the log-likelihood.
+        num_steps: steps of the training.
         kl_weight: factor of the KL.
 
     Returns:
-        The least estimate; ``None`` where none is finite.
+        The least estimate; ``None`` where none is finite, or where the training is too short.
     """
-    model, (x, y) = batches.model, batches.examples
+    if num_steps < PASSES:
+        return None
+    size = (batches.batch_size or 1) * batches.accumulate
+    x, y = batches.spread(max(size, num_steps * size // 100))
+    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     quiet = pyro.validation_enabled(False)  # outputs may be infinite
-    with quiet, seeded(0), poutine.block(), evaluating(model):
-        nats = batches.processes.largest(_least(model, x, y, kl_weight))
-    return nats / model.num_data if nats < math.inf else None
+    with quiet, seeded(0), poutine.block(), evaluating(batches.model):
+        nats = batches.processes.largest(_least(batches.model, parts, kl_weight))
+    return nats / batches.model.num_data if nats < math.inf else None
 
 
 def warn_if_undertrained(history: History) -> None:
@@ -88,14 +102,14 @@ def warn_if_undertrained(history: History) -> None:
         )
 
 
-def _least(model: BayesianModel, x: Rows, y: Tensor, kl_weight: float) -> float:
+def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> float:
     """Return the least negative ELBO; the best three by one draw are estimated by more draws."""
 
     def estimate(factors: Mapping[str, float]) -> float:
-        nats = _neg_elbo(model, x, y, factors, kl_weight)
+        nats = _neg_elbo(model, parts, factors, kl_weight)
         return math.inf if math.isnan(nats) else nats
 
-    best = sorted(_candidates(model, x, y), key=estimate)[:3]
+    best = sorted(_candidates(model, *parts[0]), key=estimate)[:3]
     return min(fmean(estimate(each) for _ in range(_DRAWS)) for each in best)
 
 
@@ -122,9 +136,11 @@ def _has_moments(prior: Any) -> bool:
 
 
 def _neg_elbo(
-    model: BayesianModel, x: Rows, y: Tensor, factors: Mapping[str, float], kl_weight: float
+    model: BayesianModel, parts: Sequence[Batch], factors: Mapping[str, float], kl_weight: float
 ) -> float:
     """Estimate a negative ELBO of all data, in nats, by one draw of the weights."""
     with _ScaledPrior(factors) as draw:
-        model(x, y)
-    return kl_weight * draw.kl - model.num_data / len(x) * draw.log_likelihood
+        for x, y in parts:
+            model(x, y)
+    size = sum(len(y) for _, y in parts)
+    return kl_weight * draw.kl - model.num_data / size * draw.log_likelihood

@@ -103,11 +103,10 @@ class Batches:
 
     @cached_property
     def examples(self) -> Batch:
-        """Checked examples, evenly spread over data in memory; or a loader's first batch."""
+        """Checked examples: of data in memory a minibatch at most, or a loader's first batch."""
         if isinstance(self.source, Minibatches):
             self.model.check(self.source.x, self.source.y)
-            step = math.ceil(len(self.source.x) / _EXAMPLES)
-            return self.source.x[::step], self.source.y[::step]
+            return self.spread(self.source.batch_size)
         batches = self._begin()
         if self.processes.size == 1:
             first = next(batches)
@@ -115,6 +114,13 @@ class Batches:
             first = self._compared(next(batches, None))
         self._begun = chain([first], batches)  # a stream cannot be read twice
         return first
+
+    def spread(self, most: int = _EXAMPLES) -> Batch:
+        """Examples evenly spread over data in memory, 256 at most; or a loader's first batch."""
+        if not isinstance(self.source, Minibatches):
+            return self.examples
+        step = math.ceil(len(self.source.x) / min(most, _EXAMPLES))
+        return self.source.x[::step], self.source.y[::step]
 
     @property
     def batch_size(self) -> int | None:

@@ -229,7 +229,7 @@ def fit(
         if done.baseline is None:
             with frozen.preserved():
                 kl_weight = config.last_kl_weight(model.num_data)
-                done.baseline = baseline_per_example(batches, kl_weight)
+                done.baseline = baseline_per_example(batches, num_steps, kl_weight)
         with interrupts:
             loop = Loop(config, state, runner, saving, collecting)
             try:

@@ -64,7 +64,7 @@ def make_program(
     """Assemble the computation of a training step, after a check of guide against model."""
     model, weighted = batches.model, with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples)
-    warn_if_unscaled(model, batches.examples[1])
+    warn_if_unscaled(model, batches.spread()[1])
     batches.processes.align(tensors_of(model, guide))
     elbo: Any
     options = {"loss": config.loss, "num_particles": config.num_particles}

@@ -69,7 +69,8 @@ class History(Record):
         num_data: examples in the training set.
         baseline_per_example: the objective, in nats per example, of the best of some posteriors
             that ignore the data (`docs/guide/trained.md`), under the priors before training and
-            the KL's last weight; ``None`` for points, and before the end of training.
+            the KL's last weight; ``None`` for points, for a training of fewer than 25 steps, and
+            before the end of training.
     """
 
     seconds: list[float] = field(default_factory=list)

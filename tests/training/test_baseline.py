@@ -30,12 +30,13 @@ def classifier(num_data, prior=None):
     return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=num_data)
 
 
-def baseline(model, data, kl_weight=1.0):
-    return _baseline.baseline_per_example(batches_of(model, data), kl_weight)
+def baseline(model, data, kl_weight=1.0, num_steps=1_000, batch_size=128):
+    batches = batches_of(model, data, batch_size)
+    return _baseline.baseline_per_example(batches, num_steps, kl_weight)
 
 
-def batches_of(model, data):
-    return Batches(data, 128, model, torch.device("cpu"))
+def batches_of(model, data, batch_size=128):
+    return Batches(data, batch_size, model, torch.device("cpu"))
 
 
 def negative_elbo(model, guide, data, draws):
@@ -73,7 +74,7 @@ def test_one_draw_is_unbiased_for_a_closed_form():
     torch.manual_seed(0)
     c, weight = 0.25, 0.7
     draws = torch.tensor(
-        [_baseline._neg_elbo(model, x, y, {"network.weight": c}, weight) for _ in range(400)]
+        [_baseline._neg_elbo(model, [(x, y)], {"network.weight": c}, weight) for _ in range(400)]
     )
     kl = (c**2 - 1) / 2 - math.log(c)
     nll = 16 * (0.5 * math.log(2 * math.pi) + 0.5 * (0.5**2 + c**2))
@@ -91,10 +92,37 @@ def test_it_leaves_random_state_parameters_and_modes_alone(digits):
     model.network.eval()
     batches = batches_of(model, digits)
     state = torch.get_rng_state()
-    found = [_baseline.baseline_per_example(batches, 1.0) for _ in range(2)]
+    found = [_baseline.baseline_per_example(batches, 100, 1.0) for _ in range(2)]
     assert found[0] == found[1]
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training and not model.network.training
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "passes", "rows"), [(24, 0, 0), (25, 25, 8), (300, 25, 24), (10**6, 25, 225)]
+)
+def test_it_costs_less_than_the_training(digits, num_steps, passes, rows):
+    """Rows of each pass: a hundredth of those the training sees, in minibatches of 8."""
+    model = classifier(1347)
+    seen = []
+    model.network.register_forward_hook(lambda *args: seen.append(len(args[1][0])))
+    found = baseline(model, digits, num_steps=num_steps, batch_size=8)
+    assert (found is None) == (passes == 0)
+    assert max(seen, default=0) <= 8
+    assert passes * rows * 0.95 <= sum(seen) <= passes * rows + 1
+
+
+def test_all_minibatches_of_a_pass_have_one_draw(digits):
+    """The same estimate as by the examples in one part, in double precision."""
+    model = classifier(1347).double()
+    x, y = digits[0][:200].double(), digits[1][:200]
+    names = [f"network.fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")]
+    found = []
+    for size in (200, 30):
+        torch.manual_seed(1)
+        parts = list(zip(x.split(size), y.split(size), strict=True))
+        found.append(_baseline._neg_elbo(model, parts, dict.fromkeys(names, 0.1), 1.0))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
 def test_a_prior_without_variance_is_drawn_from_as_it_is():
@@ -113,8 +141,8 @@ def fit(model, guide, data, **options):
 
 def test_fit_warns_where_training_ends_above_it(digits):
     model = classifier(1347)
-    history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=2, lr=1e-3)
-    assert history.baseline_per_example == baseline(model, digits)
+    history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=3, lr=1e-3)
+    assert history.baseline_per_example == baseline(model, digits, num_steps=33)
     assert history.neg_elbo_per_example == [loss / 1347 for loss in history.loss]
     assert len(found) == 1 and found[0].filename == __file__
     text = f"{history.neg_elbo_per_example[-1]:.3g} nats per example"
