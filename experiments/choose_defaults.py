@@ -142,6 +142,11 @@ def score(task: Task, name: str, seed: int, config: Config) -> Scores:
     }
 
 
+def mean(values: list[Any]) -> Any:
+    """The mean of numbers or curves; none where a training has no baseline."""
+    return None if None in values else np.mean(values, axis=0).tolist()
+
+
 def compare(name: str, task: Task, config: Config) -> dict[str, Scores]:
     """Mean scores of every variant over the seeds."""
     seeds = 1 if config.smoke else config.seeds
@@ -152,7 +157,7 @@ def compare(name: str, task: Task, config: Config) -> dict[str, Scores]:
     results = {}
     for variant in VARIANTS:
         own = [s for (of, _), s in zip(runs, found, strict=True) if of == variant]
-        results[variant] = {key: np.mean([s[key] for s in own], axis=0).tolist() for key in own[0]}
+        results[variant] = {key: mean([s[key] for s in own]) for key in own[0]}
     return results
 
 
@@ -166,13 +171,14 @@ def table(name: str, results: dict[str, Scores]) -> Table:
         (
             variant,
             f"{s['neg_elbo']:.2f}",
-            "–" if "temperature" in variant else f"{s['baseline']:.2f}",
+            "–" if cold or s["baseline"] is None else f"{s['baseline']:.2f}",
             f"{100 * s['accuracy']:.2f}",
             f"{s['nll']:.3f}",
             f"{100 * s['ece']:.2f}",
             f"{100 * s['auroc']:.1f}",
         )
         for variant, s in results.items()
+        for cold in ["temperature" in variant]
     ]
     return Table(columns, rows)
 
@@ -200,9 +206,8 @@ def draw_curves(run: Run, name: str, results: dict[str, Scores]) -> Picture:
             curve = results[variant]["curve"]
             ax.plot(range(1, len(curve) + 1), curve, label=variant)
         baseline = results["defaults"]["baseline"]
-        ax.axhline(
-            baseline, color="black", linestyle=":", label="a posterior that ignores the data"
-        )
+        if baseline is not None:
+            ax.axhline(baseline, color="black", linestyle=":", label="posterior that ignores data")
         ax.set(xlabel="epoch", ylabel="negative ELBO (nats per example)", yscale="log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         ax.yaxis.set_major_formatter("{x:g}")

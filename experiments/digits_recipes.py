@@ -29,6 +29,7 @@ PRIORS = {
     "Normal": lambda: Normal(0.0, 1.0),
     "mixture": lambda: bbb.ScaleMixtureNormal(0.5, 1.0, math.exp(-6)),
 }
+NATS = "neg_elbo", "baseline"
 RATES = {"the defaults": (1, None), "lr 0.001": (1, 1e-3), "lr 0.01": (6, 1e-2)}
 
 
@@ -57,11 +58,12 @@ def score(
     guide = bbb.AutoSoftplusNormal(model)
     with warnings.catch_warnings(action="ignore", category=bbb.UndertrainedWarning):
         history = bbb.fit(model, guide, train, epochs=epochs, lr=lr, seed=seed)
+    per_example = history.baseline_per_example
     noise = torch.rand(x_test.shape, generator=torch.Generator().manual_seed(0))
     known, unknown = (bbb.predict(model, guide, x, seed=seed) for x in (x_test, noise))
     return {
         "neg_elbo": history.loss[-1],
-        "baseline": (history.baseline_per_example or math.nan) * len(train[0]),
+        "baseline": None if per_example is None else per_example * len(train[0]),
         **scores(known.probs, y_test),
         "auroc": detect(unknown, known)["entropy"],
     }
@@ -73,7 +75,7 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     rows = [
         (
             name,
-            *(f"{found[key]:,.0f}" for key in ("neg_elbo", "baseline")),
+            *("–" if found[key] is None else f"{found[key]:,.0f}" for key in NATS),
             *(f"{found[key]:.3f}" for key in ("accuracy", "nll", "auroc")),
         )
         for name, found in results.items()
@@ -86,8 +88,8 @@ def draw(run: Run, results: dict[str, dict[str, float]]) -> Picture:
     with plots.style():
         figure, ax = plt.subplots(figsize=(7, 3.2))
         at = np.arange(len(results))
-        for shift, key, label in ((-0.2, "neg_elbo", "trained"), (0.2, "baseline", "data ignored")):
-            ax.barh(at + shift, [found[key] for found in results.values()], 0.4, label=label)
+        for shift, key, label in zip((-0.2, 0.2), NATS, ("trained", "data ignored"), strict=True):
+            ax.barh(at + shift, [found[key] or 0.0 for found in results.values()], 0.4, label=label)
         ax.set_yticks(at, list(results))
         ax.invert_yaxis()
         ax.set_xlabel("negative ELBO (nats)")
