@@ -59,7 +59,8 @@ class Likelihood(PyroModule):
             ValueError: the shape, dtype, device or range of the targets does not fit.
             TypeError: an argument is no tensor.
         """
-        if tensor("y", y).device != tensor("outputs", outputs).device:
+        y, outputs = tensor("y", y), tensor("outputs", outputs)
+        if y.device != outputs.device:
             raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
         if y.numel() == 0:
             raise ValueError(f"y must hold at least one target, got shape {list(y.shape)}")

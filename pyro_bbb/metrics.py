@@ -1,8 +1,8 @@
 r"""Scores of a prediction: accuracy, NLL, Brier, ECE, AUROC, risk-coverage, RMSE, coverage.
 
-Every function takes plain tensors on any device, of any floating precision, and computes on the CPU
-in float64. Scalars come back as Python floats, curves as float64 CPU tensors. Inputs are checked,
-nothing is broadcast, and likelihoods are not smoothed.
+Every function takes plain tensors on any device, of any floating precision, or numpy arrays, and
+computes on the CPU in float64. Scalars come back as Python floats, curves as float64 CPU tensors.
+Inputs are checked, nothing is broadcast, and likelihoods are not smoothed.
 
 A library of metrics (torchmetrics) is the oracle of the tests only: its import takes half a second
 and brings matplotlib, its AUROC squashes scores outside [0, 1] by a sigmoid, which ties large ones,
@@ -11,6 +11,8 @@ its accuracy rounds to float32, and its ECE gives confidence 1 a bin of its own.
 
 import torch
 from torch import Tensor
+
+from pyro_bbb._utils.validation import of_array
 
 _ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities, or what its dtype resolves if that is more
 _LABEL_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -148,7 +150,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
         TypeError: ``confidence`` is no tensor of real numbers or ``correct`` no bool tensor.
         ValueError: shapes differ, or data are empty or NaN.
     """
-    confidence = _vector("confidence", confidence)
+    confidence, correct = _vector("confidence", confidence), of_array(correct)
     if not isinstance(correct, Tensor) or correct.dtype != torch.bool:
         raise TypeError(f"correct must be a bool tensor, got {_describe(correct)}")
     _same_shape("correct", correct, "confidence", confidence)
@@ -224,6 +226,7 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
 
 def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Checks probabilities and labels; returns them on the CPU as float64 and int64."""
+    probs, y = of_array(probs), of_array(y)
     if isinstance(probs, Tensor) and not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor, got dtype {probs.dtype}")
     given, probs = probs, _numbers("probs", probs)
@@ -267,6 +270,7 @@ def _finite(name: str, value: Tensor) -> Tensor:
 
 def _numbers(name: str, value: Tensor) -> Tensor:
     """Checks that ``value`` holds real numbers, none NaN; returns it on the CPU as float64."""
+    value = of_array(value)
     if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be a tensor of real numbers, got {_describe(value)}")
     if value.numel() == 0:
@@ -280,7 +284,7 @@ def _numbers(name: str, value: Tensor) -> Tensor:
 
 def _same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     for label, tensor in ((name, value), (other_name, other)):
-        if not isinstance(tensor, Tensor):
+        if not isinstance(of_array(tensor), Tensor):
             raise TypeError(f"{label} must be a tensor, got {_describe(tensor)}")
     if value.shape != other.shape:
         shapes = f"{list(value.shape)} and {list(other.shape)}"

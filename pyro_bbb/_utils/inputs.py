@@ -10,6 +10,8 @@ import torch
 from torch import Size, Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from pyro_bbb._utils.validation import tensor
+
 READ_BATCH = 1024  # items collated at once when a Dataset is read
 
 
@@ -95,10 +97,10 @@ def as_inputs(value: Any) -> Rows:
     if isinstance(value, SeveralInputs):
         return value
     if isinstance(value, Mapping):
-        return SeveralInputs((), {key: as_tensor(f"x[{key!r}]", x) for key, x in value.items()})
+        return SeveralInputs((), {key: tensor(f"x[{key!r}]", x) for key, x in value.items()})
     if isinstance(value, tuple | list) and not _is_nested(value):
-        return SeveralInputs(tuple(as_tensor(f"x[{i}]", x) for i, x in enumerate(value)), {})
-    return as_tensor("x", value)
+        return SeveralInputs(tuple(tensor(f"x[{i}]", x) for i, x in enumerate(value)), {})
+    return tensor("x", value)
 
 
 def require_inputs(value: Any) -> Rows:
@@ -141,16 +143,6 @@ def run_network(network: nn.Module, x: Rows) -> Any:
 def each(x: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
     """The inputs after a function of their tensor, or of each."""
     return x.map(function) if isinstance(x, SeveralInputs) else function(x)
-
-
-def as_tensor(name: str, value: Any) -> Tensor:
-    """A tensor as it is, or one of a numeric numpy array."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return torch.tensor(value)
-    if not isinstance(value, Tensor):
-        kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
-    return value
 
 
 def input_batches(

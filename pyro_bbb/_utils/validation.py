@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,10 +93,18 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
 
 
 def tensor(name: str, value: Any) -> Tensor:
-    """The value, if it is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    return value
+    """A tensor as it is, or one of a numeric numpy array."""
+    found = of_array(value)
+    if not isinstance(found, Tensor):
+        kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
+    return found
+
+
+def of_array(value: Any) -> Any:
+    """A tensor of a numeric numpy array; any other value as it is."""
+    numeric = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+    return torch.tensor(value) if numeric else value
 
 
 def as_seed(name: str, value: Any) -> int:
@@ -125,8 +134,8 @@ def kind(name: str, value: Any, expected: type) -> Any:
 
 def of_length(name: str, value: Any, length: int) -> Tensor:
     """The value, if it is a tensor with so many rows."""
-    rows = list(tensor(name, value).shape[:1])
-    if rows != [length]:
+    value = tensor(name, value)
+    if list(value.shape[:1]) != [length]:
         raise ValueError(f"{name} must have {length} rows, got shape {list(value.shape)}")
     return value
 

@@ -10,7 +10,7 @@ from pyro_bbb._utils import validation as checks
 
 def rows(name: str, value: Any, device: torch.device) -> None:
     """A tensor of one or more rows where the agent is."""
-    if checks.tensor(name, value).dim() == 0 or len(value) == 0:
+    if checks.kind(name, value, Tensor).dim() == 0 or len(value) == 0:
         raise ValueError(f"{name} must have a row or more, got shape {list(value.shape)}")
     if value.device != device:
         raise ValueError(f"{name} must be on {device}, got {value.device}")

@@ -29,7 +29,8 @@ def k_center(x: Tensor, size: int, seed: int = 0) -> Tensor:
         ValueError: ``x`` has no rows, or NaN or infinity; ``size`` is no integer in 1 to n.
         TypeError: ``x`` is no floating tensor, or ``seed`` no integer.
     """
-    if not tensor("x", x).is_floating_point():
+    x = tensor("x", x)
+    if not x.is_floating_point():
         raise TypeError(f"x must be floating, got {x.dtype}")
     if x.dim() == 0 or x.is_meta or not all_finite(x):
         raise ValueError(f"x must be finite examples [n, ...], got shape {list(x.shape)} or NaN")

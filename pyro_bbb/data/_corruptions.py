@@ -95,7 +95,8 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
 
 
 def _checked(images: Any) -> Tensor:
-    shape = list(tensor("images", images).shape)
+    images = tensor("images", images)
+    shape = list(images.shape)
     if len(shape) != 4 or 0 in shape[1:] or not images.is_floating_point():
         raise ValueError(
             "images must be floating [n, channels, height, width], got "
@@ -107,8 +108,7 @@ def _checked(images: Any) -> Tensor:
         raise ValueError(
             f"images must be in [0, 1], got {images.min().item():.4g} to {images.max().item():.4g}"
         )
-    checked: Tensor = images
-    return checked
+    return images
 
 
 # --- random numbers: drawn on the CPU, so that they are the same on every device ---

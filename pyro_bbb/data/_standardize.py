@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.inputs import as_tensor
-from pyro_bbb._utils.validation import all_finite
+from pyro_bbb._utils.validation import all_finite, tensor
 
 _ROUNDING = 1e-14  # a column whose deviations are below this fraction of its size is constant
 
@@ -30,7 +29,7 @@ class Standardization:
             ValueError: rows of another shape.
             TypeError: the values are no tensor or array of real numbers.
         """
-        values = as_tensor("values", values)
+        values = tensor("values", values)
         if values.shape[1:] != self.mean.shape:
             expected, got = list(self.mean.shape), list(values.shape[1:])
             raise ValueError(f"values must have rows of shape {expected}, got {got}")
@@ -56,7 +55,7 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
         ValueError: there are no rows, or they have NaN or infinity.
         TypeError: the values are no tensor or array of real numbers.
     """
-    values = as_tensor("values", values)
+    values = tensor("values", values)
     if values.is_complex():
         raise TypeError(f"values must be real, got {values.dtype}")
     if values.ndim == 0 or len(values) == 0 or values.is_meta or not all_finite(values):

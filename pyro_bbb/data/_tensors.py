@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, as_tensor, each, parts_of
+from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, each, parts_of
 from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
 
 
@@ -38,7 +38,7 @@ def as_tensors(
         raise TypeError(f"data must be {kinds}, got {type(data).__name__}")
     if len(pair) != 2:
         raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
-    x, y = as_inputs(pair[0]), as_tensor("y", pair[1])
+    x, y = as_inputs(pair[0]), tensor("y", pair[1])
     _check_lengths(x, y)
     for name, part in parts_of(x).items():
         _check_finite(name, part)
@@ -69,12 +69,13 @@ class Minibatches:
     def __init__(
         self,
         x: Any,
-        y: Tensor,
+        y: Any,
         batch_size: int,
         *,
         shuffle: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
+        x, y = as_inputs(x), tensor("y", y)
         _check_lengths(x, y)
         if x.device != y.device:
             raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
@@ -105,12 +106,12 @@ class Minibatches:
 
 
 def split(
-    x: Tensor, y: Tensor, *, fraction: float, seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    x: Any, y: Any, *, fraction: float, seed: int
+) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
     """Random split into two disjoint parts, as for training and validation.
 
     Args:
-        x: inputs, ``[n, ...]``.
+        x: inputs, ``[n, ...]``; a tensor, an array, or several of them as for `fit`.
         y: targets, ``[n, ...]``.
         fraction: fraction of the second part, in (0, 1); its size is ``round(fraction * n)``.
         seed: of the random order; torch's global generator is not touched.
@@ -122,6 +123,7 @@ def split(
         ValueError: ``fraction`` is outside (0, 1), a part would be empty, or lengths differ.
         TypeError: an argument is of another kind.
     """
+    x, y = as_inputs(x), tensor("y", y)
     _check_lengths(x, y)
     fraction, seed = probability("fraction", fraction), as_seed("seed", seed)
     holdout = round(fraction * len(x))
@@ -173,7 +175,6 @@ def _data_only(value: Tensor) -> Tensor:
 
 def _check_lengths(x: Rows, y: Tensor) -> None:
     for name, value in (*parts_of(x).items(), ("y", y)):
-        tensor(name, value)
         if value.ndim == 0 or len(value) == 0:
             shape = list(value.shape)
             raise ValueError(f"{name} must have at least one example (row), got shape {shape}")

@@ -68,7 +68,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
         Raises:
             ValueError: the inputs have another shape.
         """
-        tensor("x", x)
+        x = tensor("x", x)
         if x.dim() < 2 or x.shape[-1] != self.sizes[0]:
             raise ValueError(f"expected x of shape [batch, {self.sizes[0]}], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
@@ -115,7 +115,7 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
         Raises:
             ValueError: the images have another shape.
         """
-        tensor("x", x)
+        x = tensor("x", x)
         if x.dim() != 4 or x.shape[1:] != (1, 28, 28):
             raise ValueError(f"expected x of shape [batch, 1, 28, 28], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)

@@ -91,7 +91,7 @@ def without_parameters_inside(
         for criterion in ([] if where is None else _criteria(where))
         for path, module in modules.items()
         if _names(criterion, path, module) and not isinstance(module, _NORMS)
-        if any(True for _ in module.parameters(recurse=False)) or hasattr(module, "_pyro_samples")
+        if any(True for _ in module.parameters(recurse=False)) or vars(module).get("_pyro_samples")
         if not any(each == path or each.startswith(path and f"{path}.") for each in able)
     ]
 

@@ -4,12 +4,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from pyro_bbb._utils.validation import of_array
+
 Array = npt.NDArray[np.float64]
 
 
 def as_numpy(x: Tensor) -> Array:
     """A tensor's numbers, wherever and of whatever kind they are."""
-    return np.asarray(x.detach().cpu().double())
+    return np.asarray(of_array(x).detach().cpu().double())
 
 
 def flat(x: Tensor) -> Array:

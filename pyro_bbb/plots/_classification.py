@@ -83,6 +83,7 @@ def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
     Returns:
         ``ax``, both axes in per cent; the dotted diagonal is perfect calibration.
     """
+    probs, y = tensor("probs", probs), tensor("y", y)
     metrics.accuracy(probs, y)  # says what is wrong with them
     bins = count("bins", bins)
     confidence, label = probs.max(-1)
@@ -125,10 +126,10 @@ def risk_coverage(
         raise ValueError("minimum must be below 1, got 1")
     styles = zip(cycle(_LINES), cycle(CYCLE))  # noqa: B905, both are endless
     for (name, answer), (line, colour) in zip(answers.items(), styles, strict=False):
-        if tensor("y", y).shape != answer.label.shape:
-            shapes = f"{list(answer.label.shape)}, got {list(y.shape)}"
+        labels = tensor("y", y).to(answer.label.device)
+        if labels.shape != answer.label.shape:
+            shapes = f"{list(answer.label.shape)}, got {list(labels.shape)}"
             raise ValueError(f"y must have the shape of the predicted labels, {shapes}")
-        labels = y.to(answer.label.device)
         covered, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, labels))
         shown = covered >= minimum
         ax.plot(covered[shown], risk[shown], line, color=colour, label=name)
@@ -170,6 +171,7 @@ def entropy_histogram(
 
 
 def _entropies(name: str, x: Tensor) -> Array:
-    if tensor(name, x).ndim != 1 or x.numel() == 0 or not x.isfinite().all():
+    x = tensor(name, x)
+    if x.ndim != 1 or x.numel() == 0 or not x.isfinite().all():
         raise ValueError(f"{name} must hold finite entropies, [n], got shape {list(x.shape)}")
     return as_numpy(x)

@@ -81,7 +81,8 @@ def function_band(
         TypeError: an argument is of another kind.
     """
     level = probability("level", level)
-    if tensor("functions", functions).dim() < 2 or functions.numel() == 0:
+    functions = tensor("functions", functions)
+    if functions.dim() < 2 or functions.numel() == 0:
         raise ValueError(f"functions must have shape [S, n], got {list(functions.shape)}")
     at = flat(of_length("x", x, functions[0].numel()))
     low, middle, high = _quantiles(functions, level)

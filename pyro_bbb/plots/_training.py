@@ -79,7 +79,8 @@ def image(ax: Axes, x: Tensor) -> Axes:
     Raises:
         ValueError: ``x`` has another shape.
     """
-    side = math.isqrt(tensor("x", x).numel())
+    x = tensor("x", x)
+    side = math.isqrt(x.numel())
     if x.ndim == 1 and side * side == x.numel():
         x = x.reshape(side, side)
     elif x.ndim == 3 and x.shape[0] == 1:

@@ -104,7 +104,8 @@ class ClassificationPrediction:
             TypeError: they are no tensor.
         """
         classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
-        if tensor("y", y).device != self.log_probs.device:
+        y = tensor("y", y)
+        if y.device != self.log_probs.device:
             raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
         if y.shape != shape or y.is_floating_point() or y.is_complex():
             raise ValueError(
@@ -246,7 +247,8 @@ class RegressionPrediction:
 
     def _real(self, name: str, value: Tensor) -> Tensor:
         """The value, if it is a tensor of real numbers on the device of the draws."""
-        if tensor(name, value).is_complex() or value.dtype == torch.bool:
+        value = tensor(name, value)
+        if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must hold real numbers, got dtype {value.dtype}")
         if value.device != self.mean.device:
             raise ValueError(f"{name} must be on {self.mean.device}, got one on {value.device}")

@@ -204,6 +204,7 @@ DATA = [
             "a single row": ({"x": X[:1], "y": LABELS[:1]}, "leaves one part empty"),
             "rows differ": ({"x": X[:3]}, "equally many rows"),
         },
+        fine={"numpy": {"x": X.numpy(), "y": LABELS.numpy()}},
         aka={"x": r"\b[xy]\b", "y": r"\b[xy]\b"},
         skip={
             **left("x", "without values", why="rows are taken on any device"),
@@ -236,9 +237,10 @@ DATA = [
             "True": ({"severity": True}, "severity must be 1, 2, 3, 4 or 5, got True"),
             "bytes of images": ({"images": 255 * IMAGES}, r"images must be in \[0, 1\], got 0 to"),
             "NaN": ({"images": NAN * IMAGES}, r"images must be in \[0, 1\], got nan"),
-            "no tensor": ({"images": IMAGES.numpy()}, "images must be a tensor"),
+            "no tensor": ({"images": IMAGES.tolist()}, "images must be a tensor"),
             "seed": ({"seed": "0"}, "seed must be an integer"),
         },
+        fine={"numpy": {"images": IMAGES.numpy()}},
     ),
     Row(
         "data.k_center",

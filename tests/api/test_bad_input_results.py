@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -116,7 +117,7 @@ PROBABILITIES = {
     "label -1": ({"y": LABELS - 1}, r"labels in 0 \.\. 2, got labels in -1 \.\. 1"),
     "NaN": ({"probs": PROBS * NAN}, "probs must not have NaN, got one at element 0"),
     "below 0": ({"probs": PROBS + torch.tensor([0.5, -0.5, 0.0])}, "row 0 has minimum -0.3"),
-    "an array": ({"probs": PROBS.numpy()}, "probs must be a tensor.*got ndarray"),
+    "words": ({"probs": np.array(["a"] * 4)}, "probs must be a tensor.*got ndarray"),
     "integers": ({"probs": PROBS.long()}, "probs must be a floating tensor.*int64"),
     "one row": ({"probs": PROBS[0]}, r"probs of shape \[n, classes\], got \[3\]"),
     "a list": ({"y": LABELS.tolist()}, "y must be a tensor of integer labels, got list"),
@@ -124,7 +125,10 @@ PROBABILITIES = {
     "flags": ({"y": LABELS.bool()}, "y must be.*integer labels, got dtype torch.bool"),
     "a column": ({"y": LABELS[:, None]}, r"y of shape \[4\].*got \[4, 1\]"),
 }
-ONE = {"a single row": {"probs": PROBS[:1], "y": LABELS[:1]}}
+ONE = {
+    "a single row": {"probs": PROBS[:1], "y": LABELS[:1]},
+    "numpy": {"probs": PROBS.numpy(), "y": LABELS.numpy()},
+}
 ANY_DEVICE = "scores are computed on the CPU from any device; of this one torch says: no data"
 PAIRED = {"probs": r"\bprobs\b|\by\b", "y": r"\by\b"}
 METRICS = [
@@ -173,7 +177,10 @@ METRICS = [
                     "confidence must not be empty",
                 ),
             },
-            fine={"a single row": {"confidence": SCORES[:1], "correct": RIGHT[:1]}},
+            fine={
+                "a single row": {"confidence": SCORES[:1], "correct": RIGHT[:1]},
+                "numpy": {"confidence": SCORES.numpy(), "correct": RIGHT.numpy()},
+            },
             skip={"*: without values": ANY_DEVICE},
         )
         for name in ("risk_coverage", "area_under_risk_coverage")
@@ -186,8 +193,9 @@ METRICS = [
             "NaN": ({"y": TARGETS * NAN}, "y must not have NaN"),
             "infinite": ({"mean": MEANS + INF}, "mean must be finite"),
             "none": ({"mean": MEANS[:0], "y": TARGETS[:0]}, "mean must not be empty"),
-            "an array": ({"mean": MEANS.numpy()}, "mean must be a tensor, got ndarray"),
+            "words": ({"mean": np.array(["a"] * 4)}, "mean must be a tensor, got ndarray"),
         },
+        fine={"numpy": {"mean": MEANS.numpy(), "y": TARGETS.numpy()}},
         skip={"*: without values": ANY_DEVICE},
     ),
     Row(

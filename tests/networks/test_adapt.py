@@ -247,7 +247,8 @@ def test_composes_with_bayesianize_in_both_orders():
         *(f"network.encoder.layers.{i}.linear1.lora_A" for i in range(2)),
         *("network.head.weight", "network.head.bias"),
     ]
-    for network in (first, second):
+    broad = bbb.adapt(bbb.bayesianize(module, where="head"), where="*.linear1|*.activation")
+    for network in (first, second, broad):
         assert list(in_model(network)[0].latent_shapes()) == names
 
 

@@ -208,8 +208,8 @@ def _hessian(model: Any, guide: Any, x: Any, y: Tensor, fraction: float) -> Tens
 def _in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches, a bounded number of examples at once."""
     for x, y in batches:
-        x = as_inputs(x)
-        if len(x) != len(tensor("y", y)):
+        x, y = as_inputs(x), tensor("y", y)
+        if len(x) != len(y):
             raise ValueError(f"data must have equally many x and y, got {len(x)} and {len(y)}")
         if len(x):
             yield from zip(x.split(_EXAMPLES), y.split(_EXAMPLES), strict=True)
