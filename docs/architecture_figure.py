@@ -21,7 +21,7 @@ WIDTH, HEIGHT, STEP = 100.0, 7.0, 11.0  # of the figure, of a room, from floor t
 ROOMS: dict[str, tuple[int, float, float, str]] = {
     "_ops": (1, 20, 40, "fused kernels"),
     "_utils": (1, 43, 60, "torch helpers"),
-    "metrics": (1, 76, 95, "accuracy, NLL, ECE"),
+    "metrics": (2, 76, 95, "accuracy, NLL, ECE"),
     "data": (2, 4, 16, "x, y"),
     "distributions": (2, 20, 60, "densities and closed-form KLs"),
     "_handlers": (3, 20, 73, "effect handlers, Pyro workarounds"),
@@ -62,7 +62,7 @@ FLOWS: list[tuple[list[Corner], str]] = [
     ([(69, 8, 0.08), (69, 9, 0), (76, 9, 0)], ""),
     ([(80, 8, -0.5), (80, 7, 0.5)], "chains"),
     ([(91, 7, 0.5), (91, 8, -0.5)], "draws"),
-    ([(85.5, 7, -0.5), (85.5, 1, 0.5)], "probs, intervals"),
+    ([(85.5, 7, -0.5), (85.5, 2, 0.5)], "probs, intervals"),
     ([(95, 7, 0), (98.5, 7, 0), (98.5, 9, 0), (95, 9, 0)], ""),
 ]
 BOTH_WAYS = [((45, 4, 0), (48, 4, 0)), ((27, 7, 0.5), (27, 8, -0.5))]

@@ -59,8 +59,7 @@ class Likelihood(PyroModule):
             ValueError: the shape, dtype, device or range of the targets does not fit.
             TypeError: an argument is no tensor.
         """
-        y, outputs = tensor("y", y), tensor("outputs", outputs)
-        if y.device != outputs.device:
+        if (y := tensor("y", y)).device != tensor("outputs", outputs).device:
             raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
         if y.numel() == 0:
             raise ValueError(f"y must hold at least one target, got shape {list(y.shape)}")
