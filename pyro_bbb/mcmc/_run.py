@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, multiprocessing
-from tqdm.auto import tqdm
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import count, kind
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
@@ -96,7 +96,7 @@ def run_nuts(
     x, y = _require_count(model, data)
     seeds = _chain_seeds(seed, num_chains)
     total = num_chains * (warmup_steps + num_samples)
-    bar = tqdm(total=total, unit="draw", disable=not progress, dynamic_ncols=True)
+    bar = progress_bar(total, unit="draw", shown=progress)
     with bar, _one_thread(), own_store(model):
         potential = Potential(model, x, y)
         jobs = list(zip(starting_points(potential, init, seeds), seeds, strict=True))

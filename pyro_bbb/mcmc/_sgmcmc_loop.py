@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.mcmc._langevin import ChainState, Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
@@ -86,7 +86,7 @@ class Run:
         """Take all steps that are left, and write a checkpoint where one is due."""
         total, before = self.cycles.steps, self.seconds
         began = time.perf_counter()
-        bar = tqdm(total=total, initial=self.done, unit="step", disable=not progress)
+        bar = progress_bar(total, initial=self.done, unit="step", shown=progress)
         data = iter(self.batches)
         with bar:
             while self.done < total:

@@ -2,7 +2,8 @@
 
 Every function takes the Axes first, draws, labels the axes with their units and returns the Axes,
 so that a finding can be put above it: ``plots.loss_parts(ax, history).set_title("...")``. Nothing
-here opens a window, makes a figure or changes matplotlib's settings; `style` is a context for that.
+here opens a window or changes matplotlib's settings: `style` is a context for that, and `axes`
+makes a figure for who has none.
 
 The colours are those of `pyro_bbb._colours`. Line styles and markers differ as well, for grey
 print.
@@ -25,7 +26,7 @@ from pyro_bbb.plots._classification import (
     votes,
 )
 from pyro_bbb.plots._regression import function_band, regression_band
-from pyro_bbb.plots._training import image, loss_parts, style
+from pyro_bbb.plots._training import axes, image, loss_parts, style
 from pyro_bbb.plots._weights import (
     prior_density,
     pruning_curve,
@@ -36,6 +37,7 @@ from pyro_bbb.plots._weights import (
 )
 
 __all__ = [
+    "axes",
     "class_probabilities",
     "entropy_histogram",
     "function_band",

@@ -4,6 +4,7 @@ import math
 from contextlib import AbstractContextManager
 
 import matplotlib
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.rcsetup import cycler
 from torch import Tensor
@@ -34,6 +35,18 @@ def style() -> AbstractContextManager[None]:
             "savefig.dpi": 200,
         }
     )
+
+
+def axes(ax: Axes | None = None) -> Axes:
+    """The given Axes, or those of a new figure in this module's style.
+
+    Raises:
+        TypeError: ``ax`` is neither Axes nor None.
+    """
+    if ax is not None:
+        return kind("ax", ax, Axes)
+    with style():
+        return plt.subplots()[1]
 
 
 def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:

@@ -2,12 +2,14 @@
 
 Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in
 ``_draws.py``, the samplers in ``_weight_samples.py`` and ``_output_samples.py``, the network's
-tangent in ``_linearized.py``; a new summary of a prediction goes into ``_summaries.py``. What is
-calibrated on held-out data, of any function from inputs to a prediction, stands in
-``_conformal.py`` and ``_temperature.py``, and which labels to buy in ``_acquisition.py``.
+tangent in ``_linearized.py``; a new summary of a prediction goes into ``_classification.py`` or
+``_regression.py``. What is calibrated on held-out data, of any function from inputs to a
+prediction, stands in ``_conformal.py`` and ``_temperature.py``, and which labels to buy in
+``_acquisition.py``.
 """
 
 from pyro_bbb.prediction._acquisition import batch_bald, diverse_bald
+from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._linearized import GaussianPrediction
@@ -19,11 +21,7 @@ from pyro_bbb.prediction._predict import (
     predict,
     predict_mean,
 )
-from pyro_bbb.prediction._summaries import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-)
+from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 from pyro_bbb.prediction._temperature import TemperatureScaled, temperature_scaling
 
 __all__ = [

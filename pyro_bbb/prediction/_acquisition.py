@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils.validation import as_seed, count, kind
-from pyro_bbb.prediction._summaries import ClassificationPrediction
+from pyro_bbb.prediction._classification import ClassificationPrediction
 
 _NUMBERS = 20_000_000  # of one part of a computation
 

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from pyro_bbb._utils.validation import function
 from pyro_bbb.data import as_tensors
-from pyro_bbb.prediction._summaries import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-)
+from pyro_bbb.prediction._classification import ClassificationPrediction
+from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 
 PredictFn: TypeAlias = Callable[[Any], Prediction]
 

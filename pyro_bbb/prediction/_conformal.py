@@ -36,7 +36,8 @@ from pyro_bbb._utils.validation import (
     probability,
 )
 from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
-from pyro_bbb.prediction._summaries import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.prediction._classification import ClassificationPrediction
+from pyro_bbb.prediction._regression import RegressionPrediction
 
 _FORMAT = "pyro_bbb.conformal"
 _OF_TARGETS, _OF_CLASSES = ("standardized",), ("adaptive", "randomized")

@@ -27,7 +27,7 @@ from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._moment_tensor import is_of_likelihood
 from pyro_bbb.prediction._output_samples import arguments_of
-from pyro_bbb.prediction._summaries import RegressionPrediction
+from pyro_bbb.prediction._regression import RegressionPrediction
 from pyro_bbb.prediction._weight_samples import ALL, Part
 
 PROBIT = "probit"

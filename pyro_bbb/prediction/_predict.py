@@ -21,6 +21,7 @@ from pyro_bbb._utils.inputs import Rows, input_batches
 from pyro_bbb._utils.validation import count, kind, one_of
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
+from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
 from pyro_bbb.prediction._inputs import checked, on_device, rows_of_pass
 from pyro_bbb.prediction._linearized import (
@@ -30,11 +31,7 @@ from pyro_bbb.prediction._linearized import (
     per_normal_output,
 )
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
-from pyro_bbb.prediction._summaries import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-)
+from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 from pyro_bbb.prediction._weight_samples import ALL, Part, default_rows, per_draw
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"

@@ -29,11 +29,8 @@ from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.validation import function, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
-from pyro_bbb.prediction._summaries import (
-    ClassificationPrediction,
-    Prediction,
-    RegressionPrediction,
-)
+from pyro_bbb.prediction._classification import ClassificationPrediction
+from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 
 _FORMAT = "pyro_bbb.temperature"
 _LIMIT = math.log(1e4)  # temperatures are in [1e-4, 1e4]

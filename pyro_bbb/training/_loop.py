@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tqdm.auto import tqdm
-
 from pyro_bbb._utils.interrupts import Interrupts
+from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.guides import Collected
 from pyro_bbb.training._checkpoints.checkpoint import Checkpoint
 from pyro_bbb.training._checkpoints.state import TrainingState
@@ -30,12 +29,11 @@ class Loop:
         batches, at = self.state.batches, self.state.progress
         self.lr = self.config.initial_lr(len(batches))
         self.lr_stays = min((guide.start for guide, _ in self.collected), default=1.0)
-        self.bar = tqdm(
-            total=self.config.epochs * len(batches),
+        self.bar = progress_bar(
+            self.config.epochs * len(batches),
             initial=at.epoch * len(batches) + at.batch,
             unit="step",
-            disable=not (self.config.progress and batches.processes.first),
-            dynamic_ncols=True,
+            shown=self.config.progress and batches.processes.first,
         )
 
     def run(self, interrupts: Interrupts, callback: Callable[[int], bool]) -> None:

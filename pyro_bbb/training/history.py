@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyro_bbb.training.objectives import LossParts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +43,12 @@ class Record:
 
     def __repr__(self) -> str:
         return f"Record({len(self):,} steps{self._ends()})"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the parts of the loss, by `plots.loss_parts`; without ``ax`` in a new figure."""
+        from pyro_bbb import plots
+
+        return plots.loss_parts(plots.axes(ax), self)
 
     def _ends(self) -> str:
         """The first and the last loss, for the printed form."""

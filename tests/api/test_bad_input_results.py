@@ -313,6 +313,23 @@ PLOTS = [
         skip=NO_AXES,
     ),
     Row(
+        "ClassificationPrediction.plot",
+        lambda: {"self": classes(), "index": 0, "ax": axes()},
+        bad={"beyond": ({"index": 4}, "index must be")},
+        skip=NO_AXES,
+    ),
+    Row(
+        "RegressionPrediction.plot",
+        lambda: {"self": numbers(), "x": MEANS[:, 0], "ax": axes()},
+        bad={"rows differ": ({"x": MEANS[:3, 0]}, "x must have 4 rows")},
+        skip=NO_AXES,
+    ),
+    Row(
+        "plots.axes",
+        lambda: {"ax": axes()},
+        bad={"a figure": ({"ax": Figure()}, "ax must be a Axes, got Figure")},
+    ),
+    Row(
         "plots.image",
         lambda: {"ax": axes(), "x": torch.zeros(4, 4)},
         bad={

@@ -1,7 +1,7 @@
-"""Summaries of a prediction: probabilities, intervals, aleatoric and epistemic uncertainty.
+"""Predicted distributions of numbers: moments, quantiles, intervals, and the split of the variance.
 
-The laws of total entropy and of total variance split the total uncertainty: aleatoric remains for
-known weights, epistemic is due to the weights.
+The law of total variance splits the uncertainty: aleatoric remains for known weights, epistemic is
+due to the weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,105 +17,14 @@ from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.bisection import bisect
-from pyro_bbb._utils.validation import fraction, tensor
+from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.likelihoods import align
+from pyro_bbb.prediction._classification import ClassificationPrediction
 
-
-@dataclass(frozen=True, repr=False)
-class ClassificationPrediction:
-    """Predicted classes of n examples by S draws of the weights.
-
-    Targets of several parts (``[n, T]``) add their dimensions after n everywhere.
-
-    Args:
-        sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
-        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
-            input by itself.
-    """
-
-    sample_log_probs: Tensor
-    sampler: str = "weights"
-
-    def __repr__(self) -> str:
-        samples, *inputs, classes = self.sample_log_probs.shape
-        return _described(self, samples, inputs, f"{classes:,} classes")
-
-    @cached_property
-    def sample_probs(self) -> Tensor:
-        """Class probabilities of each draw, ``[S, n, C]``."""
-        return self.sample_log_probs.exp()
-
-    @cached_property
-    def log_probs(self) -> Tensor:
-        """Logarithm of the mean probabilities, ``[n, C]``, nats."""
-        return self.sample_log_probs.logsumexp(0) - math.log(len(self.sample_log_probs))
-
-    @cached_property
-    def probs(self) -> Tensor:
-        """The posterior predictive: mean probabilities, ``[n, C]``."""
-        return self.log_probs.exp()
-
-    @property
-    def label(self) -> Tensor:
-        """The most probable class, int64 ``[n]``."""
-        return self.probs.argmax(-1)
-
-    @property
-    def confidence(self) -> Tensor:
-        """Its probability, ``[n]``."""
-        return self.probs.amax(-1)
-
-    @property
-    def entropy(self) -> Tensor:
-        """Total uncertainty: entropy of `probs`, ``[n]``, nats; `aleatoric` + `epistemic`."""
-        return torch.special.entr(self.probs).sum(-1)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Expected entropy of one draw's probabilities, ``[n]``, nats."""
-        return torch.special.entr(self.sample_probs).sum(-1).mean(0)
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Mutual information of class and weights, ``[n]``, nats (Houlsby et al. 2011, BALD).
-
-        As the mean KL from the predictive to the draws, which is 0 for one draw.
-        """
-        gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
-        return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
-
-    def refuse(self, threshold: float) -> Tensor:
-        """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
-
-        Raises:
-            ValueError: the threshold is outside [0, 1].
-            TypeError: it is no number.
-        """
-        return self.confidence <= fraction("threshold", threshold)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log-probability of the true labels under the predictive, ``[n]``, nats.
-
-        Raises:
-            ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
-                another device.
-            TypeError: they are no tensor.
-        """
-        classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
-        y = tensor("y", y)
-        if y.device != self.log_probs.device:
-            raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
-        if y.shape != shape or y.is_floating_point() or y.is_complex():
-            raise ValueError(
-                f"expected y of integer type and shape {list(shape)}, got {y.dtype} {list(y.shape)}"
-            )
-        if y.numel() and not (0 <= y.min() and y.max() < classes):
-            raise ValueError(
-                f"y must hold labels in [0, {classes - 1}], got {y.min()} to {y.max()}"
-            )
-        return self.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,7 +42,14 @@ class RegressionPrediction:
 
     def __repr__(self) -> str:
         samples, *inputs = self.components.batch_shape
-        return _described(self, samples, inputs, type(self.components).__name__)
+        family, drawn = type(self.components).__name__, f"{samples:,} samples of {self.sampler}"
+        return f"RegressionPrediction(inputs {inputs}, {family}, {drawn})"
+
+    def plot(self, x: Tensor, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw mean and bands over one-dimensional inputs ``x``, by `plots.regression_band`."""
+        from pyro_bbb import plots
+
+        return plots.regression_band(plots.axes(ax), x, self, **options)
 
     @property
     def sample_means(self) -> Tensor:
@@ -266,12 +182,6 @@ class RegressionPrediction:
             width = 2 * width
             high = (high + width).where(outside, high)
         return low, high
-
-
-def _described(prediction: Any, samples: int, inputs: list[int], family: str) -> str:
-    """Printed form: its sizes and not its numbers."""
-    drawn = f"{samples:,} samples of {prediction.sampler}"
-    return f"{type(prediction).__name__}(inputs {inputs}, {family}, {drawn})"
 
 
 Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction

@@ -1,0 +1,122 @@
+"""Predicted classes: probabilities, and the split of their entropy.
+
+The law of total entropy splits the uncertainty: aleatoric remains for known weights, epistemic is
+due to the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyro_bbb._utils.validation import fraction, tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, repr=False)
+class ClassificationPrediction:
+    """Predicted classes of n examples by S draws of the weights.
+
+    Targets of several parts (``[n, T]``) add their dimensions after n everywhere.
+
+    Args:
+        sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
+        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
+            input by itself.
+    """
+
+    sample_log_probs: Tensor
+    sampler: str = "weights"
+
+    def __repr__(self) -> str:
+        samples, *inputs, classes = self.sample_log_probs.shape
+        drawn = f"{samples:,} samples of {self.sampler}"
+        return f"ClassificationPrediction(inputs {inputs}, {classes:,} classes, {drawn})"
+
+    def plot(self, index: int = 0, ax: Axes | None = None) -> Axes:
+        """Draw every draw's class probabilities for one input, by `plots.class_probabilities`."""
+        from pyro_bbb import plots
+
+        return plots.class_probabilities(plots.axes(ax), self, index)
+
+    @cached_property
+    def sample_probs(self) -> Tensor:
+        """Class probabilities of each draw, ``[S, n, C]``."""
+        return self.sample_log_probs.exp()
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Logarithm of the mean probabilities, ``[n, C]``, nats."""
+        return self.sample_log_probs.logsumexp(0) - math.log(len(self.sample_log_probs))
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """The posterior predictive: mean probabilities, ``[n, C]``."""
+        return self.log_probs.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """The most probable class, int64 ``[n]``."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """Its probability, ``[n]``."""
+        return self.probs.amax(-1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty: entropy of `probs`, ``[n]``, nats; `aleatoric` + `epistemic`."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy of one draw's probabilities, ``[n]``, nats."""
+        return torch.special.entr(self.sample_probs).sum(-1).mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information of class and weights, ``[n]``, nats (Houlsby et al. 2011, BALD).
+
+        As the mean KL from the predictive to the draws, which is 0 for one draw.
+        """
+        gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
+        return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
+
+    def refuse(self, threshold: float) -> Tensor:
+        """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
+
+        Raises:
+            ValueError: the threshold is outside [0, 1].
+            TypeError: it is no number.
+        """
+        return self.confidence <= fraction("threshold", threshold)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-probability of the true labels under the predictive, ``[n]``, nats.
+
+        Raises:
+            ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
+                another device.
+            TypeError: they are no tensor.
+        """
+        classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
+        y = tensor("y", y)
+        if y.device != self.log_probs.device:
+            raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
+        if y.shape != shape or y.is_floating_point() or y.is_complex():
+            raise ValueError(
+                f"expected y of integer type and shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+            )
+        if y.numel() and not (0 <= y.min() and y.max() < classes):
+            raise ValueError(
+                f"y must hold labels in [0, {classes - 1}], got {y.min()} to {y.max()}"
+            )
+        return self.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
