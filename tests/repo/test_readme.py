@@ -10,17 +10,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_code_runs_and_learns(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # it saves
-    monkeypatch.setattr("pyro_bbb.sklearn._params._STEPS", 400)  # of the regressor, a tenth
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) >= 2
-    names: dict[str, object] = {}
-    exec("\n".join(blocks), names)
+def test_the_code_runs_and_learns(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(block, {})
     accuracy = float(re.search(r"accuracy (\S+)", capsys.readouterr().out)[1])
     assert accuracy > 0.95
-    assert names["loss"] > 0
-    assert (tmp_path / "runs/digits_model/spec.json").exists()
+
+
+def test_it_is_read_in_two_minutes():
+    assert len(README.splitlines()) < 120
 
 
 def test_links_and_pictures_exist():

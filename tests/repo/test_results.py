@@ -1,14 +1,15 @@
-"""The README's results are those of the committed runs, in docs/results."""
+"""The results of README and results page are those of the committed runs, in docs/results."""
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-README = (ROOT / "README.md").read_text()
+README, PAGE = ((ROOT / name).read_text() for name in ("README.md", "docs/results.md"))
 
 FASHION = "Fashion-MNIST, 784-400-400-10, ensemble"
 SINE = "Sine, epistemic sd off the data over that on them"
@@ -132,7 +133,52 @@ def row(shown, figure):
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure[2]} {figure[3]}")
 def test_the_table_has_what_the_runs_found(figure, shown):
-    assert row(shown, figure) in README
+    assert row(shown, figure) in PAGE
+
+
+HEADLINES = [  # of the README: run, where in its figures, factor, decimals
+    ("Fashion-MNIST, 784-400-400-10: accuracy (%)", "fashion_mnist", "400-400.ensemble.accuracy"),
+    ("the same, AUROC of MNIST's digits (%)", "fashion_mnist", "400-400.digits.entropy"),
+    ("MNIST, LeNet-5: NLL (nats)", "lenet5_mnist", "test.nll"),
+    ("MNIST, LeNet-5: calibration error, ECE (%)", "lenet5_mnist", "test.ece"),
+    ("Fashion-MNIST, LeNet-5: calibration error, ECE (%)", "lenet5_fashion", "test.ece"),
+    (
+        "MNIST, 95 % of the weights removed: accuracy (%)",
+        "mnist_mlp",
+        "mixture prior.pruning.0~95",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "run", "where"), HEADLINES)
+def test_a_headline_has_what_the_run_found(what, run, where, shown):
+    ((factor, digits),) = {each[4:] for each in FIGURES if each[2:4] == (run, where)}
+    published = re.search(rf"^\| {re.escape(what)} \| (\S+) \|", README, flags=re.MULTILINE)[1]
+    ours, time = cell(shown, f"{run}_ours", where, factor, digits), minutes(f"{run}_ours", where)
+    assert f"| {what} | {published} | {ours} | {time} |" in README
+    told = {each[1] for each in FIGURES if each[2] == run}
+    assert published in told
+
+
+def test_the_other_headlines_have_what_the_runs_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report, uci, mnist = map(
+        importlib.import_module,
+        ("_helpers.posterior_report", "_helpers.uci_report", "paper_mnist"),
+    )
+    ten = json.loads((RESULTS / "posteriors_ensembles.json").read_text())["problems"]
+    nll = ten["fashion_ensemble10"]["ivon10"]["mean"]["nll"]
+    ((_, theirs, _),) = report.PROBLEMS["fashion_ensemble10"].published.values()
+    assert f"ten LeNet-5, one run: NLL (nats) | {theirs:.3f} | {nll:.3f} |" in README
+    methods = json.loads((RESULTS / "paper_mnist_ours.json").read_text())["methods"]
+    error = mnist.cell(methods[mnist.MIXTURE]["1200"], "error")
+    assert f"scale mixture: error (%) | 1.32 | {error} |" in README
+    tables = json.loads((RESULTS / "uci_regression_ours.json").read_text())
+    for name in ("energy", "yacht"):
+        *_, dropout, ours = map(
+            uci.shown, uci.rows_of(name, tables[name], "log_likelihood").values()
+        )
+        assert f"| UCI {name}, 20 splits: log-likelihood (nats) | {dropout} | {ours} |" in README
 
 
 def test_every_committed_run_is_of_a_listed_experiment():
@@ -212,4 +258,4 @@ def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
     for name in uci.PUBLISHED:
         assert run[name]["splits"] == 20
         cells = map(uci.shown, uci.rows_of(name, run[name], score).values())
-        assert f"| {name} | {' | '.join(cells)} |" in README
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE

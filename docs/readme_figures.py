@@ -1,0 +1,142 @@
+"""The two pictures on top of ``README.md`` and of the documentation's start.
+
+    python docs/readme_figures.py
+
+writes ``docs/images/gap.png``, a regression with a gap in its data, and
+``docs/images/answers.png``, digits and what is no digit. A deterministic network of the same layers
+stands beside each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pyro.distributions import Normal
+from sklearn.datasets import load_digits, load_sample_image
+from torch import Tensor, nn
+
+import pyro_bbb as bbb
+from pyro_bbb import plots
+
+IMAGES = Path(__file__).parent / "images"
+NOISE = 0.1  # standard deviation of the regression's targets
+GENERATOR = torch.Generator()
+
+
+def truth(x: Tensor) -> Tensor:
+    """The function behind the data."""
+    return torch.sin(3.5 * x) * torch.exp(-((x / 1.3) ** 2)) + 0.8 * x
+
+
+def deterministic(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
+    """A network of plain torch."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def train(network: nn.Module, x: Tensor, y: Tensor, loss: nn.Module, steps: int) -> None:
+    """Train a deterministic network on all data in each step."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(network(x), y).backward()
+        optimizer.step()
+
+
+def chains_of(x: Tensor, y: Tensor) -> tuple[bbb.BayesianModel, bbb.Chains]:
+    """A hundred short chains of SGHMC, the posterior of a network with one hidden layer."""
+    wide = {"fc1.weight": Normal(0.0, 4.0), "fc1.bias": Normal(0.0, 10.0), "*": Normal(0.0, 1.0)}
+    network = bbb.BayesianMLP([1, 50, 1], prior=wide, activation=nn.Tanh)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(scale=NOISE), num_data=len(x))
+    many = {"num_chains": 100, "warmup_steps": 6000, "num_samples": 10, "thin": 50}
+    chains = bbb.run_sgmcmc(
+        model, (x, y), lr=5e-5, momentum=0.99, batch_size=len(x), **many, seed=0
+    )
+    return model, chains
+
+
+def draw_gap() -> None:
+    """Draw the regression."""
+    x = torch.cat([torch.linspace(-2.0, -0.8, 30), torch.linspace(0.6, 2.0, 30)])[:, None]
+    y = truth(x) + NOISE * torch.randn(x.shape, generator=GENERATOR.manual_seed(0))
+    torch.manual_seed(0)
+    posterior = chains_of(x, y)
+    plain = deterministic([1, 50, 1], nn.Tanh)
+    train(plain, x, y, nn.MSELoss(), 3000)
+    grid = torch.linspace(-2.7, 2.7, 400)[:, None]
+    with plots.style():
+        figure = Figure(figsize=(8, 3.3), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        left.plot(grid, plain(grid).detach(), color=plots.BLUE, linewidth=2.0)
+        left.plot(grid, truth(grid), color=plots.BLACK, linestyle="--", linewidth=1.2)
+        left.plot(x, y, "o", color=plots.VERMILLION, markersize=3.5)
+        left.set(title="One network: sure, and wrong in the gap", xlabel="x", ylabel="y")
+        prediction = bbb.predict(*posterior, grid)
+        plots.regression_band(right, grid, prediction, data=(x, y), truth=truth(grid))
+        right.set(title="Its posterior: unsure where there are no data", ylabel="")
+        left.set(xlim=(-2.7, 2.7), ylim=(-3.5, 3.5))
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        figure.savefig(IMAGES / "gap.png")
+
+
+def no_digits(x: Tensor) -> dict[str, Tensor]:
+    """Images that are no digits, by kind: ``[n, 64]`` in [0, 1]."""
+    grey = torch.from_numpy(load_sample_image("flower.jpg").mean(-1)).float()
+    small = nn.functional.avg_pool2d(grey[None], 4)[0]
+    patches = small.unfold(0, 8, 8).unfold(1, 8, 8).reshape(-1, 64)
+    low, high = patches.amin(-1, keepdim=True), patches.amax(-1, keepdim=True)
+    order = torch.rand(x.shape, generator=GENERATOR.manual_seed(0)).argsort(-1)
+    noise = torch.rand(x.shape, generator=GENERATOR)
+    return {
+        "photo": (patches - low) / (high - low),
+        "shuffled": x.gather(-1, order),
+        "noise": noise,
+    }
+
+
+def draw_answers() -> None:
+    """Draw digits and other images, each with the confidence of one network and of a hundred."""
+    x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    (x, y), (x_test, _) = bbb.data.split(x.float() / 16, y, fraction=0.25, seed=0)
+    torch.manual_seed(0)
+    model = bbb.BayesianModel(
+        bbb.BayesianMLP([64, 200, 200, 10]), bbb.likelihoods.Categorical(), num_data=len(x)
+    )
+    guide = bbb.AutoSoftplusNormal(model)
+    cold = bbb.KLSchedule(temperature=0.1)
+    bbb.fit(model, guide, (x, y), epochs=100, kl_schedule=cold, seed=0)
+    plain = deterministic([64, 200, 200, 10], nn.ReLU)
+    train(plain, x, y, nn.CrossEntropyLoss(), 300)
+    others = no_digits(x_test)
+    shown = {"digit": x_test[:2], **{kind: images[100:102] for kind, images in others.items()}}
+    with plots.style():
+        figure = Figure(figsize=(8, 2.3), layout="constrained")
+        rows = figure.subplots(2, 8, height_ratios=[3, 2])
+        columns = [(kind, image) for kind, images in shown.items() for image in images]
+        for (picture, bars), (kind, image) in zip(rows.T, columns, strict=True):
+            plots.image(picture, image)
+            picture.set_title(kind, fontweight="normal", loc="center")
+            alone = plain(image[None]).softmax(-1).max().item()
+            draw_bars(bars, alone, bbb.predict(model, guide, image[None]).confidence.item())
+        rows[1, 0].set_yticks([0, 1], ["one network", "100 networks"])
+        figure.supxlabel("confidence: probability of the most probable digit", fontsize="small")
+        figure.savefig(IMAGES / "answers.png")
+
+
+def draw_bars(ax: Axes, one: float, hundred: float) -> None:
+    """Draw two confidences."""
+    bars = ax.barh([0, 1], [one, hundred], color=[plots.ORANGE, plots.BLUE])
+    ax.bar_label(bars, [f"{value:.0%}" for value in (one, hundred)], padding=2, fontsize="small")
+    ax.set(xlim=(0, 1.5), xticks=[], yticks=[])
+    ax.invert_yaxis()
+    ax.spines["bottom"].set_visible(False)
+
+
+if __name__ == "__main__":
+    draw_gap()
+    draw_answers()
