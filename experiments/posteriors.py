@@ -77,8 +77,7 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
         smoke=config.smoke,
         epochs=config.epochs,
     )
-    sets = trainings.sets(name, testing=config.scored == "test")
-    sets = replace(sets, ood=sets.ood[: config.images])
+    sets = trainings.sets(name, testing=config.scored == "test", unknown=config.images)
     found: dict[str, Scores] = {}
     for each in chosen(PROBLEMS[name].methods, config.methods):
         method, records = trainings.method(each), []

@@ -42,17 +42,20 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
     (x, y), seed = sets.scored, task.seed
     plain_seconds, _ = timed(lambda: bbb.predict(*plain, x, num_samples=1, seed=seed))
     predicting, answer = timed(lambda: method.prediction(posterior, x, seed))
-    ood = method.prediction(posterior, sets.ood, seed)
-    right = answer.label == y
-    return {
+    right = (answer.label == y).flatten()
+    found = {
         **scores(answer.probs, y),
-        "ood": detect(ood, answer),
-        "area_under_risk_coverage": metrics.area_under_risk_coverage(answer.confidence, right),
+        "area_under_risk_coverage": metrics.area_under_risk_coverage(
+            answer.confidence.flatten(), right
+        ),
         "training": seconds / (step * plain_steps(task)),
         "prediction": predicting / plain_seconds,
         "seconds": {"training": seconds, "plain_step": step, "prediction": predicting},
         "draws": method.draws,
     }
+    if sets.ood is not None:
+        found["ood"] = detect(method.prediction(posterior, sets.ood, seed), answer)
+    return found
 
 
 def plain_steps(task: Task) -> int:

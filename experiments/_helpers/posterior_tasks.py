@@ -16,12 +16,12 @@ HELD_OUT = 1 / 12  # of the training images: 5,000
 
 @dataclass(frozen=True)
 class Sets:
-    """Images ``[n, 1, 28, 28]``, and labels ``[n]``."""
+    """Inputs, such as images ``[n, 1, 28, 28]``, and labels ``[n]``."""
 
     train: Data
     valid: Data
     scored: Data
-    ood: Tensor
+    ood: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,15 @@ class Trainings:
         method = METHODS[name]
         return replace(method, draws=min(method.draws, 2)) if self.smoke else method
 
-    def sets(self, name: str, *, testing: bool = True) -> Sets:
-        """The problem's images: scored are test images or those of validation."""
+    def sets(self, name: str, *, testing: bool = True, unknown: int | None = None) -> Sets:
+        """The problem's images: scored are test images or those of validation.
+
+        The out-of-distribution images are so many, or all.
+        """
         problem = PROBLEMS[name]
         train, valid = train_and_validation(self._images(problem.dataset, True), HELD_OUT)
         scored = self._images(problem.dataset, False) if testing else valid
-        return Sets(train, valid, scored, self._images(problem.ood, not testing)[0])
+        return Sets(train, valid, scored, self._images(problem.ood, not testing)[0][:unknown])
 
     def task(self, name: str, method: str, seed: int, sets: Sets) -> Task:
         """One training, which goes on from what is in its folder."""

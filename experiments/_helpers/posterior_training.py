@@ -249,7 +249,9 @@ def scaled(model: Any, predict: Any, x: Tensor, **_: Any) -> bbb.ClassificationP
     return answer
 
 
-def laplace(where: str, prior: Any, **options: Any) -> Callable[[Task], Posterior]:
+def laplace(
+    where: str, prior: Any, lr: float = 1e-3, **options: Any
+) -> Callable[[Task], Posterior]:
     """Train by MAP; then approximate the posterior of the weights that match ``where``.
 
     The curvature is of `CURVATURE` images, weighted up to all; its prior need not be that of MAP.
@@ -258,7 +260,7 @@ def laplace(where: str, prior: Any, **options: Any) -> Callable[[Task], Posterio
     def train(task: Task) -> Posterior:
         model = task.model(POINT_PRIOR)
         point = guides.make("delta", model)
-        task.fit(model, point, 1.0, lr=1e-3)
+        task.fit(model, point, 1.0, lr=lr)
         network = bbb.to_module(model, point)
         model = classifier(network, prior, where, len(task.data[0]))
         guide = guides.make("laplace", model, structure="kron", **options)
@@ -316,13 +318,15 @@ def ensemble_of(size: int, train: Callable[[Task], Posterior]) -> Callable[[Task
     return train_all
 
 
-def dropout_map(rate: float, prior: Any, times: float) -> Callable[[Task], Posterior]:
+def dropout_map(
+    rate: float, prior: Any, times: float, lr: float = 1e-3
+) -> Callable[[Task], Posterior]:
     """Train a network with dropout by MAP (weight decay by the prior); a plain torch module."""
 
     def train(task: Task) -> Posterior:
         model = task.model(prior, dropout=rate)
         guide = guides.make("delta", model)
-        task.fit(model, guide, times, lr=1e-3)
+        task.fit(model, guide, times, lr=lr)
         return model, bbb.to_module(model, guide)
 
     return train

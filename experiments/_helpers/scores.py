@@ -12,7 +12,13 @@ MEASURES = ("entropy", "epistemic", "confidence")
 
 
 def scores(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Compute accuracy and ECE in [0, 1], and NLL in nats per example."""
+    """Compute accuracy and ECE in [0, 1], and NLL in nats per label.
+
+    Args:
+        probs: probabilities ``[..., classes]``.
+        y: classes ``[...]``.
+    """
+    probs, y = probs.flatten(0, -2), y.flatten()
     return {
         "accuracy": metrics.accuracy(probs, y),
         "nll": metrics.nll(probs, y),

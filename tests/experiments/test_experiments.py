@@ -15,6 +15,7 @@ import tyro
 FOLDER = Path(__file__).parents[2] / "experiments"
 EXPERIMENTS = [
     "active_learning",
+    "adapters",
     "choose_defaults",
     "continual",
     "digits_recipes",
