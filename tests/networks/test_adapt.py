@@ -247,9 +247,18 @@ def test_composes_with_bayesianize_in_both_orders():
         *(f"network.encoder.layers.{i}.linear1.lora_A" for i in range(2)),
         *("network.head.weight", "network.head.bias"),
     ]
-    broad = bbb.adapt(bbb.bayesianize(module, where="head"), where="*.linear1|*.activation")
-    for network in (first, second, broad):
+    for network in (first, second):
         assert list(in_model(network)[0].latent_shapes()) == names
+
+
+def test_a_broad_pattern_adapts_the_same_layers_of_a_converted_module():
+    module = Words()
+    plain = bbb.adapt(module, where="*.layers.0.*")
+    converted = bbb.adapt(bbb.bayesianize(module, where="head"), where="*.layers.0.*")
+    names = list(in_model(plain)[0].latent_shapes())
+    assert len(names) == 4  # of the attention and both dense layers
+    both = list(in_model(converted)[0].latent_shapes())
+    assert both == [*names, "network.head.weight", "network.head.bias"]
 
 
 def test_draws_as_one_plain_module_answer_alike():
