@@ -189,6 +189,7 @@ def test_every_committed_run_is_of_a_listed_experiment():
         "laplace",
         "posterior",
         "posteriors",
+        "shift",
         "sklearn",
         "uci_regression",
         "paper_mnist",
@@ -227,6 +228,21 @@ def test_ten_posteriors_are_ahead_of_ten_networks(monkeypatch):
         assert posteriors["nll"] < ten["nll"]
         assert posteriors["accuracy"] > ten["accuracy"]
         assert posteriors["ood"]["entropy"] > ten["ood"]["entropy"]
+
+
+def test_the_shift_has_what_the_run_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.shift_report")
+    ((name, found),) = json.loads((RESULTS / "shift_fashion.json").read_text())["problems"].items()
+    assert str(report.shifted_table(name, found)) in PAGE
+    assert str(report.confidence_table(found)) in PAGE
+    shifted = {method: each["mean"]["shifted"] for method, each in found.items()}
+    for method in ("dropout", "laplace_kron"):
+        for score in ("ece", "brier"):
+            assert shifted[method][score] < shifted["ensemble"][score]
+    for each in found.values():
+        confidence = [of["confidence"] for of in each["mean"]["severity"].values()]
+        assert confidence == sorted(confidence, reverse=True)
 
 
 UCI_METHODS = {

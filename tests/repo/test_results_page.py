@@ -23,6 +23,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         "experiments/posteriors.py --problems mnist_ensemble10 fashion_ensemble10 --seeds 1"
     ),
     "posteriors_lenet5": "experiments/posteriors.py --problems mnist_lenet5",
+    "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
