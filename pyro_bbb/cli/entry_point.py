@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tyro
 
 from pyro_bbb._utils.extras import MissingExtra
-from pyro_bbb._version import __version__
+from pyro_bbb._utils.version import __version__
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.options import COMMANDS

@@ -52,7 +52,7 @@ def of_answers(model: Model, rows: dict[str, Tensor]) -> list[Picture]:
                 f"Means with {level:.0%} intervals (some rows, if there are many). Red: refused.",
             ),
             draw(
-                lambda ax: coverage(ax, rows["pit"]),
+                lambda ax: plots.coverage(ax, rows["pit"]),
                 "Coverage of the intervals",
                 "Fraction of true targets inside central intervals of each level. On the diagonal "
                 "intervals are calibrated, below it too narrow.",
@@ -94,13 +94,3 @@ def predicted_and_true(ax: Axes, rows: dict[str, Tensor], threshold: float) -> N
         ax.plot(y[which], mean[which], "o", color=colour, markersize=2.5)
     ax.axline((float(y.mean()), float(y.mean())), slope=1, color=BLACK, lw=0.8, ls=":")
     ax.set(xlabel="true", ylabel="predicted")
-
-
-def coverage(ax: Axes, pit: Tensor) -> None:
-    """Draw the fraction of true targets inside central intervals, by their level."""
-    depth = np.sort(np.abs(2 * pit.numpy() - 1))  # the level at which an interval reaches the truth
-    ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
-    ax.step(depth, np.arange(1, len(depth) + 1) / len(depth), where="post", color=BLUE)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter("{x:.0%}")
-    ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))

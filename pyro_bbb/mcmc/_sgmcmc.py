@@ -26,7 +26,7 @@ from pyro_bbb._utils.validation import (
     one_of,
     positive,
 )
-from pyro_bbb._version import __version__
+from pyro_bbb._utils.version import __version__
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import draw_positions, require_density

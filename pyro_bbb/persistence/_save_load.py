@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device
-from pyro_bbb._version import __version__
+from pyro_bbb._utils.version import __version__
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe

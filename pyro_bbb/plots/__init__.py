@@ -5,11 +5,10 @@ so that a finding can be put above it: ``plots.loss_parts(ax, history).set_title
 here opens a window or changes matplotlib's settings: `style` is a context for that, and `axes`
 makes a figure for who has none.
 
-The colours are those of `pyro_bbb._colours`. Line styles and markers differ as well, for grey
+The colours are those of `pyro_bbb._utils.colors`. Line styles and markers differ as well, for grey
 print.
 
-Imports any room but `cli`, `play` and `sklearn`; it alone imports matplotlib. A new plot goes into
-the module of what it shows.
+Imports rooms below, and matplotlib. A new plot goes into the module of what it shows.
 """
 
 from pyro_bbb._utils.colors import BLACK as BLACK
@@ -25,7 +24,7 @@ from pyro_bbb.plots._classification import (
     risk_coverage,
     votes,
 )
-from pyro_bbb.plots._regression import function_band, regression_band
+from pyro_bbb.plots._regression import coverage, function_band, regression_band
 from pyro_bbb.plots._training import axes, image, loss_parts, style
 from pyro_bbb.plots._weights import (
     prior_density,
@@ -39,6 +38,7 @@ from pyro_bbb.plots._weights import (
 __all__ = [
     "axes",
     "class_probabilities",
+    "coverage",
     "entropy_histogram",
     "function_band",
     "image",

@@ -164,7 +164,8 @@ def entropy_histogram(
         weights = np.full(len(v), 1 / len(v))
         ax.hist(v, bins=list(edges), weights=weights, color=colour, alpha=0.25)
         ax.hist(v, bins=list(edges), weights=weights, color=colour, histtype="step", label=name)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g}%")
     ax.set(xlabel="predictive entropy (nats)", ylabel="fraction of inputs")
     ax.legend()
     return ax

@@ -1,7 +1,8 @@
-"""Bands around a curve: a regression's, and those of sampled functions."""
+"""Figures of a regression: bands around a curve, sampled functions, coverage of intervals."""
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
@@ -97,6 +98,34 @@ def function_band(
         inputs, targets = map(flat, data)
         ax.plot(inputs, targets, "o", color=VERMILLION, markersize=2.5, label="data")
     ax.margins(x=0)
+    return ax
+
+
+def coverage(ax: Axes, pit: Tensor) -> Axes:
+    """Fraction of targets inside the central predictive intervals of each level.
+
+    Args:
+        ax: where to draw.
+        pit: the predictive's distribution function at the targets, ``prediction.cdf(y)``, of any
+            shape, each in [0, 1].
+
+    Returns:
+        ``ax``, both axes in per cent. On the dotted diagonal the intervals are calibrated, below it
+        too narrow.
+
+    Raises:
+        ValueError: ``pit`` is empty, or a value outside [0, 1].
+        TypeError: it is no tensor.
+    """
+    values = flat(tensor("pit", pit))
+    if not len(values) or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"pit must hold numbers in [0, 1], got others in shape {list(pit.shape)}")
+    depth = np.sort(np.abs(2 * values - 1))  # the level at which an interval reaches the target
+    ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
+    ax.step(depth, np.arange(1, len(depth) + 1) / len(depth), where="post", color=BLUE)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
     return ax
 
 

@@ -380,6 +380,16 @@ PLOTS = [
         skip=NO_AXES,
     ),
     Row(
+        "plots.coverage",
+        lambda: {"ax": axes(), "pit": SCORES},
+        bad={
+            "none": ({"pit": SCORES[:0]}, r"pit must hold numbers in \[0, 1\].* shape \[0\]"),
+            "above 1": ({"pit": SCORES + 0.5}, r"pit must hold numbers in \[0, 1\]"),
+            "NaN": ({"pit": SCORES * NAN}, r"pit must hold numbers in \[0, 1\]"),
+        },
+        skip=NO_AXES,
+    ),
+    Row(
         "plots.pruning_curve",
         lambda: {"ax": axes(), "fractions": [0.0, 0.5], "accuracies": [0.9, 0.8]},
         bad={"lengths differ": ({"fractions": [0.5]}, "fractions and accuracies")},

@@ -1,4 +1,4 @@
-"""Bands of sampled functions."""
+"""Bands of sampled functions, and the coverage of intervals."""
 
 import matplotlib
 import numpy as np
@@ -6,7 +6,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from pyro_bbb import plots
+from pyro_bbb import metrics, plots
+from pyro_bbb.distributions.observation import Normal
+from pyro_bbb.prediction import RegressionPrediction
 
 X = torch.linspace(-1, 1, 5)
 
@@ -50,3 +52,14 @@ def test_the_reference_is_outlined_and_data_are_points(ax):
     assert found["reference, 90%"].get_ydata().min() > 5
     np.testing.assert_allclose(found["reference, median"].get_ydata(), g.median(0).values)
     assert len(found["data"].get_xdata()) == 2 and len(ax.collections) == 1
+
+
+def test_the_curve_of_coverage_is_that_of_the_intervals(ax):
+    torch.manual_seed(0)
+    loc, y = torch.randn(3, 200, 1, dtype=torch.double), 2 * torch.randn(200, 1).double()
+    prediction = RegressionPrediction(Normal(loc, 1.0))
+    assert plots.coverage(ax, prediction.cdf(y)) is ax
+    level, fraction = ax.lines[1].get_xydata().T
+    for each in (0.2, 0.5, 0.9):
+        drawn = fraction[np.searchsorted(level, each) - 1]
+        assert drawn == metrics.coverage(*prediction.interval(each), y)

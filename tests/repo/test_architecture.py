@@ -33,8 +33,8 @@ def private_of_others(path):
     for name in imported_names(path.read_text("utf-8"), package):
         room, *rest = name.split(".")[1:] or [""]
         same_room = package == f"pyro_bbb.{room}" or package.startswith(f"pyro_bbb.{room}.")
-        other = name.startswith("pyro_bbb.") and not same_room and room != "_version"
-        if other and any(part.startswith("_") for part in rest):
+        other = name.startswith("pyro_bbb.") and not same_room
+        if other and any(part.startswith("_") and not part.endswith("__") for part in rest):
             yield name
 
 

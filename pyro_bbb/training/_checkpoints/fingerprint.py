@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import parts_of
-from pyro_bbb._version import __version__
+from pyro_bbb._utils.version import __version__
 from pyro_bbb.guides import collected
 from pyro_bbb.persistence.archive import Json, differences
 from pyro_bbb.persistence.state_dict import digest
