@@ -41,7 +41,8 @@ ROOMS: dict[str, tuple[int, float, float, str]] = {
     "play": (9, 34, 42, "page"),
     "bandits": (9, 45, 56, "decisions"),
     "plots": (9, 76, 95, "matplotlib"),
-    "cli": (10, 20, 95, "train, predict, evaluate, prune, report"),
+    "cli": (10, 20, 56, "train, predict, evaluate, prune, report"),
+    "evaluation": (10, 76, 95, "all scores, one table"),
 }
 PARTS = {"batches": (22, 31), "objective": (36, 51), "step runner": (54, 64), "History": (66, 72)}
 
@@ -63,6 +64,7 @@ FLOWS: list[tuple[list[Corner], str]] = [
     ([(80, 8, -0.5), (80, 7, 0.5)], "chains"),
     ([(91, 7, 0.5), (91, 8, -0.5)], "draws"),
     ([(85.5, 7, -0.5), (85.5, 2, 0.5)], "probs, intervals"),
+    ([(85.5, 9, 0.5), (85.5, 10, -0.5)], ""),
     ([(95, 7, 0), (98.5, 7, 0), (98.5, 9, 0), (95, 9, 0)], ""),
 ]
 BOTH_WAYS = [((45, 4, 0), (48, 4, 0)), ((27, 7, 0.5), (27, 8, -0.5))]

@@ -5,6 +5,7 @@ from . import data as data
 from . import deployment as deployment
 from . import distributions as distributions
 from . import estimators as estimators
+from . import evaluation as evaluation
 from . import export as export  # old path
 from . import guides as guides
 from . import history as history  # old path
@@ -30,6 +31,10 @@ from .distributions import ScaleMixtureNormal as ScaleMixtureNormal
 from .estimators import flipout as flipout
 from .estimators import local_reparameterization as local_reparameterization
 from .estimators import sticking_the_landing as sticking_the_landing
+from .evaluation import Comparison as Comparison
+from .evaluation import Evaluation as Evaluation
+from .evaluation import compare as compare
+from .evaluation import evaluate as evaluate
 from .guides import AutoSoftplusNormal as AutoSoftplusNormal
 from .mcmc import Chains as Chains
 from .mcmc import DivergedError as DivergedError

@@ -9,6 +9,8 @@ prediction, stands in ``_conformal.py`` and ``_temperature.py``, and which label
 """
 
 from pyro_bbb.prediction._acquisition import batch_bald, diverse_bald
+from pyro_bbb.prediction._calibration import call_predict as call_predict
+from pyro_bbb.prediction._calibration import predict_calibration as predict_calibration
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws

@@ -84,6 +84,8 @@ EXEMPT = {
         ["ClassificationPrediction", "RegressionPrediction"], "a record that predict makes"
     ),
     "ConformalPredictor": "a record that conformal makes",
+    "Evaluation": "a record that evaluate makes",
+    "Comparison": "a record that compare makes",
     "TemperatureScaled": "a record that temperature_scaling makes",
     **dict.fromkeys(["*Error"], "an exception"),
 }

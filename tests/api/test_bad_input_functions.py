@@ -11,6 +11,7 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+from matplotlib.figure import Figure
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -977,6 +978,69 @@ CALIBRATED = [
     ),
 ]
 
+
+def shown():
+    return bbb.Evaluation.of(as_labels, (X, LABELS))
+
+
+TEST_DATA = {  # as `evaluate` names what others call data
+    words: ({{"data": "test"}.get(name, name): value for name, value in replaced.items()}, error)
+    for words, (replaced, error) in NO_PAIR.items()
+}
+NAMED = {
+    "a name twice": (
+        {"ood": {"dark": X}, "shift": {"dark": (X, LABELS)}},
+        "ood and shift must have different names",
+    ),
+    "the name test": ({"ood": {"test": X}}, "ood and shift must have different names, and none"),
+    "shift in a list": ({"shift": [(X, LABELS)]}, "shift must be a Mapping, got list"),
+    "shift without labels": ({"shift": {"dark": X}}, "data must be a pair"),
+    "no such corruption": ({"shift": {"dark": 3}}, "images|name must be one of"),
+    "no images": ({"shift": {"fog": 3}}, "images must|expected images"),
+}
+EVALUATED = [
+    Row(
+        "evaluate",
+        lambda: {**of_labels(), "test": (X, LABELS), "ood": X, "num_samples": 2, "seed": 0},
+        bad={
+            **{words: TEST_DATA[words] for words in ("x alone", "rows", "no labels")},
+            **NAMED,
+            **no_counts("num_samples"),
+            "other inputs": ({"ood": X[:, :2]}, r"x must|expected x"),
+        },
+        fine={"a Dataset": {"test": TensorDataset(X, LABELS)}, "no ood": {"ood": None}},
+        aka={"ood": r"\bx\b|\binput", "test": r"\bdata\b|\bx\b|\by\b"},
+    ),
+    Row(
+        "Evaluation.of",
+        lambda: {"predict_fn": as_labels, "test": (X, LABELS)},
+        bad={**NO_PREDICTION, **TEST_DATA, **NAMED},
+        fine={
+            "targets": {"predict_fn": as_targets, "test": (X, TARGETS)},
+            "ood": {"ood": X},
+            "shift": {"shift": {"dark": (X / 2, LABELS)}},
+        },
+        aka={"test": r"\bdata\b|\bx\b|\by\b"},
+    ),
+    Row(
+        "Evaluation.plot",
+        lambda: {"self": shown(), "figure": Figure()},
+        bad={"axes": ({"figure": Figure().subplots()}, "figure must be a Figure, got Axes")},
+    ),
+    Row(
+        "compare",
+        lambda: {"evaluations": {"first": shown(), "second": shown()}},
+        bad={
+            "none": ({"evaluations": {}}, "evaluations must hold at least one evaluation"),
+            "a list": ({"evaluations": [shown()]}, "evaluations must be a Mapping, got list"),
+            "scores": (
+                {"evaluations": {"first": shown().scores}},
+                r"evaluations\['first'\] must be a Evaluation, got dict",
+            ),
+        },
+    ),
+]
+
 FILES = [
     Row(
         "save",
@@ -1018,7 +1082,7 @@ FILES = [
     ),
 ]
 
-ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *CALIBRATED, *FILES]
+ROWS = [*DATA, *TRAINING, *PREDICTION, *AFTER, *CALIBRATED, *EVALUATED, *FILES]
 
 
 @pytest.mark.parametrize("row", by_name(ROWS))

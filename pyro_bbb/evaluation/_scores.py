@@ -1,0 +1,55 @@
+"""Scores of one prediction, by name."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+from pyro_bbb import metrics
+from pyro_bbb.prediction import ClassificationPrediction, Prediction
+
+Scores: TypeAlias = dict[str, float]
+LEVELS = {"coverage_50": 0.5, "coverage_90": 0.9, "coverage_95": 0.95}
+
+
+def scores_of_test(prediction: Prediction, y: Tensor) -> Scores:
+    """All scores of test data."""
+    means = {name: _mean(values) for name, values in uncertainties(prediction).items()}
+    common = {"nll": -_mean(prediction.log_prob(y)), **means}
+    if isinstance(prediction, ClassificationPrediction):
+        return _class_scores(prediction.probs.flatten(0, -2), y.flatten()) | common
+    intervals = {name: prediction.interval(level) for name, level in LEVELS.items()}
+    coverages = {name: metrics.coverage(*ends, y) for name, ends in intervals.items()}
+    return {"rmse": metrics.rmse(prediction.mean, y)} | coverages | common
+
+
+def _class_scores(probs: Tensor, y: Tensor) -> Scores:
+    confidence, label = probs.max(-1)
+    return {
+        "accuracy": metrics.accuracy(probs, y),
+        "brier": metrics.brier(probs, y),
+        "ece": metrics.ece(probs, y),
+        "aurc": metrics.area_under_risk_coverage(confidence, label == y),
+    }
+
+
+def scores_of_ood(prediction: Prediction, test: Prediction) -> Scores:
+    """Means of the uncertainties, and the AUROC of each against those of the test data."""
+    outside, inside = uncertainties(prediction), uncertainties(test)
+    means = {name: _mean(values) for name, values in outside.items()}
+    aurocs = {name: metrics.auroc(values, inside[name]) for name, values in outside.items()}
+    return means | {f"auroc_{name}": value for name, value in aurocs.items()}
+
+
+def uncertainties(prediction: Prediction) -> dict[str, Tensor]:
+    """Total and epistemic uncertainty of each input, ``[n]``; of several targets their mean."""
+    if isinstance(prediction, ClassificationPrediction):
+        found = {"entropy": prediction.entropy, "epistemic": prediction.epistemic}
+    else:
+        found = {"std": prediction.std, "epistemic_std": prediction.epistemic_std}
+    return {name: each.reshape(len(each), -1).mean(1) for name, each in found.items()}
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())

@@ -1,0 +1,178 @@
+"""`evaluate` gives the scores that calls of the metrics by hand give, and tables of them."""
+
+from functools import partial
+
+import pyro.distributions as dist
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch.utils.data import TensorDataset
+
+import pyro_bbb as bbb
+from pyro_bbb import metrics
+from pyro_bbb.prediction import ClassificationPrediction
+
+DRAWS = {"num_samples": 7, "seed": 3}
+
+
+def posterior(likelihood, sizes):
+    torch.manual_seed(0)
+    network = bbb.BayesianMLP(sizes, prior=dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, likelihood, num_data=40)
+    return model, bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+
+
+@pytest.fixture(scope="module")
+def images():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(40, 1, 8, 8, generator=generator)
+    return x, torch.arange(40) % 3, torch.rand(25, 1, 8, 8, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def of_images(images):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    model = bbb.BayesianModel(bbb.bayesianize(plain), bbb.likelihoods.Categorical(), num_data=40)
+    return model, bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+
+
+def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
+    x, y, noise = images
+    darker = 0.5 * x
+    shift = {"darker": (darker, y), "fog": 2}
+    found = bbb.evaluate(*of_images, (x, y), ood={"noise": noise}, shift=shift, **DRAWS)
+    assert list(found.scores) == ["test", "darker", "fog", "noise"]
+    ask = partial(bbb.predict, *of_images, **DRAWS)
+    shown = {"test": x, "darker": darker, "fog": bbb.data.corrupt(x, "fog", 2)}
+    for name, prediction in {name: ask(inputs) for name, inputs in shown.items()}.items():
+        assert found.scores[name] == {
+            "accuracy": metrics.accuracy(prediction.probs, y),
+            "nll": pytest.approx(metrics.nll(prediction.probs, y), rel=1e-6),
+            "brier": metrics.brier(prediction.probs, y),
+            "ece": metrics.ece(prediction.probs, y),
+            "aurc": metrics.area_under_risk_coverage(prediction.confidence, prediction.label == y),
+            "entropy": float(prediction.entropy.double().mean()),
+            "epistemic": float(prediction.epistemic.double().mean()),
+        }
+    test, outside = ask(x), ask(noise)
+    assert found.scores["noise"] == {
+        "entropy": float(outside.entropy.double().mean()),
+        "epistemic": float(outside.epistemic.double().mean()),
+        "auroc_entropy": metrics.auroc(outside.entropy, test.entropy),
+        "auroc_epistemic": metrics.auroc(outside.epistemic, test.epistemic),
+    }
+    assert torch.equal(found.predictions["test"].probs, test.probs)
+    assert torch.equal(found.predictions["noise"].probs, outside.probs)
+
+
+def test_scores_of_real_targets_are_those_of_the_metrics():
+    model, guide = posterior(bbb.likelihoods.Gaussian(0.5), [2, 8, 2])
+    x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(1))
+    found = bbb.evaluate(model, guide, TensorDataset(x, y), ood=5 * x, **DRAWS).scores
+    test, outside = (bbb.predict(model, guide, inputs, **DRAWS) for inputs in (x, 5 * x))
+    assert found["test"] == {
+        "rmse": metrics.rmse(test.mean, y),
+        "nll": -float(test.log_prob(y).double().mean()),
+        "coverage_50": metrics.coverage(*test.interval(0.5), y),
+        "coverage_90": metrics.coverage(*test.interval(0.9), y),
+        "coverage_95": metrics.coverage(*test.interval(0.95), y),
+        "std": float(test.std.mean(1).double().mean()),
+        "epistemic_std": float(test.epistemic_std.mean(1).double().mean()),
+    }
+    auroc = metrics.auroc(outside.epistemic_std.mean(1), test.epistemic_std.mean(1))
+    assert found["out of distribution"]["auroc_epistemic_std"] == auroc > 0.5
+
+
+def test_flat_targets_and_counts():
+    model, guide = posterior(bbb.likelihoods.Poisson(), [2, 1])
+    x, y = torch.randn(40, 2), torch.arange(40) % 4
+    found = bbb.evaluate(model, guide, (x, y), **DRAWS).scores["test"]
+    assert found == bbb.evaluate(model, guide, (x, y[:, None]), **DRAWS).scores["test"]
+    assert found["rmse"] == metrics.rmse(bbb.predict(model, guide, x, **DRAWS).mean[:, 0], y)
+
+
+def test_several_labels_of_an_input_are_scored_one_by_one():
+    logits, y = torch.randn(5, 6, 4, 3), torch.arange(24).reshape(6, 4) % 3
+    several = ClassificationPrediction(logits.log_softmax(-1))
+    flat = ClassificationPrediction(logits.flatten(1, 2).log_softmax(-1))
+    x = torch.zeros(6, 1)
+    found = bbb.Evaluation.of(lambda _: several, (x, y), ood=x)
+    assert found.scores["test"] == pytest.approx(
+        bbb.Evaluation.of(lambda _: flat, (torch.zeros(24, 1), y.flatten())).scores["test"]
+    )
+    assert found.scores["out of distribution"]["auroc_entropy"] == 0.5
+    found.plot()
+
+
+def test_a_label_of_tiny_probability_has_a_finite_nll():
+    certain = ClassificationPrediction(torch.tensor([[[0.0, -200.0]]]))
+    found = bbb.Evaluation.of(lambda _: certain, (torch.zeros(1, 1), torch.ones(1).long()))
+    assert found.scores["test"]["nll"] == 200.0
+
+
+def test_a_function_of_ones_own_is_scored(images, of_images):
+    x, y, noise = images
+    ask = partial(bbb.predict, *of_images, **DRAWS)
+    assert bbb.Evaluation.of(ask, (x, y), ood=noise) == bbb.evaluate(
+        *of_images, (x, y), ood=noise, **DRAWS
+    )
+    hot = bbb.Evaluation.of(bbb.TemperatureScaled(ask, 5.0), (x, y)).scores["test"]
+    assert hot["entropy"] > bbb.evaluate(*of_images, (x, y), **DRAWS).scores["test"]["entropy"]
+
+
+# --- tables and pictures ---
+
+
+def test_an_evaluation_prints_as_a_table(images, of_images):
+    x, y, noise = images
+    found = bbb.evaluate(*of_images, (x, y), ood={"a|b": noise}, **DRAWS)
+    head, test, outside = str(found).splitlines()
+    names = ["accuracy", "NLL", "Brier", "ECE", "AURC", "entropy", "epistemic"]
+    assert head.split() == [*names, "AUROC", "entropy", "AUROC", "epistemic"]
+    assert test.split()[:3] == ["test", f"{found.scores['test']['accuracy']:.1%}"] + [
+        f"{found.scores['test']['nll']:.3f}"
+    ]
+    assert len(head) == len(outside)
+    markdown = found._repr_markdown_().splitlines()
+    assert markdown[1] == "| --- |" + " ---: |" * 9
+    assert markdown[3].startswith("| a\\|b |  |  |")
+    assert repr(found) == "Evaluation(test, a|b)"
+
+
+def test_rounding_errors_of_equal_draws_print_as_zero():
+    equal = ClassificationPrediction(torch.randn(1, 50, 3).log_softmax(-1).expand(9, -1, -1))
+    found = bbb.Evaluation.of(lambda _: equal, (torch.zeros(50, 1), torch.arange(50) % 3))
+    assert " 0.000" in str(found) and "-0.000" not in str(found)
+
+
+def test_a_comparison_has_a_column_for_each_model(images, of_images):
+    x, y, noise = images
+    first = bbb.evaluate(*of_images, (x, y), **DRAWS)
+    second = bbb.evaluate(*of_images, (x, y), ood=noise, **DRAWS)
+    table = bbb.compare({"first": first, "second": second})
+    assert table.scores == {"first": first.scores, "second": second.scores}
+    lines = str(table).splitlines()
+    accuracy = f"{first.scores['test']['accuracy']:.1%}"
+    assert lines[0].split() == ["first", "second"]
+    assert lines[1].split() == ["test", "accuracy", accuracy, accuracy]
+    area = f"{second.scores['out of distribution']['auroc_entropy']:.1%}"
+    assert lines[-2].split() == ["AUROC", "entropy", area]
+    assert len(lines) == 1 + 7 + 4
+    markdown = table._repr_markdown_().splitlines()
+    assert markdown[:2] == ["|  |  | first | second |", "| --- | --- | ---: | ---: |"]
+    assert repr(table) == "Comparison(first, second)"
+
+
+def test_the_picture_has_the_calibration_and_histograms_of_the_uncertainty(images, of_images):
+    x, y, noise = images
+    one = bbb.evaluate(*of_images, (x, y), **DRAWS).plot()
+    assert [ax.get_xlabel() for ax in one.axes] == ["confidence"]
+    own = Figure()
+    assert bbb.evaluate(*of_images, (x, y), ood=noise, **DRAWS).plot(own) is own
+    assert [ax.get_xlabel() for ax in own.axes] == ["confidence", "predictive entropy (nats)"]
+    model, guide = posterior(bbb.likelihoods.Gaussian(0.5), [2, 1])
+    x, y = torch.randn(40, 2), torch.randn(40)
+    axes = bbb.evaluate(model, guide, (x, y), ood=3 * x, **DRAWS).plot().axes
+    labels = [ax.get_xlabel() for ax in axes]
+    assert labels == ["level of the interval", "predictive standard deviation"]
