@@ -1,6 +1,6 @@
 """Data sets as a pair of tensors, minibatches and splits of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ def as_tensors(
     pair = _read_dataset(data) if isinstance(data, Dataset) else data
     if not isinstance(pair, tuple | list):
         kinds = "a pair (x, y) of tensors or arrays, or a map-style Dataset of pairs"
-        raise TypeError(f"data must be {kinds}, got {type(data).__name__}")
+        hint = "; a DataLoader's collate_fn can make pairs" if isinstance(data, Mapping) else ""
+        raise TypeError(f"data must be {kinds}, got {type(data).__name__}{hint}")
     if len(pair) != 2:
         raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
     x, y = as_inputs(pair[0]), tensor("y", pair[1])

@@ -124,6 +124,7 @@ def frozen(array):
 
 
 PAIRS = {
+    "a dict": ({"data": {"x": X, "labels": LABELS}}, "must be a pair.* got dict; .*collate_fn"),
     "x NaN": ({"data": (X * NAN, LABELS)}, "x must be finite"),
     "x infinite": ({"data": (X / 0, LABELS)}, "x must be finite"),
     "no rows": ({"data": (X[:0], LABELS[:0])}, "x must have at least one example"),
