@@ -162,13 +162,23 @@ def name_of(page):
 RUN = [page for page in blocks.PAGES if any(block.reason is None for block in blocks.blocks(page))]
 
 
+# packages that a page needs and some installation of `dev` may not have
+NEEDS = {"guide/search_settings": "optuna"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 @pytest.mark.filterwarnings("ignore:targets have mean")  # one page has them on purpose
 def test_the_code_runs(page, elsewhere, capsys):
     if page.parent.name == "migrate":  # from another library, which conda-forge may not have
         pytest.importorskip(page.stem)
+    if name_of(page) in NEEDS:
+        pytest.importorskip(NEEDS[name_of(page)])
     assert blocks.run_page(page, elsewhere, capsys)
+
+
+def test_every_page_that_needs_a_package_is_there():
+    assert NEEDS.keys() <= {name_of(page) for page in RUN}
 
 
 def test_a_block_is_left_out_for_a_good_reason_only():
