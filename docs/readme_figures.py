@@ -9,21 +9,25 @@ stands beside each.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pyro.distributions import Normal
-from sklearn.datasets import load_digits, load_sample_image
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "experiments"))
+from quickstart import ood_inputs  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
 NOISE = 0.1  # standard deviation of the regression's targets
-GENERATOR = torch.Generator()
 
 
 def truth(x: Tensor) -> Tensor:
@@ -63,7 +67,7 @@ def chains_of(x: Tensor, y: Tensor) -> tuple[bbb.BayesianModel, bbb.Chains]:
 def draw_gap() -> None:
     """Draw the regression."""
     x = torch.cat([torch.linspace(-2.0, -0.8, 30), torch.linspace(0.6, 2.0, 30)])[:, None]
-    y = truth(x) + NOISE * torch.randn(x.shape, generator=GENERATOR.manual_seed(0))
+    y = truth(x) + NOISE * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     posterior = chains_of(x, y)
     plain = deterministic([1, 50, 1], nn.Tanh)
@@ -84,21 +88,6 @@ def draw_gap() -> None:
         figure.savefig(IMAGES / "gap.png")
 
 
-def no_digits(x: Tensor) -> dict[str, Tensor]:
-    """Images that are no digits, by kind: ``[n, 64]`` in [0, 1]."""
-    grey = torch.from_numpy(load_sample_image("flower.jpg").mean(-1)).float()
-    small = nn.functional.avg_pool2d(grey[None], 4)[0]
-    patches = small.unfold(0, 8, 8).unfold(1, 8, 8).reshape(-1, 64)
-    low, high = patches.amin(-1, keepdim=True), patches.amax(-1, keepdim=True)
-    order = torch.rand(x.shape, generator=GENERATOR.manual_seed(0)).argsort(-1)
-    noise = torch.rand(x.shape, generator=GENERATOR)
-    return {
-        "photo": (patches - low) / (high - low),
-        "shuffled": x.gather(-1, order),
-        "noise": noise,
-    }
-
-
 def draw_answers() -> None:
     """Draw digits and other images, each with the confidence of one network and of a hundred."""
     x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
@@ -112,8 +101,8 @@ def draw_answers() -> None:
     bbb.fit(model, guide, (x, y), epochs=100, kl_schedule=cold, seed=0)
     plain = deterministic([64, 200, 200, 10], nn.ReLU)
     train(plain, x, y, nn.CrossEntropyLoss(), 300)
-    others = no_digits(x_test)
-    shown = {"digit": x_test[:2], **{kind: images[100:102] for kind, images in others.items()}}
+    others = zip(("photo", "shuffled", "noise"), ood_inputs(x_test, 0).values(), strict=True)
+    shown = {"digit": x_test[:2], **{kind: images[100:102] for kind, images in others}}
     with plots.style():
         figure = Figure(figsize=(8, 2.3), layout="constrained")
         rows = figure.subplots(2, 8, height_ratios=[3, 2])

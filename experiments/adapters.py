@@ -23,16 +23,16 @@ was interrupted goes on where it was when it is started again from the same comm
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from _helpers import adapter_report as report
-from _helpers.adapter_methods import LABELS, methods
+from _helpers.adapter_methods import methods
 from _helpers.adapter_tasks import ADAPTATIONS, Adaptations
-from _helpers.posterior_cells import Scores, cell
+from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_tasks import chosen
-from _helpers.repeats import over_seeds
 from _helpers.run import DataSettings, Run, Section
 
 
@@ -59,24 +59,12 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
     )
     sets = trainings.sets(name, testing=config.scored == "test")
     available = methods(ADAPTATIONS[name].family)
+    seeds = range(config.seed, config.seed + config.seeds)
     found: dict[str, Scores] = {}
     for each in chosen(available, config.methods):
-        method, records = available[each], []
-        for seed in range(config.seed, config.seed + config.seeds):
-            task = trainings.task(name, each, seed, sets)
-            records.append(cell(folder / name / each / f"{seed}.json", task, method, sets))
-            print(summary_line(name, each, seed, records[-1]), flush=True)
-        found[each] = {"seeds": records} | over_seeds(records)
+        task_of = partial(trainings.task, name, each, sets=sets)
+        found[each] = over_cells(folder / name / each, task_of, available[each], sets, seeds)
     return found
-
-
-def summary_line(name: str, method: str, seed: int, figures: Scores) -> str:
-    """One line on a cell that is done."""
-    return (
-        f"{ADAPTATIONS[name].title}, {LABELS[method]}, seed {seed}: accuracy "
-        f"{figures['accuracy']:.4f}, NLL {figures['nll']:.4f}, ECE {figures['ece']:.4f}, "
-        f"training x {figures['training']:.2f}, {figures['seconds']['training']:.0f} s"
-    )
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -36,16 +36,15 @@ can take them from there.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 from _helpers import posterior_report as report
-from _helpers.posterior_cells import Scores, cell
+from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_methods import PROBLEMS
 from _helpers.posterior_tasks import Trainings, chosen
-from _helpers.posterior_training import Method, Problem
-from _helpers.repeats import over_seeds
 from _helpers.run import DataSettings, Run, Section
 
 
@@ -78,24 +77,13 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
         epochs=config.epochs,
     )
     sets = trainings.sets(name, testing=config.scored == "test", unknown=config.images)
+    seeds = range(config.seed, config.seed + config.seeds)
     found: dict[str, Scores] = {}
     for each in chosen(PROBLEMS[name].methods, config.methods):
-        method, records = trainings.method(each), []
-        for seed in range(config.seed, config.seed + config.seeds):
-            task = trainings.task(name, each, seed, sets)
-            records.append(cell(folder / name / each / f"{seed}.json", task, method, sets))
-            print(summary_line(PROBLEMS[name], method, seed, records[-1]), flush=True)
-        found[each] = {"seeds": records} | over_seeds(records)
+        task_of = partial(trainings.task, name, each, sets=sets)
+        method = trainings.method(each)
+        found[each] = over_cells(folder / name / each, task_of, method, sets, seeds)
     return found
-
-
-def summary_line(problem: Problem, method: Method, seed: int, figures: Scores) -> str:
-    """One line on a cell that is done."""
-    return (
-        f"{problem.title}, {method.label}, seed {seed}: accuracy {figures['accuracy']:.4f}, "
-        f"NLL {figures['nll']:.4f}, ECE {figures['ece']:.4f}, training x "
-        f"{figures['training']:.2f}, {figures['seconds']['training']:.0f} s"
-    )
 
 
 def main(config: Config) -> dict[str, Any]:

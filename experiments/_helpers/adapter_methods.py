@@ -14,13 +14,6 @@ from _helpers.posterior_training import (
 DRAWS = 10
 FAN_IN = bbb.priors.FanInNormal(1.0)
 POINT_LR = {"images": 1e-2, "characters": 3e-2}  # of a training without a posterior
-LABELS = {
-    "map": "MAP",
-    "dropout": "MC dropout",
-    "ensemble": "ensemble of 5",
-    "laplace_last": "Laplace, last layer",
-    "bayes": "Bayesian adapters",
-}
 
 
 def methods(family: str) -> dict[str, Method]:
@@ -33,16 +26,14 @@ def methods(family: str) -> dict[str, Method]:
     by_dropout = dropout_map(0.1, POINT_PRIOR, times=1, lr=lr)
     by_bayes = by_fit("softplus_normal", FAN_IN, temperature=0.03, lr=3e-2)
     found = {
-        "map": Method(label=LABELS["map"], draws=0, train=by_map),
-        "dropout": Method(
-            label=LABELS["dropout"], draws=DRAWS, train=by_dropout, predict=dropout_draws
-        ),
-        "ensemble": Method(label=LABELS["ensemble"], draws=5, train=ensemble_of(5, by_map)),
-        "bayes": Method(label=LABELS["bayes"], draws=DRAWS, train=by_bayes),
+        "map": Method(label="MAP", draws=0, train=by_map),
+        "dropout": Method(label="MC dropout", draws=DRAWS, train=by_dropout, predict=dropout_draws),
+        "ensemble": Method(label="ensemble of 5", draws=5, train=ensemble_of(5, by_map)),
+        "bayes": Method(label="Bayesian adapters", draws=DRAWS, train=by_bayes),
     }
     if family == "images":
         found["laplace_last"] = Method(
-            label=LABELS["laplace_last"],
+            label="Laplace, last layer",
             draws=100,
             train=laplace("last.*", POINT_PRIOR, lr=lr, optimize_prior=True),
             options={"linearized": True},

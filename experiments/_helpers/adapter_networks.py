@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,8 @@ from _helpers.run import Data
 def convolutional(dropout: float, width: int) -> nn.Sequential:
     """Three convolutions and a hidden layer of 128 units; dropout before the dense layers."""
     layers: dict[str, nn.Module] = {}
-    for i, (inputs, outputs) in enumerate([(1, 1), (1, 2), (2, 2)], start=1):
-        channels = 1 if i == 1 else inputs * width
-        layers[f"conv{i}"] = nn.Conv2d(channels, outputs * width, 3, padding=1)
+    for i, (inputs, outputs) in enumerate(pairwise((1, width, 2 * width, 2 * width)), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
         layers |= {f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2)}
     layers |= {"flatten": nn.Flatten(), "drop1": nn.Dropout(dropout)}
     layers |= {"fc": nn.Linear(2 * width * 9, 128), "relu4": nn.ReLU()}

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 
-from _helpers.adapter_methods import LABELS, methods
+from _helpers.adapter_methods import methods
 from _helpers.adapter_tasks import ADAPTATIONS
 from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
@@ -22,7 +22,7 @@ def table(name: str, found: Summaries) -> Table:
     images, available = family == "images", methods(family)
     rows = [
         (
-            LABELS[method],
+            available[method].label,
             *score_cells(summary, digits=4),
             shown(summary, "ood", "entropy", digits=1)
             if images
@@ -39,20 +39,21 @@ def table(name: str, found: Summaries) -> Table:
 
 def draw(run: Run, results: dict[str, Summaries]) -> Picture:
     """Plot NLL and ECE of every method over those of MAP, a row for each adaptation."""
+    everywhere = methods("images")  # there is every method
     with plots.style():
         height = 1.4 + 0.6 * len(results)
         figure, axes = plt.subplots(1, len(SCORES), figsize=(9, height), sharey=True)
         colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
         for ax, (score, label) in zip(axes, SCORES.items(), strict=True):
-            for number, method in enumerate(LABELS):
-                at = [row for row, found in enumerate(results.values()) if method in found]
+            for number, (name, method) in enumerate(everywhere.items()):
+                at = [row for row, found in enumerate(results.values()) if name in found]
                 ratio = [
-                    found[method]["mean"][score] / found["map"]["mean"][score]
+                    found[name]["mean"][score] / found["map"]["mean"][score]
                     for found in results.values()
-                    if method in found
+                    if name in found
                 ]
                 style = {"marker": "osD^vP"[number], "color": colors[number]}
-                ax.plot(ratio, at, linestyle="none", label=LABELS[method], **style)
+                ax.plot(ratio, at, linestyle="none", label=method.label, **style)
             ax.axvline(1.0, color="0.6", linewidth=1.0, zorder=0)
             ax.set_xlabel(label)
         axes[0].set_yticks(range(len(results)), [ADAPTATIONS[name].title for name in results])

@@ -8,20 +8,45 @@ prediction of the same images, right before the method's.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyro_bbb as bbb
 from _helpers.posterior_tasks import Sets
-from _helpers.posterior_training import BATCH, POINT_PRIOR, Method, Posterior, Task
+from _helpers.posterior_training import BATCH, POINT_PRIOR, Method, Posterior, Problem, Task
+from _helpers.repeats import over_seeds
 from _helpers.run import read_json, write_json
 from _helpers.scores import detect, scores
 from pyro_bbb import guides, metrics
 
 Scores: TypeAlias = dict[str, Any]
 REFERENCE = 64 * BATCH  # images of an epoch that times the deterministic network's step
+
+
+def over_cells(
+    folder: Path, task_of: Callable[[int], Task], method: Method, sets: Sets, seeds: Iterable[int]
+) -> Scores:
+    """The figures of several seeds, each from its file if it is known, their means and deviations.
+
+    Prints a line on each.
+    """
+    records = []
+    for seed in seeds:
+        task = task_of(seed)
+        records.append(cell(folder / f"{seed}.json", task, method, sets))
+        print(summary_line(task.problem, method, seed, records[-1]), flush=True)
+    return {"seeds": records} | over_seeds(records)
+
+
+def summary_line(problem: Problem, method: Method, seed: int, figures: Scores) -> str:
+    """One line on a cell that is done."""
+    return (
+        f"{problem.title}, {method.label}, seed {seed}: accuracy {figures['accuracy']:.4f}, "
+        f"NLL {figures['nll']:.4f}, ECE {figures['ece']:.4f}, training x "
+        f"{figures['training']:.2f}, {figures['seconds']['training']:.0f} s"
+    )
 
 
 def cell(path: Path, task: Task, method: Method, sets: Sets) -> Scores:
