@@ -10,13 +10,13 @@ in per cent of what uniformly random actions are expected to have on the same co
 
 Agents: Thompson sampling by exact Bayesian linear regression on learned features
 (`bandits.LastLayerAgent`; the paper's NeuralLinear), by Bayes by Backprop over all weights, and by
-five networks each of which sees half of the observations twice; and a greedy network that acts at
-random in 5 % of the steps. All are two layers of 100 units and learn alike. Published scores are
-those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
+five networks each of which sees half of the observations twice. All are two layers of 100 units and
+learn alike; the wheels of all radii have the same contexts and are played at once. Published scores
+are those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
 
 Nothing was tuned yet: widths, learning rates and how often networks learn are first guesses.
 
-Every (agent, delta, seed) is a file in the folder of results as soon as it is done; an interrupted
+Every (agent, seed) is a file in the folder of results as soon as it is done; an interrupted
 run goes on there.
 """
 
@@ -58,33 +58,38 @@ class Config(Settings):
     """Folder for results."""
 
 
-def run_one(config: Config, learning: Learning, agent: str, delta: float, seed: int) -> Any:
-    """Regret of one agent, in per cent of the uniform agent's."""
-    wheel = Wheel(delta, config.steps, seed)
+def run_one(config: Config, learning: Learning, agent: str, seed: int) -> dict[str, Any]:
+    """Regret of one agent by radius, in per cent of the uniform agent's."""
+    wheel = Wheel(config.deltas, config.steps, seed)
     torch.manual_seed(seed)
-    name = f"{agent}, delta {delta}, seed {seed}"
-    actions = play(wheel, AGENTS[agent](learning), name)
-    regret, uniform = wheel.regret(actions).cumsum(0), wheel.uniform_regret.cumsum(0)
+    actions = play(wheel, AGENTS[agent](len(config.deltas), learning), f"{agent}, seed {seed}")
+    uniform = wheel.uniform_regret.double().sum(0)
+    regret = 100 * wheel.regret(actions).double().cumsum(0) / uniform
     at = torch.linspace(config.steps / CURVE, config.steps, CURVE).long() - 1
-    curve = (100 * regret / uniform[-1])[at]
-    return {"regret": (100 * regret[-1] / uniform[-1]).item(), "curve": curve.tolist()}
+    return {
+        str(delta): {"regret": curve[-1].item(), "curve": curve[at].tolist()}
+        for delta, curve in zip(config.deltas, regret.unbind(1), strict=True)
+    }
 
 
 def compare(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     """All agents at all radii: figures of the seeds, their means and deviations."""
     learning = Learning(num_batches=2, batch_size=16) if config.smoke else Learning()
-    found: dict[str, dict[str, Any]] = {}
-    for agent in config.agents:
-        for delta in config.deltas:
-            records = []
-            for seed in range(config.seed, config.seed + config.seeds):
-                path = folder / agent / str(delta) / f"{seed}.json"
-                if not path.exists():
-                    write_json(path, run_one(config, learning, agent, delta, seed))
-                records.append(read_json(path))
-                print(f"{agent}, delta {delta}, seed {seed}: {records[-1]['regret']:.2f} %")
-            found.setdefault(agent, {})[str(delta)] = {"seeds": records} | over_seeds(records)
-    return found
+    return {agent: by_radius(config, learning, agent, folder / agent) for agent in config.agents}
+
+
+def by_radius(config: Config, learning: Learning, agent: str, folder: Path) -> dict[str, Any]:
+    """One agent at all radii."""
+    records = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        path = folder / f"{seed}.json"
+        if not path.exists():
+            write_json(path, run_one(config, learning, agent, seed))
+        records.append(read_json(path))
+        regrets = ", ".join(f"{d}: {each['regret']:.2f} %" for d, each in records[-1].items())
+        print(f"{agent}, seed {seed}, regret by delta: {regrets}", flush=True)
+    found = {delta: [each[delta] for each in records] for delta in records[0]}
+    return {delta: {"seeds": seeds} | over_seeds(seeds) for delta, seeds in found.items()}
 
 
 def table(found: dict[str, dict[str, Any]], deltas: tuple[float, ...]) -> Table:
@@ -125,7 +130,7 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         config = replace(config, steps=200, seeds=1, deltas=config.deltas[:2])
     run = Run(config)
-    found = compare(config, run.seeds("agents", "deltas", "seeds"))
+    found = compare(config, run.seeds("agents", "seeds"))
     record = run.finish({"agents": found})
     pictures = [draw_curves(run, config, found)]
     section = Section("Cumulative regret", TEXT, [table(found, config.deltas)], pictures)

@@ -1,15 +1,19 @@
 """The wheel bandit of Riquelme et al. (2018), and agents that play it."""
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
+from pyro.distributions import Normal
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
+from _helpers.bandit import StackedMLP
 from pyro_bbb import bandits, guides
 
 ACTIONS = 5
@@ -19,64 +23,70 @@ TRIALS = 3  # times that each action is tried at first
 
 
 class Wheel:
-    """Contexts in the unit disk: beyond the radius delta one of four actions pays fifty times more.
+    """Contexts in the unit disk: beyond a radius one of four actions pays fifty times more.
+
+    Wheels of several radii have the same contexts and the same noise.
 
     Args:
-        delta: the radius.
+        radii: beyond which one action pays more, a wheel each.
         steps: how many contexts.
         seed: of contexts and noise.
 
     Attributes:
         contexts: ``[steps, 2]``, uniform in the disk.
-        means: mean rewards ``[steps, actions]``.
-        rewards: what is paid, ``[steps, actions]``.
+        means: mean rewards ``[steps, radii, actions]``.
+        rewards: what is paid, ``[steps, radii, actions]``.
     """
 
-    def __init__(self, delta: float, steps: int, seed: int) -> None:
+    def __init__(self, radii: tuple[float, ...], steps: int, seed: int) -> None:
+        self.radii = radii
         generator = torch.Generator().manual_seed(seed)
         radius = torch.rand(steps, generator=generator).sqrt()
         angle = 2 * torch.pi * torch.rand(steps, generator=generator)
         self.contexts = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
-        self.means = torch.full((steps, ACTIONS), LOW)
-        self.means[:, SAFE] = SURE
+        self.means = torch.full((steps, len(radii), ACTIONS), LOW)
+        self.means[..., SAFE] = SURE
         right, upper = (self.contexts > 0).unbind(-1)
         quadrant = 2 * (~right).long() + (~upper).long()
-        beyond = radius > delta
-        self.means[beyond, quadrant[beyond]] = HIGH
+        for number, delta in enumerate(radii):
+            beyond = radius > delta
+            self.means[beyond, number, quadrant[beyond]] = HIGH
         noise = torch.randn(steps, ACTIONS, generator=generator)
-        self.rewards = self.means + NOISE * noise
+        self.rewards = self.means + NOISE * noise[:, None]
 
     @property
     def uniform_regret(self) -> Tensor:
-        """Regret that uniformly random actions are expected to have, ``[steps]``."""
+        """Regret that uniformly random actions are expected to have, ``[steps, radii]``."""
         return self.means.amax(-1) - self.means.mean(-1)
 
     def regret(self, actions: Tensor) -> Tensor:
-        """Mean reward of the best action less that of the one taken, ``[steps]``."""
-        return self.means.amax(-1) - self.means.gather(-1, actions[:, None])[:, 0]
+        """Mean reward of the best action less that of the one taken, ``[steps, radii]``."""
+        return self.means.amax(-1) - self.means.gather(-1, actions[..., None])[..., 0]
 
 
 class Agent(Protocol):
-    """Player of a bandit."""
+    """Player of several wheels, on each of which it has learned that one's rewards alone."""
 
     def act(self, contexts: Tensor) -> Tensor:
-        """An action for each context."""
+        """Actions ``[n, radii]`` in contexts ``[n, radii, 2]``."""
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Learn from the rewards."""
+        """Learn from rewards ``[n, radii]``."""
 
 
 def play(wheel: Wheel, agent: Agent, name: str) -> Tensor:
-    """Actions ``[steps]`` of an agent that meets one context after the other."""
-    actions = torch.zeros(len(wheel.contexts), dtype=torch.long)
-    for step in tqdm(range(len(actions)), desc=name, mininterval=5):
-        here = slice(step, step + 1)
+    """Actions ``[steps, radii]`` of an agent that meets one context after the other."""
+    steps, radii = wheel.means.shape[:2]
+    actions = torch.zeros(steps, radii, dtype=torch.long)
+    for step in tqdm(range(steps), desc=name, mininterval=5):
+        context = wheel.contexts[step].expand(1, radii, 2)
         if step < TRIALS * ACTIONS:
-            actions[step] = step % ACTIONS
+            action = torch.full((1, radii), step % ACTIONS)
         else:
-            actions[here] = agent.act(wheel.contexts[here])
-        reward = wheel.rewards[here].gather(-1, actions[here, None])[:, 0]
-        agent.observe(wheel.contexts[here], actions[here], reward)
+            action = agent.act(context).view(1, radii)
+        reward = wheel.rewards[step, None].gather(-1, action[..., None])[..., 0]
+        agent.observe(context, action, reward)
+        actions[step] = action[0]
     return actions
 
 
@@ -98,23 +108,36 @@ class Learning:
     """Latest observations that are learned from."""
 
 
-def hidden_layers(inputs: int, units: int) -> list[nn.Module]:
-    """Two layers of ReLU units."""
-    return [nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU()]
+class LastLayers:
+    """Exact linear regressions on learned features, an agent for each wheel."""
 
+    def __init__(self, radii: int, of: Learning) -> None:
+        self.agents = [self._one(of) for _ in range(radii)]
 
-def last_layer(of: Learning) -> Agent:
-    """Exact linear regressions on learned features."""
-    return bandits.LastLayerAgent(
-        nn.Sequential(*hidden_layers(2, of.hidden)),
-        ACTIONS,
-        of.hidden,
-        memory=of.memory,
-        learn_every=of.learn_every,
-        num_batches=of.num_batches,
-        batch_size=of.batch_size,
-        lr=of.lr,
-    )
+    @staticmethod
+    def _one(of: Learning) -> bandits.LastLayerAgent:
+        layers = [nn.Linear(2, of.hidden), nn.ReLU(), nn.Linear(of.hidden, of.hidden), nn.ReLU()]
+        return bandits.LastLayerAgent(
+            nn.Sequential(*layers),
+            ACTIONS,
+            of.hidden,
+            memory=of.memory,
+            learn_every=of.learn_every,
+            num_batches=of.num_batches,
+            batch_size=of.batch_size,
+            lr=of.lr,
+        )
+
+    def act(self, contexts: Tensor) -> Tensor:
+        """Actions of each wheel's agent."""
+        each = zip(self.agents, contexts.unbind(1), strict=True)
+        return torch.stack([agent.act(context) for agent, context in each], dim=1)
+
+    def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Each agent learns from its wheel."""
+        observed = (part.unbind(1) for part in (contexts, actions, rewards))
+        for agent, *observation in zip(self.agents, *observed, strict=True):
+            agent.observe(*observation)
 
 
 class Periodic:
@@ -136,19 +159,19 @@ class Periodic:
 
 
 def encode(contexts: Tensor, action: int) -> Tensor:
-    """Context and action as the network's input, ``[n, 2 + actions]``."""
-    one_hot = F.one_hot(torch.full((len(contexts),), action), ACTIONS)
-    return torch.cat([contexts, one_hot.to(contexts)], dim=-1)
+    """Context and action as the network's input, ``[n, radii, 2 + actions]``."""
+    return torch.cat([contexts, torch.eye(ACTIONS)[action].expand(*contexts.shape[:2], -1)], dim=-1)
 
 
-def by_guide(guide: str, of: Learning, **options: Any) -> Periodic:
-    """Thompson sampling by a guide over all weights, or greedy by a point."""
-    network = nn.Sequential(*hidden_layers(2 + ACTIONS, of.hidden), nn.Linear(of.hidden, 1))
-    network = bbb.bayesianize(network, bbb.priors.FanInNormal())
+def by_guide(guide: str, radii: int, of: Learning) -> Periodic:
+    """Thompson sampling by a guide over all weights, a network for each wheel."""
+    sizes = [2 + ACTIONS, of.hidden, of.hidden, 1]
+    network = StackedMLP(radii, sizes, fan_in(sizes))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(NETWORK_NOISE), of.memory)
+    seeds = torch.randint(2**31, (radii,)).tolist()
     agent = bandits.ThompsonAgent(
         model,
-        guides.make(guide, model),
+        guides.make(guide, model, init_loc={"weights": network.he(seeds)}),
         encode,
         ACTIONS,
         memory=of.memory,
@@ -156,9 +179,18 @@ def by_guide(guide: str, of: Learning, **options: Any) -> Periodic:
         num_batches=of.num_batches,
         num_samples=1,
         lr=of.lr,
-        **options,
     )
     return Periodic(agent, of.learn_every)
+
+
+def fan_in(sizes: list[int]) -> Normal:
+    """N(0, 2 / inputs) for kernels and N(0, 2) for biases, over all weights of a network."""
+    scales = [
+        scale
+        for inputs, units in itertools.pairwise(sizes)
+        for scale in [math.sqrt(2 / inputs)] * (inputs * units) + [math.sqrt(2)] * units
+    ]
+    return Normal(torch.zeros(len(scales)), torch.tensor(scales))
 
 
 class Bootstrap:
@@ -167,8 +199,8 @@ class Bootstrap:
     A network drawn at random decides.
     """
 
-    def __init__(self, size: int, of: Learning) -> None:
-        self.members = [by_guide("delta", of) for _ in range(size)]
+    def __init__(self, size: int, radii: int, of: Learning) -> None:
+        self.members = [by_guide("delta", radii, of) for _ in range(size)]
 
     def act(self, contexts: Tensor) -> Tensor:
         """An action for each context."""
@@ -182,9 +214,8 @@ class Bootstrap:
 
 
 NETWORK_NOISE = 0.02  # of rewards divided by the highest
-AGENTS: dict[str, Callable[[Learning], Agent]] = {
-    "last layer": last_layer,
-    "BBB": lambda of: by_guide("softplus_normal", of),
-    "bootstrap of 5": lambda of: Bootstrap(5, of),
-    "greedy": lambda of: by_guide("delta", of, epsilon=0.05),
+AGENTS: dict[str, Callable[[int, Learning], Agent]] = {
+    "last layer": LastLayers,
+    "BBB": partial(by_guide, "softplus_normal"),
+    "bootstrap of 5": partial(Bootstrap, 5),
 }
