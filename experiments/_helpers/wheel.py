@@ -217,5 +217,5 @@ NETWORK_NOISE = 0.02  # of rewards divided by the highest
 AGENTS: dict[str, Callable[[int, Learning], Agent]] = {
     "last layer": LastLayers,
     "BBB": partial(by_guide, "softplus_normal"),
-    "bootstrap of 5": partial(Bootstrap, 5),
+    "bootstrap of 3": partial(Bootstrap, 3),
 }

@@ -38,7 +38,7 @@ def test_regret_of_the_best_the_safe_and_any_action(wheel):
 
 
 @pytest.mark.parametrize("radii", [RADII, RADII[:1]])
-@pytest.mark.parametrize("name", ["last layer", "BBB", "bootstrap of 5"])
+@pytest.mark.parametrize("name", ["last layer", "BBB", "bootstrap of 3"])
 def test_an_agent_plays(wheel, name, radii):
     torch.manual_seed(0)
     learning = wheel.Learning(hidden=8, learn_every=10, num_batches=2, batch_size=4, memory=30)
