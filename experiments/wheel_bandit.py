@@ -10,9 +10,9 @@ in per cent of what uniformly random actions are expected to have on the same co
 
 Agents: Thompson sampling by exact Bayesian linear regression on learned features
 (`bandits.LastLayerAgent`; the paper's NeuralLinear), by Bayes by Backprop over all weights, and by
-three networks each of which sees half of the observations twice. All are two layers of 100 units and
-learn alike; the wheels of all radii have the same contexts and are played at once. Published scores
-are those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
+three networks each of which sees half of the observations twice. All are two layers of 100 units
+and learn alike; the wheels of all radii have the same contexts and are played at once. Published
+scores are those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
 
 Nothing was tuned yet: widths, learning rates and how often networks learn are first guesses.
 

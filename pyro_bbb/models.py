@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import pyro
@@ -22,7 +20,7 @@ from pyro_bbb._handlers.recompute import same_draws
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of, require_inputs, run_network
+from pyro_bbb._utils.inputs import Rows, as_inputs, parts_of, require_inputs, run_network
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
@@ -166,6 +164,11 @@ class BayesianModel(PyroModule):
         """
         return nullcontext(), same_draws(self)
 
+    def extra_repr(self) -> str:
+        """Size of the data, and how many values are random."""
+        shapes = self.latent_shapes().values()
+        return f"num_data={self.num_data:,}, {sum(x.numel() for x in shapes):,} random values"
+
     def initial_locs(self) -> dict[str, Tensor]:
         """Values of weights before conversion, by site name: initial means of a guide."""
         return {
@@ -226,29 +229,6 @@ def require_guide(guide: Any) -> None:
         raise TypeError(
             "guide must be a guide, got a BayesianModel: did you mean AutoSoftplusNormal(model)?"
         )
-
-
-def to_precision(x: Rows, *parts: Any) -> Any:
-    """Inputs in the precision of the first part that has one; integers stay: they may be indices.
-
-    Args:
-        x: inputs, ``[n, ...]``.
-        parts: guides and models, or samples by name; others are passed over.
-    """
-    found = (
-        value.dtype
-        for part in parts
-        for value in (
-            chain(part.parameters(), part.buffers())
-            if isinstance(part, nn.Module)
-            else part.values()
-            if isinstance(part, Mapping)
-            else ()
-        )
-        if isinstance(value, Tensor) and value.is_floating_point()
-    )
-    dtype = next(found, None)
-    return each(x, lambda part: part.to(dtype or part.dtype) if part.is_floating_point() else part)
 
 
 def _tensor_of(outputs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,3 +155,26 @@ def input_batches(
         data = DataLoader(data, batch_size=size, generator=torch.Generator())
     for batch in data:
         yield as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
+
+
+def to_precision(x: Rows, *parts: Any) -> Any:
+    """Inputs in the precision of the first part that has one; integers stay: they may be indices.
+
+    Args:
+        x: inputs, ``[n, ...]``.
+        parts: guides and models, or samples by name; others are passed over.
+    """
+    found = (
+        value.dtype
+        for part in parts
+        for value in (
+            chain(part.parameters(), part.buffers())
+            if isinstance(part, nn.Module)
+            else part.values()
+            if isinstance(part, Mapping)
+            else ()
+        )
+        if isinstance(value, Tensor) and value.is_floating_point()
+    )
+    dtype = next(found, None)
+    return each(x, lambda part: part.to(dtype or part.dtype) if part.is_floating_point() else part)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyro_bbb._utils.tables import as_markdown, as_text
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.evaluation._evaluate import Evaluation
 from pyro_bbb.evaluation._scores import Scores
-from pyro_bbb.evaluation._tables import PRINTED, Table, as_markdown, as_text, cell, columns
+from pyro_bbb.evaluation._tables import PRINTED, Table, cell, columns
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pyro_bbb._utils.tables import as_markdown, as_text
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.data import as_tensors, corrupt
 from pyro_bbb.evaluation._scores import Scores, scores_of_ood, scores_of_test, uncertainties
-from pyro_bbb.evaluation._tables import PRINTED, Table, as_markdown, as_text, cell, columns
+from pyro_bbb.evaluation._tables import PRINTED, Table, cell, columns
 from pyro_bbb.prediction import (
     ClassificationPrediction,
     Prediction,

@@ -1,8 +1,8 @@
-"""Scores in print: their names and formats, and tables as aligned text and as Markdown."""
+"""Scores in print: their names and formats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from pyro_bbb.evaluation._scores import LEVELS, Scores
@@ -37,24 +37,3 @@ def columns(scores: Iterable[Scores]) -> list[str]:
 def cell(scores: Scores, name: str) -> str:
     """One score in print; empty where there is none."""
     return format(scores[name], PRINTED[name][1]) if name in scores else ""
-
-
-def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> str:
-    """Lines of columns two spaces apart, labels to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if column < labels else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join(map(line, [head, *rows]))
-
-
-def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> str:
-    """The table in Markdown, as notebooks show it."""
-    rule = ["---"] * labels + ["---:"] * (len(head) - labels)
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in (head, rule, *rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)

@@ -24,6 +24,7 @@ from pyro_bbb._ops.softplus import softplus_into
 from pyro_bbb._utils.validation import count, finite, probabilities
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal
 from pyro_bbb.guides._base import Guide
+from pyro_bbb.guides._summary import moments_as_markdown
 from pyro_bbb.guides.latents import InitLoc, Latent, describe, start
 
 
@@ -110,6 +111,10 @@ class AutoSoftplusNormal(Guide):
             )
             for x in self._known_latents()
         }
+
+    def _repr_markdown_(self) -> str:
+        posteriors = {x.name: self._posterior(x) for x in self._latents.values()}
+        return moments_as_markdown(self, posteriors) if posteriors else repr(self)
 
     def without(self, removed: Mapping[str, Tensor]) -> AutoSoftplusNormal:
         """A copy in which weights are fixed at exactly 0, and stay so in further training.

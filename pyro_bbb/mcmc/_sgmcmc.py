@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.inputs import Rows, input_tensors
+from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import (
     as_device,
@@ -34,7 +34,7 @@ from pyro_bbb.mcmc._langevin import Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._sgmcmc_loop import DivergedError, Run, SavedRun
-from pyro_bbb.models import BayesianModel, to_precision
+from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.persistence.state_dict import digest
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import fraction, tensor
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class ClassificationPrediction:
         samples, *inputs, classes = self.sample_log_probs.shape
         drawn = f"{samples:,} samples of {self.sampler}"
         return f"ClassificationPrediction(inputs {inputs}, {classes:,} classes, {drawn})"
+
+    def _repr_markdown_(self) -> str:
+        names = ("label", "confidence", "entropy", "epistemic")
+        return f"`{self!r}`\n\n{first_rows({name: getattr(self, name) for name in names})}"
 
     def plot(self, index: int = 0, ax: Axes | None = None) -> Axes:
         """Draw every draw's class probabilities for one input, by `plots.class_probabilities`."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_bbb._utils.inputs import Rows, parts_of, require_inputs
+from pyro_bbb._utils.inputs import Rows, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.validation import all_finite, count
-from pyro_bbb.models import BayesianModel, to_precision
+from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._weight_samples import default_rows
 
 

@@ -17,6 +17,7 @@ from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.bisection import bisect
+from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.distributions.observation import LOCATION_SCALE
@@ -44,6 +45,10 @@ class RegressionPrediction:
         samples, *inputs = self.components.batch_shape
         family, drawn = type(self.components).__name__, f"{samples:,} samples of {self.sampler}"
         return f"RegressionPrediction(inputs {inputs}, {family}, {drawn})"
+
+    def _repr_markdown_(self) -> str:
+        names = ("mean", "std", "aleatoric_std", "epistemic_std")
+        return f"`{self!r}`\n\n{first_rows({name: getattr(self, name) for name in names})}"
 
     def plot(self, x: Tensor, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw mean and bands over one-dimensional inputs ``x``, by `plots.regression_band`."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb._utils.inputs import Rows, parts_of
+from pyro_bbb._utils.inputs import Rows, parts_of, to_precision
 from pyro_bbb.data import Minibatches, as_tensors
-from pyro_bbb.models import BayesianModel, to_precision
+from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.state_dict import digest
 
 Data: TypeAlias = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from pyro_bbb._utils.tables import as_markdown
 from pyro_bbb.training.objectives import LossParts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+PRINTED = ["epoch", "neg. ELBO per example", "NLL (nats)", "KL (nats)", "lr", "seconds"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,6 +103,17 @@ class History(Record):
         interrupted = ", interrupted" if self.interrupted else ""
         took = f", {math.fsum(self.seconds):.3g} s"
         return f"History({steps}{self._ends()}{took}{skipped}{interrupted})"
+
+    def _repr_markdown_(self) -> str:
+        """Up to five epochs, from the first to the last."""
+        at = sorted({round(i * (len(self) - 1) / 4) for i in range(5)}) if len(self) else []
+        loss = self.neg_elbo_per_example
+        rows = [
+            [f"{i + 1:,}", f"{loss[i]:.4g}", f"{self.nll[i]:,.0f}", f"{self.kl[i]:,.0f}"]
+            + [f"{self.lr[i]:.2g}", f"{self.seconds[i]:.2g}"]
+            for i in at
+        ]
+        return f"`{self!r}`\n\n{as_markdown(PRINTED, rows)}"
 
     def with_baseline(self, nats_per_example: float | None) -> History:
         """The record with a baseline; points have no density, and no ELBO to compare with it."""
