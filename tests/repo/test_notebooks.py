@@ -64,6 +64,11 @@ def test_every_notebook_is_listed():
     assert sorted(path.stem for path in FOLDER.rglob("*.ipynb")) == sorted(NOTEBOOKS)
 
 
+def test_every_notebook_is_in_the_gallery():
+    gallery = (ROOT / "docs" / "notebooks" / "index.md").read_text("utf-8")
+    assert sorted(re.findall(r"\*\*\[[^]]*]\((\w+)\.md\)\*\*", gallery)) == sorted(NOTEBOOKS)
+
+
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     """One kernel for all notebooks: half of the time of each was importing torch and Pyro."""
