@@ -122,6 +122,19 @@ class DrawnEnsemble(nn.Module):
             answer["quantiles"] = _quantiles(self.levels, self.scores, **arguments)
         return answer
 
+    def sample_means(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Each network's mean of real targets or counts, ``[S, n, d]``, at inputs ``[n, ...]``.
+
+        Raises:
+            TypeError: the targets are classes.
+        """
+        if issubclass(self._family, (Categorical, Bernoulli)):
+            raise TypeError(
+                f"sample_means needs real targets or counts, got {self._family.__name__}"
+            )
+        arguments = over_draws(partial(self._arguments, (x, *others)), self.drawn.weights())
+        return RegressionPrediction(self._family(**arguments, **self._unchecked)).sample_means
+
     def extra_repr(self) -> str:
         """The number of networks, for the module's printed form."""
         return f"num_samples={len(next(iter(self.drawn.weights().values())))}"

@@ -149,6 +149,21 @@ def test_an_ensemble_says_what_predict_says_with_its_draws(name, n):
     assert answer["epistemic" if classes else "epistemic_std"].min() > 1e-6  # draws differ
 
 
+@pytest.mark.parametrize("name", ["targets", "counts", "noise by input"])
+def test_the_mean_of_each_network_is_that_of_predict(name):
+    model, draws, module = ensemble(name)
+    x = inputs(name).requires_grad_()
+    means = module.sample_means(x)
+    torch.testing.assert_close(means, bbb.predict(model, draws, x.detach()).sample_means)
+    (gradient,) = torch.autograd.grad(means.sum(), x)
+    assert gradient.isfinite().all() and gradient.abs().max() > 0
+
+
+def test_classes_have_no_means():
+    with pytest.raises(TypeError, match="sample_means needs real targets or counts, got Categ"):
+        ensemble("classes")[2].sample_means(inputs("classes"))
+
+
 @pytest.mark.parametrize("make", [bbb.AutoSoftplusNormal, AutoNormal])
 def test_it_draws_what_predict_draws_with_the_seed(make):
     model, guide = trained("targets")
