@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = {  # with the parameters of a run of seconds
     "active_learning": "STEPS = 2; MOST = 30",
+    "adapt_a_network": "LABELS = 50; PASSES = 2; EPOCHS = 2; DRAWS = 3",
     "any_network": "EPOCHS = 2; DRAWS = 3",
     "estimators": "DRAWS = 5; EPOCHS = 2; SEEDS = range(1); EVERY = 1; GRADIENTS = 2; REPEATS = 3",
     "fashion_mnist": "EPOCHS = 1; DRAWS = 5",
