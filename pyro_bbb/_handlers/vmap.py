@@ -19,6 +19,8 @@ def over_draws(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # of what torch batches badly
+            # a loop over the draws for attention alone, which takes long by itself
+            warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)
             return torch.vmap(run, randomness="different")(dict(draws))
     except (RuntimeError, UserWarning):  # the loop does it, or raises what is wrong
         return one_by_one(run, draws)

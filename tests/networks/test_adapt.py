@@ -280,6 +280,31 @@ def test_a_prediction_runs_the_trunk_once():
     assert counted.get_total_flops() == 9 * once + 10 * 2 * rank
 
 
+class Attending(nn.Module):
+    """A trunk, and attention by torch's fused kernel with a query of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.query = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.trunk(x)[:, None]
+        return nn.functional.scaled_dot_product_attention(self.query(h), h, h)[:, 0].mean(1)
+
+
+def test_a_prediction_runs_the_trunk_of_attention_once():
+    torch.manual_seed(0)
+    model, guide = in_model(with_values(Attending(), where="query"))
+    x, calls, draws = torch.randn(4, 5, 8), [], guide.sample_posterior(6)
+    model.network.trunk.register_forward_hook(lambda *_: calls.append(1))
+    at_once = bbb.predict(model, draws, x).probs
+    assert len(calls) == 1
+    alone = [bbb.predict(model, {k: v[i : i + 1] for k, v in draws.items()}, x) for i in range(6)]
+    expected = torch.stack([each.probs for each in alone]).mean(0)
+    torch.testing.assert_close(at_once, expected)
+    assert (alone[0].probs - alone[1].probs).abs().max() > 1e-4
+
+
 def test_copies_and_pickles():
     network = with_values(Words())
     draw = {k: v[0] for k, v in in_model(network)[1].sample_posterior(1).items()}
