@@ -6,7 +6,7 @@ that in $\sigma$ times a slope which is the same for all draws, and so is that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,14 +67,16 @@ class ScaleGradient:
             return []
         if self._of_log_q is not None and shared.scale is not None:
             of_sigma.addcdiv_(self._of_log_q, shared.scale, value=-1)
-        slope = shared.slope_by(
-            lambda: (
-                over_parts(
-                    torch.sigmoid, FlatTensors(empty_from_pool(of_sigma), self.rhos), self.rhos
-                ).vector
-            )
-        )
-        return FlatTensors(of_sigma.mul_(slope), self.rhos).parts
+        of_rho = FlatTensors(of_sigma, self.rhos)
+        if shared.several:
+            of_rho.vector.mul_(shared.slope_of(of_rho))
+        else:
+            over_parts(_times_slope, of_rho, self.rhos)
+        return of_rho.parts
+
+
+def _times_slope(rho: Tensor, *, out: Tensor) -> Tensor:
+    return out.mul_(torch.sigmoid(rho, out=empty_from_pool(rho)))
 
 
 @dataclass
@@ -94,11 +96,11 @@ class Shared:
     gradient: ScaleGradient | None = None
     """Where draws that lie side by side add theirs up, if they do."""
 
-    def slope_by(self, find: Callable[[], Tensor]) -> Tensor:
-        """The derivatives; those of a single draw are not stored."""
-        slope = find() if self.slope is None else self.slope
-        self.slope = slope if self.several else None
-        return slope
+    def slope_of(self, gradient: FlatTensors) -> Tensor:
+        """The derivatives, as a vector like a gradient in the unconstrained scales."""
+        if self.slope is None:
+            self.slope = over_parts(torch.sigmoid, gradient.empty_like(), gradient.like).vector
+        return self.slope
 
     def flush(self) -> None:
         """Adds the gradient of all samples to that of the parameters."""
