@@ -1,4 +1,4 @@
-"""The page: tabs to draw digits and to place points, for each visitor their own.
+"""The page: tabs to draw digits, to place points and to rotate digits, for each visitor their own.
 
 NiceGUI serves it with everything that it needs; nothing is asked of another server.
 """
@@ -15,11 +15,12 @@ from pyro_bbb.play.digits_tab import Digits
 from pyro_bbb.play.elements import announcer
 from pyro_bbb.play.loading import Loading, Networks
 from pyro_bbb.play.points_tab import Points
+from pyro_bbb.play.shift_tab import Shift
 from pyro_bbb.training import UndertrainedWarning
 
 TITLE = "pyro_bbb: how sure is a network?"
 STYLE = Path(__file__).with_name("page.css")
-_TABS = ("Draw a digit", "Place points")
+_TABS = ("Draw a digit", "Place points", "Shift")
 _MEANWHILE = "They answer at its end about what is drawn now; points can be placed already."
 _INTERVAL = 0.25  # seconds between two looks at the training
 
@@ -32,14 +33,16 @@ def serve(loading: Loading, *, host: str, port: int, show: bool) -> None:
         ui.html(f"<h1>{TITLE}</h1>", sanitize=False)
         progress = ui.element("div").classes("progress")
         with ui.tabs().props("align=left no-caps dense") as tabs:
-            digits_tab, points_tab = (ui.tab(words) for words in _TABS)
+            digits_tab, points_tab, shift_tab = (ui.tab(words) for words in _TABS)
         with ui.tab_panels(tabs, value=digits_tab).props("keep-alive"):
             with ui.tab_panel(digits_tab):
                 digits = Digits()
             with ui.tab_panel(points_tab):
                 Points()
+            with ui.tab_panel(shift_tab):
+                shift = Shift()
         with progress:
-            _follow(loading, (digits.enable,))
+            _follow(loading, (digits.enable, shift.enable))
 
     warnings.simplefilter("ignore", UndertrainedWarning)  # the points' training goes by stages
     ui.run(

@@ -19,7 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_digits
 
+import pyro_bbb as bbb
 from pyro_bbb.play import render as pictures
 from tests._support.synthetic_digits import digit, zigzag
 
@@ -32,7 +35,7 @@ FLAGS += ["--disable-background-networking", "--disable-component-update", "--di
 DESKTOP, PHONE = {"width": 1280, "height": 720}, {"width": 375, "height": 812}
 PATIENCE = 20_000  # milliseconds, on a machine that is busy with other things
 TRAINING = 30 * PATIENCE
-TABS = ("Draw a digit", "Place points")
+TABS = ("Draw a digit", "Place points", "Shift")
 
 pytestmark = [
     pytest.mark.slow,
@@ -317,6 +320,35 @@ def test_a_phone_shows_all_without_scrolling_sideways(page):
         assert page.evaluate(OUTSIDE) == []  # a panel cuts what is too wide
 
 
+# --- shift ---
+
+
+def test_the_shift_tab_shows_what_predict_says(page, start):
+    _, _, folder = start
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    _, (x, y) = bbb.data.split(x.float() / 16, y, fraction=0.1, seed=0)
+    seven = x[y == 7][0].view(1, 1, 8, 8)
+    open_tab(page, "Shift")
+    page.get_by_role("button", name="7", exact=True).click()
+    slider = page.get_by_role("slider", name="Rotation in degrees")
+    for _ in range(12):
+        slider.press("ArrowRight")
+    sync_api.expect(page.get_by_text("Rotated by 60°")).to_be_visible()
+    rotated = bbb.data.rotate(seven, 60).flatten(1)
+    for i, (part, draws) in enumerate(((folder, 100), (folder / "deterministic", 1))):
+        saved = bbb.load(part)
+        answer = bbb.predict(saved.model, saved.guide, rotated, num_samples=draws, seed=0)
+        panel = page.locator(".answer:visible").nth(i)
+        numbers = [f"{prob:.2f}" for prob in answer.probs[0]]
+        sync_api.expect(panel.locator(".count")).to_have_text(numbers)
+        sync_api.expect(panel.locator(".entropy")).to_have_text(f"{float(answer.entropy):.2f}")
+        refused = bool(answer.refuse(saved.metadata["threshold"]))
+        words = "I don't know" if refused else str(int(answer.label))
+        sync_api.expect(panel.locator(".verdict")).to_have_text(words)
+        sure = f"with probability {float(answer.confidence):.2f}"
+        sync_api.expect(page.get_by_role("status").filter(has_text=sure)).to_have_count(1)
+
+
 # --- for keyboards, screen readers and eyes ---
 
 RING = """(control) => [control, control.closest(".q-field__control") ?? control]
@@ -335,6 +367,8 @@ def test_every_control_has_a_name_and_shows_the_keyboards_focus(page, tab):
     sync_api.expect(page.get_by_role("tab", name=tab, selected=True)).to_be_focused()
     open_tab(page, tab)
     main = page.get_by_role("main")
+    if tab == "Shift":
+        main.locator(".answer:visible").nth(1).wait_for()
     assert not NAMELESS.findall(main.aria_snapshot())
     controls = main.locator(CONTROLS).locator("visible=true").all()
     assert len(controls) > 7
