@@ -78,7 +78,7 @@ def _follow(loading: Loading, enable: Sequence[Callable[[Networks], None]]) -> N
         elif loading.networks is not None:
             _give(loading.networks, enable)
             spoken.text = "The networks are trained."
-            card.set_visibility(False)
+            card.delete()
             timer.cancel()
 
     timer = ui.timer(_INTERVAL, look)

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_bbb.guides import Delta
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence import LoadError, load, save
 from pyro_bbb.prediction import ClassificationPrediction, predict
 from pyro_bbb.pruning import prune
 
-DRAWS = 100  # networks that vote, of a distribution
+DRAWS = 100  # networks that vote
 PRUNED = 0.75  # fraction of the weights removed
 CLASSES = 10
 SHAPES = ((64,), (784,), (1, 8, 8), (1, 28, 28))  # of the inputs that a network may take
@@ -33,16 +32,12 @@ class Classifier:
     guide: Any
     shape: tuple[int, ...]  # of one input
     threshold: float
+    draws: int = DRAWS
 
     @property
     def side(self) -> int:
         """Height and width of the pictures, 8 or 28."""
         return math.isqrt(math.prod(self.shape))
-
-    @property
-    def draws(self) -> int:
-        """Networks that vote: one where the guide is a point."""
-        return 1 if isinstance(self.guide, Delta) else DRAWS
 
     @cached_property
     def pruned(self) -> Any:
@@ -65,7 +60,7 @@ class Classifier:
         save(folder, self.model, self.guide, metadata={_KEY: self.threshold})
 
 
-def open_saved(folder: Path) -> Classifier:
+def open_saved(folder: Path, draws: int = DRAWS) -> Classifier:
     """The classifier in a folder that `save` wrote; without a threshold of its own it gets 1/2."""
     loaded = load(folder)
     threshold = loaded.metadata.get(_KEY, 0.5)
@@ -77,7 +72,7 @@ def open_saved(folder: Path) -> Classifier:
         except (ValueError, RuntimeError):
             continue
         if isinstance(answer, ClassificationPrediction) and answer.probs.shape == (1, CLASSES):
-            return Classifier(loaded.model, loaded.guide, shape, threshold)
+            return Classifier(loaded.model, loaded.guide, shape, threshold, draws)
     raise ValueError(
         f"{folder} must hold a classifier of {CLASSES} classes and of 8x8 or 28x28 pixels"
     )

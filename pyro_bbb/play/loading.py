@@ -67,7 +67,7 @@ class Loading:
             OSError, ValueError, RuntimeError: it, or the data, cannot be read or is of no use.
         """
         bayesian = open_saved(self.folder)
-        found = open_saved(self.folder / _SUBFOLDER) if self.is_saved(both=True) else None
+        found = open_saved(self.folder / _SUBFOLDER, draws=1) if self.is_saved(both=True) else None
         alike = found if found is not None and found.shape == bayesian.shape else None
         self.networks = Networks(bayesian, alike, unseen_digits(bayesian.side, self.data_root))
 

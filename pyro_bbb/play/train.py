@@ -10,6 +10,7 @@ Dietterich, https://arxiv.org/abs/1812.04606, here with random labels).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ from pyro_bbb.data import load_images, split
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP
-from pyro_bbb.play.classifier import CLASSES, Classifier
+from pyro_bbb.play.classifier import CLASSES, DRAWS, Classifier
 from pyro_bbb.play.rasterize import pixels
 from pyro_bbb.play.samples import samples
 from pyro_bbb.play.synthetic_digits import HABITS, digit, scribble
@@ -118,9 +119,10 @@ def _trained(
         model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
         guide = guides.make(guide_name, model, **_OPTIONS[guide_name])
         fit(model, guide, data, epochs=epochs, callbacks=[after_epoch], progress=False, seed=_SEED)
-    fresh = Classifier(model, guide, (sizes[0],), 0.5)
+    draws = DRAWS if guide_name == BAYESIAN else 1
+    fresh = Classifier(model, guide, (sizes[0],), 0.5, draws)
     threshold = float(fresh.ask(held_out[0]).confidence.quantile(1 - ANSWERED))
-    return Classifier(model, guide, (sizes[0],), threshold)
+    return replace(fresh, threshold=threshold)
 
 
 def varied(x: Tensor, generator: torch.Generator) -> Tensor:
