@@ -1,4 +1,4 @@
-"""What the tabs are made of: cards, buttons, a pad, and words for screen readers."""
+"""Parts of the tabs: cards, buttons, a pad, and words for screen readers."""
 
 from __future__ import annotations
 

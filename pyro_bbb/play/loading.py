@@ -46,7 +46,7 @@ class Loading:
     error: str | None = None
 
     def is_saved(self, *, both: bool) -> bool:
-        """Whether the folder holds a Bayesian network, or that and the deterministic one."""
+        """Tell whether the folder holds a Bayesian network, or that and the deterministic one."""
         folders = [self.folder, self.folder / _SUBFOLDER] if both else [self.folder]
         return all((folder / "spec.json").exists() for folder in folders)
 
