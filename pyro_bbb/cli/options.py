@@ -186,17 +186,18 @@ class Demo(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Play(Command):
-    """Opens a page: draw a digit and see 100 networks vote, place points and see a band follow.
+    """Opens a page: draw digits, place points of a regression, rotate digits; 100 networks vote.
 
-    The first start trains on the handwritten digits that scikit-learn brings, less than a minute,
-    and saves the network; later ones load it. Nothing is asked of the network outside.
+    The first start trains on the handwritten digits that scikit-learn brings, about half a minute,
+    while the page shows the progress, and saves the networks; later ones load them. Nothing is
+    asked of the network outside.
     """
 
     model: Path | None = None
     """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
     the trained one is saved there. By default a folder in the user's cache."""
     data_root: Path | None = None
-    """Folder with MNIST/raw/*.gz: train on these instead, in a minute or two."""
+    """Folder with MNIST/raw/*.gz: train on these instead, in some minutes."""
     host: str = "127.0.0.1"
     """Address of the page; 0.0.0.0 lets others in."""
     port: int = 8321

@@ -22,7 +22,16 @@ def seen(x: Tensor, side: int) -> str:
         for i, ink in enumerate(x.tolist())
         if ink > 0
     )
-    return f'<svg class="seen" viewBox="0 0 {side} {side}" role="img">{cells}</svg>'
+    label = f"the input of the networks, {side}x{side} pixels"
+    box = f'viewBox="0 0 {side} {side}" role="img" aria-label="{label}"'
+    return f'<svg class="seen" {box}>{cells}</svg>'
+
+
+def in_words(prediction: ClassificationPrediction, threshold: float) -> str:
+    """The answer for a screen reader."""
+    sure, label = float(prediction.confidence), int(prediction.label)
+    guess = f"{label}, with probability {sure:.2f}"
+    return f"I don't know, best guess {guess}" if prediction.refuse(threshold) else guess
 
 
 def verdict(prediction: ClassificationPrediction, threshold: float) -> str:
@@ -40,25 +49,50 @@ def votes(prediction: ClassificationPrediction) -> str:
     """A row for each class: a bar of its votes, a mark at its probability."""
     chosen = prediction.sample_probs[:, 0].argmax(-1)
     counts = torch.bincount(chosen, minlength=prediction.probs.shape[-1]).tolist()
-    rows = "".join(
+    probs = prediction.probs[0].tolist()
+    marks = [
+        f'<div class="mark" style="left:{100 * prob:.1f}%;background:{VERMILLION}"></div>'
+        for prob in probs
+    ]
+    numbers = [str(count) for count in counts]
+    rows = _rows([count / len(chosen) for count in counts], numbers, marks)
+    return _labelled("votes", "votes", numbers, rows)
+
+
+def probabilities(prediction: ClassificationPrediction) -> str:
+    """A row for each class: a bar of its probability."""
+    probs = prediction.probs[0].tolist()
+    numbers = [f"{prob:.2f}" for prob in probs]
+    return _labelled("probs", "probabilities", numbers, _rows(probs, numbers, [""] * len(probs)))
+
+
+def _rows(fractions: list[float], numbers: list[str], marks: list[str]) -> str:
+    return "".join(
         f'<div class="vote"><b>{label}</b><div class="track">'
-        f'<div class="bar" style="width:{100 * count / len(chosen):.0f}%;background:{SKY}"></div>'
-        f'<div class="mark" style="left:{100 * prob:.1f}%;background:{VERMILLION}"></div></div>'
-        f'<span class="count">{count}</span></div>'
-        for label, (count, prob) in enumerate(
-            zip(counts, prediction.probs[0].tolist(), strict=True)
+        f'<div class="bar" style="width:{100 * fraction:.1f}%;background:{SKY}"></div>{mark}</div>'
+        f'<span class="count">{number}</span></div>'
+        for label, (fraction, number, mark) in enumerate(
+            zip(fractions, numbers, marks, strict=True)
         )
     )
-    return f'<div class="votes">{rows}</div>'
+
+
+def _labelled(name: str, words: str, numbers: list[str], rows: str) -> str:
+    """The rows as one picture, whose label has the numbers of all classes."""
+    listed = ", ".join(f"{label}: {number}" for label, number in enumerate(numbers))
+    return f'<div class="{name}" role="img" aria-label="{words} by class: {listed}">{rows}</div>'
 
 
 def split(prediction: ClassificationPrediction) -> str:
-    """The entropy as one bar of two parts, of at most the logarithm of the number of classes."""
+    """The entropy as one bar of two parts, of at most the logarithm of the number of classes.
+
+    One network by itself has the first part alone.
+    """
     most = math.log(prediction.probs.shape[-1])
     parts = [
         ("aleatoric", float(prediction.aleatoric), ORANGE, "each network by itself is unsure"),
         ("epistemic", float(prediction.epistemic), BLUE, "the networks disagree"),
-    ]
+    ][: len(prediction.sample_probs)]
     bars = "".join(
         f'<div class="bar" style="width:{100 * nats / most:.1f}%;background:{colour}"></div>'
         for _, nats, colour, _ in parts
@@ -68,7 +102,7 @@ def split(prediction: ClassificationPrediction) -> str:
         f"{meaning}</div>"
         for name, nats, colour, meaning in parts
     )
-    return f'<div class="split"><div class="track">{bars}</div>{words}</div>'
+    return f'<div class="split"><div class="track" aria-hidden="true">{bars}</div>{words}</div>'
 
 
 def point_at(x: float, y: float) -> tuple[float, float] | None:
@@ -85,7 +119,9 @@ def plot(points: list[tuple[float, float]], prediction: RegressionPrediction | N
         f'<circle class="point" cx="{_x(x):.1f}" cy="{_y(y):.1f}" r="5" fill="{VERMILLION}"/>'
         for x, y in points
     )
-    return "".join([*parts, dots])
+    label = f"plot of {len(points)} points; x and y from -1 to 1"
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}"'
+    return f'<svg class="plot" {box}>{"".join([*parts, dots])}</svg>'
 
 
 def _bands(prediction: RegressionPrediction) -> str:

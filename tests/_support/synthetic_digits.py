@@ -14,8 +14,9 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
-from pyro_bbb.play.classifier import Classifier, train_small
+from pyro_bbb.play.classifier import Classifier
 from pyro_bbb.play.rasterize import pixels
+from pyro_bbb.play.train import train_small
 
 Points = NDArray[np.float64]
 Drawing = list[Points]
@@ -208,7 +209,7 @@ SCRIBBLES: dict[str, Callable[[np.random.Generator], Drawing]] = {
 @cache
 def quickly_trained() -> Classifier:
     """As the first start trains it, in a quarter of the time."""
-    return train_small(8, copies=3, progress=False)
+    return train_small(8, copies=3)
 
 
 def report(classifier: Classifier) -> dict[str, float]:

@@ -12,6 +12,8 @@ from pyro_bbb.cli.entry_point import main
 from pyro_bbb.play import classifier as digits
 from pyro_bbb.play import render as pictures
 from pyro_bbb.play import synthetic_digits as hands
+from pyro_bbb.play import train
+from pyro_bbb.play.loading import Loading
 from pyro_bbb.play.rasterize import pixels
 from pyro_bbb.play.regression import GRID, NOISE, Curve, examples
 from tests._support.synthetic_digits import SCRIBBLES, STYLES, digit, quickly_trained, report
@@ -157,11 +159,41 @@ def test_a_regression_is_no_classifier(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_deterministic_network_is_a_point_trained_on_the_same_data(classifier):
+    done = []
+    point = train.train_small(2, copies=1, guide=train.DETERMINISTIC, report=done.append)
+    assert done == [0.5, 1.0]
+    assert [w.shape for w in point.guide.median().values()] == [
+        w.shape for w in classifier.guide.median().values()
+    ]
+    examples = point.model.num_data / 2, classifier.model.num_data / 4  # by the copies and 1
+    assert examples[0] == examples[1]
+    answer, again = point.ask(REAL[:5].flatten(1)), point.ask(REAL[:5].flatten(1))
+    assert len(answer.sample_probs) == 1 and torch.equal(answer.probs, again.probs)
+
+
+def test_rotated_digits_are_in_no_training():
+    (seen, _), (x, y) = train._small_digits()
+    shown = train.unseen_digits(8, None)
+    assert list(shown) == [str(label) for label in range(10)]
+    for name, pictured in shown.items():
+        assert not (seen == pictured).all(1).any()
+        assert y[(x == pictured).all(1)].tolist() == [int(name)]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_training_process_is_said(tmp_path):
+    loading = Loading(tmp_path / "model", data_root=tmp_path)
+    loading.train()
+    assert loading.networks is None and "train-images-idx3-ubyte.gz" in loading.error
+
+
+@pytest.mark.slow
 @pytest.mark.data
 def test_mnist_can_be_learned(real_root, monkeypatch):
     x, y = bbb.data.load_images("mnist", root=real_root)
-    monkeypatch.setattr(digits, "load_images", lambda *_, **__: (x[:1500], y[:1500]))
-    found = digits.train_mnist(real_root, epochs=3, progress=False)
+    monkeypatch.setattr(train, "load_images", lambda *_, **__: (x[:1500], y[:1500]))
+    found = train.train_mnist(real_root, epochs=3)
     answer = found.ask(x[3000:3500].flatten(1))
     assert found.side == 28 and bbb.metrics.accuracy(answer.probs, y[3000:3500]) > 0.8
 

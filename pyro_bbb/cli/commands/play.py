@@ -1,8 +1,9 @@
-"""``pyro-bbb play``: a page on which to draw digits and to place points."""
+"""``pyro-bbb play``: a page on which to draw digits, to place points and to rotate digits."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,41 +13,49 @@ from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.options import Play
 
 if TYPE_CHECKING:
-    from pyro_bbb.play.classifier import Classifier
+    from pyro_bbb.play.loading import Loading
 
 
 def run(options: Play, console: Console) -> dict[str, Any]:
-    """Trains or loads, then answers until Ctrl-C."""
+    """Loads the networks, or trains them behind the page; answers until Ctrl-C."""
     with extra("play"):
         from pyro_bbb.play.app import serve
     _require_free(options.host, options.port)
-    classifier = _classifier(options, console)
+    loading = _loading(options, console)
     console.print(f"http://{options.host}:{options.port}/ (Ctrl-C ends)")
     with suppress(KeyboardInterrupt):
-        serve(classifier, host=options.host, port=options.port, show=not options.no_browser)
+        serve(loading, host=options.host, port=options.port, show=not options.no_browser)
+    if loading.error is not None:
+        raise BadInput(loading.error)
     return {}
 
 
-def _classifier(options: Play, console: Console) -> Classifier:
+def _loading(options: Play, console: Console) -> Loading:
+    """The networks, opened, or in training while the page is shown."""
     from pyro_bbb.data.cache import cache_folder
-    from pyro_bbb.play import classifier as digits
+    from pyro_bbb.play.loading import ERRORS, Loading
 
     name = "play-digits" if options.data_root is None else "play-mnist"
-    folder = options.model or cache_folder() / name
+    loading = Loading(options.model or cache_folder() / name, options.data_root)
     try:
-        if (folder / "spec.json").exists():
-            return digits.open_saved(folder)
-        if options.data_root is None:
-            console.print("training on 1,797 digits of 8x8 pixels")
-            found = digits.train_small(progress=console.shows_progress)
-        else:
-            console.print("training on 60,000 digits of 28x28 pixels")
-            found = digits.train_mnist(options.data_root, progress=console.shows_progress)
-        found.save(folder)
-    except (OSError, ValueError, RuntimeError) as error:
+        if loading.is_saved(both=options.model is None):
+            loading.open()
+            return loading
+        loading.require_data()
+    except ERRORS as error:
         raise BadInput(str(error)) from error
-    console.print(f"saved in {folder}")
-    return found
+    threading.Thread(target=_train, args=(loading, console), daemon=True).start()
+    return loading
+
+
+def _train(loading: Loading, console: Console) -> None:
+    size = "1,797 digits of 8x8" if loading.data_root is None else "60,000 digits of 28x28"
+    console.print(f"training on {size} pixels; the page shows the progress")
+    loading.train()
+    if loading.networks is not None:
+        console.print(f"saved in {loading.folder}")
+    elif loading.error is not None:
+        console.print(loading.error)
 
 
 def _require_free(host: str, port: int) -> None:
