@@ -1,12 +1,12 @@
-# make demo | test | test-slow | mutation | lint | docs | docs-serve | audit | clean; each sets up .venv when it is missing or older than
-# pyproject.toml. make test-lowest has an environment of its own, new each time.
+# make demo | test | test-slow | mutation | lint | docs | docs-serve | docs-version | dist | audit | clean; each sets up .venv
+# when it is missing or older than pyproject.toml. make test-lowest has an environment of its own, new each time.
 # CONTRIBUTING.md has the plain commands behind them.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-slow test-lowest mutation lint docs docs-serve audit clean
+.PHONY: demo test test-slow test-lowest mutation lint docs docs-serve docs-version dist audit clean
 
 demo: $(READY)
 	$(BIN)/python experiments/quickstart.py
@@ -39,13 +39,26 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 # The documentation: into site/, or on a local port while one writes. (MkDocs Material's banner is off.)
-docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs docs-serve docs-version: export NO_MKDOCS_2_WARNING = 1
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
 
 docs-serve: $(READY)
 	$(BIN)/python -m mkdocs serve
+
+# The site of this version, 0.1 of 0.1.2, as a commit on the branch gh-pages; PUSH=--push publishes it.
+docs-version: VERSION = $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' pyro_bbb/_utils/version.py)
+docs-version: $(READY)
+	PATH="$(BIN):$$PATH" $(BIN)/mike deploy $(PUSH) --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default $(PUSH) latest
+
+# What a release uploads: sdist and wheel in dist/, checked.
+dist: $(READY)
+	rm -rf build dist *.egg-info
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 # Consistent versions, and none with a known vulnerability. Asks PyPI; an answer that lacks is a failure.
 audit: $(READY)

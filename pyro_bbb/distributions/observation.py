@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from pyro import distributions as dist
-from scipy.special import stdtr
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -86,6 +85,8 @@ class StudentT(dist.StudentT):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of a draw at most ``value``, elementwise."""
+        from scipy.special import stdtr  # which takes longer to import than this room
+
         z = (value - self.loc) / self.scale
         df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
         return torch.as_tensor(stdtr(df, z)).to(value)

@@ -1,24 +1,34 @@
-"""environment.yml and pyproject.toml ask for the same packages with the same bounds."""
+"""pyproject.toml, environment.yml and conda's recipe ask for the same packages and bounds."""
 
+import ast
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pyro_bbb import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 CONDA_NAMES = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
+    "build": "python-build",
     "playwright": "playwright-python",
 }  # others are called the same
 # extras of packages that conda-forge does not have, or not beside the others
 PIP_ONLY = {"benchmarks", "peers", "comparison"}
 
 
+def pyproject():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
 def project():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return pyproject()["project"]
 
 
 def parsed(lines):
@@ -46,8 +56,31 @@ def from_environment():
     return bounds
 
 
-def test_both_files_agree():
+def recipe():
+    """The recipe, with the values of its context in their positions."""
+    text = (ROOT / "recipe" / "recipe.yaml").read_text()
+    for name, value in yaml.safe_load(text)["context"].items():
+        text = text.replace(f"${{{{ {name} }}}}", str(value))
+    return yaml.safe_load(text)
+
+
+def test_the_environment_has_the_library_and_its_extras():
     assert from_environment() == from_pyproject(without=PIP_ONLY)
+
+
+def test_the_recipe_has_the_library_alone():
+    written = recipe()
+    extras = project()["optional-dependencies"]
+    assert parsed(written["requirements"]["run"]) == from_pyproject(without=extras)
+    _, _, setuptools = written["requirements"]["host"]
+    assert [Requirement(setuptools)] == [*map(Requirement, pyproject()["build-system"]["requires"])]
+    scripts = [f"{name} = {target}" for name, target in project()["scripts"].items()]
+    assert written["build"]["python"]["entry_points"] == scripts
+
+
+def test_all_files_say_one_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == recipe()["package"]["version"] == __version__
 
 
 def test_every_bound_is_a_lower_bound():
@@ -58,3 +91,39 @@ def test_every_bound_is_a_lower_bound():
 def test_dev_contains_the_experiments():
     extras = project()["optional-dependencies"]
     assert "pyro-bbb[experiments]" in extras["dev"]
+
+
+# --- what the library imports ---
+
+
+def requirements(extra=None):
+    """Packages of the library and, with those that it names, of an extra of it."""
+    declared = project()
+    lines = declared["optional-dependencies"][extra] if extra else declared["dependencies"]
+    for requirement in map(Requirement, lines):
+        if requirement.name != declared["name"]:
+            yield canonicalize_name(requirement.name)
+        for other in requirement.extras:
+            yield from requirements(other)
+
+
+def imported(room):
+    """Packages beside the standard library that the files of a room import, anywhere in them."""
+    for path in ROOT.glob(f"pyro_bbb/{room}"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            yield from (name.partition(".")[0] for name in names)
+
+
+def test_the_library_or_the_rooms_extra_installs_what_it_imports():
+    folders = (path.parent.name for path in (ROOT / "pyro_bbb").glob("*/__init__.py"))
+    names = packages_distributions()
+    for room in ["*.py", *(f"{name}/**/*.py" for name in sorted(folders))]:
+        extra = room.partition("/")[0]
+        known = extra in project()["optional-dependencies"]
+        installed = {*requirements(), *requirements(extra if known else None)}
+        for package in set(imported(room)) - sys.stdlib_module_names - {"pyro_bbb"}:
+            owners = {canonicalize_name(name) for name in names[package]}
+            assert owners & installed, f"pyro_bbb/{room} imports {package}"

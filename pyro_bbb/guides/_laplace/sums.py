@@ -13,7 +13,6 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from pyro_bbb.guides._laplace.gauss_newton import (
@@ -126,6 +125,8 @@ class Sums:
 
         (MacKay 1992; the first sum by the prior's slope $h (z - m)$).
         """
+        from scipy.optimize import minimize_scalar  # which takes longer to import than this room
+
         if self.coupled or any(name.startswith("likelihood.") for name in self.names):
             raise ValueError(
                 "optimize_prior needs a likelihood and priors without latents of their own, got "
