@@ -1,5 +1,6 @@
 """The tables of docs/performance.md are those of the committed benchmark run."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -9,11 +10,27 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "performance.md").read_text()
 LOG = (ROOT / "docs" / "development" / "performance_log.md").read_text()
 RECORD = json.loads((ROOT / "docs" / "results" / "benchmarks.json").read_text())
+LARGE = json.loads((ROOT / "docs" / "results" / "large.json").read_text())
 
 
 def table(head, rows):
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def test_large_networks_have_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    shown = importlib.import_module("large").table(LARGE["networks"])
+    assert f"<!-- large -->\n{shown}\n<!-- end -->" in DOCUMENT
+    for found in LARGE["networks"].values():
+        ratios = found["ratios"]
+        assert ratios["adapt"]["memory"] <= 1.15 and ratios["adapt"]["time"] <= 1.3
+        assert ratios["all weights, bayesianize"]["memory"] <= 3.5
+        assert ratios["all weights, IVON"]["memory"] <= 2.2
+    passes = LARGE["networks"]["vit"]["ratios"]["10 draws"]["time"]
+    assert passes <= 3
+    guide = (ROOT / "docs" / "guide" / "large_networks.md").read_text("utf-8")
+    assert f"ten draws take as long as {passes:.1f} passes" in " ".join(guide.split())
 
 
 def aims():

@@ -17,6 +17,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "gap_splits": (
         "experiments/gap_splits.py --datasets bostonHousing energy wine-quality-red yacht"
     ),
+    "large": "benchmarks/large.py",
     "scaling": "benchmarks/scaling.py",
     "posteriors": "experiments/posteriors.py --problems fashion_mlp",
     "posteriors_ensembles": (
