@@ -39,7 +39,6 @@ class Wheel:
     """
 
     def __init__(self, radii: tuple[float, ...], steps: int, seed: int) -> None:
-        self.radii = radii
         generator = torch.Generator().manual_seed(seed)
         radius = torch.rand(steps, generator=generator).sqrt()
         angle = 2 * torch.pi * torch.rand(steps, generator=generator)
