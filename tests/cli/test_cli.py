@@ -163,7 +163,7 @@ def test_predictions_of_numbers(capsys, folder, tmp_path):
 
 def columns_as_text(path):
     """The predicted means as the file has them."""
-    return pl.read_csv(path, infer_schema=False)["prediction"].to_list()
+    return pl.read_csv(path, infer_schema_length=0)["prediction"].to_list()
 
 
 def test_columns_to_copy_are_chosen(capsys, folder, tmp_path):

@@ -420,7 +420,8 @@ def test_a_softplus_normal_expands_with_independent_noise():
 def test_draws_of_a_softplus_normal_follow_its_cdf():
     q = SoftplusNormal(torch.tensor(0.5), torch.tensor(-2.0)).expand([20_000])
     for draws in (q.sample(), q.rsample()):
-        test = scipy.stats.kstest(draws.numpy(), "norm", (0.5, math.log1p(math.exp(-2))))
+        normal = scipy.stats.norm(0.5, math.log1p(math.exp(-2)))
+        test = scipy.stats.kstest(draws.numpy(), normal.cdf)  # "norm" fails in scipy 1.18
         assert test.pvalue > ALPHA
 
 
