@@ -2,7 +2,8 @@ r"""Baseline of training: the best negative ELBO of some posteriors that ignore 
 
 Their weights are Normals around the prior's means, with the prior's standard deviations times a
 factor: of all weights, or of the last layer's alone, which makes the outputs nearly constant.
-A trained guide should be better. One that is not has stopped far from the posterior.
+A trained guide should be better. One that is not has stopped far from the posterior. Its data cost
+should be below that of each of them as well, or it has learned nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PASSES = 1 + 2 * len(FACTORS) + 3 * _DRAWS  # 25 draws of the weights, over the 
 
 
 class UndertrainedWarning(UserWarning):
-    """Training ended where a posterior that ignores the data has a better ELBO."""
+    """Training ended where a posterior that ignores the data has a better ELBO, or likelihood."""
 
 
 class _ScaledPrior(Messenger):
@@ -64,8 +65,8 @@ class _ScaledPrior(Messenger):
 
 
 @torch.no_grad()
-def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> float | None:
-    """Return the best negative ELBO of posteriors that ignore the data, in nats per example.
+def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> list[float] | None:
+    """Return the best negative ELBO and data cost of posteriors that ignore the data.
 
     Its 25 passes cost less than the training: a training of fewer steps has no baseline, and the
     passes see at most a hundredth of the examples that the training sees, or a minibatch.
@@ -76,7 +77,8 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
         kl_weight: factor of the KL.
 
     Returns:
-        The least estimate; ``None`` where none is finite, or where the training is too short.
+        The least estimates, in nats per example; ``None`` where none is finite, or where the
+        training is too short.
     """
     if num_steps < PASSES:
         return None
@@ -85,32 +87,53 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     quiet = pyro.validation_enabled(False)  # outputs may be infinite
     with quiet, seeded(0), poutine.block(), evaluating(batches.model):
-        nats = batches.processes.largest(_least(batches.model, parts, kl_weight))
-    return nats / batches.model.num_data if nats < math.inf else None
+        least = _least(batches.model, parts, kl_weight)
+        nats = [batches.processes.largest(each) / batches.model.num_data for each in least]
+    return nats if max(nats) < math.inf else None
 
 
 def warn_if_undertrained(history: History) -> None:
-    """Warn where the last epoch's objective is worse than the baseline."""
-    baseline, reached = history.baseline_per_example, history.neg_elbo_per_example
-    if baseline is not None and reached and reached[-1] > baseline:
-        warnings.warn(
-            f"training ended at a negative ELBO of {reached[-1]:.3g} nats per example; a posterior "
-            f"that ignores the data reaches {baseline:.3g}. The guide is far from the posterior: "
-            "train longer, or with a larger lr. See docs/guide/trained.md.",
-            UndertrainedWarning,
-            stacklevel=4,
-        )
+    """Warn where the last epoch's objective, or its data cost, is worse than the baseline."""
+    if history.baseline_per_example is None or not history.loss:
+        return
+    loss, nll = (part[-1] / history.num_data for part in (history.loss, history.nll))
+    if loss > history.baseline_per_example:
+        _warn("a negative ELBO", loss, history.baseline_per_example, _FAR)
+    elif nll > (least := history.baseline_nll_per_example or math.inf):
+        _warn("a data cost", nll, least, _COLLAPSED)
 
 
-def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> float:
-    """Return the least negative ELBO; the best three by one draw are estimated by more draws."""
+_FAR = (
+    "The guide is far from the posterior: train longer, or with a larger lr. See "
+    "docs/guide/trained.md."
+)
+_COLLAPSED = (
+    "The guide has learned little or nothing: it has collapsed to the prior, or the inputs tell no "
+    "more. See docs/questions/elbo.md."
+)
+
+
+def _warn(of: str, reached: float, baseline: float, advice: str) -> None:
+    warnings.warn(
+        f"training ended at {of} of {reached:.3g} nats per example; a posterior that ignores the "
+        f"data reaches {baseline:.3g}. {advice}",
+        UndertrainedWarning,
+        stacklevel=5,
+    )
+
+
+def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> tuple[float, float]:
+    """Return the least negative ELBO, of the best three by more draws, and the least data cost."""
+    costs = []
 
     def estimate(factors: Mapping[str, float]) -> float:
-        nats = _neg_elbo(model, parts, factors, kl_weight)
-        return math.inf if math.isnan(nats) else nats
+        kl, nll = _costs(model, parts, factors)
+        costs.append(math.inf if math.isnan(nll) else nll)
+        return math.inf if math.isnan(kl + nll) else kl_weight * kl + nll
 
     best = sorted(_candidates(model, *parts[0]), key=estimate)[:3]
-    return min(fmean(estimate(each) for _ in range(_DRAWS)) for each in best)
+    neg_elbo = min(fmean(estimate(each) for _ in range(_DRAWS)) for each in best)
+    return neg_elbo, min(costs)
 
 
 def _candidates(model: BayesianModel, x: Rows, y: Tensor) -> Iterator[dict[str, float]]:
@@ -135,12 +158,12 @@ def _has_moments(prior: Any) -> bool:
     )
 
 
-def _neg_elbo(
-    model: BayesianModel, parts: Sequence[Batch], factors: Mapping[str, float], kl_weight: float
-) -> float:
-    """Estimate a negative ELBO of all data, in nats, by one draw of the weights."""
+def _costs(
+    model: BayesianModel, parts: Sequence[Batch], factors: Mapping[str, float]
+) -> tuple[float, float]:
+    """Estimate the KL and the data cost of all data, in nats, by one draw of the weights."""
     with _ScaledPrior(factors) as draw:
         for x, y in parts:
             model(x, y)
     size = sum(len(y) for _, y in parts)
-    return kl_weight * draw.kl - model.num_data / size * draw.log_likelihood
+    return draw.kl, -model.num_data / size * draw.log_likelihood

@@ -159,7 +159,7 @@ def fit(
 
     Warns:
         UndertrainedWarning: training ended where a posterior that ignores the data has a better
-            ELBO (`docs/guide/trained.md`).
+            ELBO or a better likelihood (`docs/guide/trained.md`).
 
     Raises:
         CheckpointError: a checkpoint cannot be written or read. The one before is whole; model and

@@ -83,6 +83,7 @@ class History(Record):
             that ignore the data (`docs/guide/trained.md`), under the priors before training and
             the KL's last weight; ``None`` for points, for a training of fewer than 25 steps, and
             before the end of training.
+        baseline_nll_per_example: likewise the negative log-likelihood, of the best by that alone.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -91,6 +92,7 @@ class History(Record):
     interrupted: bool = False
     num_data: int = 1
     baseline_per_example: float | None = None
+    baseline_nll_per_example: float | None = None
 
     @property
     def neg_elbo_per_example(self) -> list[float]:
@@ -115,10 +117,12 @@ class History(Record):
         ]
         return f"`{self!r}`\n\n{as_markdown(PRINTED, rows)}"
 
-    def with_baseline(self, nats_per_example: float | None) -> History:
-        """The record with a baseline; points have no density, and no ELBO to compare with it."""
-        points = not self.log_guide or self.log_guide[-1] == 0.0
-        return replace(self, baseline_per_example=None if points else nats_per_example)
+    def with_baseline(self, nats_per_example: Sequence[float] | None) -> History:
+        """The record with baselines of objective and data cost; points have no ELBO, and none."""
+        if nats_per_example is None or not self.log_guide or self.log_guide[-1] == 0.0:
+            return self
+        loss, nll = nats_per_example
+        return replace(self, baseline_per_example=loss, baseline_nll_per_example=nll)
 
     def close_epoch(self, num_steps: int, seconds: float) -> None:
         """Adds an epoch made of the latest ``num_steps`` steps."""

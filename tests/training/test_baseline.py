@@ -30,9 +30,14 @@ def classifier(num_data, prior=None):
     return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=num_data)
 
 
-def baseline(model, data, kl_weight=1.0, num_steps=1_000, batch_size=128):
+def baselines(model, data, kl_weight=1.0, num_steps=1_000, batch_size=128):
+    """Of the objective and of the data cost."""
     batches = batches_of(model, data, batch_size)
     return _baseline.baseline_per_example(batches, num_steps, kl_weight)
+
+
+def baseline(*args, **options):
+    return baselines(*args, **options)[0]
 
 
 def batches_of(model, data, batch_size=128):
@@ -73,9 +78,10 @@ def test_one_draw_is_unbiased_for_a_closed_form():
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=16)
     torch.manual_seed(0)
     c, weight = 0.25, 0.7
-    draws = torch.tensor(
-        [_baseline._neg_elbo(model, [(x, y)], {"network.weight": c}, weight) for _ in range(400)]
+    costs = torch.tensor(
+        [_baseline._costs(model, [(x, y)], {"network.weight": c}) for _ in range(400)]
     )
+    draws = costs @ torch.tensor([weight, 1.0])
     kl = (c**2 - 1) / 2 - math.log(c)
     nll = 16 * (0.5 * math.log(2 * math.pi) + 0.5 * (0.5**2 + c**2))
     assert abs(draws.mean() - (weight * kl + nll)) < 5 * draws.std() / 20
@@ -106,7 +112,7 @@ def test_it_costs_less_than_the_training(digits, num_steps, passes, rows):
     model = classifier(1347)
     seen = []
     model.network.register_forward_hook(lambda *args: seen.append(len(args[1][0])))
-    found = baseline(model, digits, num_steps=num_steps, batch_size=8)
+    found = baselines(model, digits, num_steps=num_steps, batch_size=8)
     assert (found is None) == (passes == 0)
     assert max(seen, default=0) <= 8
     assert passes * rows * 0.95 <= sum(seen) <= passes * rows + 1
@@ -121,7 +127,7 @@ def test_all_minibatches_of_a_pass_have_one_draw(digits):
     for size in (200, 30):
         torch.manual_seed(1)
         parts = list(zip(x.split(size), y.split(size), strict=True))
-        found.append(_baseline._neg_elbo(model, parts, dict.fromkeys(names, 0.1), 1.0))
+        found.append(_baseline._costs(model, parts, dict.fromkeys(names, 0.1)))
     assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
@@ -142,12 +148,35 @@ def fit(model, guide, data, **options):
 def test_fit_warns_where_training_ends_above_it(digits):
     model = classifier(1347)
     history, found = fit(model, bbb.AutoSoftplusNormal(model), digits, epochs=3, lr=1e-3)
-    assert history.baseline_per_example == baseline(model, digits, num_steps=33)
+    expected = baselines(model, digits, num_steps=33)
+    assert [history.baseline_per_example, history.baseline_nll_per_example] == expected
     assert history.neg_elbo_per_example == [loss / 1347 for loss in history.loss]
     assert len(found) == 1 and found[0].filename == __file__
     text = f"{history.neg_elbo_per_example[-1]:.3g} nats per example"
     assert text in str(found[0].message)
     assert f"reaches {history.baseline_per_example:.3g}." in str(found[0].message)
+
+
+def test_the_data_cost_without_data_is_that_of_guessing(digits):
+    """Of ten classes log 10: nothing constant is better by more than the classes are unequal."""
+    _, nll = baselines(classifier(1347), digits)
+    assert math.log(10) - 0.05 < nll < math.log(10) + 0.01
+
+
+def test_fit_warns_of_a_collapse_to_the_prior(digits):
+    """Its ELBO is better than the baseline, as it has hardly any KL."""
+    torch.manual_seed(0)
+    network = bbb.BayesianMLP([64, 100, 10])
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=1347)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=0.5)
+    history, found = fit(model, guide, digits, epochs=60)
+    assert history.neg_elbo_per_example[-1] < history.baseline_per_example
+    nll = history.nll[-1] / 1347
+    assert nll > history.baseline_nll_per_example
+    assert len(found) == 1 and found[0].filename == __file__
+    text = str(found[0].message)
+    assert text.startswith(f"training ended at a data cost of {nll:.3g} nats per example; a post")
+    assert f"reaches {history.baseline_nll_per_example:.3g}. The guide has learned little" in text
 
 
 def test_points_have_none(digits):

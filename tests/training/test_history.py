@@ -112,8 +112,9 @@ def test_it_goes_through_json():
     found = json.loads(json.dumps(history.as_dict()))
     assert found["loss"] == history.loss
     assert found["steps"]["kl"] == history.steps.kl
-    others = {"seconds", "steps", "skipped", "interrupted", "num_data", "baseline_per_example"}
-    assert set(found) == {*SERIES, *others}
+    others = {"seconds", "steps", "skipped", "interrupted", "num_data"}
+    baselines = {"baseline_per_example", "baseline_nll_per_example"}
+    assert set(found) == {*SERIES, *others, *baselines}
 
 
 def test_the_printed_form_is_one_line():

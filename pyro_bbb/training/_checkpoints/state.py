@@ -28,7 +28,7 @@ class Progress:
     seconds: float = 0.0  # of this epoch so far
     trained: bool = False  # all steps are done
     finished: bool = False  # nothing is left to do
-    baseline: float | None = None  # of the objective, in nats per example; once known
+    baseline: list[float] | None = None  # of objective and data cost, nats per example; once known
 
 
 @dataclass(frozen=True)
