@@ -35,7 +35,12 @@ FLAGS += ["--disable-background-networking", "--disable-component-update", "--di
 DESKTOP, PHONE = {"width": 1280, "height": 720}, {"width": 375, "height": 812}
 PATIENCE = 20_000  # milliseconds, on a machine that is busy with other things
 TRAINING = 30 * PATIENCE
-TABS = ("Draw a digit", "Place points", "Shift")
+HEADINGS = {
+    "Draw a digit": "Draw a digit from 0 to 9",
+    "Place points": "Click to place a point; the band follows",
+    "Shift": "Rotate a digit",
+}
+TABS = tuple(HEADINGS)
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,9 +126,12 @@ def page(site):
 
 
 def open_tab(page, name):
-    """Clicks, and waits until the others have slid away."""
+    """Clicks, and waits until the tab has slid in and the one before it out."""
     page.get_by_role("tab", name=name).click()
-    sync_api.expect(page.locator(".q-tab-panel:visible")).to_have_count(1)
+    panel = page.locator(".q-tab-panel:visible")
+    sync_api.expect(panel.locator("h2").first).to_have_text(HEADINGS[name])
+    sync_api.expect(panel).to_have_count(1)
+    sync_api.expect(page.locator("[class*='q-transition--slide']")).to_have_count(0)
 
 
 def test_the_page_is_used_while_the_networks_are_in_training(start):
