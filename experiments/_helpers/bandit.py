@@ -8,7 +8,7 @@ interaction with all its training steps is one CUDA graph.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -51,10 +51,19 @@ class StackedMLP(PyroModule):
 
     def he(self, seeds: list[int]) -> Tensor:
         """Initial weights ``[agents, weights]``: kernels from N(0, 2 / n_in), biases 0."""
-        spread = [s for n, m in self.layers for s in [math.sqrt(2 / n)] * (n * m) + [0.0] * m]
+        spread = he_scales(self.layers, of_biases=0.0)
         sources = [torch.Generator().manual_seed(seed) for seed in seeds]
         noise = torch.stack([torch.randn(len(spread), generator=source) for source in sources])
         return torch.tensor(spread) * noise
+
+
+def he_scales(layers: Iterable[tuple[int, int]], of_biases: float) -> list[float]:
+    """Scales of all weights, kernels' being sqrt(2 / inputs), by the layers' inputs and units."""
+    return [
+        scale
+        for inputs, units in layers
+        for scale in [math.sqrt(2 / inputs)] * (inputs * units) + [of_biases] * units
+    ]
 
 
 def encode(contexts: Tensor, action: int) -> Tensor:

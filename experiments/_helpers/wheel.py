@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from _helpers.bandit import StackedMLP
+from _helpers.bandit import StackedMLP, he_scales
 from pyro_bbb import bandits, guides
 
 ACTIONS = 5
@@ -184,11 +184,7 @@ def by_guide(guide: str, radii: int, of: Learning) -> Periodic:
 
 def fan_in(sizes: list[int]) -> Normal:
     """N(0, 2 / inputs) for kernels and N(0, 2) for biases, over all weights of a network."""
-    scales = [
-        scale
-        for inputs, units in itertools.pairwise(sizes)
-        for scale in [math.sqrt(2 / inputs)] * (inputs * units) + [math.sqrt(2)] * units
-    ]
+    scales = he_scales(itertools.pairwise(sizes), of_biases=math.sqrt(2))
     return Normal(torch.zeros(len(scales)), torch.tensor(scales))
 
 

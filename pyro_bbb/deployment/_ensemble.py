@@ -102,10 +102,8 @@ class DrawnEnsemble(nn.Module):
             Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if asked
             for, ``quantiles`` ``[n, d, Q]``.
         """
-        # an exporter would fix the number of inputs of what torch batches over weights
-        run = one_by_one if torch.compiler.is_compiling() else over_draws
-        arguments = run(partial(self._arguments, (x, *others)), self.drawn.weights())
-        if issubclass(self._family, (Categorical, Bernoulli)):
+        arguments = self._all_arguments(x, *others)
+        if self._of_classes:
             classes = ClassificationPrediction(
                 finished(self._family, arguments)["sample_log_probs"]
             )
@@ -114,7 +112,7 @@ class DrawnEnsemble(nn.Module):
                 "aleatoric": _entropy(classes.sample_log_probs).mean(0),
                 "epistemic": classes.epistemic,
             }
-        mixture = RegressionPrediction(self._family(**arguments, **self._unchecked))
+        mixture = self._mixture(arguments)
         answer = {name: getattr(mixture, name) for name in OF_TARGETS}
         parts = torch.stack([answer["aleatoric_std"], answer["epistemic_std"]]).double()
         answer["std"] = parts.square().sum(0).sqrt().to(mixture.mean)  # ONNX has no hypot
@@ -128,16 +126,28 @@ class DrawnEnsemble(nn.Module):
         Raises:
             TypeError: the targets are classes.
         """
-        if issubclass(self._family, (Categorical, Bernoulli)):
+        if self._of_classes:
             raise TypeError(
                 f"sample_means needs real targets or counts, got {self._family.__name__}"
             )
-        arguments = over_draws(partial(self._arguments, (x, *others)), self.drawn.weights())
-        return RegressionPrediction(self._family(**arguments, **self._unchecked)).sample_means
+        return self._mixture(self._all_arguments(x, *others)).sample_means
 
     def extra_repr(self) -> str:
         """The number of networks, for the module's printed form."""
         return f"num_samples={len(next(iter(self.drawn.weights().values())))}"
+
+    @property
+    def _of_classes(self) -> bool:
+        return issubclass(self._family, (Categorical, Bernoulli))
+
+    def _mixture(self, arguments: dict[str, Tensor]) -> RegressionPrediction:
+        return RegressionPrediction(self._family(**arguments, **self._unchecked))
+
+    def _all_arguments(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Arguments of the likelihood's family by every network."""
+        # an exporter would fix the number of inputs of what torch batches over weights
+        run = one_by_one if torch.compiler.is_compiling() else over_draws
+        return run(partial(self._arguments, inputs), self.drawn.weights())
 
     def _arguments(self, x: tuple[Tensor, ...], draw: dict[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = functional_call(self.drawn, draw, x)
