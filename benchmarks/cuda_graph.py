@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps in a CUDA graph: Bayes by Backprop and an ordinary network.
 
     python benchmarks/cuda_graph.py [--device cuda]

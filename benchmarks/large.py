@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training and prediction of large networks, beside LoRA and beside deterministic training.
 
     python benchmarks/large.py [--networks vit gpt2] [--batch 2]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speed and memory of pyro_bbb, plain PyTorch, stock Pyro and other libraries.
 
     python benchmarks/run.py [--quick] [--only small tables] [--threads 2]

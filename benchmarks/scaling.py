@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scaling of training over processes: measured on two cores, and modelled for more.
 
     python benchmarks/scaling.py [--output results/scaling]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of ``docs/architecture.md``: rooms on their floors, and the flow of data.
 
     python docs/architecture_figure.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the site shows beyond the pages of this folder, and how it writes equations.
 
 MkDocs calls the functions named ``on_...``. Files of the repository that are pages of the site are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of ``docs/questions``, each of a symptom.
 
     python docs/question_figures.py            # all, in some minutes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two pictures on top of ``README.md`` and of the documentation's start.
 
     python docs/readme_figures.py

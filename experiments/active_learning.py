@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Active learning on MNIST: BALD and predictive entropy against random acquisition.
 
     python experiments/active_learning.py --repeats 5

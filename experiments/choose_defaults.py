@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ablation of the library's defaults: one change at a time, scored on validation data.
 
     python experiments/choose_defaults.py [--data-root ROOT]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continual learning: one task after another, yesterday's posterior as today's prior.
 
     python experiments/continual.py [--protocols permuted split split_fashion] [--seeds 3]

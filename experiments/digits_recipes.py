@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Six recipes for a network of the digits: the ELBO that each reaches, beside its scores.
 
     python experiments/digits_recipes.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian MLP on Fashion-MNIST, with MNIST's digits as out-of-distribution inputs.
 
     python experiments/fashion_mnist.py [--preset published] [--repeats 3] [--data-root ROOT]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uncertainty in a gap of the data: UCI tables without the middle third of a feature.
 
     python experiments/gap_splits.py --data-root DIR [--datasets yacht energy]

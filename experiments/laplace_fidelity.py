@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Laplace's approximation by draws of the weights and by the network's tangent, against NUTS.
 
     python experiments/laplace_fidelity.py [--repeats 3]

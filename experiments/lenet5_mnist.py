@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian LeNet-5 on MNIST: accuracy, out-of-distribution detection and refusal.
 
     python experiments/lenet5_mnist.py [--preset published] [--dataset fashion_mnist] [--repeats 3]

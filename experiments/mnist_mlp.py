@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian MLP on MNIST: accuracy, signal-to-noise ratios and pruning of 478,410 weights.
 
     python experiments/mnist_mlp.py [--preset published] [--repeats 3] [--data-root ROOT]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contextual bandit on UCI's mushrooms: Thompson sampling against epsilon-greedy agents.
 
     python experiments/mushroom_bandit.py [--preset published] [--device cuda]

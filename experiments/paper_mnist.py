@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MNIST by SGD, dropout and Bayes by Backprop: Table 1 of the paper, with NLL, ECE and AUROC.
 
     python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda | --jobs 2]

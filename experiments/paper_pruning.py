@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pruning by signal-to-noise ratio: Table 2 of the paper.
 
     python experiments/paper_pruning.py [--posterior results/paper_mnist/posterior]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regression with predictive bands: Figure 5 of Blundell et al. (2015).
 
     python experiments/paper_regression.py --repeats 3

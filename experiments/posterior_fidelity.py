@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fidelity of variational families: predictive distances of every guide to NUTS.
 
     python experiments/posterior_fidelity.py [--problems sine diabetes breast_cancer]

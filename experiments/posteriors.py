@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Posteriors of one network compared: scores, out-of-distribution detection and cost.
 
     python experiments/posteriors.py [--problems fashion_mlp mnist_lenet5] [--seeds 3]

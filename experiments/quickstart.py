@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
 
     python experiments/quickstart.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calibration under shift: test images corrupted, turned and moved, for many posteriors.
 
     python experiments/shift.py [--problems fashion_mlp mnist_lenet5] [--seeds 3]

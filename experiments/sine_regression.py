@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A noisy sine by 481 random weights: four priors and likelihoods, and NUTS on the same model.
 
     python experiments/sine_regression.py [--preset published] [--repeats 3]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`BayesianRegressor` with its default settings against scikit-learn's estimators and NGBoost.
 
     python experiments/sklearn_comparison.py --data-root FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regression tables of the UCI repository in 20 fixed splits, the benchmark of many papers.
 
     python experiments/uci_regression.py --data-root DIR --datasets yacht energy --workers 2

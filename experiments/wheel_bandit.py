@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wheel bandit: exploration that pays only where few contexts are.
 
     python experiments/wheel_bandit.py [--agents "last layer"] [--seeds 5]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian neural networks by variational inference on Pyro.
 
 Four nouns, each replaceable alone (network, prior, likelihood, guide); the verbs are functions.

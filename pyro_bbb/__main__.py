@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m pyro_bbb`` is the command line."""
 
 import sys

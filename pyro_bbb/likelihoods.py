@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Likelihoods: from a network's outputs to the distribution of the observations.
 
 Each computes the arguments of a distribution family. Their leading dimension is the batch; the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Scores of a prediction: accuracy, NLL, Brier, ECE, AUROC, risk-coverage, RMSE, coverage.
 
 Every function takes plain tensors on any device, of any floating precision, or numpy arrays, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probabilistic model: random weights, a network, and a likelihood of its outputs."""
 
 from __future__ import annotations

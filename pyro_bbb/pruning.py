@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Pruning by signal-to-noise ratio (Blundell et al. 2015, section 5.1 and table 2).
 
 A weight whose posterior mean is small against its standard deviation, $|\mu|/\sigma$, can be

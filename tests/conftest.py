@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every test starts from: one seed, an empty parameter store, float32."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents that act by draws of their posterior, and the mushrooms of the experiment."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images turned, moved and corrupted, against scipy, the JPEG standard and closed forms."""
 
 import math

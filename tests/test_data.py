@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Image sets and tables from disk, downloads, user data as tensors, minibatches, splits."""
 
 import gzip

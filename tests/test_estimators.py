@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradient estimators: the same ELBO and expected gradient, less variance, and nothing left behind.
 
 Monte Carlo comparisons use k = 6 standard errors unless they say otherwise.

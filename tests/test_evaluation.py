@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`evaluate` gives the scores that calls of the metrics by hand give, and tables of them."""
 
 from functools import partial

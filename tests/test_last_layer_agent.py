@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact regressions on learned features, and the bandit agent that acts by them."""
 
 import pyro.distributions as dist

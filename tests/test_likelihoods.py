@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log-densities of observations against scipy, and targets that do not fit."""
 
 import numpy as np

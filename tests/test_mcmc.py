@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NUTS: its potential against Pyro's own, its draws against posteriors known exactly."""
 
 import sys

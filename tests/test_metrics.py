@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics against hand-computed values and against scikit-learn, scipy and torchmetrics."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The probabilistic program: its log-densities, its weighting of the KL, its own parameters."""
 
 import math

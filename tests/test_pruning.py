@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pruning removes, in which order, and that it stays removed."""
 
 import numpy as np

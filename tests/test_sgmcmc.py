@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SG-MCMC: its stationary distributions in closed form, its steps against SGD, and resuming."""
 
 import math

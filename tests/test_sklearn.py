@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The estimators for scikit-learn: its own checks in full, and what they promise beyond."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Without a library: the deterministic floor, and Bayes by Backprop as tutorials write it.
 
 The second is the recipe of Blundell et al. (2015) in plain PyTorch: parameters $\mu, \rho$ of each

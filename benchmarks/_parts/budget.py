@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes and times of a default, a quick and a smoke run."""
 
 from dataclasses import dataclass, field

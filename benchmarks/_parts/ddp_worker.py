@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process of `scaling.py`: times training steps, alone or distributed; rank 0 prints JSON."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figure of all suites: bars of each method's cost relative to the deterministic floor."""
 
 from collections.abc import Iterable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides beside Bayes by Backprop: training steps in runs of `fit`, and predictions.
 
 Natural gradients (IVON), the variational last layer, and Laplace's approximation of the last layer,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers in separate processes, which isolate the state of the allocator.
 
 In one process blocks freed by one method would serve the others: the costs of allocation would

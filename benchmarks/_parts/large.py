@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large networks: a ViT-B/16 and a GPT-2 with random weights, and ways to train them.
 
 `python -m _parts.large THREADS JOBS` measures the memory of one step in a process of its own.

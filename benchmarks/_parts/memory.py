@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peak memory of training and of prediction, each measured in a process of its own.
 
 Two figures. *Tensors*: the largest sum of memory allocated by torch and not freed,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training methods by the name shown."""
 
 import _parts.baselines as plain

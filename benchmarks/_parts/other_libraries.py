@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other libraries' Bayesian layers, each used as its own documentation shows it."""
 
 from collections.abc import Callable, Iterator

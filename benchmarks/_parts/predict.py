@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prediction suite: class probabilities of many posterior draws for few and many inputs."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods on Pyro: `pyro_bbb.fit`, and Pyro's own autoguide and optimiser."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Printed tables and the JSON record."""
 
 import os

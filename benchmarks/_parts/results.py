@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements of one run, and performance targets."""
 
 from collections.abc import Callable, Iterator

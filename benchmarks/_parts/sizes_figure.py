@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of a training step's time against the number of weights."""
 
 from collections.abc import Sequence

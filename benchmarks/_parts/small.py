@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of small networks: whole runs over a table in memory, per step."""
 
 import warnings

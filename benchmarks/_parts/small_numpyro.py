@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same training by NumPyro: `AutoNormal`, all steps of a run in one compiled scan."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: single steps over widths, minibatches, draws and estimators; epochs of `fit`."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fits of estimators to tables of several sizes, each a whole fit with default settings."""
 
 import warnings

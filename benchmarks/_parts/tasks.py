@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training task of all methods: architecture, minibatch and trainer."""
 
 from collections import OrderedDict

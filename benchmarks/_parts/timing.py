@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interleaved timing: methods take turns in every round, in rotating order.
 
 Other load on the machine affects all methods alike; ratios are taken within rounds.

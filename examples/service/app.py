@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A web service that answers for a saved model, says how sure it is, and refuses where it is not.
 
     python examples/service/train.py model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small classifier of scikit-learn's digits and saves it for the service.
 
 Run ``python examples/service/train.py FOLDER``.

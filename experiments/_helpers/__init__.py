@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers: code of several experiments, and tables and figures of long ones."""

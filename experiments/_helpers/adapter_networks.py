@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks of `adapters`: a convolutional net of images, and a transformer of characters."""
 
 from collections.abc import Callable

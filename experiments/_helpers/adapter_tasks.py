@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks of `adapters`: a network that was trained on other data, and what it is adapted to."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batched bandit agents as one network, and the mushroom environment.
 
 The weights of A networks are one tensor; each row of inputs holds one input for each of them. The

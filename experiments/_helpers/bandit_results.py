@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regret of bandit runs: records, merging, tables and figures."""
 
 import json

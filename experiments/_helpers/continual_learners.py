@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods that learn one task after another."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Precision that tasks gave the weights, and the prior that it makes for the next task."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods of `continual`: a new one is an entry of `METHODS`.
 
 What was tried for them is said in `continual`.

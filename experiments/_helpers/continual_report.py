@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and figures of `continual`."""
 
 from typing import Any, TypeAlias

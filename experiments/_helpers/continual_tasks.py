@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences of tasks for continual learning, made of one set of images."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the digits in `quickstart`."""
 
 from typing import TypeAlias

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that every machine has: the docstrings of Python's standard library, as characters."""
 
 import ast

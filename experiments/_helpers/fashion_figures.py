@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of `fashion_mnist`."""
 
 from itertools import compress

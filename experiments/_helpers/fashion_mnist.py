@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training and scores of the networks of `fashion_mnist`."""
 
 from dataclasses import dataclass

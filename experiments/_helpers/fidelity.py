@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small problems that NUTS can solve, and distances between two posteriors' predictions."""
 
 import math

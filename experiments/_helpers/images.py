@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images for the experiments: the real sets, or for a smoke test a few that every machine has."""
 
 from pathlib import Path

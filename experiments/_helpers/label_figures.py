@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of `active_learning`."""
 
 from dataclasses import dataclass

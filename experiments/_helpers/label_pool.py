@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pool of images whose labels are bought one by one, and the rules that choose them."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LeNet-5 as an ordinary torch network, and its training with random weights in some layers."""
 
 from collections import OrderedDict

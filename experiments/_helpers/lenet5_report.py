@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and figures of `lenet5_mnist`."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks of the paper's MNIST experiments: data, recipes, training and figures.
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of

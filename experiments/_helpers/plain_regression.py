@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks without random weights that predict a Normal, alone or as an ensemble."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One cell of `posteriors`: a method trained from a seed, its scores and its cost.
 
 Costs are multiples of the deterministic network's, of processor seconds in one process: other

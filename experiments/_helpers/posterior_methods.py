@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods and problems of `posteriors`: a new method is an entry of `METHODS`.
 
 What was tried for them, and on which images, is said in `posteriors`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainings that `posteriors` and `shift` have in common: their images, folders and tasks."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Size and speed of pruned networks as ordinary modules."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and figures of `mnist_mlp`."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regressors that `sklearn_comparison` compares."""
 
 import math

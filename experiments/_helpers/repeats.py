@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs with several seeds, and mean and standard deviation of their figures.
 
 Seeds run one after the other, or wherever `joblib.parallel_config` says: on more cores, or by the

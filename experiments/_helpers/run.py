@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings, tables and reports of an experiment, and its folder of results.
 
 A run writes into its folder ``config.json`` at the start, pictures as PNG files, ``metrics.json``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of classification and out-of-distribution detection."""
 
 from typing import Any

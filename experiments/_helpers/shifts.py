@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shifted images, and the scores of a prediction on them."""
 
 from collections.abc import Callable, Iterator

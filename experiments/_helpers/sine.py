@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noisy sine: data and figures of `sine_regression`."""
 
 import math

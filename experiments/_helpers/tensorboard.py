@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorBoard callback for loss parts and weights of a training."""
 
 from pathlib import Path

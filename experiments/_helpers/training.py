@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hyper-parameters of trainings: priors, initial means, and the arguments of `pyro_bbb.fit`."""
 
 import inspect

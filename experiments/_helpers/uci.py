@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One split of a regression table: standardise, train, predict in the table's own units, score.
 
 Processes of `uci_regression` run these tasks; files of finished ones resume an interrupted run.

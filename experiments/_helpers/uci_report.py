@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of `uci_regression` over splits, their tables and figures."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of regression tables, and made-up ones for smoke tests."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a posterior's weights."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel bandit of Riquelme et al. (2018), and agents that play it."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damped ZCA whitening of images: all directions get similar variance."""
 
 from dataclasses import dataclass

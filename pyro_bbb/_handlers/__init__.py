@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Effect handlers for Pyro, and workarounds for what Pyro lacks.
 
 Imports `_utils`, `_ops` and `distributions`. A new handler is one module, a `Messenger` or a

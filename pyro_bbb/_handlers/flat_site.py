@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""All weights of a guide sampled as one vector, and scored as one flattened site.
 
 A small operation costs as much as one on thousands of weights: on a CPU by what surrounds it, on a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weigh log-densities by a factor, 0 included."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of tensors as the weights of linear and two-dimensional convolution layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters that belong to their module instead of Pyro's global store.
 
 By default Pyro keeps parameters in one global store by name, so that the second of two guides of

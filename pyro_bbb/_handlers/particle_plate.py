@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pyro's plates around a call, and the one of several draws at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leave removed weights out of the model's priors."""
 
 from __future__ import annotations

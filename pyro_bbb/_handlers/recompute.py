@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Second runs of a part of a forward pass, during the backward pass: `torch.utils.checkpoint`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of a network's sample sites, and draws of all of them."""
 
 from __future__ import annotations

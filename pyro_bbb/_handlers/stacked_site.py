@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of several guides sampled as the rows of one matrix, for ensembles trained at once."""
 
 from __future__ import annotations

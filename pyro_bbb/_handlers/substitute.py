@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of latents given to a model from outside."""
 
 from __future__ import annotations

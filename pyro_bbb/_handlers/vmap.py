@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One function over many draws of the weights, at once or one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pool of large CPU buffers, reused from one training step to the next.
 
 A C library gives large blocks back to the system as they are freed, and the system clears every

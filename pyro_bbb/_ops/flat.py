@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors flattened into one vector, and its parts as views."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Variance of a linear layer's outputs, and a KL, where each row of weights has a full covariance.
 
 The covariance is $L L^\top$ with $L = \mathrm{diag}(\sigma)(I + U)$ and $U$ strictly lower

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Standard deviations of a linear layer's outputs, over its weights.
 
 With $W \sim N(M, S^2)$ and $b \sim N(m, s^2)$ elementwise an input $x$ has the outputs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Scales, and their gradients, of several samples of one posterior, found once.
 
 A draw is $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$. Its gradient in $\rho$ is

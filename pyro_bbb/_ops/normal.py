@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Closed-form divergences and mean distances of Normals, in few passes over many weights."""
 
 from __future__ import annotations

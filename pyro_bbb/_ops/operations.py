@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A single tensor operation (of aten) with its arguments and result, and what is known of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several vectors at once, as many at a time as a processor's cache holds."""
 
 from __future__ import annotations

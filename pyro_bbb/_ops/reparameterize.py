@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""One draw $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$ of many weights, and what scores it.
 
 With hundreds of thousands of weights memory traffic dominates: kernels work in place.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The log-density of a mixture of two zero-mean Normals, in few passes over many weights.
 
 With hundreds of thousands of weights memory traffic dominates: kernels work in place.

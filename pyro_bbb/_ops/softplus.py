@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""$\ln(1 + e^\rho)$ of many weights.
 
 Torch's own `softplus` and `log1p` can take ten times as long as its logarithm: on a processor with

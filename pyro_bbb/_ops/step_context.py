@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of one training step, for the guide, the objective and the kernels alike."""
 
 from __future__ import annotations

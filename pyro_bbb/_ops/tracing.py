@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training step as the plain list of its tensor operations.
 
 For a network of some thousand weights the arithmetic of a step takes microseconds, and finding out

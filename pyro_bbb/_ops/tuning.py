@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tuned constants of speed, each with its measurement; results depend on them by rounding alone.
 
 Measured on two cores of an x86-64 server with AVX-512; docs/development/performance_log.md has the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers that need torch alone: argument checks, seeds, locks, processes, colours.
 
 Imports no other room. A helper that two rooms share and that knows no distribution and no Pyro

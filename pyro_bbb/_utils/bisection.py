@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bisection of a monotone function, elementwise."""
 
 from __future__ import annotations

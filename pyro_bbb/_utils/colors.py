@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The colours of all pictures: Okabe-Ito, told apart with any common colour blindness.
 
 M. Okabe and K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/, 2008.

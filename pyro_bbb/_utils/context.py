@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contexts for a seed, for evaluation mode, and against host synchronisation."""
 
 from __future__ import annotations

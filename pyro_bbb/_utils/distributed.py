@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of processes, as `torchrun` starts them, by `torch.distributed`.
 
 All that goes between them goes through `torch.distributed`: gloo carries tensors on the CPU, nccl

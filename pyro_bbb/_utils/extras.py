@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that only an extra of pyro-bbb installs."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that appear complete or not at all."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of any form as tensors, or as several tensors whose rows belong together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interruption of training by Ctrl-C, after the step under way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Global lock around code that changes global state of Pyro and torch.
 
 Pyro has one stack of effect handlers, one parameter store and one validation switch for all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress bars that redraw twice a second, and write single lines where nothing can be redrawn."""
 
 from __future__ import annotations

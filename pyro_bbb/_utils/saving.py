@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registry of the classes that a saved model may name, each taken to plain data and back.
 
 A class is registered where it is defined, by `saveable`. Loading builds these and torch's layers.

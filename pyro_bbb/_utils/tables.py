@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables as aligned text, and as Markdown."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation of arguments; each error names the argument, what was expected and what came."""
 
 from __future__ import annotations

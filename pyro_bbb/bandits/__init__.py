@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agents for contextual bandits: they act by draws of a posterior and learn from the rewards.
 
 `ThompsonAgent` stands in ``_thompson.py``, by any model and guide; `LastLayerAgent` in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Thompson sampling by Bayesian linear regression on the features of a network.
 
 Snoek et al. (2015, arXiv:1502.05700); for bandits Riquelme et al. (2018, arXiv:1802.09127),

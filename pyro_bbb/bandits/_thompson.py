@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Thompson sampling: an agent that acts by draws of its posterior and learns from the rewards.
 
 Thompson (1933), as in Blundell et al. (2015), section 4: the agent draws networks, acts as if they

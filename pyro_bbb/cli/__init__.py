@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line, ``pyro-bbb``: train on a table, predict, evaluate, prune, report.
 
 Imports every room. A new command is its options in ``options.py`` and ``run`` in a module of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Console output of a command: text for a person, or JSON for a program."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CSV files of any common format: separator, decimal sign and encoding are recognised."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From columns of a table to the numbers that a network takes, the same way at every time.
 
 | column | becomes |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands by name, and what becomes of errors.
 
 Exit codes: 0 all went well; 1 an error that is no fault of the input; 2 a wrong option or bad data;

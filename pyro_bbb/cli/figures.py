@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of a report, each as a PNG inside the page."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of a model on rows whose targets are known, and their names in print."""
 
 from __future__ import annotations

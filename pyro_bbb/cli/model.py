@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained model with what it knows of its table: kept as a folder, asked about tables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of each command, read without importing what does the work.
 
 ``Command.run`` imports the module of the same name in ``commands`` and calls its ``run``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables as files: CSV and Parquet, read with errors that name file, row and column.
 
 Rows are counted from 1, a header not counted.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recognition of the task from the target column, and the targets of each task."""
 
 from __future__ import annotations

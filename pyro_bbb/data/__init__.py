@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets as tensors on a device, and minibatches of them without per-item Python.
 
 Data sit in memory as one pair of tensors, rows being examples. ``load_images`` reads MNIST and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coresets: a few examples that stand for a data set."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images under shift: turned, moved, and corrupted in fifteen ways at five strengths.
 
 The kinds are those of Hendrycks and Dietterich (2019), "Benchmarking Neural Network Robustness to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The content of the UCI sets' files, from the network.
 
 The mushrooms are the file of the UCI Machine Learning Repository. The regression sets are the

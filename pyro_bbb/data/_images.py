@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MNIST and Fashion-MNIST as tensors, from a folder or a cache filled by downloads.
 
 Every file is checked against torchvision's MD5 each time it is read. A download goes to a scratch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns at mean 0 and standard deviation 1, and back in their own units."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables as tensors: the UCI regression sets with their splits, and the UCI mushrooms.
 
 They are read from the folder that the user gives, else from a cache that downloads fill. Sets that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets as a pair of tensors, minibatches and splits of them."""
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of data sets, and file content verified by checksums.
 
 A set is under a root: the argument ``root`` of its reader, else what the environment variable

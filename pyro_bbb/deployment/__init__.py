@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain torch modules out of a posterior: the mean network, and an ensemble of draws.
 
 Imports the rooms up to `prediction`. A new form of export is one module here; ``_strip_pyro.py``

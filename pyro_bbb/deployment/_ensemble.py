@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a Bayesian network to an ordinary module that holds drawn networks and answers for all."""
 
 from __future__ import annotations

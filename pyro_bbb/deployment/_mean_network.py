@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a Bayesian network to an ordinary one: mean weights, no Pyro."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A part of a Bayesian model as an ordinary torch module: given weights, no Pyro."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions of weights and observations, and their closed-form KLs.
 
 Imports `_utils` and `_ops`. A new distribution is one module here; a closed-form KL against it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of distributions with other tensors inside, or without validation."""
 
 from __future__ import annotations

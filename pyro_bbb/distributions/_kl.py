@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Divergences of the guides' Normals from priors, KL[q || p] in nats."""
 
 from __future__ import annotations

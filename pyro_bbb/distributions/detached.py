@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Log-densities with detached parameters: their gradient reaches the samples alone.
 
 Roeder et al. (2017), "Sticking the Landing": of $\ln q_\theta(w)$, $w = \mu + \sigma\epsilon$, the

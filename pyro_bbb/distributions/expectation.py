@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Expected log-densities under a Normal posterior of a layer, in closed form.
 
 With outputs $z \sim N(m, v)$, elementwise, an observation's expected log-likelihood is the

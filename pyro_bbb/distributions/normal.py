@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Normal distributions of many weights: priors, and posteriors with softplus scales.
 
 The posterior is from Blundell et al. (2015), section 3.2.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Observation distributions with log-rates, distribution functions and digits that torch's lack.
 
 Where terms far larger than their sum cancel, these compute in float64: observations are few.

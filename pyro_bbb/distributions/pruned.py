@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions of the weights that pruning has left.
 
 A removed weight is 0 in every draw. All others lie in one vector, as short as they are few; only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The scale mixture prior of Blundell et al. (2015), "Weight Uncertainty in Neural Networks".
 
 Equation 7; its log-density is exact in single precision and costs few passes over many weights.

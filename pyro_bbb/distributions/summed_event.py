@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many independent weights as one event, whose log-density is summed without one number per weight.
 
 Pyro's `Independent` sums what its base distribution returns for each weight. With hundreds of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradient estimators: local reparameterisation, flipout, sticking the landing.
 
 Imports the rooms up to `_handlers`. A new estimator is a context manager in ``_estimators.py`` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Estimators of the ELBO's gradient, as effect handlers around any Pyro inference.
 
 A linear layer or convolution whose weight is $W \sim N(M, S^2)$ elementwise can be perturbed for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handlers that watch what a guide draws, for the gradient estimators."""
 
 from __future__ import annotations

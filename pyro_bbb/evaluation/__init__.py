@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of a posterior on test data, under shift and out of distribution, as one table.
 
 `evaluate` stands in ``_evaluate.py``, the table of several models in ``_compare.py``. A new score

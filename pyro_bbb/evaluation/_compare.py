@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several evaluations as one table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One call that scores a posterior on test data, under shift and out of distribution."""
 
 from __future__ import annotations

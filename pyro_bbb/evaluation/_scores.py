@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of one prediction, by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores in print: their names and formats."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides: variational families of posteriors, by name.
 
 | name | posterior |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pyro's autoguides as guides of this library: `Normal`, `Delta` and their base classes.
 
 The mathematics is Pyro's; `Guide` adds its parameters, KL weight and copies, and the initial means

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base class of the guides.
 
 Parameters exist at construction, as a `BayesianModel` declares its latents without data. They

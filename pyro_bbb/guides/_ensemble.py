@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ensembles: several guides with different initial values, as one posterior.
 
 Ensembles of points are the deep ensembles of Lakshminarayanan et al. (2017), "Simple and Scalable

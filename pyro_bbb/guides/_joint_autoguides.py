@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pyro's autoguides with one joint distribution of all latents: low-rank, full-rank, flow.
 
 `PointThenNormal` is the base of guides that are a point in training.

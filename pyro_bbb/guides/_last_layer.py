@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The variational last layer: a Normal on the weights of a network's last layer alone.
 
 Its outputs $z = W\phi + b$ for the trunk's features $\phi$ are Normal, so that the ELBO has a

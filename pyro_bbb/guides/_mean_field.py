@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The diagonal Gaussian posterior, $q(w) = \prod_j N(w_j | \mu_j, \mathrm{softplus}(\rho_j)^2)$.
 
 Blundell et al. (2015), section 3.2. A latent variable that is not real-valued gets its Normal in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Ensembles of networks that differ by rank-one factors of shared weights.
 
 Member k of K has the kernels $W \circ r_k s_k^\top$ (BatchEnsemble, Wen et al. 2020,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A diagonal Gaussian posterior as a table: its moments by latent, beside those of the prior."""
 
 from __future__ import annotations

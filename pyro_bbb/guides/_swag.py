@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""SWAG: a Normal of the moments of the iterates that an optimiser goes through at the end.
 
 $$q(z) = N\Big(\bar z,\ \tfrac12 \operatorname{diag}(v)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Covariances of the unconstrained latents in parts, each $\Sigma = R R^\top$ of some structure.
 
 A part covers a range of the flat vector of latents. What is in no part has no variance.

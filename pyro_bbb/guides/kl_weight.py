@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KL weight of guides: ours scale their log-density by ``kl_weight``, others are wrapped."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markov chain Monte Carlo on the same models, and its chains: NUTS, and SG-MCMC on minibatches.
 
 Imports the rooms up to `prediction` and `persistence`. A new sampler of full-data chains is one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws of Markov chains: by site for prediction, by chain for diagnosis."""
 
 from __future__ import annotations

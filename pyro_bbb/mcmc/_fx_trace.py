@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A function of a vector, its value and gradient, as the plain list of its tensor operations."""
 
 from __future__ import annotations

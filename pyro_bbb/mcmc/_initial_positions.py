@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial positions of Markov chains."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One chain of the No-U-Turn sampler, Pyro's, on a function that gives energy and gradient."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Langevin dynamics with gradients of minibatches, for several chains at once.
 
 Positions z are ``[chains, d]``. With $U$ the energy, $\eta$ the step, $T$ the temperature and $G$ a

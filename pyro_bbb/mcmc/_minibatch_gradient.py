@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The potential energy given a minibatch, and its gradient, for several chains in one pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The potential energy $U(z) = -\ln p(\theta(z), y)\,|d\theta/dz|$ of a model, and its gradient.
 
 All latents stand in one flat vector $z$ of unconstrained numbers. A leapfrog step needs $U$ and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws from the exact posterior by the No-U-Turn sampler.
 
 Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the multinomial choice of Betancourt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Posterior samples by stochastic-gradient Markov chain Monte Carlo: chains on minibatches.
 
 They scale to any network and data set that `fit` trains, without a family of distributions in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop of `run_sgmcmc` over steps, from wherever a run has got to, and its checkpoint."""
 
 from __future__ import annotations

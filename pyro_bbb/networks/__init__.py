@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian layers and networks, and the conversion of any torch module.
 
 Imports the rooms up to `priors`. A new layer is a class in ``_layers.py``; a layer type that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`adapt`: low-rank adapters with a posterior on the layers of a frozen network."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Layers with a low-rank adapter: $W + \frac{\alpha}{r} B A$ stands for the weight W.
 
 Hu et al. (2021), "LoRA: Low-Rank Adaptation of Large Language Models", equation 3. A layer that is

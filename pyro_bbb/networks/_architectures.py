@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian networks of layers: the multilayer perceptron and LeNet-5."""
 
 from __future__ import annotations

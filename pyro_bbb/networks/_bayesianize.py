@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bayesianize`: conversion of any torch network to one with random weights.
 
 Every submodule becomes a `PyroModule` of its own class, and so its forward pass does not change. A

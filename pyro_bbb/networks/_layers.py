@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bayesian layers: Pyro modules whose weights and biases are `PyroSample` sites.
 
 A network may use them together with any other `PyroModule`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of parameters by the argument ``where`` of `bayesianize` and `adapt`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Save and load a model with its guide, without executing code.
 
 Imports the rooms up to `models`. A class registers itself by `pyro_bbb._utils.saving.saveable`;

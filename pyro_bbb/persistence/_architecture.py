@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks and likelihoods as plain data (`describe`), and built from such data (`build`).
 
 A blueprint has a node for each module by its path, submodules first: the name of its class, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides as plain data (`record`), and made from such data (`make`).
 
 A record has the guide's name in `GUIDES`, its options, and the latents that the model does not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`save` and `load`: a model and its guide as a folder of two files.
 
 ``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` describes the network,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a saved model's description, and of metadata to be saved."""
 
 from __future__ import annotations

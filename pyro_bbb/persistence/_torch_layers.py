@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's layers that a saved model may name, with their constructors' arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves of an adapted network: its frozen weights stay out, and their hash goes in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folder with tensors and their JSON description: replaced atomically, verified when read.
 
 ``spec.json`` names the file of tensors by its hash and is replaced last: a reader, also after a

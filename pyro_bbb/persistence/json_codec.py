@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python values as JSON with tensors apart, and back.
 
 `encode` is for constructor arguments, distributions among them; every sequence is a tuple. `pack`

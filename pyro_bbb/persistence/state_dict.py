@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters and buffers of several modules by name: shared ones once, frozen ones marked.
 
 Torch's ``state_dict`` repeats a shared parameter under each name and does not mark frozen ones.

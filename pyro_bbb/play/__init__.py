@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of ``pyro-bbb play``: draw digits, place points of a regression, rotate digits.
 
 Imports any room but `cli`, `plots` and `sklearn`; ``app.py``, ``elements.py`` and the tabs alone

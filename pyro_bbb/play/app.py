@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page: tabs to draw digits, to place points and to rotate digits, for each visitor their own.
 
 NiceGUI serves it with everything that it needs; nothing is asked of another server.

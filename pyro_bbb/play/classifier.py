@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The classifier behind the page: kept in a folder, asked about drawings."""
 
 from __future__ import annotations

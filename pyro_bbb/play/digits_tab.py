@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tab with a pad: the networks answer about each drawing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the tabs: cards, buttons, a pad, and words for screen readers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks that the page waits for: opened from a folder, or trained and saved there first.
 
 The training has a process of its own. In a thread it would hold the lock of `fit` from its first

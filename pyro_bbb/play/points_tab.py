@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tab of a regression: a band follows the points that a visitor places."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From strokes on a pad to the pixels that a network was trained on.
 
 Of scikit-learn's digits every one fills 20 of 32 columns and all 32 rows, has its leftmost ink in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A regression on points that somebody places: a small network that follows them.
 
 Both axes run from -1 to 1. Training on new points starts from the posterior of those before and is

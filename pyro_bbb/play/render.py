@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of answers as HTML and SVG in the page's own colours, so that they fit any width."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drawings to click, for those who would not draw: digits, and things that are no digit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tab of shift: a digit of no training is rotated, and two networks answer.
 
 One is the Bayesian network of the pad. The other one is deterministic and trained alike, with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drawings for training that scikit-learn's digits lack: habits of other countries, and scribbles.
 
 Nearly all of its 7s have a bar, its 4s a closed or slanted top, and few of its 1s a long flag.

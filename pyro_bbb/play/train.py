@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainings behind the page: on scikit-learn's digits, or on MNIST.
 
 Training pictures are the digits, turned, sheared, scaled and shifted a little, some drawn ones of

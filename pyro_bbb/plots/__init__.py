@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of training, posteriors and predictions, each drawn on an Axes that the caller owns.
 
 Every function takes the Axes first, draws, labels the axes with their units and returns the Axes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors as matplotlib takes them."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of a classifier's predictions: each draw's, their uncertainty, the gain of refusal."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of a regression: bands around a curve, sampled functions, coverage of intervals."""
 
 import numpy as np

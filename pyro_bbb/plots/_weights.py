@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of weights: their posterior, their prior, and which of them can go."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The posterior predictive: draws of the outputs, and their summaries.
 
 Imports the rooms up to `models`. `predict` stands in ``_predict.py``, the posterior draws in

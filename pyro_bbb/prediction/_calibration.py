@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions of calibration data: examples with targets that were held out from training."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicted classes: probabilities, and the split of their entropy.
 
 The law of total entropy splits the uncertainty: aleatoric remains for known weights, epistemic is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Split conformal prediction: intervals and label sets that contain the target with a guarantee.
 
 Of n calibration examples, exchangeable with the new ones and not used for training, each has a

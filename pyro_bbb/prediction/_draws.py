@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Posterior draws of the weights: from a guide, from MCMC, or given by the user."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a prediction: their checks, device and precision, and the rows of one pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Predictions of Normal outputs, by the network's tangent at the guide's means.
 
 See `pyro_bbb.guides.tangent`; with a last layer alone the network is its own tangent.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Weights without a value: tensors of which only the means and variances are known.
 
 A linear layer draws its outputs from them. Whatever else a network does with one is an error that

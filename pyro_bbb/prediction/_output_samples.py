@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""A network's outputs drawn for each input by itself, without drawing a weight.
 
 The weights of a layer, $W \sim N(M, S^2)$ and $b \sim N(m, s^2)$ elementwise, reach an input only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`predict`: the posterior predictive at new inputs."""
 
 from __future__ import annotations

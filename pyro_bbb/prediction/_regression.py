@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicted distributions of numbers: moments, quantiles, intervals, and the split of the variance.
 
 The law of total variance splits the uncertainty: aleatoric remains for known weights, epistemic is

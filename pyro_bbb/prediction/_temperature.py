@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Temperature scaling: one number, fitted on held-out data, that makes a predictive calibrated.
 
 The logarithms of the mean probabilities $\bar p$ are divided by T > 0 (Guo et al. 2017,

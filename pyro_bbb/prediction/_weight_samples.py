@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A network's outputs where weights are drawn: each draw is one function for all inputs.
 
 For few inputs all draws run as one batched pass. For many, or where a network's operations cannot

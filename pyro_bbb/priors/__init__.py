@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priors: from a weight's name and shape to its distribution.
 
 Wherever the library takes ``prior=``, it accepts a scalar distribution (every weight has it,

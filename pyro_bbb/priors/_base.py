@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `Prior` base class, and priors made of distributions, functions and name patterns."""
 
 from __future__ import annotations

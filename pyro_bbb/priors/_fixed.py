@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priors without trained parameters."""
 
 from __future__ import annotations

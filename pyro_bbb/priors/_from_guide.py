@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Posterior of one task as the prior of the next: variational continual learning.
 
 Nguyen et al. (2018), "Variational Continual Learning".

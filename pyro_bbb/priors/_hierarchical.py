@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Priors with a latent scale: $w \sim N(0, \tau^2)$, $\tau \sim p(\tau)$.
 
 The guide infers the scale of each group of weights along with them. A half-Cauchy scale (Carvalho

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Priors with trained parameters, which maximise the ELBO together with the guide's.
 
 Such an empirical Bayes prior (type-II maximum likelihood) is a point estimate: the ELBO rewards it

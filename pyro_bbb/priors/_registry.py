@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priors by name: a new one needs a line here."""
 
 from pyro_bbb.priors._base import PRIORS

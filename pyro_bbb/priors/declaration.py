@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random weights of a module, each declared as a `PyroSample` under one prior."""
 
 from __future__ import annotations

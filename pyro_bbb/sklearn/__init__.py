@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimators for scikit-learn: Bayesian neural networks for tables.
 
     from pyro_bbb.sklearn import BayesianRegressor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of the regressor and the classifier for scikit-learn."""
 
 from __future__ import annotations

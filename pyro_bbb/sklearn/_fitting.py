@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A posterior learned from arrays, learned on from further ones, and asked.
 
 All of it is in double precision: networks for tables are small, and predictions for a row are then

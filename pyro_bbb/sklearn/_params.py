@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hyperparameters of the estimators, resolved to the parts of a model.
 
 | parameter | names |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The estimator of real targets and counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of an estimator's training, found from its ELBO."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training by stochastic variational inference: `fit`, its objectives and its record.
 
 Imports the rooms up to `persistence`. A new loss goes into ``objectives.py``, a KL or learning-rate

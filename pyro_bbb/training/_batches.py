@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Minibatches for training from tensors, a dataset or a loader, and their shards per process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`: Bayes by Backprop through Pyro's `SVI`.
 
 Each step is `SVI.step` on one minibatch, the KL weighted by the schedule; `fit` adds data loading,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop of `fit` over epochs and minibatches, from wherever a run has got to."""
 
 from __future__ import annotations

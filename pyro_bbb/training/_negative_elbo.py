@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objective of `fit` as a module, for training loops of one's own."""
 
 from __future__ import annotations

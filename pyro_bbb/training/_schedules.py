@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The weights $\pi_i$ that minibatches give to the KL, and how they grow over the epochs.
 
 Blundell et al. (2015), section 3.4 and equation 9.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set-up of a training run: device, precision, vectorised draws, frozen parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of model, guide and data before the first training step."""
 
 from __future__ import annotations

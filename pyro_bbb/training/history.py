@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record of a training run: the negative ELBO and its parts, per epoch and per step."""
 
 from __future__ import annotations

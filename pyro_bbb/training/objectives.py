@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The minibatch free energy $F_i = \pi_i\,\mathrm{KL} - \log p(D_i|w)$ and its parts.
 
 Blundell et al. (2015), section 3.4 and equation 8. All quantities are in nats.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One torch optimiser for all parameters, behind Pyro's `SVI`.
 
 Pyro makes an optimiser per parameter tensor, which rules out fused and foreach steps and global

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every public function owes to bad input, and how a table of such input is judged.
 
 A call either works or raises a clear error: of a documented type, raised by this library itself and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values to try in place of an argument, by the kind of value that it has when all is well."""
 
 import math

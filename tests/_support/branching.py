@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A network whose path depends on its weights."""
 
 from pyro.nn import PyroModule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Crashes amid the calls that change files, for tests of what is then left."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that two processes make together; each ends with nothing or with what went wrong.
 
     python together.py FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run on digits under torchrun, in which one process may be killed; see the tests.
 
 torchrun --nproc-per-node 2 --max-restarts 1 killed.py FOLDER [kill]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the code blocks of a page of the documentation as a reader would, one after the other.
 
     python -m pytest tests/repo/test_docs.py -k guide/refusal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of weights that lie side by side have in common: a model, data, comparisons."""
 
 import pyro

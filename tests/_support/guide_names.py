@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of guides for the tests that try every one."""
 
 from pyro_bbb import guides

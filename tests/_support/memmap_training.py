@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on a file several times as large as what the process may keep in memory.
 
     python mapped.py FILE

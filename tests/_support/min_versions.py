@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the lowest version that pyproject.toml allows of every dependency, for pip install -r.
 
     python tests/_support/min_versions.py > requirements.txt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutation score: the fraction of sampled one-token faults in the library that its tests detect.
 
     python tests/_support/mutation.py [--root TREE] [--sample 8] [--seed 0] [--rooms guides ...]

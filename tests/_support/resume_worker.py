@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of `fit` that are killed: a process that starts each in a child, and ends it with kill -9.
 
 Lines of JSON come in, each with a case, a folder and when to kill; each child's status goes out.

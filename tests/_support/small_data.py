@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small data in place of the downloads, for notebooks that a test runs."""
 
 import torch

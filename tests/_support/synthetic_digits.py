@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digits and scribbles as a hand draws them: strokes on a square pad, from a few styles each.
 
     python tests/_support/synthetic_digits.py [--scribbles 0]

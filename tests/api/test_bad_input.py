@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input to every public function: that none is left out, how many cases there are, and laws.
 
 The cases are in the tables of ``test_bad_input_*.py``; here hypothesis makes up further values.

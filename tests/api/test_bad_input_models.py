@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input to what a model is made of: distributions, priors, networks, likelihoods, guides."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input to what is made of predictions: their uncertainty, scores, chains and pictures."""
 
 import math

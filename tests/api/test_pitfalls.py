@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pitfalls of Pyro that this library is to spare its users: each shown first, then ours."""
 
 import copy

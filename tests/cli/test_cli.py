@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: every command on small tables, and what it says of bad ones."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CSV files as other programs write them."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exported networks and ensembles: `predict`'s numbers in torch, torch.export and ONNX Runtime."""
 
 import pickle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exported networks: the mean network's outputs, and nothing of Pyro."""
 
 import copy

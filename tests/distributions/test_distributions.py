@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Densities, gradients and draws against scipy, torch, numerical integration and each other."""
 
 import copy

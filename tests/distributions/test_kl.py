@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Closed-form divergences of the guides' Normals, against numerical integration.
 
 `test_numerics` has them against 50 digits, for scales and priors of every size.

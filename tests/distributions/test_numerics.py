@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extreme but legal numbers in float32, float64 and bfloat16, against mpmath or float64.
 
 Ordinary ones are in `test_distributions`, `test_kl`, `test_likelihoods` and `test_metrics`. What is

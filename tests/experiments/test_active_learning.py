@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buying labels: what is chosen, by what, and that nothing is read that is not bought."""
 
 import math

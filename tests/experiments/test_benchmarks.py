@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks run, compute what they say, and compare contenders that do the same work."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks, priors and scores of `experiments/continual.py`."""
 
 from dataclasses import replace

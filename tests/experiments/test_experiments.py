@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every experiment runs in ``--smoke`` through its ``main`` and leaves what it promises."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distances between posteriors, and the page that reports them."""
 
 import json

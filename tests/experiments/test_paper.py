@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pieces of the experiments on the paper's Tables 1 and 2 that could be wrong unseen."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pieces of the regression of the paper's Figure 5 that could be wrong unseen."""
 
 import math

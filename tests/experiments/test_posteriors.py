@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cells, clock and figure of `experiments/posteriors.py`."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of `experiments/shift.py`, and the trainings that it shares."""
 
 from functools import partial

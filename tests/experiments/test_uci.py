@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of `experiments/uci_regression.py`: scaling, units, errors of means, resuming."""
 
 import dataclasses

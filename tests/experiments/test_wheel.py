@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Law of the wheel bandit, and its agents."""
 
 import pytest

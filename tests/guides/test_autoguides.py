@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pyro's automatic guides: what goes wrong with each of them, shown first, and not with ours."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ensembles: whose turn it is, what each member learns, and how their draws mix."""
 
 import copy

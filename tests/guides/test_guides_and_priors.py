@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides with priors; and the posteriors that guides must reach, exactly."""
 
 import math

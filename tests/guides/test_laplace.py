@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Laplace's approximation against exact posteriors and curvature computed by other means."""
 
 import copy

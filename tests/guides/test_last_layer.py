@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The variational last layer against exact posteriors, and draws of its weights by plain torch."""
 
 import copy

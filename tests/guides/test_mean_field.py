@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The diagonal Gaussian guide: its parameters, starts, densities, draws, copies, pruned form."""
 
 import copy

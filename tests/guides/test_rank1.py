@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-one ensembles: the objective in plain torch, whose turn it is, and the MAP as a limit."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides, histories and predictions show themselves as tables in notebooks."""
 
 import pyro

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SWAG against iterates computed by numpy, the stationary law of SGD, and torch's densities."""
 
 import copy

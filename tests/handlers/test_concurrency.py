@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainings in threads and in turns give what each gives alone, and leave the world as it was."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that lie side by side are drawn and scored as if each stood alone."""
 
 import math

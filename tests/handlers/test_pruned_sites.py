@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pruning has left is trained as each of its weights would be by itself."""
 
 import pyro.distributions as dist

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several draws of weights that lie side by side, at once, are those one after the other."""
 
 import math

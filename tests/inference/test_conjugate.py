@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Bayesian linear regression, whose mean-field optimum is known exactly.
 
 With prior N(0, s^2) per weight and noise sigma the posterior has precision

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies, pickles and other devices leave what they came from as it was."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Simulation-based calibration (Talts et al. 2018, "Validating Bayesian inference algorithms").
 
 Draw weights from the prior and data given them; then the rank of a weight among L draws of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converted networks: the original's outputs at the original's weights, whatever the layers."""
 
 import copy

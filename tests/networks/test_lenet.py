@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`BayesianConv2d` and `BayesianLeNet5`: sites, and the computation with the drawn weights."""
 
 import pyro.distributions as dist

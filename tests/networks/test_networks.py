@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks with random weights: shapes, names, and one draw per call."""
 
 import pyro.distributions as dist

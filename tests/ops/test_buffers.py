@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that steps use again: lent to one tensor at a time, and without an effect on numbers."""
 
 import math

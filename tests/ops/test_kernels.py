@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes a training step fast changes nothing: the same noise gives what plain Pyro gives."""
 
 import gc

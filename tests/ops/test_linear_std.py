@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients written by hand, of outputs' standard deviations and of a vector's parts."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves of adapted networks: the adapters alone, and only back onto the same frozen weights."""
 
 import signal

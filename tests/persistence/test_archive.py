@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a saved model: replaced as one, and never trusted."""
 
 import json

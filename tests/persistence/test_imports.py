@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must be imported before a save can be read."""
 
 import subprocess

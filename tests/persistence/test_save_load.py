@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was saved and loaded is the same model: whatever network, prior, likelihood and guide."""
 
 import json

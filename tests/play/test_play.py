@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is behind the page of ``pyro-bbb play``: drawings as pixels, the answers, the regression."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of ``pyro-bbb play``, used in a browser without a window as a person would.
 
     python tests/play/test_play_page.py docs/images/play.png

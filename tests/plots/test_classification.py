@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pictures of answers show is what was predicted."""
 
 import numpy as np

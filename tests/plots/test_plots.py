@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures show the numbers they were given: artists are read back and compared."""
 
 import math

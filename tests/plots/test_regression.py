@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bands of sampled functions, and the coverage of intervals."""
 
 import matplotlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conformal sets: the exact law of their coverage, and sets spelled out in numpy."""
 
 import json

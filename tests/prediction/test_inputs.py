@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `predict` and `fit` take as inputs, and what a network may return."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outputs drawn for each input by itself: closed forms, drawn weights as the oracle, refusals."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions against loops over draws, scipy's mixtures, and the laws of total uncertainty."""
 
 import math

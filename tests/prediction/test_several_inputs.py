@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks of several inputs, against the same network that reads them from one tensor."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Temperature scaling: known temperatures recovered, and the laws of the scaled predictive."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A posterior as the next prior: exact where Bayes is, and refused where it cannot be."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent scales of the weights: their sites, densities, marginals, and inference with them."""
 
 import copy

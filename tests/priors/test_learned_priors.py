@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priors with parameters: they are found, stay in their domain, and go where the weights are."""
 
 import copy

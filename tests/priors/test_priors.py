@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a weight's name and shape to its distribution, in every form a prior may take."""
 
 import copy

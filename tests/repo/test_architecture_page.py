@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page on the architecture names files that exist, and every room."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documentation: the site builds strictly, its links lead somewhere, its code runs."""
 
 import importlib.util

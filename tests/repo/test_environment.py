@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pyproject.toml, environment.yml and conda's recipe ask for the same packages and bounds."""
 
 import ast

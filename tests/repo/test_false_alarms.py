@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger of statistical tests in the documentation: complete, and within its budget."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that the page on choosing repeats are those of the records they come from."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pins with which ``make test-lowest`` runs the suite."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every notebook runs on small data, and is committed as it was when it had run in full."""
 
 import os

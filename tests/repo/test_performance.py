@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of docs/performance.md are those of the committed benchmark run."""
 
 import importlib

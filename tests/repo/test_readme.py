@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README's code runs as it stands, and its links and files exist."""
 
 import re

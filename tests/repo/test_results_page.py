@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/results.md lists every committed run, as its record has it."""
 
 import json

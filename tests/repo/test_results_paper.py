@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of the paper's MNIST networks are those of the runs."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of docs/scaling.md are those of the committed run, and its model is what it says."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example of a web service: what it answers, and what it refuses."""
 
 import asyncio

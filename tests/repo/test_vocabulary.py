@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One word for one concept, the field's: in identifiers, first lines of docstrings and errors.
 
 ``docs/glossary.md`` defines the terms. Words are matched as parts of snake_case or CamelCase names.

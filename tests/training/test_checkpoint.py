@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interrupted training goes on to the bit, whatever ended it, and nothing on disk is ever half."""
 
 import errno

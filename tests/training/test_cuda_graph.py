@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The captured training step, all but the capture itself: the same run, and nothing read inside.
 
 Where a GPU would replay a graph, these tests run the function that it is captured from.

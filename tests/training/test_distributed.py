@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several processes train and predict as one, and outlive one another."""
 
 import json

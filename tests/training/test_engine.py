@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps captured once and replayed: the same run as operation by operation, whatever is trained."""
 
 import copy

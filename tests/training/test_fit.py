@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`: it learns, is a function of its seed, leaves no trace, and refuses bad input at once."""
 
 import math

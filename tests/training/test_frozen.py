@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is frozen is not trained, and what is known of one draw holds for several."""
 
 import pyro.distributions as dist

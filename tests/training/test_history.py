@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record of training: identities between its series, step by step and epoch by epoch."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """IVON: the algorithm written out step by step, conjugate posteriors, and all that `fit` offers."""
 
 import math

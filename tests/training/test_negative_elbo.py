@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`negative_elbo`: what `fit` minimises, as a module; and weights in checkpointed parts."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The minibatch free energy: weights of the KL, identities of the loss, and gradients by hand."""
 
 import math

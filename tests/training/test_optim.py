@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One torch optimiser behind SVI: the same steps as torch's, and gradients that are checked."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress bars, in a file and in a terminal."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of ``pyro-bbb``, one module each.
 
 Imports the modules of `cli` and the rooms of the library. A new command is one module here,

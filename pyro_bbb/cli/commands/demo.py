@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb demo``: every step on two small tables, to see what comes out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb evaluate``: scores on a table whose targets are known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb play``: a page on which to draw digits, to place points and to rotate digits."""
 
 from __future__ import annotations

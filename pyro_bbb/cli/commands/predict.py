@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb predict``: answers for a new table."""
 
 from __future__ import annotations

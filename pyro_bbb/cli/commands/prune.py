@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb prune``: the same model with fewer weights."""
 
 from __future__ import annotations

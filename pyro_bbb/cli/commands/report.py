@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb report``: what a model is and how good, as one page."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pyro-bbb train``: a network from a table."""
 
 from __future__ import annotations

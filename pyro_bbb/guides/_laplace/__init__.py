@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Laplace's approximation: the guide, the curvature of one batch, its sums, a check of the draws.
 
 The guide stands in ``guide.py``; a new structure of the curvature is a `CovariancePart` in

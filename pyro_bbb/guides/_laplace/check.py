@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison of draws of a guide's weights with its tangent, on training data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Gauss-Newton curvature of the negative log joint, $J^\top \Lambda J$ plus the prior's.
 
 $\Lambda$ is the Hessian of the negative log-likelihood in the outputs of one example, J their

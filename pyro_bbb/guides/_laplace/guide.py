@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Laplace's approximation: a Normal at the MAP, with the curvature of the log joint there.
 
 $$q(z) = N(\hat z, H^{-1}), \qquad \hat z = \arg\max_z \ln p(D, z), \qquad

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Moments of a network's tangent layer by layer, for covariances of Kronecker factors.
 
 A layer of inputs $a_t$ (at each position t where its weights are used) and gradients $g_{kt}$ of

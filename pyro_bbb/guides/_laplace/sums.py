@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The curvature of all data, part by part, and the covariance that it gives.
 
 The prior's curvature is taken as that of independent Normals, h for each latent: the second

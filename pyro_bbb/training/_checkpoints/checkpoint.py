@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of `fit`: the state of a run, in a folder that is complete at every moment.
 
 Tensors lie in safetensors, the rest in a JSON description, written as `pyro_bbb.save` writes; to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprint of a training run: its configuration, compared on resuming and between processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of a training run: what a checkpoint saves, and how to go back to it."""
 
 from __future__ import annotations

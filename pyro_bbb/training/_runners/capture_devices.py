@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices that capture a training step, to repeat it without Python finding out what to compute.
 
 A GPU captures its launches in a CUDA graph, a CPU the list of tensor operations. The capture

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The captured training step: repeated without Python finding out anew what to compute.
 
 The step is a function of tensors that stay where they are; a minibatch, its weight and its learning

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of several processes together: their gradients are summed before the optimiser steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a single process, run operation by operation and recorded one by one."""
 
 from __future__ import annotations

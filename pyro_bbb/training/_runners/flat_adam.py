@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adam on small tensors moved side by side: one operation for all in place of one for each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""IVON as a torch optimiser of a guide's ``loc`` and ``rho``: natural gradients.
 
 The objective leaves two sums over examples as gradients: $\sum\nabla\ell$ at ``loc``, and at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The objective of IVON: a draw of all latents, and the gradient of the likelihood there.
 
 The network runs on plain tensors: there is no graph of the KL, nor one back to $\rho$. A fixed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of IVON, and how its decay rate depends on the length of a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set-up of a run with IVON: what it can train, and the priors that enter in closed form."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The step of IVON on flat vectors: natural-gradient descent of a diagonal Gaussian.
 
 Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks", Algorithm 1. Each

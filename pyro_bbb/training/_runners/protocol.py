@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of step runners, and what a training step computes whichever of them runs it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollback of steps whose loss or gradient is not finite."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps without host synchronisation: their numbers stay on the device.
 
 Pyro's objectives and our optimiser read every loss and the gradient's norm, to report them and to
