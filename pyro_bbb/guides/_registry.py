@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guides by name: a new one needs a line here."""
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def ensemble(
         model: the model that the guides are for.
         size: number of members.
         guide: name of the members; ``"delta"`` makes a deep ensemble, ``"swag"`` MultiSWAG.
-        **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default.
+        **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default,
+            which leaves the B of `adapt`'s adapters at 0.
 
     Raises:
         ValueError: an unknown name, a number out of range, or points with equal initial values.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent variables of a model, read off their sample sites, and the initial means of a guide."""
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def _is_real(site: Site) -> bool:
 
 def _he(site: Site) -> Tensor:
     value = site["value"]
+    if site["name"].endswith("lora_B"):  # an adapter adds nothing at first
+        return torch.zeros_like(value)
     if _is_real(site) and value.dim() >= 2:
         return torch.randn_like(value) * math.sqrt(2 / math.prod(value.shape[1:]))
     return _centre(site)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""A network replaced by its tangent in the latents at a guide's centre.
 
 $$f(x, z) \approx f(x, m) + J(x)\,(z - m)$$
@@ -236,9 +237,13 @@ def _by_derivatives(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
 
 
 def root_of(matrices: Tensor) -> Tensor:
-    r"""L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices."""
+    r"""L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices.
+
+    The symmetric one, as eigenvectors have the signs that a machine's library gives them.
+    """
     values, vectors = torch.linalg.eigh(matrices)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+    roots = values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+    return vectors * roots @ vectors.mT
 
 
 def _last_layer(normal: UnconstrainedNormal) -> Dense | None:

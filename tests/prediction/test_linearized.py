@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions by the network's tangent: exact where it can be, and as by its definition else."""
 
 import math
@@ -9,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
-from pyro_bbb.guides.tangent import output_moments
+from pyro_bbb.guides.tangent import OutputMoments, output_moments
 
 NORMALS = ["softplus_normal", "normal", "low_rank", "full_rank", "laplace"]
 
@@ -46,6 +47,18 @@ def by_definition(guide, plain, x):
     joined = torch.cat([value.flatten(1) for value in draws.values()], dim=1)
     covariance = torch.cov(joined.T)
     return functional_call(plain, centre, (x,)), jacobian @ covariance @ jacobian.mT
+
+
+def test_draws_of_outputs_hardly_change_with_their_covariance():
+    """Equal variances leave the eigenvectors to rounding, which differs between machines."""
+    mean, equal = torch.zeros(2, 3), torch.eye(3).expand(2, 3, 3)
+    changed = equal + 1e-5 * torch.tensor([[0.0, 1.0, -1.0], [1.0, 0.0, 2.0], [-1.0, 2.0, 0.0]])
+    draws = []
+    for covariance in (equal, changed):
+        torch.manual_seed(0)
+        moments = OutputMoments(mean, covariance.diagonal(dim1=1, dim2=2), covariance)
+        draws.append(moments.draw(100))
+    torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NORMALS)
