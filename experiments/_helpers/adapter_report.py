@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and figures of `adapters`."""
 
 import math
@@ -19,7 +20,7 @@ SCORES = {"nll": "NLL, over that of MAP", "ece": "ECE, over that of MAP"}
 def table(name: str, found: Summaries) -> Table:
     """Scores and costs of every method on one adaptation."""
     family = ADAPTATIONS[name].family
-    images, available = family == "images", methods(family)
+    images, available = family == "images", methods(name)
     rows = [
         (
             available[method].label,
@@ -39,7 +40,7 @@ def table(name: str, found: Summaries) -> Table:
 
 def draw(run: Run, results: dict[str, Summaries]) -> Picture:
     """Plot NLL and ECE of every method over those of MAP, a row for each adaptation."""
-    everywhere = methods("images")  # there is every method
+    everywhere = methods("mnist")
     with plots.style():
         height = 1.4 + 0.6 * len(results)
         figure, axes = plt.subplots(1, len(SCORES), figsize=(9, height), sharey=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to train of `posteriors`: functions from a `Task` to a model and a posterior.
 
 A guide of the library is trained by `by_fit`: prior, guide, and options of `pyro_bbb.fit`. Any
@@ -303,17 +304,25 @@ def cyclical(prior: Any, temperature: float, times: float) -> Callable[[Task], P
     return train
 
 
-def ensemble_of(size: int, train: Callable[[Task], Posterior]) -> Callable[[Task], Posterior]:
-    """Train ``size`` guides one after the other, each from a seed of its own; one draw of each."""
+def ensemble_of(
+    size: int, train: Callable[[Task], Posterior], draws: int = 1
+) -> Callable[[Task], Posterior]:
+    """Train guides one after the other, each from a seed of its own, and draw from each.
+
+    Args:
+        size: number of guides.
+        train: trains one.
+        draws: number of draws from each.
+    """
 
     def train_all(task: Task) -> Posterior:
-        draws = []
+        drawn = []
         for i in range(size):
             own = replace(task, seed=1000 * (i + 1) + task.seed, folder=task.folder / str(i))
             model, guide = train(own)
             torch.manual_seed(own.seed)
-            draws.append(guide.sample_posterior(1))
-        return model, {name: torch.cat([each[name] for each in draws]) for name in draws[0]}
+            drawn.append(guide.sample_posterior(draws))
+        return model, {name: torch.cat([each[name] for each in drawn]) for name in drawn[0]}
 
     return train_all
 

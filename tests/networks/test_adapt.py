@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters: the network with W + (alpha / r) B A in place of W, whatever the layer."""
 
 import copy
@@ -267,6 +268,17 @@ def test_draws_as_one_plain_module_answer_alike():
     answer = bbb.predict(model, guide, WORDS, num_samples=5, seed=0)
     ensemble = bbb.to_ensemble(model, guide, num_samples=5, seed=0)
     assert torch.allclose(ensemble(WORDS)["probs"], answer.probs, atol=1e-6)
+
+
+def test_an_ensemble_starts_at_the_network_with_adapters_of_its_own():
+    module = Words()
+    model, _ = in_model(bbb.adapt(module, random="both"))
+    guide = bbb.guides.make("ensemble", model, size=3)
+    for member in guide.members:
+        assert torch.equal(bbb.to_module(model, member)(WORDS), module(WORDS))
+    name = "network.head.lora_A"
+    values = [member.median()[name] for member in guide.members]
+    assert not any(torch.equal(values[i], values[i - 1]) for i in range(3))
 
 
 def test_a_prediction_runs_the_trunk_once():

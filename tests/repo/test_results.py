@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of README and results page are those of the committed runs, in docs/results."""
 
 import importlib
@@ -243,6 +244,21 @@ def test_the_shift_has_what_the_run_found(monkeypatch):
     for each in found.values():
         confidence = [of["confidence"] for of in each["mean"]["severity"].values()]
         assert confidence == sorted(confidence, reverse=True)
+
+
+def test_the_adapted_networks_have_what_the_run_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.adapter_report")
+    tasks = json.loads((RESULTS / "adapters.json").read_text())["tasks"]
+    for name, found in tasks.items():
+        assert str(report.table(name, found)) in PAGE
+        means = {method: each["mean"] for method, each in found.items()}
+        for score in ("nll", "ece"):
+            assert means["bayes"][score] < means["map"][score]
+        assert means["bayes_short"]["nll"] < means["map"]["nll"]
+        ahead = means["bayes_short"]["nll"] < means["ensemble"]["nll"]
+        assert ahead == (name in ("mnist_hundredth", "decimal", "decimal_tenth"))
+        assert means["bayes_short"]["training"] < means["ensemble"]["training"] / 2
 
 
 UCI_METHODS = {
