@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of training, images and the style of all."""
 
 import math
@@ -75,7 +76,7 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     if min(*history.loss, *complexity, *history.nll) > 0:
         ax.set_yscale("log")
     ax.set(xlabel=unit, ylabel="nats")
-    ax.legend()
+    ax.legend(frameon=True, framealpha=0.8, edgecolor="none")  # the curves of steps are everywhere
     return ax
 
 

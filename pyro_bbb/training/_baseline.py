@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Baseline of training: the best negative ELBO of some posteriors that ignore the data.
 
 Their weights are Normals around the prior's means, with the prior's standard deviations times a
@@ -97,12 +98,20 @@ def warn_if_undertrained(history: History) -> None:
     if history.baseline_per_example is None or not history.loss:
         return
     loss, nll = (part[-1] / history.num_data for part in (history.loss, history.nll))
-    if loss > history.baseline_per_example:
-        _warn("a negative ELBO", loss, history.baseline_per_example, _FAR)
-    elif nll > (least := history.baseline_nll_per_example or math.inf):
-        _warn("a data cost", nll, least, _COLLAPSED)
+    least = (history.baseline_per_example, history.baseline_nll_per_example or math.inf)
+    if loss - nll > least[0]:
+        _warn(f"a KL term of {loss - nll:.3g}", f"a negative ELBO of {least[0]:.3g}. {_NARROW}")
+    elif loss > least[0]:
+        _warn(f"a negative ELBO of {loss:.3g}", f"{least[0]:.3g}. {_FAR}")
+    elif nll > least[1]:
+        _warn(f"a data cost of {nll:.3g}", f"{least[1]:.3g}. {_COLLAPSED}")
 
 
+_NARROW = (
+    "The guide's standard deviations are too small, or its means too large, for the prior, and "
+    "predictions are likely overconfident: train longer, or with a larger lr. See "
+    "docs/guide/trained.md."
+)
 _FAR = (
     "The guide is far from the posterior: train longer, or with a larger lr. See "
     "docs/guide/trained.md."
@@ -113,10 +122,10 @@ _COLLAPSED = (
 )
 
 
-def _warn(of: str, reached: float, baseline: float, advice: str) -> None:
+def _warn(reached: str, baseline: str) -> None:
     warnings.warn(
-        f"training ended at {of} of {reached:.3g} nats per example; a posterior that ignores the "
-        f"data reaches {baseline:.3g}. {advice}",
+        f"training ended at {reached} nats per example; a posterior that ignores the data reaches "
+        f"{baseline}",
         UndertrainedWarning,
         stacklevel=5,
     )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input to what is done with a model: data, training, prediction, pruning, chains, files."""
 
 import atexit
@@ -49,6 +50,11 @@ def of_labels(make=bbb.AutoSoftplusNormal):
     torch.manual_seed(1)
     model = classifier()
     return {"model": model, "guide": make(model)}
+
+
+def of_wide():
+    """A classifier whose draws differ by more than rounding: an AUROC is of ranks."""
+    return of_labels(lambda model: bbb.AutoSoftplusNormal(model, init_rho=-1.0))
 
 
 def of_rewards():
@@ -1002,7 +1008,7 @@ NAMED = {
 EVALUATED = [
     Row(
         "evaluate",
-        lambda: {**of_labels(), "test": (X, LABELS), "ood": X, "num_samples": 2, "seed": 0},
+        lambda: {**of_wide(), "test": (X, LABELS), "ood": 10 * X, "num_samples": 2, "seed": 0},
         bad={
             **{words: TEST_DATA[words] for words in ("x alone", "rows", "no labels")},
             **NAMED,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The baseline that ignores the data, the warning below it, and the default learning rate."""
 
 import math
@@ -152,9 +153,21 @@ def test_fit_warns_where_training_ends_above_it(digits):
     assert [history.baseline_per_example, history.baseline_nll_per_example] == expected
     assert history.neg_elbo_per_example == [loss / 1347 for loss in history.loss]
     assert len(found) == 1 and found[0].filename == __file__
-    text = f"{history.neg_elbo_per_example[-1]:.3g} nats per example"
+    text = str(found[0].message)
+    kl, least = history.kl[-1] / 1347, history.baseline_per_example
+    assert text.startswith(f"training ended at a KL term of {kl:.3g} nats per example; a posterior")
+    assert f"reaches a negative ELBO of {least:.3g}. The guide's standard deviations are" in text
+
+
+def test_fit_warns_of_a_negative_elbo_whose_kl_is_not_too_large(digits):
+    """The guide starts at the prior's standard deviations, where nearly all is the data cost."""
+    model = classifier(1347)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=0.5)
+    history, found = fit(model, guide, digits, epochs=3, lr=1e-3)
+    assert len(found) == 1
+    text = f"at a negative ELBO of {history.neg_elbo_per_example[-1]:.3g} nats per example"
     assert text in str(found[0].message)
-    assert f"reaches {history.baseline_per_example:.3g}." in str(found[0].message)
+    assert f"reaches {history.baseline_per_example:.3g}. The guide is far" in str(found[0].message)
 
 
 def test_the_data_cost_without_data_is_that_of_guessing(digits):
