@@ -15,7 +15,10 @@ three networks each of which sees half of the observations twice. All are two la
 and learn alike; the wheels of all radii have the same contexts and are played at once. Published
 scores are those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
 
-Nothing was tuned yet: widths, learning rates and how often networks learn are first guesses.
+Networks learn after 50 observations or 2 % more, which was chosen with seed 100: the last-layer
+agent's regret was 0.57, 0.77, 2.66, 4.29 and 47.9 % from the smallest delta to the largest, and
+1.05, 1.66, 3.37, 6.40 and 61.7 % where it learned after every 400, about as often in all. Widths
+and learning rates were not tuned.
 
 Every (agent, seed) is a file in the folder of results as soon as it is done; an interrupted
 run goes on there.

@@ -113,3 +113,16 @@ def test_a_training_begins_the_regressions_anew_with_the_memory():
     fresh.add(z, actions[7:], rewards[7:])
     for name in ("precision", "mean", "shape", "scale"):
         torch.testing.assert_close(getattr(agent.rewards, name), getattr(fresh, name))
+
+
+def test_trainings_become_rarer_as_observations_grow(monkeypatch):
+    """Learned at 2, 4 (each time after two), 6 (half of 4), 9 (half of 6), then after 5 and 7."""
+    features = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
+    agent = bandits.LastLayerAgent(
+        features, 2, 4, learn_every=2, learn_growth=0.5, num_batches=1, batch_size=3
+    )
+    learned, learn = [], agent.learn
+    monkeypatch.setattr(agent, "learn", lambda: (learned.append(agent.seen), learn()))
+    for _ in range(30):
+        agent.observe(torch.randn(1, 2), torch.tensor([0]), torch.randn(1))
+    assert learned == [2, 4, 6, 9, 14, 21]

@@ -97,7 +97,9 @@ class Learning:
     hidden: int = 100
     """Units of both hidden layers."""
     learn_every: int = 50
-    """Observations between two trainings."""
+    """Observations between two trainings, at least..."""
+    learn_growth: float = 0.02
+    """...and as a fraction of those before."""
     num_batches: int = 100
     """Steps of a training."""
     batch_size: int = 512
@@ -123,6 +125,7 @@ class LastLayers:
             of.hidden,
             memory=of.memory,
             learn_every=of.learn_every,
+            learn_growth=of.learn_growth,
             num_batches=of.num_batches,
             batch_size=of.batch_size,
             lr=of.lr,
@@ -141,10 +144,10 @@ class LastLayers:
 
 
 class Periodic:
-    """A `ThompsonAgent` that learns after every so many observations."""
+    """A `ThompsonAgent` that learns now and then, as `bandits.LastLayerAgent` does."""
 
-    def __init__(self, agent: bandits.ThompsonAgent, learn_every: int) -> None:
-        self.agent, self.learn_every, self.seen = agent, learn_every, 0
+    def __init__(self, agent: bandits.ThompsonAgent, of: Learning) -> None:
+        self.agent, self.of, self.seen, self.learned_at = agent, of, 0, 0
 
     def act(self, contexts: Tensor) -> Tensor:
         """An action for each context."""
@@ -154,8 +157,10 @@ class Periodic:
         """Remember, and learn now and then."""
         self.agent.remember(contexts, actions, rewards / HIGH)
         self.seen += len(contexts)
-        if self.seen % self.learn_every == 0:
+        pause = max(self.of.learn_every, self.of.learn_growth * self.learned_at)
+        if self.seen - self.learned_at >= pause:
             self.agent.learn()
+            self.learned_at = self.seen
 
 
 def encode(contexts: Tensor, action: int) -> Tensor:
@@ -180,7 +185,7 @@ def by_guide(guide: str, radii: int, of: Learning) -> Periodic:
         num_samples=1,
         lr=of.lr,
     )
-    return Periodic(agent, of.learn_every)
+    return Periodic(agent, of)
 
 
 def fan_in(sizes: list[int]) -> Normal:

@@ -104,7 +104,9 @@ class LastLayerAgent:
         num_actions: how many actions there are; they are numbered from 0.
         num_features: how many features.
         memory: number of latest observations that the network learns from.
-        learn_every: observations between two trainings of the network.
+        learn_every: observations between two trainings of the network, at least.
+        learn_growth: observations between two trainings as a fraction of those before, at least; so
+            that trainings become rarer as there is more in memory.
         num_batches: steps of a training.
         batch_size: observations per step.
         prior_precision: $\lambda$, of the weights in units of the noise.
@@ -131,6 +133,7 @@ class LastLayerAgent:
         *,
         memory: int = 100_000,
         learn_every: int = 50,
+        learn_growth: float = 0.0,
         num_batches: int = 100,
         batch_size: int = 512,
         prior_precision: float = 0.25,
@@ -144,6 +147,7 @@ class LastLayerAgent:
         self.num_features = checks.count("num_features", num_features)
         self.memory = checks.count("memory", memory)
         self.learn_every = checks.count("learn_every", learn_every)
+        self.learn_growth = checks.at_least_zero("learn_growth", learn_growth)
         self.num_batches = checks.count("num_batches", num_batches)
         self.batch_size = checks.count("batch_size", batch_size)
         self._prior = (
@@ -161,7 +165,7 @@ class LastLayerAgent:
         make = checks.function("optimizer", optimizer or adam, "(parameters, lr=...)")
         parameters = [*self._parameters, *self._head.parameters()]
         self._optimizer = make(parameters, lr=checks.positive("lr", lr))
-        self.rewards, self.seen = self._regressions(), 0
+        self.rewards, self.seen, self._learned_at = self._regressions(), 0, 0
         self._observed: list[Tensor] = []  # contexts, actions and rewards of the memory
 
     def act(self, contexts: Tensor) -> Tensor:
@@ -205,8 +209,9 @@ class LastLayerAgent:
             raise ValueError(f"actions must have shape [n], got {list(actions.shape)}")
         self.rewards.add(self._features(contexts), actions, rewards)
         self._remember(contexts, actions, rewards)
-        before, self.seen = self.seen, self.seen + len(contexts)
-        if before // self.learn_every < self.seen // self.learn_every:
+        self.seen += len(contexts)
+        pause = max(self.learn_every, self.learn_growth * self._learned_at)
+        if self.seen - self._learned_at >= pause:
             self.learn()
 
     def learn(self) -> None:
@@ -227,6 +232,7 @@ class LastLayerAgent:
             self._optimizer.step()
         self.rewards = self._regressions()
         self.rewards.add(self._features(contexts), actions, rewards)
+        self._learned_at = self.seen
 
     def _regressions(self) -> LinearRewards:
         return LinearRewards(self.num_actions, self.num_features + 1, *self._prior, self._device)

@@ -117,6 +117,33 @@ def test_few_inputs_take_one_pass_for_all_draws(n, passes):
     assert len(counted) == passes
 
 
+@pytest.mark.parametrize("batch_size", [None, 50])
+def test_ordinary_layers_in_front_see_each_input_once(double, batch_size):
+    layers = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3))
+    network = bbb.bayesianize(layers, dist.Normal(0.0, 1.0), where="2.*")
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
+    x, draws, rows = torch.randn(2 * BATCHED_BELOW + 7, 2), draw(model, 5), []
+    network[0].register_forward_hook(lambda *call: rows.append(len(call[1][0])))
+    prediction = bbb.predict(model, draws, x, batch_size=batch_size)
+    assert sum(rows) == len(x) and (batch_size is None or max(rows) == 50)
+    assert_equals_loop(prediction, model, draws, x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 3), lambda: nn.Conv1d(1, 3, 4)])
+def test_random_convolutions_run_once_for_each_draw(double, make):
+    """Kernels are slow in one pass for all draws; `count_passes` counts passes of the network."""
+    front, layer = nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (1, 4))), make()
+    network = bbb.bayesianize(
+        nn.Sequential(front, layer, nn.Flatten()), dist.Normal(0.0, 1.0), where="1.*"
+    )
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
+    draws, passes = draw(model, 4), count_passes(model)
+    x = torch.randn(BATCHED_BELOW + 1, 2)
+    prediction = bbb.predict(model, draws, x)
+    assert len(passes) == (4 if isinstance(layer, nn.Conv1d) else 1)
+    assert_equals_loop(prediction, model, draws, x)
+
+
 def test_chunks_of_draws_join_in_order(double, monkeypatch):
     model, x = classifier(), torch.randn(5, 2)
     draws = draw(model, 7)
