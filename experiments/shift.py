@@ -9,8 +9,11 @@ trained on clean images are scored on shifted ones. Test images are under the fi
 `pyro_bbb.data.corrupt` at five severities; those of MNIST are also turned by 0 to 180 degrees in
 steps of 15, and translated by up to 14 pixels. Networks, trainings and methods are those of
 `posteriors`, with MAP's temperature fitted on 5,000 held-out images, and ten deterministic
-networks. Methods, their settings and what they cost are described there; nothing was chosen on
-shifted images.
+networks. Methods, their settings and what they cost are described there, and nothing in them was
+chosen on shifted images. One method is added whose temperature was, on 1,000 corrupted held-out
+images of Fashion-MNIST, one seed, five draws: IVON had a Brier score of 0.502 at temperature 0.1,
+0.473 at 0.3, and 0.455 at 1, where clean images cost 0.283, 0.318 and 0.408 nats (five networks:
+0.494 and 0.291 nats). 0.3 is in between.
 
 The figures of every training (problem, method, seed) are a file in the folder of results as soon as
 they are done. Trainings are in the folder ``trainings`` of the results; with ``--trainings`` those

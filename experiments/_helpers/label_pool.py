@@ -2,6 +2,7 @@
 """A pool of images whose labels are bought one by one, and the rules that choose them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ SCORES: dict[str, Score] = {
 RANDOM = "random"
 # from a prediction by draws of the weights common to all candidates to so many of their rows
 TOGETHER: dict[str, Callable[[bbb.ClassificationPrediction, int], Tensor]] = {
-    "BatchBALD": bbb.batch_bald,
+    "BatchBALD": partial(bbb.batch_bald, num_configurations=1000),  # a tenth of the time
     "diverse BALD": bbb.diverse_bald,
 }
 

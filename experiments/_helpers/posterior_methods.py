@@ -81,6 +81,11 @@ METHODS = {
         draws=DRAWS,
         train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.1, optimizer=IVON, lr=0.1),
     ),
+    "ivon_warm": Method(
+        label="IVON, temperature 0.3",
+        draws=5,
+        train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.3, optimizer=IVON, lr=0.1),
+    ),
     "ensemble10": Method(
         label="ensemble of 10",
         draws=10,
@@ -122,7 +127,11 @@ COMPARED = (
     *("swag", "rank1", "sghmc"),
 )
 TENS = ("map", "ensemble10", "ivon10")
-UNDER_SHIFT = ("map", "temperature", *COMPARED[1:3], "ensemble10", "ivon4", *COMPARED[3:])
+UNDER_SHIFT = (
+    *("map", "temperature", "dropout", "ensemble", "ensemble10"),
+    *(*BBB, "ivon", "ivon_warm", "ivon4", "vbll"),
+    *COMPARED[COMPARED.index("vbll") + 1 :],
+)
 
 PROBLEMS = {
     "fashion_mlp": Problem(
