@@ -193,6 +193,7 @@ def test_every_committed_run_is_of_a_listed_experiment():
         "shift",
         "sklearn",
         "uci_regression",
+        "wheel",
         "paper_mnist",
         "paper_pruning",
     }
@@ -291,3 +292,17 @@ def test_the_uci_tables_have_what_the_runs_found(monkeypatch, score):
         assert run[name]["splits"] == 20
         cells = map(uci.shown, uci.rows_of(name, run[name], score).values())
         assert f"| {name} | {' | '.join(cells)} |" in PAGE
+
+
+def test_the_wheel_bandit_has_what_the_runs_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    wheel = importlib.import_module("wheel_bandit")
+    found = json.loads((RESULTS / "wheel_bandit.json").read_text())["agents"]
+    assert str(wheel.table(found, wheel.DELTAS)) in PAGE
+    regret = {
+        agent: [by_delta[str(d)]["mean"]["regret"] for d in wheel.DELTAS]
+        for agent, by_delta in found.items()
+    }
+    published = wheel.PUBLISHED["published: NeuralLinear"]
+    for agent in ("last layer", "BBB"):
+        assert all(ours < theirs for ours, theirs in zip(regret[agent], published, strict=True))
