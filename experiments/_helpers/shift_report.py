@@ -16,7 +16,7 @@ from pyro_bbb import plots
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 IN_PICTURES = (
     *("map", "temperature", "dropout", "ensemble"),
-    *("bbb_normal_local_reparam", "vbll", "rank1", "sghmc"),
+    *("bbb_normal_local_reparam", "ivon_warm", "vbll", "rank1"),
 )
 COLORS = (*plots.CYCLE, "0.8", "0.45")
 LABELS = {"ece": "ECE", "brier": "Brier score", "accuracy": "accuracy"}
@@ -69,9 +69,9 @@ def moved_table(found: Summaries) -> Table:
 
 
 def pictured(found: Summaries) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Colour and means of the methods in pictures."""
-    names = [name for name in IN_PICTURES if name in found]
-    return {name: (COLORS[IN_PICTURES.index(name)], found[name]["mean"]) for name in names}
+    """Colour and means of the methods in pictures, or of the first ones if it has none of these."""
+    names = [name for name in IN_PICTURES if name in found] or list(found)
+    return {name: (color, found[name]["mean"]) for name, color in zip(names, COLORS, strict=False)}
 
 
 def draw_boxes(run: Run, name: str, found: Summaries) -> Picture:

@@ -239,7 +239,7 @@ def test_the_shift_has_what_the_run_found(monkeypatch):
     assert str(report.shifted_table(name, found)) in PAGE
     assert str(report.confidence_table(found)) in PAGE
     shifted = {method: each["mean"]["shifted"] for method, each in found.items()}
-    for method in ("dropout", "laplace_kron"):
+    for method in ("ivon_warm", "dropout", "laplace_kron"):
         for score in ("ece", "brier"):
             assert shifted[method][score] < shifted["ensemble"][score]
     for each in found.values():
