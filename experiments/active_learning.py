@@ -25,11 +25,18 @@ round before, with scales as at the start: half the steps then do, and in a comp
 BALD was at 95.1 % with 233 labels where random ones gave 90.9 %. The labels bought at once are a
 quarter of those there are: fewer networks to train, and the same for every rule.
 
-``--preset batches`` has the same network and the rounds of Kirsch, van Amersfoort and Gal (2019,
-"BatchBALD"): ten labels at a time. Its rule is ``--rules BatchBALD``; ``"diverse BALD"`` is a
-cheaper one (`pyro_bbb.batch_bald`, `pyro_bbb.diverse_bald`).
+``--preset batches`` has the rounds of Kirsch, van Amersfoort and Gal (2019, "BatchBALD"): ten
+labels at a time. Its rule is ``--rules BatchBALD``; ``"diverse BALD"`` is a cheaper one
+(`pyro_bbb.batch_bald`, `pyro_bbb.diverse_bald`). Five such networks, from different starts, put
+their draws together: with seed 100 BALD was at 95 % with 175 labels, where each of the five alone
+had 92.2 %. One network from a new start in each round, with a prior by fan-in, temperature 0.03 and
+800 steps, had 93.7 % with 190 labels and 91.2 % with 200; five of them 94.6 % with 190.
+
+    python experiments/active_learning.py --preset batches --rules BALD BatchBALD random --repeats 6
 """
 
+import statistics
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -46,7 +53,7 @@ from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Tab
 from _helpers.scores import scores
 from _helpers.training import Training
 from pyro.distributions import Normal
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
@@ -93,6 +100,8 @@ class Recipe(Training):
     """Draws for each prediction."""
     joint_samples: int = 100
     """Draws of the weights for rules that choose inputs together."""
+    networks: int = 1
+    """Networks from different starts, whose draws are put together."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,10 @@ RECIPES = {
         channels=(16, 32),
         kernel_size=5,
         first_pool=True,
-        labels=dict.fromkeys(ALL_RULES, 300),
+        labels=dict.fromkeys(ALL_RULES, 250),
         growth=0.0,
+        networks=5,
+        samples=50,
     ),
 }
 
@@ -181,8 +192,19 @@ def train(recipe: Recipe, data: Data, seed: int, before: Trained | None = None) 
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
     batches = -(-len(data[0]) // recipe.batch_size)
     epochs = max(1, round(recipe.steps / batches))
-    recipe.fit(model, guide, data, epochs=epochs, loss="mean_field", progress=False, seed=seed)
+    with warnings.catch_warnings(action="ignore", category=bbb.UndertrainedWarning):
+        recipe.fit(model, guide, data, epochs=epochs, loss="mean_field", progress=False, seed=seed)
     return model, guide
+
+
+def predict(
+    networks: list[Trained], x: Tensor, *, num_samples: int, **options: Any
+) -> bbb.ClassificationPrediction:
+    """Predict by draws from all networks, equally many from each."""
+    each = max(1, num_samples // len(networks))
+    found = [bbb.predict(*trained, x, num_samples=each, **options) for trained in networks]
+    joined = torch.cat([prediction.sample_log_probs for prediction in found])
+    return replace(found[0], sample_log_probs=joined)
 
 
 def learn(
@@ -196,26 +218,25 @@ def learn(
     pool = Pool(*sets.pool, recipe.start, torch.Generator().manual_seed(seed))
     curve: dict[str, Any] = {"labels": [], "accuracy": [], "nll": []}
     x, y = sets.measured
-    trained: Trained | None = None
+    networks: list[Any] = [None] * recipe.networks
     with tqdm(total=most, initial=len(pool), desc=f"{rule}, seed {seed}", unit="label") as bar:
         while True:
-            trained = train(recipe, pool.data, 1000 * seed + len(pool), trained)
-            predict = partial(
-                bbb.predict,
-                *trained,
-                num_samples=recipe.samples,
-                seed=len(pool),
-                estimator="local_reparam",
-            )
-            found = scores(predict(x).probs, y)
+            networks = [
+                train(recipe, pool.data, 1000 * (seed + 1000 * i) + len(pool), before)
+                for i, before in enumerate(networks)
+            ]
+            options = {"num_samples": recipe.samples, "estimator": "local_reparam"}
+            by_draws = partial(predict, networks, seed=len(pool), **options)
+            found = scores(by_draws(x).probs, y)
             for name, value in (("labels", len(pool)), *found.items()):
                 curve.setdefault(name, []).append(value)
             if len(pool) >= most:
                 return curve, pool
             count = min(max(recipe.least, int(recipe.growth * len(pool))), most - len(pool))
             if rule in TOGETHER:
-                predict = partial(predict, num_samples=recipe.joint_samples, estimator="reparam")
-            acquire(pool, rule, predict, count, recipe.candidates)
+                options = {"num_samples": recipe.joint_samples, "estimator": "reparam"}
+                by_draws = partial(by_draws, **options)
+            acquire(pool, rule, by_draws, count, recipe.candidates)
             bar.update(count)
 
 
@@ -257,11 +278,11 @@ def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
     """Tabulate labels at each target, and the ratio to random acquisition."""
     columns = ["rule"]
     columns += [f"labels at {name} %" for name in TARGETS]
-    columns += [f"times fewer at {name} %" for name in TARGETS]
+    columns += [f"times fewer at {name} %" for name in TARGETS] + ["median at 95 %"]
     rows = []
     for rule in rules:
-        runs = [run[rule]["reached"] for run in summary["seeds"].values()]
-        all_reached = {name: all(run[name] for run in runs) for name in TARGETS}
+        runs = [run[rule] for run in summary["seeds"].values()]
+        all_reached = {name: all(run["reached"][name] for run in runs) for name in TARGETS}
         row = [rule]
         for name in TARGETS:
             text = shown(summary, rule, "labels_at", name, factor=1, digits=0)
@@ -270,6 +291,7 @@ def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
             known = rule in summary["mean"]["times_fewer_labels"]
             keys = ("times_fewer_labels", rule, name)
             row.append(shown(summary, *keys, factor=1) if known else "–")
+        row.append(f"{statistics.median(run['labels_at']['95'] for run in runs):.0f}")
         rows.append(row)
     return Table(columns, rows)
 

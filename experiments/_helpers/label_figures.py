@@ -27,7 +27,7 @@ def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Pi
     """Test error by number of labels: median and range over the seeds."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 4.2))
-        for rule, line in zip(rules, ("-", "--", "-."), strict=False):
+        for rule, line in zip(rules, ("-", "--", "-.", ":", "-"), strict=False):
             curves = [each[rule]["curve"] for each in summary["seeds"].values()]
             error = 100 * (1 - np.array([curve["accuracy"] for curve in curves]))
             labels = curves[0]["labels"]

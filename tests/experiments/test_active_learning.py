@@ -187,3 +187,16 @@ def test_the_published_network_has_the_papers_layers(experiment):
     shapes = [tuple(p.shape) for p in network.parameters() if p.dim() > 1]
     assert shapes == [(32, 1, 4, 4), (32, 32, 4, 4), (128, 32 * 11 * 11), (10, 128)]
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_networks_are_asked_for_equally_many_draws_and_count_alike(experiment, small):
+    recipe, sets = small
+    x, y = (part[:8] for part in sets.measured)
+    networks = [experiment.train(recipe, (x, y), seed) for seed in (0, 1, 2)]
+    options = {"seed": 4, "estimator": "local_reparam"}
+    joined = experiment.predict(networks, x, num_samples=6, **options)
+    each = [bbb.predict(*trained, x, num_samples=2, **options) for trained in networks]
+    assert len(joined.sample_log_probs) == 6 and joined.sampler == "outputs"
+    mean = torch.stack([prediction.probs for prediction in each]).mean(0)
+    assert torch.allclose(joined.probs, mean, atol=1e-6)
+    assert not torch.allclose(each[0].probs, each[1].probs, atol=1e-2)
