@@ -87,6 +87,7 @@ def draw_capacity(run: Run, name: str, protocol: Protocol, found: Summaries) -> 
             fractions = np.linspace(0, 1, len(levels))
             ax.plot(levels, 100 * (1 - fractions), color=color, label=f"task {i}")
         ax.set(
+            xlim=(-40, 25),
             xlabel="signal-to-noise ratio |loc| / scale (dB)",
             ylabel="weights above it (%)",
             title=f"{protocol.title}: {METHODS[method].label}",

@@ -4,6 +4,7 @@
 import importlib
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,25 @@ def test_the_shift_has_what_the_run_found(monkeypatch):
     for each in found.values():
         confidence = [of["confidence"] for of in each["mean"]["severity"].values()]
         assert confidence == sorted(confidence, reverse=True)
+
+
+def test_the_sequences_have_what_the_run_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    report = importlib.import_module("_helpers.continual_report")
+    protocols = importlib.import_module("_helpers.continual_tasks").PROTOCOLS
+    record = json.loads((RESULTS / "continual.json").read_text())["protocols"]
+    for name, found in record.items():
+        assert str(report.table(protocols[name], found)) in PAGE
+    permuted, published = record["permuted"], protocols["permuted"].published
+    assert permuted["vcl"]["mean"]["accuracy"] > published["VCL"]
+    ahead = [seed["accuracy"] for seed in permuted["vcl_random"]["seeds"]]
+    assert min(ahead) > published["VCL, random coreset of 200"]
+    used = [
+        [sum(level > 0 for level in levels) / len(levels) for levels in seed["snr"]]
+        for seed in permuted["vcl"]["seeds"]
+    ]
+    means = [statistics.fmean(after) for after in zip(*used, strict=True)]
+    assert [round(100 * means[i]) for i in (0, 3, 6, 9)] == [12, 38, 57, 70]
 
 
 def test_the_adapted_networks_have_what_the_run_found(monkeypatch):
