@@ -46,7 +46,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
-from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding
+from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding, reached
 from _helpers.label_pool import RANDOM, SCORES, TOGETHER, Pool, acquire, labels_at
 from _helpers.repeats import repeat, shown
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
@@ -282,15 +282,14 @@ def labels_table(summary: dict[str, Any], rules: tuple[str, ...]) -> Table:
     rows = []
     for rule in rules:
         runs = [run[rule] for run in summary["seeds"].values()]
-        all_reached = {name: all(run["reached"][name] for run in runs) for name in TARGETS}
         row = [rule]
         for name in TARGETS:
             text = shown(summary, rule, "labels_at", name, factor=1, digits=0)
-            row.append(text if all_reached[name] else f"over {text}")
+            row.append(text if reached(summary, rule, name) else f"over {text}")
         for name in TARGETS:
             known = rule in summary["mean"]["times_fewer_labels"]
-            keys = ("times_fewer_labels", rule, name)
-            row.append(shown(summary, *keys, factor=1) if known else "–")
+            text = shown(summary, "times_fewer_labels", rule, name, factor=1) if known else "–"
+            row.append(text if reached(summary, RANDOM, name) or not known else f"over {text}")
         row.append(f"{statistics.median(run['labels_at']['95'] for run in runs):.0f}")
         rows.append(row)
     return Table(columns, rows)

@@ -267,6 +267,18 @@ def test_the_sequences_have_what_the_run_found(monkeypatch):
     assert [round(100 * means[i]) for i in (0, 3, 6, 9)] == [12, 38, 57, 70]
 
 
+def test_the_labels_have_what_the_run_found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    script = importlib.import_module("active_learning")
+    record = json.loads((RESULTS / "active_learning_batches.json").read_text())
+    assert str(script.labels_table(record, ("BALD", "BatchBALD", "random"))) in PAGE
+    assert len(record["seeds"]) == 6
+    for rule in ("BALD", "BatchBALD"):
+        labels = [run[rule]["labels_at"]["95"] for run in record["seeds"].values()]
+        assert statistics.median(labels) < 195  # Kirsch et al. (2019)
+        assert all(run[rule]["reached"]["95"] for run in record["seeds"].values())
+
+
 def test_the_adapted_networks_have_what_the_run_found(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     report = importlib.import_module("_helpers.adapter_report")

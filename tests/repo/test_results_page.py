@@ -13,8 +13,14 @@ PAGE = (ROOT / "docs" / "results.md").read_text()
 CPU, GPU = "2 cores of a shared AMD EPYC server", "NVIDIA H200"
 MACHINES = {None: CPU, "cpu": CPU, "cuda": GPU}  # by the record's device, else as it says
 COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats SEEDS`
+    "active_learning_batches": (
+        "experiments/active_learning.py --preset batches --rules BALD BatchBALD random --repeats 6"
+    ),
     "benchmarks": "benchmarks/run.py",
-    "continual": "experiments/continual.py --protocols permuted --methods vcl vcl_random",
+    "continual": (
+        "experiments/continual.py --protocols permuted "
+        "--methods vcl vcl_random laplace fine_tuning joint"
+    ),
     "cuda_graph": "benchmarks/cuda_graph.py",
     "gap_splits": (
         "experiments/gap_splits.py --datasets bostonHousing energy wine-quality-red yacht"
