@@ -200,3 +200,21 @@ def test_networks_are_asked_for_equally_many_draws_and_count_alike(experiment, s
     mean = torch.stack([prediction.probs for prediction in each]).mean(0)
     assert torch.allclose(joined.probs, mean, atol=1e-6)
     assert not torch.allclose(each[0].probs, each[1].probs, atol=1e-2)
+
+
+@pytest.mark.parametrize(("rules", "times"), [(("BALD",), "–"), (("BALD", "random"), "over 2.00")])
+def test_the_table_has_a_ratio_where_random_labels_were_bought(experiment, rules, times):
+    runs = {
+        "BALD": experiment.summarise({"labels": [20, 40], "accuracy": [0.95, 0.96], "nll": [1, 1]}),
+        "random": experiment.summarise({"labels": [20, 40], "accuracy": [0.1, 0.2], "nll": [2, 2]}),
+    }
+    ratios = {"BALD": dict.fromkeys(experiment.TARGETS, 2.0)} if "random" in rules else {}
+    seed = {rule: runs[rule] for rule in rules} | {"times_fewer_labels": ratios}
+    summary = {"seeds": {"0": seed}} | {"mean": seed}
+    assert experiment.labels_table(summary, rules).rows[0] == [
+        "BALD",
+        *"20 20".split(),
+        times,
+        times,
+        "20",
+    ]
