@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.continual_memory import FIRST_PRIOR, Memory
+from _helpers.continual_memory import Memory
 from _helpers.continual_tasks import Protocol, Task
 from _helpers.run import Data
 from pyro_bbb import guides
@@ -26,6 +26,8 @@ class Settings:
     """Name of the guide."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments."""
+    first_prior: Any = field(default_factory=bbb.priors.FanInNormal)
+    """Prior of the weights before any task."""
     strength: float = 1.0
     """Factor of what earlier tasks say in the prior, see `Memory`; 0 forgets it."""
     loss: str | None = None
@@ -58,7 +60,7 @@ class Learner:
     ) -> None:
         self.protocol, self.settings, self.seed = protocol, settings, seed
         self.network = network or partial(network_of, protocol)
-        self.memory = Memory(settings.strength)
+        self.memory = Memory(settings.first_prior, settings.strength)
         self.latest: dict[str, Any] = {}  # guide by head, the latest one last
         self.coresets: dict[str, list[Data]] = {}
         self.refined: dict[str, Any] = {}
@@ -93,7 +95,7 @@ class Learner:
             self.fit(model, guide, (x, y))
             known = [guide]
         else:
-            model = self.model(head, FIRST_PRIOR, 1)
+            model = self.model(head, self.settings.first_prior, 1)
         torch.manual_seed(self.seed)
         draws = {k: v for each in known for k, v in each.sample_posterior(DRAWS).items()}
         return model, {name: draws[name] for name in model.latent_shapes()}
@@ -104,23 +106,27 @@ class Learner:
         return [*(self.latest[name] for name in [head] if name in self.latest), *newest]
 
     def model(self, head: str, prior: Any, num_data: int) -> bbb.BayesianModel:
-        """The network with a last layer, and a prior of its weights."""
-        torch.manual_seed(self.seed)
-        network = bbb.bayesianize(self.network(head), prior)
-        return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
+        """A network with a last layer that starts from what was learned, and a prior."""
+        torch.manual_seed(self.seed + len(self.latest))  # no two last layers start alike
+        network = self.network(head)
+        for each in self.known(head):
+            learned = {k.removeprefix("network."): loc for k, loc in each.median().items()}
+            network.load_state_dict(learned, strict=False)
+        return bbb.BayesianModel(
+            bbb.bayesianize(network, prior), bbb.likelihoods.Categorical(), num_data
+        )
 
     def posterior(self, head: str, num_data: int) -> tuple[bbb.BayesianModel, Any]:
-        """A model with all that was learned as prior, and a guide that starts there."""
-        known, prior = self.known(head), self.memory.prior()
-        model, options = self.model(head, prior, num_data), dict(self.settings.options)
-        if known:
-            medians = {k: v for each in known for k, v in each.median().items()}
-            names = model.latent_shapes().keys() & medians.keys()
-            options["init_loc"] = {name: medians[name] for name in names}
-        guide = guides.make(self.settings.guide, model, **options)
+        """A model with all that was learned as prior, and a guide that starts there.
+
+        With its scales, too: a scale far above its prior's may never come down to it, and would
+        leave no precision to remember.
+        """
+        model = self.model(head, self.memory.prior(), num_data)
+        guide = guides.make(self.settings.guide, model, **self.settings.options)
         if self.settings.guide == "softplus_normal":
-            for each in known:  # the scales too
-                guide.load_state_dict(each.state_dict(), strict=False)
+            rhos = {f"rhos.{name}": scale.expm1().log() for name, scale in self.memory.scales()}
+            guide.load_state_dict(rhos, strict=False)
         return model, guide
 
     def fit(self, model: Any, guide: Any, data: Data) -> None:

@@ -10,9 +10,6 @@ from pyro import poutine
 from pyro.distributions import Normal
 from torch import Size, Tensor, nn
 
-from pyro_bbb import priors
-
-FIRST_PRIOR: Any = priors.FanInNormal()  # before any task
 ONE_SD = [0.15865525393145707, 0.5, 0.8413447460685429]  # quantiles of a Normal
 
 
@@ -26,11 +23,12 @@ class Memory:
     arXiv:2011.12328) and in EWC.
 
     Args:
+        first_prior: prior of the weights before any task.
         strength: factor of the precision that tasks gave.
     """
 
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
+    def __init__(self, first_prior: Any, strength: float) -> None:
+        self.first_prior, self.strength = first_prior, strength
         self.loc: dict[str, Tensor] = {}
         self.first: dict[str, Tensor] = {}  # precision of the first prior
         self.gained: dict[str, Tensor] = {}
@@ -38,10 +36,15 @@ class Memory:
     def prior(self) -> Any:
         """Priors by the weights' names in a network; the first one of weights without a memory."""
         known = {
-            name.removeprefix("network."): partial(normal, loc, self.precision(name).rsqrt())
-            for name, loc in self.loc.items()
+            name.removeprefix("network."): partial(normal, self.loc[name], scale)
+            for name, scale in self.scales()
         }
-        return {**known, "*": FIRST_PRIOR}
+        return {**known, "*": self.first_prior}
+
+    def scales(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and standard deviation of the prior of each weight that a task was learned with."""
+        for name in self.loc:
+            yield name, self.precision(name).rsqrt()
 
     def precision(self, name: str) -> Tensor:
         """Precision of a weight's prior."""

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of `continual`: a new one is an entry of `METHODS`.
+"""Methods of `continual` on each protocol: a new one is an entry of `methods`.
 
 What was tried for them is said in `continual`.
 """
 
 from dataclasses import dataclass, replace
+
+from pyro.distributions import Normal
 
 from _helpers.continual_learners import Settings
 
@@ -21,7 +23,7 @@ class Method:
     """Learn all tasks together."""
 
 
-VCL = Settings(
+PERMUTED = Settings(
     guide="softplus_normal",
     options={"init_rho": -3.5},
     temperature=0.3,
@@ -31,25 +33,43 @@ VCL = Settings(
     lr=5e-3,
     epochs=20,
 )
-POINT = Settings(guide="delta", strength=0.0, lr=1e-3)
+SPLIT = replace(
+    PERMUTED,
+    first_prior=Normal(0.0, 1.0),
+    options={"init_rho": -2.5},
+    temperature=0.01,
+    strength=100.0,
+    lr=1e-3,
+)
+
+
+def methods(vcl: Settings) -> dict[str, Method]:
+    """The methods of one protocol, by the settings of VCL on it."""
+    label = f"VCL, strength {vcl.strength:g}"
+    plain = replace(vcl, strength=1.0)
+    point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
+    ewc = replace(point, guide="laplace", options={"structure": "diag"}, strength=1.0)
+    return {
+        "vcl": Method(label=label, settings=vcl),
+        "vcl_random": Method(
+            label=f"{label}, random coreset", settings=replace(vcl, coreset="random")
+        ),
+        "vcl_k_center": Method(
+            label=f"{label}, k-center coreset", settings=replace(vcl, coreset="k_center")
+        ),
+        "plain": Method(label="VCL, strength 1", settings=plain),
+        "bayes": Method(
+            label="VCL, strength 1, temperature 1", settings=replace(plain, temperature=1.0)
+        ),
+        "laplace": Method(label="online Laplace, diagonal (EWC)", settings=ewc),
+        "fine_tuning": Method(label="fine-tuning", settings=point),
+        "joint": Method(label="all tasks at once", settings=point, at_once=True),
+    }
+
 
 METHODS = {
-    "vcl": Method(label="VCL, strength 3", settings=VCL),
-    "vcl_random": Method(
-        label="VCL, strength 3, random coreset", settings=replace(VCL, coreset="random")
-    ),
-    "vcl_k_center": Method(
-        label="VCL, strength 3, k-center coreset", settings=replace(VCL, coreset="k_center")
-    ),
-    "plain": Method(label="VCL, strength 1", settings=replace(VCL, strength=1.0)),
-    "bayes": Method(
-        label="VCL, strength 1, temperature 1",
-        settings=replace(VCL, strength=1.0, temperature=1.0),
-    ),
-    "laplace": Method(
-        label="online Laplace, diagonal (EWC)",
-        settings=replace(POINT, guide="laplace", options={"structure": "diag"}, strength=1.0),
-    ),
-    "fine_tuning": Method(label="fine-tuning", settings=POINT),
-    "joint": Method(label="all tasks at once", settings=POINT, at_once=True),
+    "permuted": methods(PERMUTED),
+    "split": methods(SPLIT),
+    "split_fashion": methods(SPLIT),
+    "split_one_head": methods(SPLIT),
 }

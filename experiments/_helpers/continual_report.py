@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from _helpers.continual_methods import METHODS
-from _helpers.continual_tasks import Protocol
+from _helpers.continual_tasks import PROTOCOLS
 from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import plots
@@ -15,25 +15,26 @@ from pyro_bbb import plots
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 
 
-def table(protocol: Protocol, found: Summaries) -> Table:
+def table(name: str, found: Summaries) -> Table:
     """Average accuracy after the last task, and forgetting; with published accuracies."""
     rows = [
         (
-            METHODS[name].label,
+            METHODS[name][method].label,
             shown(summary, "accuracy"),
             shown(summary, "forgetting") if "forgetting" in summary["mean"] else "–",
             shown(summary, "nll", factor=1, digits=3),
             shown(summary, "ece"),
         )
-        for name, summary in found.items()
+        for method, summary in found.items()
     ]
-    for name, average in protocol.published.items():
-        rows.append((f"published: {name}", f"{100 * average:.1f}", "–", "–", "–"))
+    protocol = PROTOCOLS[name]
+    for method, average in protocol.published.items():
+        rows.append((f"published: {method}", f"{100 * average:.1f}", "–", "–", "–"))
     columns = ("accuracy (%)", "forgetting (%)", "NLL (nats)", "ECE (%)")
     return Table((f"{protocol.title}, after the last task", *columns), rows)
 
 
-def draw_matrices(run: Run, name: str, protocol: Protocol, found: Summaries) -> Picture:
+def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
     """Accuracy on every task after every task, a panel for each method."""
     first = {method: each["seeds"][0] for method, each in found.items()}
     matrices = {method: each["matrix"] for method, each in first.items() if "matrix" in each}
@@ -49,7 +50,7 @@ def draw_matrices(run: Run, name: str, protocol: Protocol, found: Summaries) -> 
             for i, row in enumerate(matrix):
                 values[i, : len(row)] = row
             picture = ax.imshow(100 * values, vmin=50, vmax=100, cmap="viridis")
-            ax.set_title(METHODS[method].label, fontsize="small")
+            ax.set_title(METHODS[name][method].label, fontsize="small")
             ticks = range(0, size, 1 if size < 8 else 3)
             ax.set_xticks(ticks, [str(i + 1) for i in ticks])
             ax.set_yticks(ticks, [str(i + 1) for i in ticks])
@@ -57,26 +58,30 @@ def draw_matrices(run: Run, name: str, protocol: Protocol, found: Summaries) -> 
         for ax in axes.flat[len(matrices) :]:
             ax.set_axis_off()
         figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
-    return run.picture(figure, f"{name}_matrices", f"{protocol.title}, the first seed.")
+    return run.picture(figure, f"{name}_matrices", f"{PROTOCOLS[name].title}, the first seed.")
 
 
-def draw_averages(run: Run, name: str, protocol: Protocol, found: Summaries) -> Picture:
+def draw_averages(run: Run, name: str, found: Summaries) -> Picture:
     """Average accuracy on the tasks so far, by their number."""
     with plots.style():
         figure, ax = plt.subplots(figsize=(6.4, 4))
         for method, summary in found.items():
-            label = METHODS[method].label
+            label = METHODS[name][method].label
             if "matrix" in summary["seeds"][0]:
                 curves = 100 * np.array([record["averages"] for record in summary["seeds"]])
                 ax.plot(np.arange(1, curves.shape[1] + 1), curves.mean(0), "o-", ms=4, label=label)
             else:
                 ax.axhline(100 * summary["mean"]["accuracy"], color="0.6", ls="--", label=label)
-        ax.set(xlabel="tasks learned", ylabel="accuracy on these tasks (%)", title=protocol.title)
+        ax.set(
+            xlabel="tasks learned",
+            ylabel="accuracy on these tasks (%)",
+            title=PROTOCOLS[name].title,
+        )
         ax.legend(fontsize="small")
     return run.picture(figure, f"{name}_averages", "Means over seeds.")
 
 
-def draw_capacity(run: Run, name: str, protocol: Protocol, found: Summaries) -> Picture:
+def draw_capacity(run: Run, name: str, found: Summaries) -> Picture:
     """Plot the distribution of the weights' signal-to-noise ratio after each task."""
     method = next(m for m in found if "snr" in found[m]["seeds"][0])
     by_task = found[method]["seeds"][0]["snr"]
@@ -90,7 +95,7 @@ def draw_capacity(run: Run, name: str, protocol: Protocol, found: Summaries) -> 
             xlim=(-40, 25),
             xlabel="signal-to-noise ratio |loc| / scale (dB)",
             ylabel="weights above it (%)",
-            title=f"{protocol.title}: {METHODS[method].label}",
+            title=f"{PROTOCOLS[name].title}: {METHODS[name][method].label}",
         )
         ax.legend(fontsize="x-small")
     return run.picture(figure, f"{name}_capacity", "Weights of the layers that tasks share.")
