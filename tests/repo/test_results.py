@@ -233,15 +233,24 @@ def test_ten_posteriors_are_ahead_of_ten_networks(monkeypatch):
         assert posteriors["ood"]["entropy"] > ten["ood"]["entropy"]
 
 
-def test_the_shift_has_what_the_run_found(monkeypatch):
+@pytest.mark.parametrize(
+    ("record", "better", "scores"),
+    [
+        ("shift_fashion", ("ivon_warm", "dropout", "laplace_kron"), ("ece", "brier")),
+        ("shift_lenet5", ("ivon_warm",), ("ece",)),
+    ],
+)
+def test_the_shift_has_what_the_run_found(monkeypatch, record, better, scores):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     report = importlib.import_module("_helpers.shift_report")
-    ((name, found),) = json.loads((RESULTS / "shift_fashion.json").read_text())["problems"].items()
+    ((name, found),) = json.loads((RESULTS / f"{record}.json").read_text())["problems"].items()
     assert str(report.shifted_table(name, found)) in PAGE
     assert str(report.confidence_table(found)) in PAGE
+    if "rotated" in found["map"]["mean"]:
+        assert str(report.moved_table(found)) in PAGE
     shifted = {method: each["mean"]["shifted"] for method, each in found.items()}
-    for method in ("ivon_warm", "dropout", "laplace_kron"):
-        for score in ("ece", "brier"):
+    for method in better:
+        for score in scores:
             assert shifted[method][score] < shifted["ensemble"][score]
     for each in found.values():
         confidence = [of["confidence"] for of in each["mean"]["severity"].values()]
