@@ -15,8 +15,6 @@ from _helpers.continual_tasks import Protocol, Task
 from _helpers.run import Data
 from pyro_bbb import guides
 
-DRAWS = 20  # of the weights, in predictions
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -44,6 +42,8 @@ class Settings:
     """Passes over each task."""
     batch_size: int = 256
     """Images per step."""
+    draws: int = 20
+    """Draws of the weights in predictions; 0 for their means."""
     engine: str = "compiled"
     """How steps are run, see `pyro_bbb.fit`."""
 
@@ -97,8 +97,15 @@ class Learner:
         else:
             model = self.model(head, self.settings.first_prior, 1)
         torch.manual_seed(self.seed)
-        draws = {k: v for each in known for k, v in each.sample_posterior(DRAWS).items()}
+        draws = {k: v for each in known for k, v in self.draw(each).items()}
         return model, {name: draws[name] for name in model.latent_shapes()}
+
+    def draw(self, guide: Any) -> dict[str, Tensor]:
+        """Draws of a guide's weights, or one that has their means."""
+        if not self.settings.draws:
+            return {name: loc[None] for name, loc in guide.median().items()}
+        draws: dict[str, Tensor] = guide.sample_posterior(self.settings.draws)
+        return draws
 
     def known(self, head: str) -> list[Any]:
         """Guides with a last layer and with all others; the later one is right in common."""

@@ -43,12 +43,15 @@ SPLIT = replace(
 )
 
 
-def methods(vcl: Settings) -> dict[str, Method]:
-    """The methods of one protocol, by the settings of VCL on it."""
+LAPLACE = Settings(guide="laplace", options={"structure": "diag"}, lr=1e-3)
+EWC = replace(LAPLACE, first_prior=Normal(0.0, 1.0), strength=1e4, draws=0)
+
+
+def methods(vcl: Settings, ewc: Settings) -> dict[str, Method]:
+    """The methods of one protocol, by the settings of VCL and EWC on it."""
     label = f"VCL, strength {vcl.strength:g}"
     plain = replace(vcl, strength=1.0)
     point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
-    ewc = replace(point, guide="laplace", options={"structure": "diag"}, strength=1.0)
     return {
         "vcl": Method(label=label, settings=vcl),
         "vcl_random": Method(
@@ -61,15 +64,15 @@ def methods(vcl: Settings) -> dict[str, Method]:
         "bayes": Method(
             label="VCL, strength 1, temperature 1", settings=replace(plain, temperature=1.0)
         ),
-        "laplace": Method(label="online Laplace, diagonal (EWC)", settings=ewc),
+        "laplace": Method(label=f"online Laplace (EWC), strength {ewc.strength:g}", settings=ewc),
         "fine_tuning": Method(label="fine-tuning", settings=point),
         "joint": Method(label="all tasks at once", settings=point, at_once=True),
     }
 
 
 METHODS = {
-    "permuted": methods(PERMUTED),
-    "split": methods(SPLIT),
-    "split_fashion": methods(SPLIT),
-    "split_one_head": methods(SPLIT),
+    "permuted": methods(PERMUTED, LAPLACE),
+    "split": methods(SPLIT, EWC),
+    "split_fashion": methods(SPLIT, EWC),
+    "split_one_head": methods(SPLIT, EWC),
 }

@@ -124,6 +124,14 @@ def test_what_the_second_task_gave_is_counted_once(tasks, learners):
     torch.testing.assert_close(learner.memory.gained[name], expected, rtol=1e-3, atol=1e-2)
 
 
+def test_without_draws_the_means_predict(tasks, learners):
+    learner, (first, *_) = small(tasks, learners, draws=0)
+    learner.learn(first)
+    _, draws = learner.refine(first.head)
+    for name, draw in draws.items():
+        assert draw.equal(learner.latest[first.head].loc(name)[None])
+
+
 @pytest.mark.parametrize("kind", ["random", "k_center"])
 def test_a_coreset_is_kept_from_training(tasks, learners, kind):
     learner, (first, *_) = small(tasks, learners, coreset=kind)
