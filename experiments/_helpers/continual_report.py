@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from _helpers.continual_methods import METHODS
 from _helpers.continual_tasks import PROTOCOLS
@@ -38,8 +39,8 @@ def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
     """Accuracy on every task after every task, a panel for each method."""
     first = {method: each["seeds"][0] for method, each in found.items()}
     matrices = {method: each["matrix"] for method, each in first.items() if "matrix" in each}
-    columns = min(3, len(matrices))
-    rows = -(-len(matrices) // columns)
+    rows = 1 if len(matrices) < 4 else 2
+    columns = -(-len(matrices) // rows)
     with plots.style():
         figure, axes = plt.subplots(
             rows, columns, figsize=(3.3 * columns + 0.8, 3.1 * rows + 0.4), squeeze=False
@@ -72,6 +73,7 @@ def draw_averages(run: Run, name: str, found: Summaries) -> Picture:
                 ax.plot(np.arange(1, curves.shape[1] + 1), curves.mean(0), "o-", ms=4, label=label)
             else:
                 ax.axhline(100 * summary["mean"]["accuracy"], color="0.6", ls="--", label=label)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(
             xlabel="tasks learned",
             ylabel="accuracy on these tasks (%)",

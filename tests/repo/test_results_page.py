@@ -18,7 +18,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     ),
     "benchmarks": "benchmarks/run.py",
     "continual": (
-        "experiments/continual.py --protocols permuted "
+        "experiments/continual.py --protocols permuted split split_fashion "
         "--methods vcl vcl_random laplace fine_tuning joint"
     ),
     "cuda_graph": "benchmarks/cuda_graph.py",
