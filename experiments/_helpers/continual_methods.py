@@ -41,8 +41,6 @@ SPLIT = replace(
     strength=100.0,
     lr=1e-3,
 )
-
-
 LAPLACE = Settings(guide="laplace", options={"structure": "diag"}, lr=1e-3)
 EWC = replace(LAPLACE, first_prior=Normal(0.0, 1.0), strength=1e4, draws=0)
 
