@@ -25,8 +25,8 @@ from pyro_bbb.estimators._sampled_weights import _fair_signs
 from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
-CALLS, COPIES = 1000, 4
-DRAWS = 120  # gradients of a whole model
+CALLS, COPIES = 500, 8
+DRAWS = 80  # gradients of a whole model
 
 
 def sample(loc, rho):

@@ -414,7 +414,7 @@ def test_where_training_ends_depends_on_no_unit():
 
 def test_the_number_of_epochs_is_told():
     x, y = X[:60], X[:60, 0]
-    quick = BayesianRegressor(random_state=0).fit(x, y)
+    quick = BayesianRegressor(tol=0.5, random_state=0).fit(x, y)
     most = quick._recipe().options(None, 60)["epochs"]
     assert len(quick.history_) == quick.n_iter_ < most
     assert BayesianRegressor(max_epochs=7, random_state=0).fit(x, y).n_iter_ == 7

@@ -227,7 +227,7 @@ def places():
 PLACES = list(places())
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=100)
 @given(st.data())
 def test_any_value_in_place_of_any_argument(data):
     row, name = data.draw(st.sampled_from(PLACES))

@@ -40,6 +40,19 @@ def regressor():
     return bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=4)
 
 
+class Branching(bbb.BayesianMLP):
+    """Cannot be recorded, which takes longer than the few steps of a chain here."""
+
+    def forward(self, x):
+        h = super().forward(x)
+        return h if h.sum() > 0 else -2 * h
+
+
+def branching():
+    network = Branching([3, 1], prior=dist.Normal(0.0, 1.0))
+    return bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=4)
+
+
 def latent_noise():
     network = bbb.BayesianMLP([3, 1])
     return bbb.BayesianModel(network, likelihoods.Gaussian(dist.LogNormal(0.0, 1.0)), num_data=4)
@@ -716,7 +729,7 @@ AFTER = [
     Row(
         "run_sgmcmc",
         lambda: {
-            "model": regressor(),
+            "model": branching(),
             "data": (X, TARGETS),
             "sampler": "sghmc",
             "lr": 0.01,
@@ -759,7 +772,7 @@ AFTER = [
     Row(
         "run_nuts",
         lambda: {
-            "model": regressor(),
+            "model": branching(),
             "data": (X, TARGETS),
             "num_samples": 2,
             "warmup_steps": 1,

@@ -16,7 +16,15 @@ import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.training._runners import choose
 from pyro_bbb.training._runners.capture_devices import TracingDevice
-from tests.training.test_cuda_graph import LIKELIHOODS, MODELS, OPTIONS, data, make, state
+from tests.training.test_cuda_graph import (
+    LIKELIHOODS,
+    MODELS,
+    OBJECTIVES,
+    OPTIONS,
+    data,
+    make,
+    state,
+)
 
 SERIES = ("loss", "kl", "log_prior", "log_guide", "nll", "kl_weight", "lr")
 
@@ -63,9 +71,7 @@ def assert_same(make_parts, *, rel=1e-6, pairs=None, **options):
     assert torch.equal(random, same_random)
 
 
-@pytest.mark.parametrize("num_particles", [1, 3])
-@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
-@pytest.mark.parametrize("loss", ["trace", "mean_field"])
+@pytest.mark.parametrize(("loss", "estimator", "num_particles"), OBJECTIVES)
 def test_a_captured_run_is_the_eager_one(captured, loss, estimator, num_particles):
     assert_same(make, loss=loss, estimator=estimator, num_particles=num_particles)
     assert len(captured) == 2  # a minibatch, and the smaller last one
