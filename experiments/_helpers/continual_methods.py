@@ -25,24 +25,26 @@ class Method:
 
 PERMUTED = Settings(
     guide="softplus_normal",
-    options={"init_rho": -3.5},
+    options={"init_rho": -2.5},
     temperature=0.3,
-    strength=3.0,
+    strength=10.0,
     estimator="local_reparam",
     loss="mean_field",
     lr=5e-3,
-    epochs=20,
+    epochs=6,
 )
 SPLIT = replace(
     PERMUTED,
     first_prior=Normal(0.0, 1.0),
-    options={"init_rho": -2.5},
     temperature=0.01,
     strength=100.0,
     lr=1e-3,
+    epochs=20,
 )
-LAPLACE = Settings(guide="laplace", options={"structure": "diag"}, lr=1e-3)
-EWC = replace(LAPLACE, first_prior=Normal(0.0, 1.0), strength=1e4, draws=0)
+EWC_PERMUTED = Settings(
+    guide="laplace", options={"structure": "diag"}, strength=3.0, lr=1e-3, draws=0
+)
+EWC_SPLIT = replace(EWC_PERMUTED, first_prior=Normal(0.0, 1.0), strength=1e4)
 
 
 def methods(vcl: Settings, ewc: Settings) -> dict[str, Method]:
@@ -69,8 +71,8 @@ def methods(vcl: Settings, ewc: Settings) -> dict[str, Method]:
 
 
 METHODS = {
-    "permuted": methods(PERMUTED, LAPLACE),
-    "split": methods(SPLIT, EWC),
-    "split_fashion": methods(SPLIT, EWC),
-    "split_one_head": methods(SPLIT, EWC),
+    "permuted": methods(PERMUTED, EWC_PERMUTED),
+    "split": methods(SPLIT, EWC_SPLIT),
+    "split_fashion": methods(SPLIT, EWC_SPLIT),
+    "split_one_head": methods(SPLIT, EWC_SPLIT),
 }
