@@ -28,6 +28,8 @@ class Settings:
     """Prior of the weights before any task."""
     strength: float = 1.0
     """Factor of what earlier tasks say in the prior, see `Memory`; 0 forgets it."""
+    memory: Callable[[Any, float], Any] = Memory
+    """What holds earlier tasks: `Memory`, or `KroneckerMemory` for a point."""
     loss: str | None = None
     """Objective, see `pyro_bbb.fit`."""
     coreset: str = ""
@@ -60,7 +62,7 @@ class Learner:
     ) -> None:
         self.protocol, self.settings, self.seed = protocol, settings, seed
         self.network = network or partial(network_of, protocol)
-        self.memory = Memory(settings.first_prior, settings.strength)
+        self.memory = settings.memory(settings.first_prior, settings.strength)
         self.latest: dict[str, Any] = {}  # guide by head, the latest one last
         self.coresets: dict[str, list[Data]] = {}
         self.refined: dict[str, Any] = {}
@@ -74,7 +76,8 @@ class Learner:
         self.latest[task.head] = guide
         self.refined.clear()
         if self.settings.strength:
-            self.memory.add(model, guide, data[0])
+            known = self.model(task.head, self.settings.first_prior, len(data[0]))
+            self.memory.add(known, guide, data)
 
     def predict(self, task: Task) -> bbb.ClassificationPrediction:
         """Predict the scored images; coresets are learned before, for this prediction alone."""

@@ -10,6 +10,8 @@ from pyro import poutine
 from pyro.distributions import Normal
 from torch import Size, Tensor, nn
 
+from _helpers.run import Data
+
 ONE_SD = [0.15865525393145707, 0.5, 0.8413447460685429]  # quantiles of a Normal
 
 
@@ -50,12 +52,12 @@ class Memory:
         """Precision of a weight's prior."""
         return self.first[name] + self.strength * self.gained[name]
 
-    def add(self, model: Any, guide: Any, x: Tensor) -> None:
-        """Add what a task gave to the weights of a model with `prior`."""
-        trace = poutine.trace(model).get_trace(x[:1])
+    def add(self, model: Any, guide: Any, data: Data) -> None:
+        """Add what a task gave to the weights of a guide; the model has them with `first_prior`."""
+        priors = poutine.trace(model.draw_latents).get_trace().nodes
         for name, loc, scale in moments(guide):
             if name not in self.loc:
-                self.first[name] = 1 / trace.nodes[name]["fn"].variance.detach()
+                self.first[name] = 1 / priors[name]["fn"].variance.detach()
                 self.gained[name] = torch.zeros_like(loc)
             gain = 1 / scale.square() - self.precision(name)
             self.gained[name] = self.gained[name] + gain.clamp(min=0)

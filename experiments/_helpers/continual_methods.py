@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pyro.distributions import Normal
 
+from _helpers.continual_kronecker import KroneckerMemory
 from _helpers.continual_learners import Settings
 
 
@@ -45,10 +46,14 @@ EWC_PERMUTED = Settings(
     guide="laplace", options={"structure": "diag"}, strength=3.0, lr=1e-3, draws=0
 )
 EWC_SPLIT = replace(EWC_PERMUTED, first_prior=Normal(0.0, 1.0), strength=1e4)
+KRONECKER_PERMUTED = Settings(
+    guide="delta", memory=KroneckerMemory, strength=6.0, lr=2e-3, epochs=12, draws=0
+)
+KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0))
 
 
-def methods(vcl: Settings, ewc: Settings) -> dict[str, Method]:
-    """The methods of one protocol, by the settings of VCL and EWC on it."""
+def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Method]:
+    """The methods of one protocol, by the settings of the three that remember on it."""
     label = f"VCL, strength {vcl.strength:g}"
     plain = replace(vcl, strength=1.0)
     point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
@@ -65,14 +70,17 @@ def methods(vcl: Settings, ewc: Settings) -> dict[str, Method]:
             label="VCL, strength 1, temperature 1", settings=replace(plain, temperature=1.0)
         ),
         "laplace": Method(label=f"online Laplace (EWC), strength {ewc.strength:g}", settings=ewc),
+        "kronecker": Method(
+            label=f"Kronecker Laplace, strength {kronecker.strength:g}", settings=kronecker
+        ),
         "fine_tuning": Method(label="fine-tuning", settings=point),
         "joint": Method(label="all tasks at once", settings=point, at_once=True),
     }
 
 
 METHODS = {
-    "permuted": methods(PERMUTED, EWC_PERMUTED),
-    "split": methods(SPLIT, EWC_SPLIT),
-    "split_fashion": methods(SPLIT, EWC_SPLIT),
-    "split_one_head": methods(SPLIT, EWC_SPLIT),
+    "permuted": methods(PERMUTED, EWC_PERMUTED, KRONECKER_PERMUTED),
+    "split": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
+    "split_fashion": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
+    "split_one_head": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
 }

@@ -162,9 +162,12 @@ def _has_moments(prior: Any) -> bool:
     support = prior.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    return support is constraints.real and bool(
-        torch.isfinite(prior.mean).all() and torch.isfinite(prior.stddev).all()
-    )
+    if support is not constraints.real:
+        return False
+    try:
+        return bool(torch.isfinite(prior.mean).all() and torch.isfinite(prior.stddev).all())
+    except NotImplementedError:  # torch's answer for a distribution that does not define them
+        return False
 
 
 def _costs(

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Curvature that tasks gave the weights as Kronecker products, and the prior that it makes."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import MultivariateNormal
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Size, Tensor, nn
+from torch.distributions import constraints
+
+from _helpers.run import Data
+from pyro_bbb import guides
+
+
+class KroneckerMemory:
+    r"""Means of the weights, and the curvature that the tasks so far gave them.
+
+    Laplace's approximation of one task after the other (Ritter, Botev and Barber 2018,
+    arXiv:1805.07810): the next prior of a kernel $[o, i]$ has the latest mean and the precision
+
+    $$h I + \lambda \Big(\sum_t H_t\Big) \otimes \Big(\frac1T \sum_t A_t\Big)$$
+
+    with h that of the first prior, $\lambda$ the strength, and $H_t \otimes A_t$ the Gauss-Newton
+    curvature of task t: $H_t$ ``[o, o]`` of the outputs, $A_t$ ``[i, i]`` of the inputs, of trace
+    1. That of a bias is $h I + \lambda \sum_t H_t$.
+
+    Args:
+        first_prior: prior of the weights before any task.
+        strength: factor of the curvature that tasks gave.
+    """
+
+    def __init__(self, first_prior: Any, strength: float) -> None:
+        self.first_prior, self.strength = first_prior, strength
+        self.loc: dict[str, Tensor] = {}
+        self.first: dict[str, float] = {}  # precision of the first prior
+        self.of_outputs: dict[str, Tensor] = {}  # sum of the tasks'
+        self.of_inputs: dict[str, list[Tensor]] = {}  # one of each task; none for biases
+
+    def prior(self) -> Any:
+        """Priors by the weights' names in a network; the first one of weights without a memory."""
+        known = {name: partial(given, self.normal(name)) for name in self.loc}
+        return {**known, "*": self.first_prior}
+
+    def normal(self, name: str) -> TorchDistribution:
+        """The prior of a weight for the next task."""
+        loc, first = self.loc[name], self.first[name]
+        of_outputs = self.strength * self.of_outputs[name]
+        if name not in self.of_inputs:
+            precision = of_outputs + first * torch.eye(len(loc))
+            return MultivariateNormal(loc, precision_matrix=precision)
+        of_inputs = torch.stack(self.of_inputs[name]).mean(0)
+        return KroneckerNormal(loc, of_outputs, of_inputs, first)
+
+    def add(self, model: Any, guide: Any, data: Data) -> None:
+        """Add the curvature of a task to the weights, which a model has, with the first prior."""
+        laplace = guides.Laplace(model, structure="kron")
+        laplace.approximate(data)
+        priors = poutine.trace(model.draw_latents).get_trace().nodes
+        loc = guide.median()
+        for site, part in zip(laplace.site_names, laplace.covariance, strict=True):
+            name = site.removeprefix("network.")
+            self.loc[name] = loc[site].detach()
+            self.first[name] = 1 / priors[site]["fn"].variance.mean().item()
+            self.add_factors(name, part)
+
+    def add_factors(self, name: str, part: Any) -> None:
+        """Add the factors of the curvature, which is what a precision has above the prior's."""
+        if self.loc[name].dim() == 1:
+            size = len(part.scale_tril)
+            gained = torch.cholesky_inverse(part.scale_tril) - self.first[name] * torch.eye(size)
+        else:
+            curvature = (part.scale**-2 - self.first[name]).clamp(min=0)  # [o, i], of rank one
+            gained = part.out * curvature.sum(1) @ part.out.T
+            of_inputs = part.inner * (curvature.sum(0) / curvature.sum()) @ part.inner.T
+            self.of_inputs.setdefault(name, []).append(of_inputs)
+        self.of_outputs[name] = self.of_outputs.get(name, 0.0) + gained
+
+
+def given(distribution: TorchDistribution, module: nn.Module, name: str, shape: Size) -> Any:
+    """A prior that is known already."""
+    return distribution
+
+
+class KroneckerNormal(TorchDistribution):
+    r"""Normal of a matrix whose precision is $h I + H \otimes A$.
+
+    Args:
+        loc: mean ``[o, i]``.
+        of_outputs: H ``[o, o]``, positive semidefinite.
+        of_inputs: A ``[i, i]``, likewise.
+        first: h, positive.
+    """
+
+    arg_constraints = {}  # noqa: RUF012 (torch declares it so)
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, of_outputs: Tensor, of_inputs: Tensor, first: float) -> None:
+        self.loc = loc
+        outer, self.out = torch.linalg.eigh(of_outputs)
+        inner, self.inner = torch.linalg.eigh(of_inputs)
+        curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
+        self.scale = (curvature + first).rsqrt()
+        super().__init__(event_shape=loc.shape, validate_args=False)
+
+    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+        """Samples ``[*sample_shape, o, i]``."""
+        noise = torch.randn(*sample_shape, *self.loc.shape)
+        return self.loc + self.out @ (self.scale * noise) @ self.inner.T
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        white = (self.out.T @ (value - self.loc) @ self.inner) / self.scale
+        constant = self.scale.log().sum() + 0.5 * self.loc.numel() * math.log(2 * math.pi)
+        return -0.5 * white.square().sum((-2, -1)) - constant
