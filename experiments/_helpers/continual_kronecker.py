@@ -2,6 +2,7 @@
 """Curvature that tasks gave the weights as Kronecker products, and the prior that it makes."""
 
 import math
+import warnings
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,9 @@ class KroneckerMemory:
     def add(self, model: Any, guide: Any, data: Data) -> None:
         """Add the curvature of a task to the weights, which a model has, with the first prior."""
         laplace = guides.Laplace(model, structure="kron")
-        laplace.approximate(data)
+        with warnings.catch_warnings():  # of its draws, which nobody predicts with
+            warnings.simplefilter("ignore", guides.LinearizationWarning)
+            laplace.approximate(data)
         priors = poutine.trace(model.draw_latents).get_trace().nodes
         loc = guide.median()
         for site, part in zip(laplace.site_names, laplace.covariance, strict=True):

@@ -132,9 +132,18 @@ def test_all_minibatches_of_a_pass_have_one_draw(digits):
     assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
-def test_a_prior_without_variance_is_drawn_from_as_it_is():
+class WithoutMoments(Normal):
+    """A distribution that does not define its mean."""
+
+    @property
+    def mean(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("prior", [StudentT(1.0), WithoutMoments(0.0, 1.0)])
+def test_a_prior_without_moments_is_drawn_from_as_it_is(prior):
     x, y = torch.ones(8, 2), torch.zeros(8, 1)
-    network = bbb.BayesianLinear(2, 1, prior=StudentT(1.0))
+    network = bbb.BayesianLinear(2, 1, prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=8)
     assert baseline(model, (x, y)) > 0
 
