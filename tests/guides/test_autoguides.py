@@ -524,7 +524,7 @@ def test_a_plain_model_refuses_an_unknown_start_at_the_first_call(name):
 @pytest.mark.parametrize("loss", ["trace", "mean_field"])
 def test_vectorised_particles_give_the_loss_of_single_ones(name, loss):
     model, guide = make(name, **({"init_scale": 0.3} if name in ("normal", "full_rank") else {}))
-    args, count = data(), 50
+    args, count = data(), 100
     losses = torch.tensor([loss_of(model, guide, args, loss, 1) for _ in range(count)])
     together = loss_of(model, guide, args, loss, count)
     # 5 standard errors of a difference of means: a false alarm once in 1.7 million seeds
