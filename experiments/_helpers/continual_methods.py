@@ -49,7 +49,7 @@ EWC_SPLIT = replace(EWC_PERMUTED, first_prior=Normal(0.0, 1.0), strength=1e4)
 KRONECKER_PERMUTED = Settings(
     guide="delta", memory=KroneckerMemory, strength=6.0, lr=2e-3, epochs=12, draws=0
 )
-KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0))
+KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0), strength=100.0)
 
 
 def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Method]:
