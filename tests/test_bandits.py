@@ -14,7 +14,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, guides, likelihoods
-from tests.training.test_cuda_graph import NoReading, Watched
+from tests.training.test_cuda_graph import NoReading, OnTheCPU
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SIGMAS = 6  # of a share, about 2e-9 for each
@@ -435,7 +435,7 @@ def test_rounds_learn_after_every_basket(bandit, basket):
 def test_a_captured_round_is_the_round_to_the_bit_and_reads_nothing(bandit, bayesian, monkeypatch):
     """All but the capture itself: where a GPU would replay a graph, its function is run."""
     x = torch.rand(50, 117, generator=torch.Generator().manual_seed(0)).round()
-    ends, device = [], Watched()
+    ends, device = [], OnTheCPU()
     for captured in (False, True):
         agent = grouped_network(bandit, [0, 1], bayesian)
         mushrooms = bandit.Mushrooms(x, x[:, 0] > 0, [0, 1], 12, basket=2)
