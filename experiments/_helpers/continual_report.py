@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from _helpers.continual_methods import METHODS
 from _helpers.continual_tasks import PROTOCOLS
@@ -63,23 +63,29 @@ def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
 
 
 def draw_averages(run: Run, name: str, found: Summaries) -> Picture:
-    """Average accuracy on the tasks so far, by their number."""
+    """Errors on the tasks so far, by their number."""
     with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 4))
+        figure, ax = plt.subplots(figsize=(8, 4))
         for method, summary in found.items():
             label = METHODS[name][method].label
             if "matrix" in summary["seeds"][0]:
-                curves = 100 * np.array([record["averages"] for record in summary["seeds"]])
-                ax.plot(np.arange(1, curves.shape[1] + 1), curves.mean(0), "o-", ms=4, label=label)
+                right = np.array([record["averages"] for record in summary["seeds"]])
+                errors = 100 * (1 - right.mean(0))
+                ax.plot(np.arange(1, len(errors) + 1), errors, "o-", ms=4, label=label)
             else:
-                ax.axhline(100 * summary["mean"]["accuracy"], color="0.6", ls="--", label=label)
+                error = 100 * (1 - summary["mean"]["accuracy"])
+                ax.axhline(error, color="0.6", ls="--", label=label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(
             xlabel="tasks learned",
-            ylabel="accuracy on these tasks (%)",
+            ylabel="wrong on these tasks (%)",
+            yscale="log",
             title=PROTOCOLS[name].title,
         )
-        ax.legend(fontsize="small")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.tick_params(axis="y", which="minor", labelleft=False)
+        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return run.picture(figure, f"{name}_averages", "Means over seeds.")
 
 

@@ -142,5 +142,6 @@ PROTOCOLS = {
         own_heads=False,
         tasks=split,
         coreset=40,
+        published={"VCL": 0.64, "TD-VCL": 0.66},
     ),
 }

@@ -18,8 +18,8 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     ),
     "benchmarks": "benchmarks/run.py",
     "continual": (
-        "experiments/continual.py --protocols permuted split split_fashion "
-        "--methods vcl vcl_random laplace fine_tuning joint"
+        "experiments/continual.py --protocols permuted split split_fashion split_one_head "
+        "--methods vcl vcl_random laplace kronecker fine_tuning joint"
     ),
     "cuda_graph": "benchmarks/cuda_graph.py",
     "gap_splits": (
