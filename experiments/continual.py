@@ -188,7 +188,9 @@ def main(config: Config) -> dict[str, Any]:
 
 def section(run: Run, name: str, found: dict[str, Figures]) -> Section:
     """Table and pictures of one protocol."""
-    pictures = [report.draw_averages(run, name, found), report.draw_matrices(run, name, found)]
+    pictures = [report.draw_averages(run, name, found)]
+    if any("matrix" in each["seeds"][0] for each in found.values()):
+        pictures.append(report.draw_matrices(run, name, found))
     if any("snr" in each["seeds"][0] for each in found.values()):
         pictures.append(report.draw_capacity(run, name, found))
     return Section(PROTOCOLS[name].title, EXPLANATION, [report.table(name, found)], pictures)
