@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curvature that tasks gave the weights as Kronecker products, and the prior that it makes."""
 
-import math
 import warnings
-from functools import partial
 from typing import Any
 
 import torch
-from pyro import poutine
-from pyro.distributions import MultivariateNormal
+from pyro.distributions import MultivariateNormal, TransformedDistribution
 from pyro.distributions.torch_distribution import TorchDistribution
-from torch import Size, Tensor, nn
-from torch.distributions import constraints
+from torch import Tensor
+from torch.distributions.transforms import ReshapeTransform
 
+from _helpers.continual_memory import Memory, first_variances
 from _helpers.run import Data
 from pyro_bbb import guides
+from pyro_bbb.guides.covariance import Kronecker, PartsNormal
 
 
-class KroneckerMemory:
+class KroneckerMemory(Memory):
     r"""Means of the weights, and the curvature that the tasks so far gave them.
 
     Laplace's approximation of one task after the other (Ritter, Botev and Barber 2018,
@@ -35,39 +34,31 @@ class KroneckerMemory:
     """
 
     def __init__(self, first_prior: Any, strength: float) -> None:
-        self.first_prior, self.strength = first_prior, strength
-        self.loc: dict[str, Tensor] = {}
+        super().__init__(first_prior, strength)
         self.first: dict[str, float] = {}  # precision of the first prior
         self.of_outputs: dict[str, Tensor] = {}  # sum of the tasks'
         self.of_inputs: dict[str, list[Tensor]] = {}  # one of each task; none for biases
 
-    def prior(self) -> Any:
-        """Priors by the weights' names in a network; the first one of weights without a memory."""
-        known = {name: partial(given, self.normal(name)) for name in self.loc}
-        return {**known, "*": self.first_prior}
-
     def normal(self, name: str) -> TorchDistribution:
-        """The prior of a weight for the next task."""
+        """As for `Memory`."""
         loc, first = self.loc[name], self.first[name]
         of_outputs = self.strength * self.of_outputs[name]
         if name not in self.of_inputs:
             precision = of_outputs + first * torch.eye(len(loc))
             return MultivariateNormal(loc, precision_matrix=precision)
         of_inputs = torch.stack(self.of_inputs[name]).mean(0)
-        return KroneckerNormal(loc, of_outputs, of_inputs, first)
+        return kronecker_normal(loc, of_outputs, of_inputs, first)
 
     def add(self, model: Any, guide: Any, data: Data) -> None:
-        """Add the curvature of a task to the weights, which a model has, with the first prior."""
+        """As for `Memory`."""
         laplace = guides.Laplace(model, structure="kron")
         with warnings.catch_warnings():  # of its draws, which nobody predicts with
             warnings.simplefilter("ignore", guides.LinearizationWarning)
             laplace.approximate(data)
-        priors = poutine.trace(model.draw_latents).get_trace().nodes
-        loc = guide.median()
-        for site, part in zip(laplace.site_names, laplace.covariance, strict=True):
-            name = site.removeprefix("network.")
-            self.loc[name] = loc[site].detach()
-            self.first[name] = 1 / priors[site]["fn"].variance.mean().item()
+        variances, loc = first_variances(model), guide.median()
+        for name, part in zip(laplace.site_names, laplace.covariance, strict=True):
+            self.loc[name] = loc[name].detach()
+            self.first[name] = 1 / variances[name].mean().item()
             self.add_factors(name, part)
 
     def add_factors(self, name: str, part: Any) -> None:
@@ -83,12 +74,9 @@ class KroneckerMemory:
         self.of_outputs[name] = self.of_outputs.get(name, 0.0) + gained
 
 
-def given(distribution: TorchDistribution, module: nn.Module, name: str, shape: Size) -> Any:
-    """A prior that is known already."""
-    return distribution
-
-
-class KroneckerNormal(TorchDistribution):
+def kronecker_normal(
+    loc: Tensor, of_outputs: Tensor, of_inputs: Tensor, first: float
+) -> TransformedDistribution:
     r"""Normal of a matrix whose precision is $h I + H \otimes A$.
 
     Args:
@@ -97,26 +85,10 @@ class KroneckerNormal(TorchDistribution):
         of_inputs: A ``[i, i]``, likewise.
         first: h, positive.
     """
-
-    arg_constraints = {}  # noqa: RUF012 (torch declares it so)
-    support = constraints.independent(constraints.real, 2)
-    has_rsample = True
-
-    def __init__(self, loc: Tensor, of_outputs: Tensor, of_inputs: Tensor, first: float) -> None:
-        self.loc = loc
-        outer, self.out = torch.linalg.eigh(of_outputs)
-        inner, self.inner = torch.linalg.eigh(of_inputs)
-        curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
-        self.scale = (curvature + first).rsqrt()
-        super().__init__(event_shape=loc.shape, validate_args=False)
-
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
-        """Samples ``[*sample_shape, o, i]``."""
-        noise = torch.randn(*sample_shape, *self.loc.shape)
-        return self.loc + self.out @ (self.scale * noise) @ self.inner.T
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats."""
-        white = (self.out.T @ (value - self.loc) @ self.inner) / self.scale
-        constant = self.scale.log().sum() + 0.5 * self.loc.numel() * math.log(2 * math.pi)
-        return -0.5 * white.square().sum((-2, -1)) - constant
+    outer, out = torch.linalg.eigh(of_outputs)
+    inner, directions = torch.linalg.eigh(of_inputs)
+    curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
+    part = Kronecker(slice(0, loc.numel()))
+    part.set(out=out, inner=directions, scale=(curvature + first).rsqrt())
+    flat = PartsNormal(loc.flatten(), [part])
+    return TransformedDistribution(flat, [ReshapeTransform(flat.event_shape, loc.shape)])

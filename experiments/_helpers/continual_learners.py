@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.continual_memory import Memory
+from _helpers.continual_memory import DiagonalMemory
 from _helpers.continual_tasks import Protocol, Task
 from _helpers.run import Data
 from pyro_bbb import guides
@@ -28,8 +28,8 @@ class Settings:
     """Prior of the weights before any task."""
     strength: float = 1.0
     """Factor of what earlier tasks say in the prior, see `Memory`; 0 forgets it."""
-    memory: Callable[[Any, float], Any] = Memory
-    """What holds earlier tasks: `Memory`, or `KroneckerMemory` for a point."""
+    memory: Callable[[Any, float], Any] = DiagonalMemory
+    """What holds earlier tasks: `DiagonalMemory`, or `KroneckerMemory` for a point."""
     loss: str | None = None
     """Objective, see `pyro_bbb.fit`."""
     coreset: str = ""
