@@ -13,6 +13,7 @@ draws has its adapters in the last two blocks.
 
 import json
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 import tyro
 from _parts.isolated_workers import Entry, compare, start_workers
-from _parts.large import METHODS, Job, peak, start
+from _parts.large import METHODS, Job, peaks, start
 from _parts.timing import Rounds
 
 FLOORS = {  # what each is compared with
@@ -57,17 +58,14 @@ class Config:
 def run(config: Config, network: str) -> dict[str, Any]:
     """Memory and time of all methods on one network."""
     job = Job(network, config.batch, config.smoke, config.device)
-    memory = {name: asdict(peak(name, job, config.threads)) for name in TRAINED}
+    groups = [TRAINED] if config.smoke else [[name] for name in TRAINED]
+    memory = {}
+    for names in groups:
+        memory |= {name: asdict(found) for name, found in peaks(names, job, config.threads).items()}
     times: dict[str, Rounds] = {}
-    for name, floor in FLOORS.items():
-        pair = {each: partial(start, each) for each in (floor, name)}
-        with start_workers(pair, one_process=config.smoke, threads=config.threads) as workers:
-            entries = {each: Entry(each, job) for each in pair}
-            options = {"seconds": 0.0, "min_rounds": config.rounds, "warmup": 1}
-            found, absent = compare(entries, workers, **options)
-        if absent:
-            raise RuntimeError(f"methods are missing: {absent}")
-        times |= {f"{name} / {floor}": [found[name], found[floor]]}
+    for floors in [FLOORS] if config.smoke else [{name: FLOORS[name]} for name in FLOORS]:
+        found = seconds(config, job, {*floors, *floors.values()})
+        times |= {f"{name} / {by}": [found[name], found[by]] for name, by in floors.items()}
     ratios = {
         name: {
             "time": time_ratio(*times[f"{name} / {floor}"]),
@@ -79,6 +77,18 @@ def run(config: Config, network: str) -> dict[str, Any]:
     return {"memory": memory, "seconds": times, "ratios": ratios}
 
 
+def seconds(config: Config, job: Job, methods: Iterable[str]) -> dict[str, Rounds]:
+    """Seconds of methods that take turns."""
+    makes = {each: partial(start, each) for each in methods}
+    with start_workers(makes, one_process=config.smoke, threads=config.threads) as workers:
+        entries = {each: Entry(each, job) for each in makes}
+        options = {"seconds": 0.0, "min_rounds": config.rounds, "warmup": 1}
+        found, absent = compare(entries, workers, **options)
+    if absent:
+        raise RuntimeError(f"methods are missing: {absent}")
+    return found
+
+
 def time_ratio(ours: Rounds, floor: Rounds) -> float:
     """The median over rounds of the ratio of the seconds."""
     pairs = zip(ours, floor, strict=True)
@@ -86,7 +96,8 @@ def time_ratio(ours: Rounds, floor: Rounds) -> float:
 
 
 def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | None:
-    if name not in memory or memory[name][of] is None:
+    """A ratio of peaks; none in a process whose peak an earlier method set, see ``--smoke``."""
+    if name not in memory or not memory[floor][of]:
         return None
     return float(memory[name][of] / memory[floor][of])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large networks: a ViT-B/16 and a GPT-2 with random weights, and ways to train them.
 
-`python -m _parts.large THREADS JOBS` measures the memory of one step in a process of its own.
+`python -m _parts.large THREADS ORDER` measures the memory of steps in a process of its own.
 """
 
 import json
@@ -153,10 +153,11 @@ def start(method: str, job: Job) -> Take:
     return METHODS[method](job)
 
 
-def peak(method: str, job: Job, threads: int) -> Peak:
-    """Memory of three steps of a method, in a process of its own."""
-    order = {"method": method, "job": asdict(job)}
-    return Peak(**in_subprocess(__name__, threads, order))
+def peaks(methods: list[str], job: Job, threads: int) -> dict[str, Peak]:
+    """Memory of three steps of each method, in one process of their own."""
+    order = {"methods": methods, "job": asdict(job)}
+    found = in_subprocess(__name__, threads, order)
+    return {name: Peak(**peak) for name, peak in found.items()}
 
 
 def measure(method: str, job: Job) -> Peak:
@@ -168,4 +169,5 @@ def measure(method: str, job: Job) -> Peak:
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
     order = json.loads(sys.argv[2])
-    print(json.dumps(asdict(measure(order["method"], Job(**order["job"])))))
+    found = {name: asdict(measure(name, Job(**order["job"]))) for name in order["methods"]}
+    print(json.dumps(found))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -64,7 +64,8 @@ def train_small(
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, drawn])
     labels = labels.flatten()
-    return _trained([64, 200, 200, CLASSES], (seen, labels), held_out, guide, epochs, report)
+    layers = [64, 200, 200, CLASSES]
+    return _trained(layers, (seen, labels), held_out, guide, epochs, report, batch_size=256)
 
 
 def train_mnist(
@@ -111,6 +112,7 @@ def _trained(
     guide_name: str,
     epochs: int,
     report: Report,
+    batch_size: int = 128,
 ) -> Classifier:
     def after_epoch(end: EpochEnd) -> None:
         report((end.epoch + 1) / epochs)
@@ -119,7 +121,8 @@ def _trained(
         torch.manual_seed(_SEED)  # of the initial means
         model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
         guide = guides.make(guide_name, model, **_OPTIONS[guide_name])
-        fit(model, guide, data, epochs=epochs, callbacks=[after_epoch], progress=False, seed=_SEED)
+        options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": _SEED}
+        fit(model, guide, data, callbacks=[after_epoch], progress=False, **options)
     draws = DRAWS if guide_name == BAYESIAN else 1
     fresh = Classifier(model, guide, (sizes[0],), 0.5, draws)
     threshold = float(fresh.ask(held_out[0]).confidence.quantile(1 - ANSWERED))

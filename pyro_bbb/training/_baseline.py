@@ -83,7 +83,7 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
     """
     if num_steps < PASSES:
         return None
-    size = (batches.batch_size or 1) * batches.accumulate
+    size = (batches.batch_size or len(batches.examples[1])) * batches.accumulate
     x, y = batches.spread(max(size, num_steps * size // 100))
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     quiet = pyro.validation_enabled(False)  # outputs may be infinite

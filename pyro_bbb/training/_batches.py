@@ -117,11 +117,14 @@ class Batches:
         return first
 
     def spread(self, most: int = _EXAMPLES) -> Batch:
-        """Examples evenly spread over data in memory, 256 at most; or a loader's first batch."""
-        if not isinstance(self.source, Minibatches):
-            return self.examples
-        step = math.ceil(len(self.source.x) / min(most, _EXAMPLES))
-        return self.source.x[::step], self.source.y[::step]
+        """Examples evenly spread over data in memory, or over a loader's first batch; 256 at most.
+
+        There may be fewer, by ``most``.
+        """
+        source = self.source
+        x, y = (source.x, source.y) if isinstance(source, Minibatches) else self.examples
+        step = math.ceil(len(y) / min(most, _EXAMPLES))
+        return x[::step], y[::step]
 
     @property
     def batch_size(self) -> int | None:

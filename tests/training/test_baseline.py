@@ -11,6 +11,7 @@ from pyro.distributions import Normal, StudentT
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader
 
 import pyro_bbb as bbb
 from pyro_bbb.training import _baseline
@@ -117,6 +118,18 @@ def test_it_costs_less_than_the_training(digits, num_steps, passes, rows):
     assert (found is None) == (passes == 0)
     assert max(seen, default=0) <= 8
     assert passes * rows * 0.95 <= sum(seen) <= passes * rows + 1
+
+
+def test_the_first_batch_of_a_loader_is_seen_as_one(digits):
+    """A loader may choose its own batches; what it gives first is evenly thinned to 256 rows."""
+    x, y = digits
+    model = classifier(1347)
+    loader = DataLoader([(x[:1000], y[:1000]), (x[1000:], y[1000:])], batch_size=None)
+    seen = []
+    model.network.register_forward_hook(lambda *args: seen.append(args[1][0]))
+    assert baseline(model, loader) < math.inf
+    assert [len(each) for each in seen[-25:]] == [250] * 25
+    assert len(seen) <= 27 and torch.equal(seen[-1], x[:1000:4])
 
 
 def test_all_minibatches_of_a_pass_have_one_draw(digits):
