@@ -149,7 +149,7 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Figures]:
                 tasks = protocol.sequence(
                     config.data_root, smoke=config.smoke, seed=seed, validation=config.validation
                 )
-                tasks = tasks[:3] if config.smoke else tasks
+                tasks = tasks[:2] if config.smoke else tasks
                 learned = learn_at_once if method.at_once else learn
                 write_json(path, learned(protocol, shortened(method, config), tasks, seed))
             records.append(read_json(path))
