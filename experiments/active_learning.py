@@ -50,7 +50,15 @@ from _helpers.images import images, train_and_validation
 from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding, reached
 from _helpers.label_pool import RANDOM, SCORES, TOGETHER, Pool, acquire, labels_at
 from _helpers.repeats import repeat, shown
-from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section, Table
+from _helpers.run import (
+    Data,
+    DataSettings,
+    RepeatedSettings,
+    Run,
+    Section,
+    Table,
+    check_names,
+)
 from _helpers.scores import scores
 from _helpers.training import Training
 from pyro.distributions import Normal
@@ -307,8 +315,7 @@ def times_fewer(summary: dict[str, Any], rule: str, target: str) -> str:
 
 def main(config: Config) -> dict[str, Any]:
     """Buys labels by every rule, prints the table, writes the results."""
-    if unknown := set(config.rules) - set(ALL_RULES):
-        raise SystemExit(f"--rules must be some of {sorted(ALL_RULES)}, got {sorted(unknown)}")
+    check_names("--rules", config.rules, ALL_RULES)
     recipe = RECIPES[config.preset]
     if config.smoke:
         recipe = replace(recipe, steps=2, samples=2, joint_samples=2, candidates=30)

@@ -44,7 +44,7 @@ from _helpers.adapter_methods import methods
 from _helpers.adapter_tasks import ADAPTATIONS, Adaptations
 from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_tasks import chosen
-from _helpers.run import DataSettings, Run, Section
+from _helpers.run import DataSettings, Run, Section, check_names
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
 
 def main(config: Config) -> dict[str, Any]:
     """Trains and scores every method on every task, prints the tables and writes the results."""
+    check_names("--tasks", config.tasks, ADAPTATIONS)
+    known = (name for task in config.tasks for name in methods(task))
+    check_names("--methods", config.methods, known)
     if config.smoke:
         tasks, few = ("mnist_hundredth", "decimal"), ("map", "bayes")
         config = replace(config, tasks=tasks, methods=config.methods or few, seeds=1)

@@ -52,7 +52,7 @@ from _helpers.continual_learners import AllTasks, Learner
 from _helpers.continual_methods import METHODS, Method
 from _helpers.continual_tasks import PROTOCOLS, Protocol, Task
 from _helpers.repeats import over_seeds
-from _helpers.run import DataSettings, Run, Section, read_json, write_json
+from _helpers.run import DataSettings, Run, Section, check_names, read_json, write_json
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
@@ -175,6 +175,9 @@ def summary_line(protocol: Protocol, method: Method, seed: int, figures: Figures
 
 def main(config: Config) -> dict[str, Any]:
     """Learns every sequence by every method, prints the tables and writes the results."""
+    check_names("--protocols", config.protocols, PROTOCOLS)
+    known = (name for protocol in config.protocols for name in METHODS[protocol])
+    check_names("--methods", config.methods, known)
     if config.smoke:
         config = replace(config, seeds=1, protocols=config.protocols[:2])
     run = Run(config)

@@ -46,7 +46,16 @@ import tyro
 from _helpers import paper
 from _helpers.paper import BINS, GAUSSIAN, METHODS, MIXTURE, Preset, Recipe, Scores, Sets
 from _helpers.repeats import over_seeds, shown
-from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Section, Table, write_json
+from _helpers.run import (
+    DataSettings,
+    Picture,
+    RepeatedSettings,
+    Run,
+    Section,
+    Table,
+    check_names,
+    write_json,
+)
 from matplotlib.ticker import PercentFormatter
 from tqdm.auto import tqdm
 
@@ -288,6 +297,7 @@ SUMMARY = (
 
 def main(config: Config) -> dict[str, Any]:
     """Trains everything, prints the tables and writes the results."""
+    check_names("--methods", config.methods, METHODS)
     if config.smoke:
         config = replace(config, widths=(16, 24), epochs=2, draws=4)
     run, jobs = Run(config), jobs_of(config)
@@ -295,7 +305,7 @@ def main(config: Config) -> dict[str, Any]:
         jobs = [job for job in jobs if known(job, config) is not None]
         config = replace(config, widths=tuple(sorted({job.width for job in jobs})))
     if not jobs:
-        raise ValueError(f"methods must be of {METHODS}, and some be in {config.output} to collect")
+        raise SystemExit(f"no trained network of the --methods and --widths is in {config.output}")
     summary = summarise(jobs, run_all(jobs, config))
     record = run.finish({"methods": summary})
     sections = [

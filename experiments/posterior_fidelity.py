@@ -40,7 +40,7 @@ from _helpers.fidelity import (
     predict_at,
     score,
 )
-from _helpers.run import Picture, Run, Section, Settings, Table
+from _helpers.run import Picture, Run, Section, Settings, Table, check_names
 from tqdm import tqdm
 
 import pyro_bbb as bbb
@@ -378,6 +378,8 @@ def _off(figures: dict[str, Any]) -> list[str]:
 
 def main(config: Config) -> dict[str, Any]:
     """Solve every problem by NUTS and by every guide; returns what ``metrics.json`` holds."""
+    check_names("--problems", config.problems, PROBLEMS)
+    check_names("--approaches", config.approaches, APPROACHES)
     if config.smoke:
         small = {"steps": 2, "draws": 8, "chain_length": 8, "workers": 1, "repeats": 1}
         config = replace(config, problems=config.problems[-1:], **small)

@@ -46,7 +46,7 @@ from _helpers import posterior_report as report
 from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_methods import PROBLEMS
 from _helpers.posterior_tasks import Trainings, chosen
-from _helpers.run import DataSettings, Run, Section
+from _helpers.run import DataSettings, Run, Section, check_names
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
 
 def main(config: Config) -> dict[str, Any]:
     """Trains and scores every method, prints the tables and writes the results."""
+    check_names("--problems", config.problems, PROBLEMS)
+    known = (name for problem in config.problems for name in PROBLEMS[problem].methods)
+    check_names("--methods", config.methods, known)
     if config.smoke:
         problems = config.problems[:1]
         config = replace(config, problems=problems, epochs=1, seeds=1, images=50)

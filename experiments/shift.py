@@ -30,7 +30,7 @@ from _helpers import shift_report as report
 from _helpers.posterior_methods import METHODS, PROBLEMS, UNDER_SHIFT
 from _helpers.posterior_tasks import Sets, Trainings, chosen
 from _helpers.repeats import over_seeds
-from _helpers.run import DataSettings, Run, Section, read_json, write_json
+from _helpers.run import DataSettings, Run, Section, check_names, read_json, write_json
 from _helpers.shifts import Scores, mean, measure
 
 
@@ -102,6 +102,8 @@ def summary_line(name: str, method: str, seed: int, figures: Scores) -> str:
 
 def main(config: Config) -> dict[str, Any]:
     """Scores every method under shift, prints the tables and writes the results."""
+    check_names("--problems", config.problems, ("fashion_mlp", "mnist_lenet5"))
+    check_names("--methods", config.methods, UNDER_SHIFT)
     if config.smoke:
         methods = config.methods or ("map", "temperature", "rank1")
         config = replace(config, problems=("mnist_lenet5",), methods=methods, seeds=1, images=50)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 import tyro
 from _helpers.repeats import over_seeds, shown
-from _helpers.run import Picture, Run, Section, Settings, Table, read_json, write_json
+from _helpers.run import Picture, Run, Section, Settings, Table, check_names, read_json, write_json
 from _helpers.wheel import AGENTS, Learning, Wheel, play
 
 from pyro_bbb import plots
@@ -131,6 +131,7 @@ def draw_curves(run: Run, config: Config, found: dict[str, dict[str, Any]]) -> P
 
 def main(config: Config) -> dict[str, Any]:
     """Plays every bandit by every agent, prints the table and writes the results."""
+    check_names("--agents", config.agents, AGENTS)
     if config.smoke:
         config = replace(config, steps=200, seeds=1, deltas=config.deltas[:2])
     run = Run(config)

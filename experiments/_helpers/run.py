@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -63,6 +63,13 @@ class DataSettings(Settings):
 
     data_root: Path | None = None
     """Folder of the data sets; by default $PYRO_BBB_DATA, else images are downloaded."""
+
+
+def check_names(option: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Ends the program if an option has a name that is not known, which would be passed over."""
+    known = list(dict.fromkeys(known))
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,32 @@ def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
     assert len(ood["photograph patches"]) == (427 // 32) * (640 // 32)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "option"),
+    [
+        ("active_learning", "rules"),
+        ("adapters", "methods"),
+        ("adapters", "tasks"),
+        ("continual", "methods"),
+        ("continual", "protocols"),
+        ("paper_mnist", "methods"),
+        ("posterior_fidelity", "approaches"),
+        ("posterior_fidelity", "problems"),
+        ("posteriors", "methods"),
+        ("posteriors", "problems"),
+        ("shift", "methods"),
+        ("shift", "problems"),
+        ("wheel_bandit", "agents"),
+    ],
+    indirect=["experiment"],
+)
+def test_a_name_that_is_not_known_is_refused_before_the_work(experiment, option, tmp_path):
+    config = experiment.Config(output=tmp_path / "out", **{option: ("no-such",)})
+    with pytest.raises(SystemExit, match=rf"^--{option} must be of .+, got no-such$"):
+        experiment.main(config)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(load, steps):
     passes = load("_helpers.lenet5").Passes(10, 4, steps, seed=0)
