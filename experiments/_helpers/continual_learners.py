@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions.transforms import SoftplusTransform
 
 import pyro_bbb as bbb
 from _helpers.continual_memory import DiagonalMemory
@@ -135,7 +136,10 @@ class Learner:
         model = self.model(head, self.memory.prior(), num_data)
         guide = guides.make(self.settings.guide, model, **self.settings.options)
         if self.settings.guide == "softplus_normal":
-            rhos = {f"rhos.{name}": scale.expm1().log() for name, scale in self.memory.scales()}
+            rhos = {
+                f"rhos.{name}": SoftplusTransform().inv(scale)
+                for name, scale in self.memory.scales()
+            }
             guide.load_state_dict(rhos, strict=False)
         return model, guide
 

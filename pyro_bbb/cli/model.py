@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from pyro_bbb import persistence
+from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.cli.encoding import Column, encode, unseen
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.options import Missing, Task
@@ -85,10 +85,11 @@ class Model:
 
     def ask(self, inputs: NDArray[np.float64], progress: bool = False) -> Iterator[Answers]:
         """Predictions of all rows, some thousand at a time."""
-        offsets = range(0, len(inputs), ROWS)
-        for start in tqdm(offsets, "predicting", disable=not progress, leave=False):
-            rows = inputs[start : start + ROWS]
-            yield Answers(self, self.estimator.posterior_predictive(rows))
+        with progress_bar(len(inputs), unit="row", shown=progress) as bar:
+            for start in range(0, len(inputs), ROWS):
+                rows = inputs[start : start + ROWS]
+                yield Answers(self, self.estimator.posterior_predictive(rows))
+                bar.update(len(rows))
 
     def truth(self, table: pl.DataFrame) -> NDArray[Any]:
         """The targets of a table, as `indices` has them."""

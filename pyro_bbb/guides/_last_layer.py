@@ -14,7 +14,6 @@ $\sigma$, an optimiser's step is as large for weights of any scale.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
+from torch.distributions.transforms import SoftplusTransform
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param
@@ -229,14 +229,13 @@ class LastLayer(Guide):
         if latent.transform is not None:
             raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
         loc, kind = start(latent, site, self._initialise), name.rpartition(".")[2]
-        rho = self._init_scale + math.log(-math.expm1(-self._init_scale))
         layer: Any = self.model.get_submodule(self._path)
         out, features = layer.out_features, layer.in_features
         k = 1 if self._covariance == "shared" else out
         rows = (k, features) if kind == "weight" else (k,)
         values = {
             "locs": loc.clone(),
-            "rhos": loc.new_full(rows, rho),
+            "rhos": SoftplusTransform().inv(loc.new_full(rows, self._init_scale)),
             "lowers": loc.new_zeros(*rows, features),
         }
         for group, value in values.items():

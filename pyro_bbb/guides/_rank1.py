@@ -15,7 +15,6 @@ The model's prior p(w) is at the weights that multiply the inputs. The KL has it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -26,6 +25,7 @@ import torch
 from torch import Size, Tensor
 from torch.autograd import Function
 from torch.distributions import register_kl
+from torch.distributions.transforms import SoftplusTransform
 
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._ops.softplus import softplus
@@ -208,11 +208,11 @@ class Rank1Ensemble(Guide):
 
     def _add_factors(self, name: str, kernel: Tensor) -> None:
         noise = torch.randn(self._size, sum(kernel.shape[:2])).to(kernel)
-        rho = self._init_scale + math.log(-math.expm1(-self._init_scale))
+        scale = torch.full_like(noise, self._init_scale)
         normal = self._init == "normal"
         loc = 1 + self._spread * noise if normal else 1 - 2 * (noise < 0).to(noise)
         self._add_parameter("factors.locs", name, loc)
-        self._add_parameter("factors.rhos", name, torch.full_like(loc, rho))
+        self._add_parameter("factors.rhos", name, SoftplusTransform().inv(scale))
 
 
 class _Draw(dist.Delta):
