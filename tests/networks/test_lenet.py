@@ -109,7 +109,7 @@ def test_lenet_trains_predicts_and_becomes_a_plain_network():
 @pytest.mark.data
 @pytest.mark.slow
 def test_lenet_learns_a_sixth_of_mnist_by_flipout_in_one_epoch(real_root):
-    """157 steps of 64 images; three seeds had 93.4, 94.2, 95.3 %, with a standard error of 0.4."""
+    """157 steps of 64 images; three seeds had 93.4, 94.2 and 95.3 %."""
     x, y = (part[:10_000] for part in bbb.data.load_images("mnist", root=real_root))
     test = bbb.data.load_images("mnist", root=real_root, train=False)
     x_test, y_test = (part[:4000] for part in test)
@@ -119,4 +119,4 @@ def test_lenet_learns_a_sixth_of_mnist_by_flipout_in_one_epoch(real_root):
     history = bbb.fit(model, guide, (x, y), epochs=1, batch_size=64, **options)
     assert len(history.steps) == 157
     prediction = bbb.predict(model, guide, x_test, num_samples=4, batch_size=1000, seed=0)
-    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.915
+    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.895
