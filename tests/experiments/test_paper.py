@@ -253,9 +253,11 @@ def test_collect_reports_on_what_is_there_and_trains_nothing(mnist, trainings, t
     assert "1.05 ± 0.07" in html and "1200: paper" not in html
 
 
-@pytest.mark.parametrize("methods", [(), ("SGDs",)])
-def test_no_training_at_all_is_an_error(mnist, tmp_path, methods):
-    with pytest.raises(SystemExit, match="no trained network|methods must be of"):
+@pytest.mark.parametrize(
+    ("methods", "message"), [((), "no trained network"), (("SGDs",), "methods must be of")]
+)
+def test_no_training_at_all_is_an_error(mnist, tmp_path, methods, message):
+    with pytest.raises(SystemExit, match=message):
         mnist.main(mnist.Config(output=tmp_path, methods=methods))
 
 

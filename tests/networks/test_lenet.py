@@ -108,15 +108,15 @@ def test_lenet_trains_predicts_and_becomes_a_plain_network():
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_lenet_learns_a_sixth_of_mnist_by_flipout_in_one_epoch(real_root):
-    """157 steps of 64 images; three seeds had 93.4, 94.2 and 95.3 %."""
-    x, y = (part[:10_000] for part in bbb.data.load_images("mnist", root=real_root))
+def test_lenet_learns_a_third_of_mnist_by_flipout_in_one_epoch(real_root):
+    """157 steps of 128 images; seen 95.1 % and 94.6 %, whose standard error is 0.4 points."""
+    x, y = (part[:20_000] for part in bbb.data.load_images("mnist", root=real_root))
     test = bbb.data.load_images("mnist", root=real_root, train=False)
     x_test, y_test = (part[:4000] for part in test)
     model = bbb.BayesianModel(BayesianLeNet5(), bbb.likelihoods.Categorical(), num_data=len(x))
     guide = bbb.AutoSoftplusNormal(model)
     options = {"estimator": "flipout", "seed": 0, "progress": False}
-    history = bbb.fit(model, guide, (x, y), epochs=1, batch_size=64, **options)
+    history = bbb.fit(model, guide, (x, y), epochs=1, batch_size=128, **options)
     assert len(history.steps) == 157
     prediction = bbb.predict(model, guide, x_test, num_samples=4, batch_size=1000, seed=0)
-    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.895
+    assert bbb.metrics.accuracy(prediction.probs, y_test) >= 0.93
