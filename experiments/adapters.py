@@ -43,8 +43,7 @@ from _helpers import adapter_report as report
 from _helpers.adapter_methods import methods
 from _helpers.adapter_tasks import ADAPTATIONS, Adaptations
 from _helpers.posterior_cells import Scores, over_cells
-from _helpers.posterior_tasks import chosen
-from _helpers.run import DataSettings, Run, Section, check_names
+from _helpers.run import DataSettings, Run, Section, check_names, chosen
 
 
 @dataclass(frozen=True)

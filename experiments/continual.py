@@ -52,7 +52,7 @@ from _helpers.continual_learners import AllTasks, Learner
 from _helpers.continual_methods import METHODS, Method
 from _helpers.continual_tasks import PROTOCOLS, Protocol, Task
 from _helpers.repeats import over_seeds
-from _helpers.run import DataSettings, Run, Section, check_names, read_json, write_json
+from _helpers.run import DataSettings, Run, Section, check_names, chosen, read_json, write_json
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
@@ -139,9 +139,8 @@ def compare(config: Config, folder: Path, name: str) -> dict[str, Figures]:
     """All methods on one protocol: the figures of the seeds, their means and deviations."""
     protocol = PROTOCOLS[name]
     found: dict[str, Figures] = {}
-    for each, method in METHODS[name].items():
-        if config.methods and each not in config.methods:
-            continue
+    for each in chosen(METHODS[name], config.methods):
+        method = METHODS[name][each]
         records = []
         for seed in range(config.seed, config.seed + config.seeds):
             path = folder / name / each / f"{seed}.json"

@@ -45,8 +45,8 @@ import tyro
 from _helpers import posterior_report as report
 from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_methods import PROBLEMS
-from _helpers.posterior_tasks import Trainings, chosen
-from _helpers.run import DataSettings, Run, Section, check_names
+from _helpers.posterior_tasks import Trainings
+from _helpers.run import DataSettings, Run, Section, check_names, chosen
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from typing import Any
 import tyro
 from _helpers import shift_report as report
 from _helpers.posterior_methods import METHODS, PROBLEMS, UNDER_SHIFT
-from _helpers.posterior_tasks import Sets, Trainings, chosen
+from _helpers.posterior_tasks import Sets, Trainings
 from _helpers.repeats import over_seeds
-from _helpers.run import DataSettings, Run, Section, check_names, read_json, write_json
+from _helpers.run import DataSettings, Run, Section, check_names, chosen, read_json, write_json
 from _helpers.shifts import Scores, mean, measure
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings that `posteriors` and `shift` have in common: their images, folders and tasks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,8 +74,3 @@ class Trainings:
 
     def _images(self, dataset: str, train: bool) -> Data:
         return images(dataset, self.data_root, train=train, smoke=self.smoke)
-
-
-def chosen(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
-    """Those of ``names`` that are wanted; all if none is."""
-    return [name for name in names if not wanted or name in wanted]

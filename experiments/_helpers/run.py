@@ -72,6 +72,11 @@ def check_names(option: str, names: Iterable[str], known: Iterable[str]) -> None
         raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
 
 
+def chosen(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
+    """Those of ``names`` that are wanted; all if none is."""
+    return [name for name in names if not wanted or name in wanted]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text under a row of headings; the first column is the rows' names."""

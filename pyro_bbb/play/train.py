@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -121,8 +121,16 @@ def _trained(
         torch.manual_seed(_SEED)  # of the initial means
         model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
         guide = guides.make(guide_name, model, **_OPTIONS[guide_name])
-        options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": _SEED}
-        fit(model, guide, data, callbacks=[after_epoch], progress=False, **options)
+        fit(
+            model,
+            guide,
+            data,
+            epochs=epochs,
+            batch_size=batch_size,
+            callbacks=[after_epoch],
+            progress=False,
+            seed=_SEED,
+        )
     draws = DRAWS if guide_name == BAYESIAN else 1
     fresh = Classifier(model, guide, (sizes[0],), 0.5, draws)
     threshold = float(fresh.ask(held_out[0]).confidence.quantile(1 - ANSWERED))
