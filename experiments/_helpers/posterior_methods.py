@@ -86,6 +86,14 @@ METHODS = {
         draws=5,
         train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.3, optimizer=IVON, lr=0.1),
     ),
+    "ivon_warm3": Method(
+        label="ensemble of 3 by IVON, temperature 0.3",
+        draws=3,
+        train=ensemble_of(
+            3,
+            by_fit(NORMAL_GUIDE, FAN_IN, times=4 / 3, temperature=0.3, optimizer=IVON, lr=0.1),
+        ),
+    ),
     "ensemble10": Method(
         label="ensemble of 10",
         draws=10,
@@ -129,7 +137,7 @@ COMPARED = (
 TENS = ("map", "ensemble10", "ivon10")
 UNDER_SHIFT = (
     *("map", "temperature", "dropout", "ensemble", "ensemble10"),
-    *(*BBB, "ivon", "ivon_warm", "ivon4", "vbll"),
+    *(*BBB, "ivon", "ivon_warm", "ivon_warm3", "ivon4", "vbll"),
     *COMPARED[COMPARED.index("vbll") + 1 :],
 )
 

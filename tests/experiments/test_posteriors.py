@@ -22,7 +22,7 @@ NAMES = [
         "sghmc",
         "vbll",
     ),
-    *("ivon", "ivon4", "ivon_warm", "ensemble10", "ivon10"),
+    *("ivon", "ivon4", "ivon_warm", "ivon_warm3", "ensemble10", "ivon10"),
     *(f"bbb_{p}_{e}" for p in ("mixture", "normal") for e in ("reparam", "local_reparam")),
 ]
 
