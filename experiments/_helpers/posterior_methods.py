@@ -91,7 +91,15 @@ METHODS = {
         draws=3,
         train=ensemble_of(
             3,
-            by_fit(NORMAL_GUIDE, FAN_IN, times=4 / 3, temperature=0.3, optimizer=IVON, lr=0.1),
+            by_fit(
+                NORMAL_GUIDE,
+                FAN_IN,
+                times=4 / 3,
+                temperature=0.3,
+                optimizer=IVON,
+                lr=0.1,
+                lr_schedule="warmup_cosine",
+            ),
         ),
     ),
     "ensemble10": Method(

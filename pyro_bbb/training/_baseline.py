@@ -99,7 +99,9 @@ def warn_if_undertrained(history: History) -> None:
         return
     loss, nll = (part[-1] / history.num_data for part in (history.loss, history.nll))
     least = (history.baseline_per_example, history.baseline_nll_per_example or math.inf)
-    if loss - nll > least[0]:
+    if nll > least[1] and loss - nll > least[0]:
+        _warn(f"a data cost of {nll:.3g}", f"{least[1]:.3g}. {_NOTHING}")
+    elif loss - nll > least[0]:
         _warn(f"a KL term of {loss - nll:.3g}", f"a negative ELBO of {least[0]:.3g}. {_NARROW}")
     elif loss > least[0]:
         _warn(f"a negative ELBO of {loss:.3g}", f"{least[0]:.3g}. {_FAR}")
@@ -107,6 +109,11 @@ def warn_if_undertrained(history: History) -> None:
         _warn(f"a data cost of {nll:.3g}", f"{least[1]:.3g}. {_COLLAPSED}")
 
 
+_NOTHING = (
+    "The network has learned nothing: steps that are too large at the start kill its units (take a "
+    "lower lr, or lr_schedule='warmup_cosine'), or training is too short. See "
+    "docs/guide/trained.md."
+)
 _NARROW = (
     "The guide's standard deviations are too small, or its means too large, for the prior, and "
     "predictions are likely overconfident: train longer, or with a larger lr. See "

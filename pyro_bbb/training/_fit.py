@@ -110,9 +110,9 @@ def fit(
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam. Or a `PyroOptim`, which keeps its own learning rates. ``"ivon"``, or `optim.IVON`
             with options, trains an `AutoSoftplusNormal` by natural gradients, by default at 0.1.
-        lr_schedule: ``"cosine"`` (to 0 at the end), ``"constant"``, or a function from the
-            fraction of training done, in [0, 1), to the factor of ``lr``. It stays from the
-            ``start`` of a `SWAG` guide on.
+        lr_schedule: ``"cosine"`` (to 0 at the end), ``"warmup_cosine"`` (from 0 in the first 5 %,
+            and then the cosine), ``"constant"``, or a function from the fraction of training done,
+            in [0, 1), to the factor of ``lr``. It stays from the ``start`` of a `SWAG` guide on.
         num_particles: draws of the weights per step; of an `Ensemble`, from each member.
         kl_schedule: ``"uniform"``, ``"blundell"``, a function of the batch's number (from 1) and
             the number of batches, or a `KLSchedule`, which also knows warm-up and temperature.

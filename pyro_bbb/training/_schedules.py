@@ -137,7 +137,18 @@ def constant(progress: float) -> float:
     return 1.0
 
 
-_LR_SCHEDULES = {"constant": constant, "cosine": cosine}
+def warmup_cosine(progress: float) -> float:
+    """Rise linearly from 0 to 1 in the first 5 % of the training, and fall as `cosine` from there.
+
+    The first steps are the most likely to kill units, and small ones do not.
+    """
+    if progress < _WARMUP:
+        return progress / _WARMUP
+    return cosine((progress - _WARMUP) / (1 - _WARMUP))
+
+
+_WARMUP = 0.05
+_LR_SCHEDULES = {"constant": constant, "cosine": cosine, "warmup_cosine": warmup_cosine}
 
 
 MAX_LR_OF_LOCS = 0.01  # by default; larger steps of the means make convolutions ignore the data

@@ -198,6 +198,25 @@ def test_the_data_cost_without_data_is_that_of_guessing(digits):
     assert math.log(10) - 0.05 < nll < math.log(10) + 0.01
 
 
+def test_fit_warns_of_a_network_that_learns_nothing(digits):
+    """Its hidden units are 0 for all images: it knows no more than how frequent classes are."""
+    torch.manual_seed(0)
+    network = bbb.BayesianMLP([64, 100, 10])
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=1347)
+    guide = bbb.AutoSoftplusNormal(model)
+    bias = next(p for n, p in guide.named_parameters() if n.startswith("locs") and len(p) == 100)
+    with torch.no_grad():
+        bias.fill_(-100.0)
+    history, found = fit(model, guide, digits, epochs=20)
+    nll = history.nll[-1] / 1347
+    assert history.neg_elbo_per_example[-1] - nll > history.baseline_per_example
+    assert nll == pytest.approx(math.log(10), abs=0.02)
+    assert len(found) == 1
+    text = str(found[0].message)
+    assert text.startswith(f"training ended at a data cost of {nll:.3g} nats per example; a post")
+    assert "The network has learned nothing" in text and "lr_schedule='warmup_cosine'" in text
+
+
 def test_fit_warns_of_a_collapse_to_the_prior(digits):
     """Its ELBO is better than the baseline, as it has hardly any KL."""
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.training._runners import choose
 from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._runners.rollback import NonFiniteRollback
+from pyro_bbb.training._schedules import lr_factor
 from pyro_bbb.training.objectives import NonFiniteError
 
 
@@ -345,7 +346,11 @@ BAD_OPTIONS = [
     ({"kl_schedule": 0.5}, TypeError, "kl_schedule must be a name or a function, got 0.5"),
     ({"loss": "elbo"}, ValueError, r"loss.*\['mean_field', 'trace'\].*'elbo'"),
     ({"loss": pyro.infer.RenyiELBO()}, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO"),
-    ({"lr_schedule": "step"}, ValueError, r"lr_schedule.*\['constant', 'cosine'\].*'step'"),
+    (
+        {"lr_schedule": "step"},
+        ValueError,
+        r"lr_schedule.*\['constant', 'cosine', 'warmup_cosine'\].*'step'",
+    ),
     ({"estimator": "score"}, ValueError, "estimator must be one of.*'reparam'.*got 'score'"),
     ({"epochs": 0}, ValueError, "epochs must be an integer of at least 1, got 0"),
     ({"epochs": 1.5}, ValueError, "epochs must be an integer of at least 1, got 1.5"),
@@ -530,11 +535,16 @@ def cold(i, m):
     return 0.25
 
 
+def half_cosine(progress):
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
         ("constant", [1.0] * 6),
         (lambda progress: 1 - progress, [1 - step / 6 for step in range(6)]),
+        ("warmup_cosine", [0.0, *(half_cosine((step / 6 - 0.05) / 0.95) for step in range(1, 6))]),
     ],
 )
 def test_learning_rate_schedules_reach_the_optimiser(schedule, factors):
@@ -547,6 +557,12 @@ def test_learning_rate_schedules_reach_the_optimiser(schedule, factors):
 
     quiet_fit(*make(), data(), optimizer=Spy, lr=1e-4, lr_schedule=schedule)
     assert rates == pytest.approx([1e-4 * factor for factor in factors])
+
+
+def test_the_warm_up_is_a_line_over_a_twentieth_of_the_training():
+    schedule = lr_factor("warmup_cosine")
+    at = [0.0, 0.01, 0.025, 0.0499, 0.05, 0.525, 1.0]
+    assert [schedule(t) for t in at] == pytest.approx([0, 0.2, 0.5, 0.998, 1, 0.5, 0], abs=1e-12)
 
 
 def test_a_pyro_optimiser_keeps_its_own_rates():
