@@ -16,7 +16,7 @@ one seed. On Fashion-MNIST IVON, five draws, had a Brier score of 0.502 at tempe
 0.291 nats). 0.3 is in between. On MNIST one network by IVON at 0.3, twice the epochs and five
 draws, had 0.171, and three networks, one draw each, 0.160 with the epochs of the deterministic
 network and 0.152 with 1.5 times as many (five networks: 0.159). A third more is what costs less
-than five networks on both data sets. Their learning rate rises from 0: without that one of eleven
+than five networks on both data sets. Their learning rate rises from 0: without that one of ten
 LeNet-5 died in its first epoch, and knew no more than how frequent the classes are.
 
 The figures of every training (problem, method, seed) are a file in the folder of results as soon as

@@ -16,7 +16,7 @@ from pyro_bbb import plots
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 IN_PICTURES = (
     *("map", "temperature", "dropout", "ensemble"),
-    *("bbb_normal_local_reparam", "ivon_warm", "vbll", "rank1"),
+    *("bbb_normal_local_reparam", "ivon_warm", "ivon_warm3", "rank1"),
 )
 COLORS = (*plots.CYCLE, "0.8", "0.45")
 LABELS = {"ece": "ECE", "brier": "Brier score", "accuracy": "accuracy"}

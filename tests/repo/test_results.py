@@ -236,8 +236,9 @@ def test_ten_posteriors_are_ahead_of_ten_networks(monkeypatch):
 @pytest.mark.parametrize(
     ("record", "better", "scores"),
     [
-        ("shift_fashion", ("ivon_warm", "dropout", "laplace_kron"), ("ece", "brier")),
+        ("shift_fashion", ("ivon_warm", "ivon_warm3", "dropout", "laplace_kron"), ("ece", "brier")),
         ("shift_lenet5", ("ivon_warm",), ("ece",)),
+        ("shift_lenet5", ("ivon_warm3",), ("ece", "brier", "nll")),
     ],
 )
 def test_the_shift_has_what_the_run_found(monkeypatch, record, better, scores):

@@ -35,7 +35,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
     "shift_lenet5": (
         "experiments/shift.py --problems mnist_lenet5 "
-        "--methods map temperature dropout ensemble ivon_warm --images 1000"
+        "--methods map temperature dropout ensemble ivon_warm ivon_warm3 --images 1000"
     ),
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
