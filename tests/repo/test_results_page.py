@@ -19,7 +19,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "benchmarks": "benchmarks/run.py",
     "continual": (
         "experiments/continual.py --protocols permuted split split_fashion split_one_head "
-        "--methods vcl vcl_random laplace kronecker fine_tuning joint"
+        "--methods vcl vcl_random vcl_k_center laplace kronecker fine_tuning joint"
     ),
     "cuda_graph": "benchmarks/cuda_graph.py",
     "gap_splits": (
