@@ -4,6 +4,8 @@
 What was tried for them, and on which images, is said in `posteriors`.
 """
 
+from functools import partial
+
 from pyro.distributions import Normal
 
 import pyro_bbb as bbb
@@ -28,6 +30,7 @@ NORMAL, FAN_IN = Normal(0.0, 1.0), bbb.priors.FanInNormal()
 PRIORS = {"mixture": MIXTURE, "normal": NORMAL}
 NORMAL_GUIDE = "softplus_normal"
 IVON = bbb.optim.IVON(beta2=0.9995)
+BY_IVON = partial(by_fit, NORMAL_GUIDE, FAN_IN, optimizer=IVON, lr=0.1)
 DRAWS = 16  # of weights
 OUTPUT_DRAWS = 100  # of outputs, which cost less
 
@@ -79,28 +82,17 @@ METHODS = {
     "ivon": Method(
         label="IVON",
         draws=DRAWS,
-        train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.1, optimizer=IVON, lr=0.1),
+        train=BY_IVON(times=2, temperature=0.1),
     ),
     "ivon_warm": Method(
         label="IVON, temperature 0.3",
         draws=5,
-        train=by_fit(NORMAL_GUIDE, FAN_IN, times=2, temperature=0.3, optimizer=IVON, lr=0.1),
+        train=BY_IVON(times=2, temperature=0.3),
     ),
     "ivon_warm3": Method(
         label="ensemble of 3 by IVON, temperature 0.3",
         draws=3,
-        train=ensemble_of(
-            3,
-            by_fit(
-                NORMAL_GUIDE,
-                FAN_IN,
-                times=4 / 3,
-                temperature=0.3,
-                optimizer=IVON,
-                lr=0.1,
-                lr_schedule="warmup_cosine",
-            ),
-        ),
+        train=ensemble_of(3, BY_IVON(times=4 / 3, temperature=0.3, lr_schedule="warmup_cosine")),
     ),
     "ensemble10": Method(
         label="ensemble of 10",
@@ -110,18 +102,12 @@ METHODS = {
     "ivon4": Method(
         label="ensemble of 4 by IVON",
         draws=4,
-        train=ensemble_of(
-            4,
-            by_fit(NORMAL_GUIDE, FAN_IN, temperature=0.1, optimizer=IVON, lr=0.1),
-        ),
+        train=ensemble_of(4, BY_IVON(temperature=0.1)),
     ),
     "ivon10": Method(
         label="ensemble of 10 by IVON",
         draws=10,
-        train=ensemble_of(
-            10,
-            by_fit(NORMAL_GUIDE, FAN_IN, temperature=0.1, optimizer=IVON, lr=0.1),
-        ),
+        train=ensemble_of(10, BY_IVON(temperature=0.1)),
     ),
 } | {
     f"bbb_{prior}_{estimator}": Method(

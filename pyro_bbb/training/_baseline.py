@@ -98,15 +98,17 @@ def warn_if_undertrained(history: History) -> None:
     if history.baseline_per_example is None or not history.loss:
         return
     loss, nll = (part[-1] / history.num_data for part in (history.loss, history.nll))
-    least = (history.baseline_per_example, history.baseline_nll_per_example or math.inf)
-    if nll > least[1] and loss - nll > least[0]:
-        _warn(f"a data cost of {nll:.3g}", f"{least[1]:.3g}. {_NOTHING}")
-    elif loss - nll > least[0]:
-        _warn(f"a KL term of {loss - nll:.3g}", f"a negative ELBO of {least[0]:.3g}. {_NARROW}")
-    elif loss > least[0]:
-        _warn(f"a negative ELBO of {loss:.3g}", f"{least[0]:.3g}. {_FAR}")
-    elif nll > least[1]:
-        _warn(f"a data cost of {nll:.3g}", f"{least[1]:.3g}. {_COLLAPSED}")
+    kl = loss - nll
+    least_loss = history.baseline_per_example
+    least_nll = history.baseline_nll_per_example or math.inf
+    if kl > least_loss and nll > least_nll:
+        _warn(f"a data cost of {nll:.3g}", f"{least_nll:.3g}. {_NOTHING}")
+    elif kl > least_loss:
+        _warn(f"a KL term of {kl:.3g}", f"a negative ELBO of {least_loss:.3g}. {_NARROW}")
+    elif loss > least_loss:
+        _warn(f"a negative ELBO of {loss:.3g}", f"{least_loss:.3g}. {_FAR}")
+    elif nll > least_nll:
+        _warn(f"a data cost of {nll:.3g}", f"{least_nll:.3g}. {_COLLAPSED}")
 
 
 _NOTHING = (
