@@ -33,15 +33,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     ),
     "posteriors_lenet5": "experiments/posteriors.py --problems mnist_lenet5",
     "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
-    "shift_lenet5": (
-        "experiments/shift.py --problems mnist_lenet5 "
-        "--methods map temperature dropout ensemble ivon_warm ivon_warm3 --images 1000"
-    ),
-    "shift_lenet5_others": (
-        "experiments/shift.py --problems mnist_lenet5 --methods map ensemble10 bbb_mixture_reparam "
-        "bbb_mixture_local_reparam bbb_normal_reparam bbb_normal_local_reparam ivon ivon4 vbll "
-        "laplace_last laplace_kron swag rank1 sghmc --images 1000 --seeds 1"
-    ),
+    "shift_lenet5": "experiments/shift.py --problems mnist_lenet5 --images 1000",
     "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
