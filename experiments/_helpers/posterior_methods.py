@@ -30,16 +30,17 @@ NORMAL, FAN_IN = Normal(0.0, 1.0), bbb.priors.FanInNormal()
 PRIORS = {"mixture": MIXTURE, "normal": NORMAL}
 NORMAL_GUIDE = "softplus_normal"
 IVON = bbb.optim.IVON(beta2=0.9995)
+BY_MAP = by_fit("delta", POINT_PRIOR, lr=1e-3)
 BY_IVON = partial(by_fit, NORMAL_GUIDE, FAN_IN, optimizer=IVON, lr=0.1)
 DRAWS = 16  # of weights
 OUTPUT_DRAWS = 100  # of outputs, which cost less
 
 METHODS = {
-    "map": Method(label="MAP", draws=0, train=by_fit("delta", POINT_PRIOR, lr=1e-3)),
+    "map": Method(label="MAP", draws=0, train=BY_MAP),
     "temperature": Method(
         label="MAP, temperature scaled",
         draws=0,
-        train=with_temperature(by_fit("delta", POINT_PRIOR, lr=1e-3)),
+        train=with_temperature(BY_MAP),
         predict=scaled,
     ),
     "dropout": Method(
@@ -97,7 +98,7 @@ METHODS = {
     "ensemble10": Method(
         label="ensemble of 10",
         draws=10,
-        train=ensemble_of(10, by_fit("delta", POINT_PRIOR, lr=1e-3)),
+        train=ensemble_of(10, BY_MAP),
     ),
     "ivon4": Method(
         label="ensemble of 4 by IVON",

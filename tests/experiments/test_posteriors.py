@@ -32,6 +32,19 @@ def training(load):
     return load("_helpers.posterior_training")
 
 
+def task_of(training, problem, data, folder):
+    return training.Task(
+        problem=problem,
+        data=data,
+        valid=data,
+        seed=0,
+        folder=folder,
+        clock=training.Clock(folder / "seconds.json"),
+        engine="eager",
+        epochs=1,
+    )
+
+
 def test_clock_adds_up_over_interruptions_and_does_not_end_a_training(training, tmp_path):
     path = tmp_path / "seconds.json"
     first = training.Clock(path)
@@ -51,21 +64,28 @@ def test_a_cell_that_is_done_is_not_trained_again(load, tmp_path):
     assert cells.cell(path, None, None, None) == {"nll": 0.25}
 
 
-def test_a_model_has_a_prior_of_its_own(load, training):
+def test_a_model_has_a_prior_of_its_own(load, training, tmp_path):
     methods = load("_helpers.posterior_methods")
-    problem = methods.PROBLEMS["fashion_mlp"]
-    x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
-    task = training.Task(
-        problem=problem,
-        data=(x, y),
-        valid=(x, y),
-        seed=0,
-        folder=None,
-        clock=None,
-        engine="eager",
-    )
-    task.model(methods.FAN_IN)
+    data = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
+    task_of(training, methods.PROBLEMS["fashion_mlp"], data, tmp_path).model(methods.FAN_IN)
     assert not methods.FAN_IN.by_fan_in, "checkpoints would depend on what ran before"
+
+
+def test_a_network_of_an_ensemble_is_one_trained_alone_from_a_seed_of_its_own(
+    load, training, tmp_path
+):
+    methods = load("_helpers.posterior_methods")
+    problem = replace(methods.PROBLEMS["fashion_mlp"], network=training.tiny)
+    data = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
+    task = task_of(training, problem, data, tmp_path / "ensemble")
+    _, draws = training.ensemble_of(3, methods.BY_IVON(temperature=0.3))(task)
+    for i in range(3):
+        alone = replace(task, seed=1000 * (i + 1), folder=tmp_path / str(i))
+        _, guide = methods.BY_IVON(temperature=0.3)(alone)
+        torch.manual_seed(alone.seed)
+        for name, value in guide.sample_posterior(1).items():
+            assert torch.equal(draws[name][i : i + 1], value)
+            assert not torch.equal(draws[name][i], draws[name][i - 1]), "two are one network"
 
 
 def test_every_method_has_a_marker_of_its_own(load):
@@ -91,17 +111,7 @@ def test_a_training_is_there_at_once_from_its_folder(load, training, tmp_path, n
     torch.manual_seed(0)
     data, states, probs = (torch.rand(600, 1, 28, 28), torch.arange(600) % 10), [], []
     for _ in range(2):
-        clock = training.Clock(tmp_path / "seconds.json")
-        task = training.Task(
-            problem=problem,
-            data=data,
-            valid=data,
-            seed=0,
-            folder=tmp_path,
-            clock=clock,
-            engine="eager",
-            epochs=1,
-        )
+        task = task_of(training, problem, data, tmp_path)
         posterior = method.train(task)
         states.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")})
         probs.append(method.prediction(posterior, data[0][:50], seed=0).probs)
