@@ -2,6 +2,7 @@
 """The results of README and results page are those of the committed runs, in docs/results."""
 
 import importlib
+import itertools
 import json
 import re
 import statistics
@@ -256,6 +257,24 @@ def test_the_shift_has_what_the_run_found(monkeypatch, record, better, scores):
     for each in found.values():
         confidence = [of["confidence"] for of in each["mean"]["severity"].values()]
         assert confidence == sorted(confidence, reverse=True)
+
+
+def test_confidence_rises_again_on_turned_digits_and_hardly_on_moved_ones():
+    record = json.loads((RESULTS / "shift_lenet5.json").read_text())
+    risen = set()
+    for method, each in record["problems"]["mnist_lenet5"].items():
+        turned, moved = (
+            [of["confidence"] for of in each["mean"][kind].values()]
+            for kind in ("rotation", "translation")
+        )
+        fallen = turned[: turned.index(min(turned)) + 1]
+        assert 15 * (len(fallen) - 1) in (60, 75)
+        assert fallen == sorted(fallen, reverse=True)
+        assert 0.75 < turned[-1] < 0.91
+        rise = max(later - before for before, later in itertools.pairwise(moved))
+        assert rise < 0.0065
+        risen |= {method} if rise > 0 else set()
+    assert risen == {"ivon", "ivon4", "rank1", "sghmc"}
 
 
 def test_the_sequences_have_what_the_run_found(monkeypatch):
