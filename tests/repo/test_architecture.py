@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of the house: its size, what is private, and what importing it must not do.
+"""The limits of the house: what is on top, what is private, and what importing it must not do.
 
 That rooms import one way is held by the contracts of import-linter in ``pyproject.toml``.
 """
@@ -17,8 +17,6 @@ PACKAGE = ROOT / "pyro_bbb"
 EXPERIMENTS = ROOT / "experiments"
 
 MOST_ENTRIES = 24  # on top of the package
-MOST_MODULES = 14  # in a folder
-MOST_LINES = 300  # in a module, after that of its licence
 LICENCE = "# SPDX-License-Identifier: Apache-2.0"  # of pyproject.toml
 FILES = ("pyro_bbb", "experiments", "examples", "benchmarks", "tests")  # with code
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -52,16 +50,10 @@ def test_a_reader_sees_few_entries_on_top():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_a_room_is_small_and_says_what_it_is_for(folder):
-    assert len(list(folder.glob("*.py"))) - 1 <= MOST_MODULES
+def test_a_room_says_what_it_is_for(folder):
     doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
     assert doc and doc.count(".") >= 2, "what is inside, what it imports, where to add one"
     assert "Imports" in doc
-
-
-def test_modules_are_short():
-    lines = {path: len(path.read_text("utf-8").splitlines()) - 1 for path in MODULES}
-    assert not [path.name for path, count in lines.items() if count > MOST_LINES]
 
 
 def test_every_file_names_its_licence():
