@@ -145,13 +145,12 @@ def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
     return name, getattr(likelihood, name)
 
 
-def _gaussian(cls: Any, arguments: Arguments, modules: Modules) -> Any:
-    if "learned_scale" in arguments:
-        return cls.learned(torch.ones(arguments["learned_scale"]))
-    return cls(**arguments)
+def _build(cls: Any, arguments: Arguments, modules: Modules) -> Any:
+    learned = [shape for name, shape in arguments.items() if name.startswith("learned_")]
+    return cls.learned(torch.ones(learned[0])) if learned else cls(**arguments)
 
 
-@saveable(_quantities("scale"), build=_gaussian)
+@saveable(_quantities("scale"), build=_build)
 class Gaussian(Likelihood):
     r"""Real targets with Normal noise, $y \sim N(f(x), \sigma^2)$, in the targets' unit.
 
@@ -179,10 +178,9 @@ class Gaussian(Likelihood):
             ValueError: ``init`` is not positive and finite.
             TypeError: ``init`` is neither a number nor a tensor.
         """
-        value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
         likelihood = cls()
         del likelihood.scale
-        likelihood.scale = PyroParam(value, constraint=constraints.positive)
+        _set_learned(likelihood, scale=init)
         return likelihood
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -222,9 +220,53 @@ class Poisson(Likelihood):
         return {"log_rate": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require("finite real numbers", y, y.isfinite())
-        integer = y == y.floor() if y.is_floating_point() else True
-        _require("counts 0, 1, 2, ...", y, (y >= 0) & integer)
+        _require_counts(y)
+
+
+@saveable(_quantities("total_count"), build=_build)
+class NegativeBinomial(Likelihood):
+    r"""Counts that vary more than Poisson's: outputs are logarithms of the means.
+
+    The variance of a count of mean $\mu$ is $\mu + \mu^2 / r$. The Poisson is the limit of large r.
+
+    Args:
+        total_count: r, a positive number or tensor that broadcasts to the outputs, if known; a
+            distribution of positive support, if latent. By default r is learned: a point estimate
+            trained with the guide from 1, see `learned`.
+
+    Raises:
+        ValueError: r is not positive and finite, or its distribution reaches below 0.
+        TypeError: r is of another kind.
+    """
+
+    family = _families.NegativeBinomial
+
+    def __init__(self, total_count: float | Tensor | Distribution | None = None) -> None:
+        super().__init__()
+        if total_count is None:
+            _set_learned(self, total_count=1.0)
+        else:
+            _set_positive(self, total_count=total_count)
+
+    @classmethod
+    def learned(cls, init: float | Tensor = 1.0) -> NegativeBinomial:
+        """Counts with an unknown r, a point estimate trained with the guide from ``init``.
+
+        Raises:
+            ValueError: ``init`` is not positive and finite.
+            TypeError: ``init`` is neither a number nor a tensor.
+        """
+        likelihood = cls()
+        _set_learned(likelihood, total_count=init)
+        return likelihood
+
+    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return r expanded to the outputs, and the logarithm of mean / r as logits."""
+        total_count = _expand_as("total_count", self.total_count, outputs)
+        return {"total_count": total_count, "logits": outputs - total_count.log()}
+
+    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
+        _require_counts(y)
 
 
 @saveable(_quantities("df", "scale"))
@@ -267,6 +309,13 @@ def _set_positive(module: PyroModule, **quantities: Any) -> None:
         declare(module, ByName(latent), **{name: x.batch_shape for name, x in latent.items()})
 
 
+def _set_learned(module: PyroModule, **quantities: Any) -> None:
+    """Give a module positive parameters that start at these values."""
+    for name, init in quantities.items():
+        value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
+        setattr(module, name, PyroParam(value, constraint=constraints.positive))
+
+
 def _set_known(module: PyroModule, name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (Tensor, Real)):
         raise TypeError(f"{name} must be a number, a tensor or a distribution, got {value!r}")
@@ -294,6 +343,12 @@ def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
     except RuntimeError as error:
         expected = f"{name} to broadcast to outputs of shape {list(outputs.shape)}"
         raise ValueError(f"expected {expected}, got shape {list(value.shape)}") from error
+
+
+def _require_counts(y: Tensor) -> None:
+    _require("finite real numbers", y, y.isfinite())
+    integer = y == y.floor() if y.is_floating_point() else True
+    _require("counts 0, 1, 2, ...", y, (y >= 0) & integer)
 
 
 def _require(values: str, y: Tensor, valid: Tensor) -> None:

@@ -4,6 +4,7 @@
 import numpy as np
 import pyro.distributions as dist
 import pytest
+import scipy.optimize
 import scipy.stats
 import torch
 from pyro import poutine
@@ -15,6 +16,7 @@ from pyro_bbb.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
+    NegativeBinomial,
     Poisson,
     StudentT,
     align,
@@ -49,6 +51,10 @@ BY_SCIPY = {
     ),
     "heteroscedastic": (HeteroscedasticGaussian(), heteroscedastic),
     "poisson": (Poisson(), lambda f, y: scipy.stats.poisson.logpmf(y, np.exp(f))),
+    "negative binomial": (
+        NegativeBinomial(2.5),
+        lambda f, y: scipy.stats.nbinom.logpmf(y, 2.5, 2.5 / (2.5 + np.exp(f))),
+    ),
     "student": (StudentT(3.0, 0.7), lambda f, y: scipy.stats.t.logpdf(y, 3.0, f, 0.7)),
 }
 
@@ -68,7 +74,9 @@ def test_log_densities_of_one_example_add_up_to_those_of_scipy(kind, shape):
     torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Bernoulli(), Poisson(), StudentT(3.0)])
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian(0.3), Bernoulli(), Poisson(), NegativeBinomial(2.0), StudentT(3.0)]
+)
 def test_a_single_output_may_come_without_its_dimension(likelihood):
     outputs = torch.randn(6)
     observation = likelihood(outputs)
@@ -105,7 +113,7 @@ def test_n_targets_stand_for_n_times_1_and_never_broadcast(likelihood):
 
 
 @pytest.mark.parametrize("shape", [(), (6, 2), (6, 1, 1), (6, 6), (1, 6)])
-@pytest.mark.parametrize("likelihood", [*REAL, Bernoulli(), Poisson()])
+@pytest.mark.parametrize("likelihood", [*REAL, Bernoulli(), Poisson(), NegativeBinomial()])
 def test_targets_of_another_shape_are_refused(likelihood, shape):
     outputs = torch.randn(2, 2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
     with pytest.raises(ValueError, match=r"expected y of shape \[n, 1\], got \["):
@@ -133,6 +141,7 @@ def test_targets_of_several_outputs_are_not_guessed():
         (Bernoulli(), torch.tensor([[True, False, True], [False, False, True]])),
         (Bernoulli(), torch.tensor([[0, 1, 1], [1, 1, 0]])),
         (Poisson(), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
+        (NegativeBinomial(2.0), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
         (Gaussian(0.3), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
         (Gaussian(0.3), torch.zeros(2, 3, dtype=F64)),
     ],
@@ -158,6 +167,8 @@ def test_outputs_that_do_not_fit_are_refused():
         Gaussian(torch.ones(3))(torch.randn(5, 2))
     with pytest.raises(ValueError, match=r"df to broadcast to outputs of shape \[5, 2\], got"):
         StudentT(torch.ones(3))(torch.randn(5, 2))
+    with pytest.raises(ValueError, match=r"total_count to broadcast to outputs .* \[5, 2\], got"):
+        NegativeBinomial(torch.ones(3))(torch.randn(5, 2))
 
 
 # --- scales ---
@@ -196,6 +207,29 @@ def test_a_learned_scale_is_one_parameter_that_starts_at_init(init):
     with torch.no_grad():
         parameter.fill_(-50.0)
     assert (likelihood.scale > 0).all()
+
+
+@pytest.mark.parametrize("init", [None, 0.25, torch.tensor([0.25, 0.5])])
+def test_the_dispersion_of_counts_is_learned(init):
+    likelihood = NegativeBinomial() if init is None else NegativeBinomial.learned(init)
+    torch.testing.assert_close(
+        likelihood.total_count.detach(), torch.as_tensor(1.0 if init is None else init)
+    )
+    (parameter,) = likelihood.parameters()
+    counts = torch.tensor([0.0, 1, 1, 2, 3, 5, 9, 20])[:, None].expand(-1, 2)  # mean 5.125
+    outputs = counts.mean(0, keepdim=True).log().expand(8, 2)
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (-likelihood(outputs).log_prob(counts).sum()).backward()
+        optimizer.step()
+    best = scipy.optimize.minimize_scalar(
+        lambda r: -scipy.stats.nbinom.logpmf(counts[:, 0], r, r / (r + 5.125)).sum(),
+        bounds=(0.1, 10),
+        method="bounded",
+    ).x
+    learned = likelihood.total_count.detach()
+    torch.testing.assert_close(learned, torch.full_like(learned, best), rtol=1e-3, atol=0.0)
 
 
 def get_traces(likelihood, outputs):

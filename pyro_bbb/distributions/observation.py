@@ -13,6 +13,7 @@ import torch
 from pyro import distributions as dist
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
 
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
@@ -71,6 +72,32 @@ class LogRatePoisson(dist.Poisson):
         return cdf.where(count >= 0, 0.0)
 
 
+class NegativeBinomial(dist.NegativeBinomial):
+    """Negative binomial by ``total_count`` r > 0 and ``logits`` = log(mean / r)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of the counts in nats, elementwise."""
+        if self._validate_args:
+            self._validate_sample(value)
+        count, r, logits = value.double(), self.total_count.double(), self.logits.double()
+        of_count = torch.lgamma(count + r) - torch.lgamma(r) - torch.lgamma(count + 1)
+        log_prob = of_count + count * logsigmoid(logits) + r * logsigmoid(-logits)
+        return log_prob.to(self.logits.dtype)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of a count at most ``value``, elementwise (scipy's, without gradient)."""
+        from scipy.special import betainc, betaincc  # which takes longer to import than this room
+
+        tensors = torch.broadcast_tensors(value.floor(), self.total_count, self.logits.double())
+        count, r, logits = (x.detach().double().cpu() for x in tensors)
+        p, q = logits.sigmoid().numpy(), (-logits).sigmoid().numpy()
+        above = count.clamp(min=0).numpy() + 1  # the functions' domain; counts below 0 have 0
+        # 1 - I_p(k + 1, r) = I_{1-p}(r, k + 1), by the smaller of p and 1 - p
+        low, high = betaincc(above, r.numpy(), p), betainc(r.numpy(), above, q)
+        cdf = torch.as_tensor(low).where(logits < 0, torch.as_tensor(high))
+        return cdf.where(count >= 0, 0.0).to(self.logits)
+
+
 class StudentT(dist.StudentT):
     """Student's t with the cumulative distribution function (scipy's, without gradient)."""
 
@@ -90,4 +117,4 @@ class StudentT(dist.StudentT):
 
         z = (value - self.loc) / self.scale
         df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
-        return torch.as_tensor(stdtr(df, z)).to(value)
+        return torch.as_tensor(stdtr(df, z)).to(self.loc)

@@ -110,6 +110,7 @@ _LIKELIHOODS = (
     likelihoods.Gaussian,
     likelihoods.HeteroscedasticGaussian,
     likelihoods.Poisson,
+    likelihoods.NegativeBinomial,
     likelihoods.StudentT,
 )
 

@@ -287,6 +287,7 @@ LIKELIHOODS = {
     "real": (likelihoods.Gaussian(), 1),
     "real, noise": (likelihoods.HeteroscedasticGaussian(), 2),
     "counts": (likelihoods.Poisson(), 1),
+    "varied counts": (likelihoods.NegativeBinomial(), 1),
     "heavy tails": (likelihoods.StudentT(3.0), 1),
 }
 

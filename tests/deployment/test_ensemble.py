@@ -79,6 +79,7 @@ CASES = {
     "noise by input": (lambda: bbb.BayesianMLP([3, 8, 4]), likelihoods.HeteroscedasticGaussian),
     "convolutional targets": (convolutional, likelihoods.Gaussian),
     "counts": (lambda: bbb.BayesianMLP([3, 8, 1]), likelihoods.Poisson),
+    "varied counts": (lambda: bbb.BayesianMLP([3, 8, 1]), likelihoods.NegativeBinomial),
     "heavy tails": (lambda: bbb.BayesianMLP([3, 8, 2]), lambda: likelihoods.StudentT(4.0)),
     "tied": (lambda: bbb.bayesianize(Tied()), likelihoods.Gaussian),
     "recurrent": (lambda: bbb.bayesianize(Recurrent()), likelihoods.Gaussian),

@@ -25,7 +25,12 @@ from pyro_bbb.distributions import (
     map_tensors,
     without_validation,
 )
-from pyro_bbb.distributions.observation import LogRatePoisson, Normal, StudentT
+from pyro_bbb.distributions.observation import (
+    LogRatePoisson,
+    NegativeBinomial,
+    Normal,
+    StudentT,
+)
 
 EPS32, EPS64 = np.finfo(np.float32).eps, np.finfo(np.float64).eps
 ALPHA = 1e-6  # false-alarm rate of each Kolmogorov-Smirnov test below
@@ -461,7 +466,7 @@ def test_removed_entries_have_no_gradient():
         assert torch.equal(gradient != 0, unpruned)
 
 
-# --- LogRatePoisson and StudentT ---
+# --- LogRatePoisson, NegativeBinomial and StudentT ---
 
 
 def test_poisson_probabilities_are_those_of_scipy():
@@ -494,6 +499,44 @@ def test_draws_of_an_expanded_poisson_have_its_rate():
     assert counts.unique().numel() > 5
 
 
+@pytest.mark.parametrize("r", [0.01, 0.5, 2.5, 30.0, 1e6])
+def test_negative_binomial_probabilities_are_those_of_scipy(r):
+    log_mean = torch.linspace(-10, 6, 33, dtype=torch.float64)[:, None]
+    counts = torch.tensor([0.0, 1, 2, 5, 30, 400], dtype=torch.float64)
+    mean = log_mean.exp()
+    counted = NegativeBinomial(torch.tensor(r, dtype=torch.float64), logits=log_mean - math.log(r))
+    reference = scipy.stats.nbinom(r, (r / (r + mean)).numpy())
+    # at r = 1e6 the three log-gammas have 1.3e7 nats, and scipy's as well
+    tolerance = 1e-12 * max(r, 1)
+    assert relative_error(counted.log_prob(counts), reference.logpmf(counts), 1) < tolerance
+    assert torch.equal(counted.cdf(counts.long()), counted.cdf(counts))
+    for x in (counts, counts + 0.5, -1 - counts):
+        expected = torch.as_tensor(reference.cdf(x.floor().numpy()))
+        torch.testing.assert_close(counted.cdf(x), expected, rtol=1e-8, atol=1e-300)
+    torch.testing.assert_close(counted.mean, mean)
+    torch.testing.assert_close(counted.variance, mean + mean.square() / r)
+
+
+def test_negative_binomial_with_a_large_total_count_is_a_poisson():
+    log_mean, counts = torch.linspace(-3, 6, 10), torch.tensor([[0.0], [7.0], [300.0]])
+    counted = NegativeBinomial(torch.tensor(1e9), logits=log_mean - math.log(1e9))
+    poisson = LogRatePoisson(log_mean)
+    torch.testing.assert_close(
+        counted.log_prob(counts), poisson.log_prob(counts), rtol=1e-3, atol=1e-3
+    )
+    torch.testing.assert_close(counted.cdf(counts), poisson.cdf(counts), rtol=1e-4, atol=1e-6)
+
+
+def test_negative_binomial_far_out():
+    r, logits = torch.tensor(0.01), torch.tensor([80.0, -80.0], requires_grad=True)
+    counted = NegativeBinomial(r, logits=logits)
+    log_prob = counted.log_prob(torch.tensor([0.0, 3.0]))
+    of_count = math.lgamma(3.01) - math.lgamma(0.01) - math.log(6)
+    torch.testing.assert_close(log_prob, torch.tensor([-0.8, of_count - 240]))
+    torch.testing.assert_close(grad(log_prob.sum(), logits)[0], torch.tensor([-0.01, 3.0]))
+    torch.testing.assert_close(counted.cdf(torch.zeros(2)), torch.tensor([math.exp(-0.8), 1.0]))
+
+
 def test_the_cdf_of_student_t_is_that_of_scipy():
     df = torch.tensor([[0.5], [1.0], [3.0], [100.0]], dtype=torch.float64)
     loc, scale = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor(0.5)
@@ -503,6 +546,7 @@ def test_the_cdf_of_student_t_is_that_of_scipy():
     assert found.shape == (3, 4, 2) and not found.requires_grad
     assert relative_error(found, expected) < 1e-12
     assert StudentT(3.0).cdf(torch.zeros(2)).dtype == torch.float32
+    assert torch.equal(StudentT(3.0).cdf(torch.zeros(2).long()), torch.full((2,), 0.5))
 
 
 @pytest.mark.parametrize("family", [Normal, StudentT])

@@ -19,7 +19,12 @@ import pyro_bbb as bbb
 from pyro_bbb import likelihoods, metrics
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb.distributions import ScaleMixtureNormal, SoftplusNormal, SummedNormal, map_tensors
-from pyro_bbb.distributions.observation import LogRatePoisson, Normal, StudentT
+from pyro_bbb.distributions.observation import (
+    LogRatePoisson,
+    NegativeBinomial,
+    Normal,
+    StudentT,
+)
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -556,6 +561,7 @@ KINDS = {
     "known noise": (lambda: likelihoods.Gaussian(0.5), 1),
     "noise by input": (likelihoods.HeteroscedasticGaussian, 2),
     "counts": (likelihoods.Poisson, 1),
+    "varied counts": (likelihoods.NegativeBinomial, 1),
     "heavy tails": (lambda: likelihoods.StudentT(4.0), 1),
 }
 
@@ -586,5 +592,6 @@ def test_a_model_in_bfloat16_trains_and_predicts_in_it(kind):
 def test_families_score_in_the_dtype_they_are_given():
     for dtype in DTYPES:
         one = torch.ones(2, 1, dtype=dtype)
-        for family in (LogRatePoisson(one), StudentT(one, one, one), Normal(one, one)):
+        counts = LogRatePoisson(one), NegativeBinomial(one, logits=one)
+        for family in (*counts, StudentT(one, one, one), Normal(one, one)):
             assert family.log_prob(one).dtype == dtype

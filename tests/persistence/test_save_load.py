@@ -178,6 +178,9 @@ def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
     [
         likelihoods.Bernoulli(),
         likelihoods.Poisson(),
+        likelihoods.NegativeBinomial(),
+        likelihoods.NegativeBinomial.learned(torch.tensor([0.1, 0.2])),
+        likelihoods.NegativeBinomial(dist.Gamma(2.0, 0.1)),
         likelihoods.HeteroscedasticGaussian(),
         Gaussian(1 / 3),
         Gaussian(torch.tensor([0.1, 0.2])),

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb.distributions.observation import LogRatePoisson, StudentT
+from pyro_bbb.distributions.observation import LogRatePoisson, NegativeBinomial, StudentT
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction, _draws
 from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
 
@@ -35,6 +35,7 @@ LIKELIHOODS = {  # and the number of outputs
     "gaussian-latent": (lambda: bbb.likelihoods.Gaussian(dist.LogNormal(-1.0, 1.0)), 2),
     "heteroscedastic": (bbb.likelihoods.HeteroscedasticGaussian, 4),
     "poisson": (bbb.likelihoods.Poisson, 2),
+    "negative-binomial": (bbb.likelihoods.NegativeBinomial, 2),
     "student": (lambda: bbb.likelihoods.StudentT(5.0, 0.2), 2),
     "student-latent": (lambda: bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0)), 2),
 }
@@ -626,6 +627,11 @@ def test_count_quantiles_are_the_smallest_that_suffice(double, p):
     counts = np.arange(30_000)
     for i, rate in enumerate(rates.T):
         cdf = stats.poisson.cdf(counts, rate[:, None]).mean(0)
+        assert prediction.quantile(p)[i].item() == np.searchsorted(cdf, p)
+    logits = torch.tensor(rates[:, :4] / 2.5).log().unsqueeze(-1)
+    prediction = RegressionPrediction(NegativeBinomial(torch.tensor(2.5), logits=logits))
+    for i, rate in enumerate(rates[:, :4].T):
+        cdf = stats.nbinom.cdf(counts, 2.5, 2.5 / (2.5 + rate[:, None])).mean(0)
         assert prediction.quantile(p)[i].item() == np.searchsorted(cdf, p)
 
 

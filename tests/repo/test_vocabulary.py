@@ -45,6 +45,7 @@ EXCEPTIONS = {"keeping", "row_starts"}  # public: a function, and a buffer in us
 TERMS = re.compile(r"held_out|in_place", re.IGNORECASE)  # the field's, though they have such a word
 TWINS = {
     "Categorical",
+    "NegativeBinomial",
     "Normal",
     "StudentT",
 }  # also distributions of torch

@@ -63,6 +63,11 @@ LEARNERS = {
     "latent scale": (lambda: likelihoods.Gaussian(dist.LogNormal(0.0, 1.0)), 1, lambda x: x.sum(1)),
     "heteroscedastic": (likelihoods.HeteroscedasticGaussian, 2, lambda x: x.sum(1)),
     "poisson": (likelihoods.Poisson, 1, lambda x: (x.sum(1) + 1).exp().round()),
+    "negative binomial": (
+        lambda: likelihoods.NegativeBinomial.learned(100.0),
+        1,
+        lambda x: (x.sum(1) + 1).exp().round(),
+    ),
     "student t": (lambda: likelihoods.StudentT(4.0, 0.3), 1, lambda x: x.sum(1)),
 }
 
