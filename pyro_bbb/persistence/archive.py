@@ -11,7 +11,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,11 +46,12 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
     text = seal({"tensors": identity, **spec})
     folder.mkdir(parents=True, exist_ok=True)
-    before, now = _present_tensors(folder), _tensors_name(identity)
-    _replace(folder / now, data)
-    _replace(folder / _SPEC, text)
-    if before not in (None, now):
-        (folder / str(before)).unlink(missing_ok=True)
+    with _locked(folder, wait=True):
+        before, now = _present_tensors(folder), _tensors_name(identity)
+        _replace(folder / now, data)
+        _replace(folder / _SPEC, text)
+        if before not in (None, now):
+            (folder / str(before)).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
@@ -73,11 +75,12 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed while writing."""
-    present = _present_tensors(folder)
-    for path in folder.iterdir():
-        if _LEFT_BEHIND.fullmatch(path.name) and path.name != present:
-            path.unlink(missing_ok=True)
+    """Remove the files of processes that were killed while writing, unless one is writing now."""
+    with _locked(folder, wait=False) as alone:
+        present = _present_tensors(folder)
+        for path in folder.iterdir() if alone else ():
+            if _LEFT_BEHIND.fullmatch(path.name) and path.name != present:
+                path.unlink(missing_ok=True)
 
 
 def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
@@ -164,6 +167,26 @@ def _present_tensors(folder: Path) -> str | None:
 
 def _tensors_name(identity: dict[str, Json]) -> str:
     return f"tensors-{identity['sha256'][:16]}.safetensors"
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a folder against other writers, and yield whether the system could lock it."""
+    if os.name != "posix":
+        yield False
+        return
+    import fcntl
+
+    descriptor, alone = os.open(folder, os.O_RDONLY), False
+    try:
+        with suppress(OSError):  # another process has the lock, or the drive has none
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            alone = True
+        yield alone
+    finally:
+        if alone:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have the descriptor too
+        os.close(descriptor)
 
 
 def _replace(path: Path, data: bytes) -> None:

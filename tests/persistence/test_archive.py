@@ -303,6 +303,40 @@ def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
         writer.join()
 
 
+def test_a_run_that_starts_leaves_the_files_that_another_one_is_writing(saved, monkeypatch):
+    """It looks at the folder between the other one's tensors and their description."""
+    replace = archive._replace
+
+    def with_a_start_after_it(path, data):
+        replace(path, data)
+        archive.tidy(saved)
+
+    monkeypatch.setattr(archive, "_replace", with_a_start_after_it)
+    save(saved, 2.0)
+    assert number_of(saved) == 2.0
+    (saved / ("tensors-" + "0" * 16 + ".safetensors")).write_bytes(b"left behind")
+    archive.tidy(saved)
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_writers_of_one_folder_take_turns_and_leave_one_pair(saved):
+    """Each removes the tensors before its own; the other writes the same ones, or others."""
+
+    def write_many(first):
+        for i in range(first, first + 12):
+            spec = {"number": i % 3, "write": [first, i]}
+            write(saved, spec, {"weight": torch.full((3,), float(i % 3))})
+
+    threads = [threading.Thread(target=write_many, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        archive.tidy(saved)
+        spec, tensors = read(saved)
+        assert "number" not in spec or (tensors["weight"] == spec["number"]).all()
+    assert len(list(saved.iterdir())) == 2
+
+
 def test_the_format_is_the_first(saved):
     assert VERSION == 1 == spec_of(saved)["version"]
     assert torch.__version__ == spec_of(saved)["versions"]["torch"]
