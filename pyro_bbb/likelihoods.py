@@ -69,6 +69,8 @@ class Likelihood(PyroModule):
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
         _require("finite real numbers", y, y.isfinite())
+        valid = self.prepare(y, outputs).isfinite()
+        _require(f"numbers in the range of {outputs.dtype}", y, valid)
 
 
 def align(y: Tensor, event_shape: torch.Size) -> Tensor:

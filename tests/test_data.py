@@ -810,6 +810,24 @@ def test_a_constant_column_becomes_0_and_rows_may_be_numbers():
     assert scaled.tolist() == [-1.0, 1.0]  # small against its size, and no rounding
 
 
+@pytest.mark.parametrize("power", [-960, -700, -200, 200, 700, 1020])
+def test_columns_of_any_size_are_standardised_alike(power):
+    """A power of 2 changes no digit, though its square is 0 or infinite."""
+    x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    huge = x * 2.0**power
+    expected, _ = data.standardize(x)
+    scaled, scaling = data.standardize(torch.stack([huge, x], -1))
+    assert torch.equal(scaled[..., 0], expected) and torch.equal(scaled[..., 1], expected)
+    assert scaling.scale.isfinite().all()
+
+
+def test_the_difference_of_the_largest_numbers_is_standardised():
+    largest = torch.finfo(torch.float64).max
+    x = torch.tensor([largest, largest, largest, -largest], dtype=torch.float64)
+    expected = data.standardize(torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64))[0]
+    torch.testing.assert_close(data.standardize(x)[0], expected)
+
+
 def test_rows_of_another_shape_are_refused():
     _, scaling = data.standardize(torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"rows of shape \[2\], got \[3\]"):

@@ -217,6 +217,23 @@ def test_constant_columns_do_no_harm():
     assert np.isfinite(regressor(epochs=2).fit(X, np.ones(60)).predict(X)).all()
 
 
+@pytest.mark.parametrize("scale", [2.0**-1000, 2.0**1000])
+def test_columns_of_any_size_are_learned_alike(scale):
+    expected = regressor(epochs=2).fit(X, Y).predict(X)
+    found = regressor(epochs=2).fit(X * scale, Y).predict(X * scale)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e200])
+def test_targets_whose_squares_overflow_or_vanish_are_named_by_row(scale):
+    with pytest.raises(ValueError, match=r"y must be of size 1e-150 to 1e\+150.* in row 0"):
+        regressor(epochs=2).fit(X, np.c_[Y, Y * scale])
+    std = regressor(epochs=2).fit(X, Y * 1e-140).predict(X, return_std=True)[1]
+    assert (std > 0).all()
+    with pytest.raises(ValueError, match=r"got 1e\+200 in row 3"):
+        regressor(epochs=1).fit(X, Y).partial_fit(X[:4], np.array([0, 1, 1e-200, 1e200]))
+
+
 # --- classification ---
 
 

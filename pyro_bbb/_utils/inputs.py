@@ -164,6 +164,9 @@ def to_precision(x: Rows, *parts: Any) -> Any:
     Args:
         x: inputs, ``[n, ...]``.
         parts: guides and models, or samples by name; others are passed over.
+
+    Raises:
+        ValueError: a finite input is infinite in that precision.
     """
     found = (
         value.dtype
@@ -178,4 +181,15 @@ def to_precision(x: Rows, *parts: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point()
     )
     dtype = next(found, None)
-    return each(x, lambda part: part.to(dtype or part.dtype) if part.is_floating_point() else part)
+    return each(x, lambda part: _to_dtype(part, dtype) if part.is_floating_point() else part)
+
+
+def _to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    new = x.to(dtype or x.dtype)
+    if new is not x and not x.is_meta and (overflow := new.isinf() & x.isfinite()).any():
+        index = overflow.nonzero()[0].tolist()
+        raise ValueError(
+            f"x has {x[tuple(index)].item()} in row {index[0]}, too large for {new.dtype}: "
+            "standardise it (data.standardize), or call .double() on the model"
+        )
+    return new

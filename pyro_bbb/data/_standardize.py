@@ -36,7 +36,8 @@ class Standardization:
             raise ValueError(f"values must have rows of shape {expected}, got {got}")
         dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
         mean, scale = self.mean.to(values.device), self.scale.to(values.device)
-        return ((values.double() - mean) / scale).to(dtype)
+        # (v - m) / s by halves: the difference of finite values may be infinite
+        return ((values.double() / 2 - mean / 2) / scale * 2).to(dtype)
 
 
 def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
@@ -62,8 +63,12 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
     if values.ndim == 0 or len(values) == 0 or values.is_meta or not all_finite(values):
         raise ValueError(f"values must be finite rows, got shape {list(values.shape)}")
     precise = values.double()
-    mean = precise.mean(0)
-    scale = (precise - mean).square().mean(0).sqrt()
-    constant = scale <= _ROUNDING * precise.abs().amax(0)
-    found = Standardization(mean, scale.masked_fill(constant, 1.0))
+    # in a power of 2 near the largest value, exactly, so that no square overflows or vanishes
+    size = precise.abs().amax(0)
+    unit = torch.where(size > 0, size / (2 * size.frexp().mantissa), 1.0)
+    relative = precise / unit
+    mean = relative.mean(0)
+    scale = (relative - mean).square().mean(0).sqrt()
+    constant = scale * unit <= _ROUNDING * size
+    found = Standardization(mean * unit, (scale * unit).masked_fill(constant, 1.0))
     return found(values), found

@@ -98,7 +98,7 @@ class RegressionPrediction:
         if not issubclass(family, LOCATION_SCALE):
             raise TypeError(f"only Normals and Student's t can be rescaled, got {family.__name__}")
         loc = self.components.loc
-        m, s = _finite("mean", mean).to(loc), _finite("scale", scale).to(loc)
+        m, s = _finite("mean", mean, loc), _finite("scale", scale, loc)
         if not (s > 0).all():
             raise ValueError(f"scale must be positive, got {scale}")
         moved: dict[str, Any] = {"loc": m + s * loc, "scale": s * self.components.scale}
@@ -193,10 +193,10 @@ class RegressionPrediction:
 Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction
 
 
-def _finite(name: str, value: Tensor | float) -> Tensor:
-    """The value as a tensor, if its numbers are finite."""
+def _finite(name: str, value: Tensor | float, like: Tensor) -> Tensor:
+    """The value as a tensor of the dtype and device of another one, if finite there."""
     if not isinstance(value, Tensor):
-        return torch.tensor(checks.finite(name, value), dtype=torch.double)
-    if not checks.all_finite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return value
+        value = torch.tensor(checks.finite(name, value), dtype=torch.double)
+    if not checks.all_finite(value.to(like)):
+        raise ValueError(f"{name} must be finite in {like.dtype}, got {value}")
+    return value.to(like)

@@ -26,6 +26,8 @@ from pyro_bbb.sklearn._base import (
 )
 from pyro_bbb.sklearn._params import make_noise
 
+_LARGEST = 1e150  # of targets, as variances have to be finite
+
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """A Bayesian neural network for one or several real targets, or counts.
@@ -260,7 +262,16 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             y_numeric=True,
             ensure_min_samples=2 if reset else 1,
         )
-        return rows, targets.astype(np.float64, copy=False)
+        targets = targets.astype(np.float64, copy=False)
+        size = np.abs(targets).reshape(len(targets), -1)
+        top = size.max(0)
+        if (bad := (size > _LARGEST) | (reset & (top > 0) & (top < 1 / _LARGEST))).any():
+            row, column = np.argwhere(bad)[0]
+            raise ValueError(
+                f"y must be of size {1 / _LARGEST} to {_LARGEST}, whose squares are finite, got "
+                f"{size[row, column]} in row {row}: multiply y by a constant"
+            )
+        return rows, targets
 
     def _with_units(self, prediction: Any) -> RegressionPrediction:
         if not issubclass(self.posterior_.model.likelihood.family, LOCATION_SCALE):

@@ -80,6 +80,26 @@ def test_training_converts_the_precision_of_inputs():
     assert trained("classes", loader)[2].loss
 
 
+@pytest.mark.parametrize("source", ["tensor", "array", "loader"])
+def test_numbers_too_large_for_the_networks_precision_are_named_by_row(source):
+    large = X.double()
+    large[7, 2] = 1e200
+    y, message = NUMBERS, r"x has 1e\+200 in row 7, too large for torch.float32"
+    inputs = {"tensor": large, "array": large.numpy(), "loader": DataLoader(large, batch_size=41)}
+    model, guide, _ = trained("known noise")
+    for function in (bbb.predict, bbb.predict_mean):
+        with pytest.raises(ValueError, match=message):
+            function(model, guide, inputs[source])
+    pairs = (inputs[source], y.numpy() if source == "array" else y)
+    data = DataLoader(TensorDataset(large, y), batch_size=41) if source == "loader" else pairs
+    with pytest.raises(ValueError, match=message):
+        bbb.fit(model, guide, data, epochs=1, progress=False)
+    with pytest.raises(ValueError, match=r"numbers in the range of torch.float32, got 1e\+200"):
+        bbb.fit(model, guide, (X, y.double() * 0 + 1e200), epochs=1, progress=False)
+    with pytest.raises(ValueError, match="scale must be finite in torch.float32"):
+        bbb.predict(model, guide, X, num_samples=2).rescaled(0.0, y.double().mean() * 0 + 1e200)
+
+
 class WithLogits(nn.Module):
     """Outputs as Hugging Face's models have them."""
 
