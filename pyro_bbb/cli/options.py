@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
 Task: TypeAlias = Literal["regression", "classification"]
+PARQUET = (".parquet", ".pq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,12 @@ class Command:
     quiet: bool = False
     """Print no words and no progress."""
 
+    def check(self) -> None:
+        """Raise BadInput for what is wrong before any work, without importing torch."""
+
     def run(self, console: Console) -> dict[str, Any]:
         """Do the work, and return what is printed as JSON."""
+        self.check()
         with extra("cli"):
             work = getattr(commands, type(self).__name__.lower())  # imports it
         result: dict[str, Any] = work.run(self, console)
@@ -50,8 +55,9 @@ class WritingCommand(Command):
     force: bool = False
     """Replace what is at --out already."""
 
-    def check_out(self, *inputs: Path | None) -> None:
-        """Check, before any work, that ``--out`` is no input and that nothing is lost there."""
+    def check(self) -> None:
+        """Check that ``--out`` is no input and that nothing is lost there."""
+        inputs = getattr(self, "data", None), getattr(self, "model", None)
         out = self.out.resolve()
         if out in [path.resolve() for path in inputs if path is not None]:
             raise BadInput(f"--out must not be the input {self.out}, choose another name")
@@ -68,6 +74,17 @@ class ReadingCommand(Command):
 
     separator: str | None = None
     """Character between the values of a CSV file; by default recognised."""
+
+    def check(self) -> None:
+        """Check that the inputs exist."""
+        if self.separator is not None and len(self.separator.encode()) != 1:
+            raise BadInput(f"--separator must be one character, got {self.separator!r}")
+        model, data = getattr(self, "model", None), getattr(self, "data", None)
+        if model is not None and not model.is_dir():
+            raise BadInput(f"{model} holds no model: there is no such folder")
+        if data is not None and not data.is_file():
+            raise BadInput(f"{data}: there is no such file")
+        super().check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +124,17 @@ class Train(ReadingCommand, WritingCommand):
     seed: int = 0
     """Seed of the split, the training and the predictions."""
 
+    def check(self) -> None:
+        """Check the numbers, too."""
+        for option in ("held_out", "answered", "level"):
+            _require(option, getattr(self, option), "between 0 and 1", lambda x: 0 < x < 1)
+        for units in self.hidden:
+            _require("hidden", units, "at least 1", lambda x: x >= 1)
+        if self.epochs is not None:
+            _require("epochs", self.epochs, "at least 1", lambda x: x >= 1)
+        _require("seed", self.seed, "in [0, 2**32)", lambda x: 0 <= x < 2**32)
+        super().check()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(ReadingCommand, WritingCommand):
@@ -127,6 +155,13 @@ class Predict(ReadingCommand, WritingCommand):
     keep: tuple[str, ...] | None = None
     """Columns of the table to copy; by default those that the model does not take, such as an
     identifier."""
+
+    def check(self) -> None:
+        """Check that a table can be written there, too."""
+        if self.out.suffix not in (".csv", *PARQUET):
+            raise BadInput(f"--out must end in {', '.join(('.csv', *PARQUET))}, got {self.out}")
+        _check_folder(self.out)
+        super().check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +187,11 @@ class Prune(ReadingCommand, WritingCommand):
     data: Path | None = None
     """Table with the target; the model is scored on it before and after."""
 
+    def check(self) -> None:
+        """Check the fraction, too."""
+        _require("fraction", self.fraction, "in [0, 1]", lambda x: 0 <= x <= 1)
+        super().check()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report(ReadingCommand, WritingCommand):
@@ -166,6 +206,11 @@ class Report(ReadingCommand, WritingCommand):
     """Table with the target; without it the page has the scores of training only."""
     out: Path = Path("report.html")
     """File for the page."""
+
+    def check(self) -> None:
+        """Check that a file can be written there, too."""
+        _check_folder(self.out)
+        super().check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +257,11 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 }
 
 
-def fraction(option: str, value: float) -> float:
-    """The value, if it is in (0, 1)."""
-    if not 0 < value < 1:
-        raise BadInput(f"{option} must be between 0 and 1, got {value}")
-    return value
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir() or path.is_dir():
+        raise BadInput(f"--out must be a file in a folder that exists, got {path}")
+
+
+def _require(option: str, value: Any, expected: str, holds: Callable[[Any], bool]) -> None:
+    if not holds(value):
+        raise BadInput(f"--{option.replace('_', '-')} must be {expected}, got {value}")

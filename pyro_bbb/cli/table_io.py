@@ -15,18 +15,14 @@ import polars as pl
 from pyro_bbb._utils.files import replacing
 from pyro_bbb.cli.csv_format import read_csv
 from pyro_bbb.cli.errors import BadInput
+from pyro_bbb.cli.options import PARQUET
 
-_PARQUET = (".parquet", ".pq")
 _FEW = 5  # names that an error lists
 
 
 def read(path: Path, separator: str | None, say: Callable[[str], None]) -> pl.DataFrame:
     """The table in a file: Parquet by its ending, else CSV with a header."""
-    if separator is not None and len(separator.encode()) != 1:
-        raise BadInput(f"--separator must be one character, got {separator!r}")
-    if not path.is_file():
-        raise BadInput(f"{path}: there is no such file")
-    kind = "Parquet" if path.suffix in _PARQUET else "CSV"
+    kind = "Parquet" if path.suffix in PARQUET else "CSV"
     try:
         table = pl.read_parquet(path) if kind == "Parquet" else read_csv(path, separator, say)
     except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
@@ -39,24 +35,9 @@ def read(path: Path, separator: str | None, say: Callable[[str], None]) -> pl.Da
 
 def write(table: pl.DataFrame, path: Path) -> None:
     """Write a table, complete from the moment that the file has its name."""
-    check_writable(path)
-    save = table.write_parquet if path.suffix in _PARQUET else table.write_csv
+    save = table.write_parquet if path.suffix in PARQUET else table.write_csv
     with replacing(path) as part:
         save(part)
-
-
-def check_writable(path: Path) -> None:
-    """Check, before any work, that a table can be written there."""
-    endings = (".csv", *_PARQUET)
-    if path.suffix not in endings:
-        raise BadInput(f"--out must end in {', '.join(endings)}, got {path}")
-    check_folder(path)
-
-
-def check_folder(path: Path) -> None:
-    """Check that the folder of a file to be written exists."""
-    if not path.parent.is_dir() or path.is_dir():
-        raise BadInput(f"--out must be a file in a folder that exists, got {path}")
 
 
 def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:

@@ -451,7 +451,9 @@ OPTIONS = {
     "separator": (["--separator", ""], "--separator must be one character"),
     "prior": (["--prior", "nice"], "prior must be one of"),
     "noise": (["--noise", "nice"], "noise must be a number"),
-    "hidden": (["--hidden", "0"], "hidden_sizes must be an integer of at least 1"),
+    "hidden": (["--hidden", "8", "0"], "--hidden must be at least 1, got 0"),
+    "epochs": (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+    "seed": (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
     "task": (["--task", "regression", "--target", "town"], "'town' holds String, not numbers"),
     "noise of classes": (["--target", "town", "--noise", "latent"], "--noise is an option of"),
 }
@@ -492,7 +494,7 @@ def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
     code, _, err = run(capsys, "predict", folder / "price", tmp_path / "none.csv", "--out", out)
     assert code == 2 and "there is no such file" in err
     code, _, err = run(capsys, "prune", folder / "price", "--out", tmp_path / "m", "--fraction", 2)
-    assert code == 2 and "fraction must be in [0, 1]" in err
+    assert code == 2 and "--fraction must be in [0, 1]" in err
     words = ("--out", out, "--keep", "nothing")
     code, _, err = run(capsys, "predict", folder / "price", table, *words)
     assert code == 2 and "--keep: there is no column 'nothing'" in err
@@ -532,7 +534,10 @@ def test_an_extra_that_is_not_installed_is_named():
 
 @pytest.mark.parametrize(
     ("package", "extra", "words"),
-    [("polars", "cli", ["predict", "m", "t.csv", "--out", "p.csv"]), ("nicegui", "play", ["play"])],
+    [
+        ("polars", "cli", ["predict", ".", __file__, "--out", "p.csv"]),
+        ("nicegui", "play", ["play"]),
+    ],
 )
 def test_an_extra_of_a_command_is_named(capsys, monkeypatch, package, extra, words):
     for name in list(sys.modules):
@@ -553,6 +558,34 @@ def test_help_imports_no_heavy_package():
         "finally: print({'torch', 'pyro', 'polars', 'numpy', 'sklearn'} & {*sys.modules})"
     )
     assert found.stdout.endswith("set()\n"), found.stderr
+
+
+@pytest.mark.slow
+def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "model").mkdir()
+    table, model, out = tmp_path / "t.csv", tmp_path / "model", ["--out", str(tmp_path / "new.csv")]
+    calls = [
+        ["train", "no.csv", "--target", "y", *out],
+        ["train", table, "--target", "y", "--out", model.parent],
+        ["train", table, "--target", "y", *out, "--level", "90"],
+        ["train", table, "--target", "y", *out, "--epochs", "0"],
+        ["train", table, "--target", "y", *out, "--separator", "::"],
+        ["predict", "no model", table, *out],
+        ["predict", model, "no.csv", *out],
+        ["predict", model, table, "--out", "p.xlsx"],
+        ["evaluate", model, "no.csv"],
+        ["prune", model, *out, "--fraction", "2"],
+        ["prune", model, *out, "--data", "no.csv"],
+        ["report", model, table, "--out", "no folder/r.html"],
+    ]
+    words = [list(map(str, call)) for call in calls]
+    found = program(
+        "import sys, pyro_bbb.cli\n"
+        f"codes = [pyro_bbb.cli.main(each) for each in {words}]\n"
+        "print(codes, {'torch', 'pyro', 'polars', 'numpy', 'sklearn'} & {*sys.modules})"
+    )
+    assert found.stdout == f"{[2] * len(calls)} set()\n", found.stderr
 
 
 def test_the_version_is_printed(capsys):

@@ -12,15 +12,13 @@ from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.model import Model
 from pyro_bbb.cli.options import Predict
-from pyro_bbb.cli.table_io import check_writable, column, read, write
+from pyro_bbb.cli.table_io import column, read, write
 
 _DIGITS = 6  # of the numbers written, far more than the samples make certain
 
 
 def run(options: Predict, console: Console) -> dict[str, Any]:
     """Reads, predicts, writes."""
-    options.check_out(options.data, options.model)
-    check_writable(options.out)
     model = Model.load(options.model)
     table = read(options.data, options.separator, console.print)
     copied = _copied(options.keep, table, model)

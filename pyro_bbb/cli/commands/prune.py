@@ -18,7 +18,6 @@ from pyro_bbb.cli.options import Prune
 
 def run(options: Prune, console: Console) -> dict[str, Any]:
     """Loads, prunes, scores, saves."""
-    options.check_out(options.model, options.data)
     model = Model.load(options.model)
     pruned = _pruned(model, options.fraction)
     ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()

@@ -18,7 +18,6 @@ from pyro_bbb.cli.figures import Picture, of_answers, of_weights
 from pyro_bbb.cli.metrics import SCORE_NAMES, score
 from pyro_bbb.cli.model import About, Model
 from pyro_bbb.cli.options import Report
-from pyro_bbb.cli.table_io import check_folder
 
 _LEAST_CERTAIN = 10  # rows that are listed
 
@@ -36,8 +35,6 @@ class Section:
 
 def run(options: Report, console: Console) -> dict[str, Any]:
     """Loads, predicts, draws, writes."""
-    options.check_out(options.data, options.model)
-    check_folder(options.out)
     model = Model.load(options.model)
     scores, sections = model.about.scores, [_of_training(model.about)]
     if options.data is not None:

@@ -14,7 +14,7 @@ from pyro_bbb.cli.encoding import Column, encode, learn
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import by_row, described, quantile, score
 from pyro_bbb.cli.model import About, Estimator, Model
-from pyro_bbb.cli.options import Task, Train, fraction
+from pyro_bbb.cli.options import Task, Train
 from pyro_bbb.cli.table_io import column, listed, read
 from pyro_bbb.cli.tasks import recognise, require_classes, targets
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
@@ -25,9 +25,6 @@ _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 
 def run(options: Train, console: Console) -> dict[str, Any]:
     """Reads, trains, scores, saves."""
-    options.check_out(options.data)
-    for option in ("held_out", "answered", "level"):
-        fraction(f"--{option.replace('_', '-')}", getattr(options, option))
     table = read(options.data, options.separator, console.print)
     y, task = _target(options, table, console)
     columns, inputs = _inputs(options, table, console)
