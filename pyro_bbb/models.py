@@ -14,14 +14,14 @@ from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
-from pyro_bbb._handlers.kl_scale import scale_kl
+from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
 from pyro_bbb._handlers.sites import draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, parts_of, require_inputs, run_network
+from pyro_bbb._utils.inputs import Rows, as_inputs, parts_of, require_inputs, run_network, weight_of
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.likelihoods import Likelihood, align
@@ -107,13 +107,15 @@ class BayesianModel(PyroModule):
                 batch_shape, arguments = Size(), self._arguments_at(x)
         family = self.likelihood.family(**arguments)
         observation = family.to_event(len(family.batch_shape) - len(batch_shape) - 1)
+        outputs = next(iter(arguments.values()))
         if y is not None:
-            outputs = next(iter(arguments.values()))
             y = align(self.likelihood.prepare(tensor("y", y), outputs), observation.event_shape)
             if len(y) != observation.batch_shape[-1]:  # else one row would be broadcast
                 rows = observation.batch_shape[-1]
                 raise ValueError(f"expected y of {rows} rows as x has, got {len(y)}")
-        with pyro.plate("data", observation.batch_shape[-1], dim=-1):
+        plate = pyro.plate("data", observation.batch_shape[-1], dim=-1)
+        weight = weight_of(x)
+        with plate, scale_rows(None if weight is None else weight.to(outputs.dtype)):
             return pyro.sample("obs", observation, obs=y)
 
     def draw_latents(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pyro import poutine
-from pyro.poutine.scale_messenger import ScaleMessenger
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import is_validation_enabled
 from torch import Tensor
 
@@ -26,17 +26,24 @@ def scale_kl(weight: float | Tensor) -> AbstractContextManager[Any]:
         if weight == 1:
             return nullcontext()
     elif not is_validation_enabled():
-        return _ScaleKL(weight)
+        return _Scale(weight)
     elif not weight >= 0:
         raise ValueError(f"kl_weight must be a non-negative number, got {weight}")
     return poutine.mask(mask=False) if weight == 0 else poutine.scale(scale=weight)
 
 
-class _ScaleKL(ScaleMessenger):
-    """``poutine.scale`` that leaves all sites the same tensor where nothing else scales them."""
+def scale_rows(weight: Tensor | None) -> AbstractContextManager[Any]:
+    """Multiplies the log-densities of rows by their weights ``[n]``, which may be 0."""
+    return nullcontext() if weight is None else _Scale(weight)
+
+
+class _Scale(Messenger):
+    """``poutine.scale`` unread, which leaves all sites the same tensor if nothing else scales."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale = scale
 
     def _process_message(self, msg: Any) -> None:
-        if isinstance(msg["scale"], float) and msg["scale"] == 1.0:
-            msg["scale"] = self.scale
-        else:
-            super()._process_message(msg)
+        plain = isinstance(msg["scale"], float) and msg["scale"] == 1.0
+        msg["scale"] = self.scale if plain else self.scale * msg["scale"]

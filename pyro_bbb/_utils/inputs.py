@@ -23,14 +23,17 @@ class SeveralInputs:
     Args:
         args: tensors that the network takes by position, ``[n, ...]`` each.
         kwargs: tensors that it takes by name.
+        weight: weights of the examples in the likelihood, ``[n]``; not an input of the network.
 
     Raises:
         ValueError: there are none, or their lengths differ.
     """
 
-    def __init__(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        self.args, self.kwargs = args, kwargs
-        if not self.parts:
+    def __init__(
+        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], weight: Tensor | None = None
+    ) -> None:
+        self.args, self.kwargs, self.weight = args, kwargs, weight
+        if not (args or kwargs):
             raise ValueError("x must hold at least one tensor, got none")
         rows = {name: len(part) if part.dim() else 0 for name, part in self.parts.items()}
         if len(set(rows.values())) > 1:
@@ -40,14 +43,14 @@ class SeveralInputs:
     @property
     def parts(self) -> dict[str, Tensor]:
         """The tensors by name, those by position as ``x[0]`` and so on."""
-        return {f"x[{i}]": part for i, part in enumerate(self.args)} | {
-            f"x[{name!r}]": part for name, part in self.kwargs.items()
-        }
+        by_position = {f"x[{i}]": part for i, part in enumerate(self.args)}
+        by_name = {f"x[{name!r}]": part for name, part in self.kwargs.items()}
+        weight = {} if self.weight is None else {"sample_weight": self.weight}
+        return by_position | by_name | weight
 
     def map(self, function: Callable[[Tensor], Tensor]) -> SeveralInputs:
         """The inputs after a function of each tensor."""
-        args = tuple(map(function, self.args))
-        return SeveralInputs(args, {name: function(x) for name, x in self.kwargs.items()})
+        return _with_parts(self, list(map(function, self.parts.values())))
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -131,10 +134,43 @@ def input_tensors(x: Rows) -> tuple[Tensor, ...]:
 
 def with_tensors(like: Rows, parts: Sequence[Tensor]) -> Rows:
     """Inputs of the same form from their tensors."""
-    if isinstance(like, Tensor):
-        return parts[0]
-    count = len(like.args)
-    return SeveralInputs(tuple(parts[:count]), dict(zip(like.kwargs, parts[count:], strict=True)))
+    return parts[0] if isinstance(like, Tensor) else _with_parts(like, parts)
+
+
+def _with_parts(like: SeveralInputs, parts: Sequence[Tensor]) -> SeveralInputs:
+    weight = None if like.weight is None else parts[-1]
+    kwargs = dict(zip(like.kwargs, parts[len(like.args) :], strict=False))
+    return SeveralInputs(tuple(parts[: len(like.args)]), kwargs, weight)
+
+
+def weighted(x: Rows, weight: Any) -> Rows:
+    """Inputs with weights ``[n]`` of their examples in the likelihood; ``None`` changes nothing.
+
+    Raises:
+        TypeError: the weights are not a tensor or a numeric array.
+        ValueError: they are of another shape, negative, NaN or infinite.
+    """
+    if weight is None:
+        return x
+    weight = tensor("sample_weight", weight).detach()
+    if weight.shape != (len(x),):
+        raise ValueError(
+            f"sample_weight must have shape [{len(x)}], a weight for each row, got "
+            f"{list(weight.shape)}"
+        )
+    if weight.is_complex() or not (valid := weight.isfinite() & (weight >= 0)).all():
+        row = 0 if weight.is_complex() else int((~valid).nonzero()[0, 0])
+        raise ValueError(
+            f"sample_weight must be finite and at least 0, got {weight[row].item()} in row {row}"
+        )
+    weight = weight.to(x.device, weight.dtype if weight.is_floating_point() else torch.float64)
+    args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
+    return SeveralInputs(args, kwargs, weight)
+
+
+def weight_of(x: Rows) -> Tensor | None:
+    """Weights of the examples ``[n]``, if they have some."""
+    return x.weight if isinstance(x, SeveralInputs) else None
 
 
 def run_network(network: nn.Module, x: Rows) -> Any:

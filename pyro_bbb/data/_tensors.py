@@ -39,7 +39,8 @@ def as_tensors(
         hint = "; a DataLoader's collate_fn can make pairs" if isinstance(data, Mapping) else ""
         raise TypeError(f"data must be {kinds}, got {type(data).__name__}{hint}")
     if len(pair) != 2:
-        raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts")
+        hint = "; weights of the examples go into sample_weight" if len(pair) == 3 else ""
+        raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts{hint}")
     x, y = as_inputs(pair[0]), tensor("y", pair[1])
     _check_lengths(x, y)
     for name, part in parts_of(x).items():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, multiprocessing
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.inputs import Rows, weighted
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import count, kind
@@ -46,6 +47,7 @@ def run_nuts(
     compile: bool = False,
     seed: int | None = None,
     progress: bool = True,
+    sample_weight: Any = None,
 ) -> Chains:
     """Draws from the posterior of all latents by NUTS.
 
@@ -76,6 +78,7 @@ def run_nuts(
             C++ compiler, and makes gradients of small nets two or three times faster.
         seed: makes the result a function of this number, and leaves torch's random state alone.
         progress: whether to show a progress bar.
+        sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
 
     Returns:
         The draws, which `predict` takes as they are, and their diagnostics.
@@ -94,7 +97,7 @@ def run_nuts(
         num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
     )
     begun = time.perf_counter()
-    x, y = _require_count(model, data)
+    x, y = _require_count(model, data, sample_weight)
     seeds = _chain_seeds(seed, num_chains)
     total = num_chains * (warmup_steps + num_samples)
     bar = progress_bar(total, unit="draw", shown=progress)
@@ -211,9 +214,10 @@ def _one_thread() -> Iterator[None]:
 # --- what comes in ---
 
 
-def _require_count(model: BayesianModel, data: Any) -> tuple[Tensor, Tensor]:
+def _require_count(model: BayesianModel, data: Any, sample_weight: Any) -> tuple[Rows, Tensor]:
     """All of the data, checked."""
     x, y = as_tensors(data)
+    x = weighted(x, sample_weight)
     if len(x) != model.num_data:
         raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
     model.check(x, y)

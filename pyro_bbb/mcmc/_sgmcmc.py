@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision
+from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision, weighted
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import (
     as_device,
@@ -64,6 +64,7 @@ def run_sgmcmc(
     device: torch.device | str | None = None,
     seed: int | None = None,
     progress: bool = True,
+    sample_weight: Any = None,
 ) -> Chains:
     r"""Samples from the posterior of all latents by Langevin dynamics on minibatches.
 
@@ -105,6 +106,7 @@ def run_sgmcmc(
         device: where to run; by default where ``x`` is.
         seed: makes the result a function of this number, and leaves torch's random state alone.
         progress: whether to show a progress bar.
+        sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
 
     Returns:
         The samples, which `predict` takes as they are. ``log_density`` is the minibatch's estimate,
@@ -124,7 +126,7 @@ def run_sgmcmc(
     count("num_chains", num_chains), count("batch_size", batch_size)
     lr, temperature = positive("lr", lr), at_least_zero("temperature", temperature)
     saved = _folder(checkpoint, checkpoint_every)
-    x, y = _all_data(model, data, device)
+    x, y = _all_data(model, data, device, sample_weight)
     with seeded(seed), own_store(model):
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
@@ -209,11 +211,13 @@ def _folder(checkpoint: Any, every: int) -> tuple[Path, int] | None:
     return Path(checkpoint), every
 
 
-def _all_data(model: BayesianModel, data: Any, device: Any) -> tuple[Rows, Tensor]:
+def _all_data(
+    model: BayesianModel, data: Any, device: Any, sample_weight: Any
+) -> tuple[Rows, Tensor]:
     """All of the data, checked, and the model on their device."""
     x, y = as_tensors(data, device=None if device is None else as_device(device))
     model.to(x.device)
-    x = to_precision(x, model)
+    x = to_precision(weighted(x, sample_weight), model)
     if len(x) != model.num_data:
         raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
     model.check(x, y)

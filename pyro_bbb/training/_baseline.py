@@ -19,6 +19,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Normal
+from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import constraints
@@ -56,7 +57,8 @@ class _ScaledPrior(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["is_observed"]:
-            self.log_likelihood += float(msg["fn"].log_prob(msg["value"]).sum())
+            log_prob = msg["fn"].log_prob(msg["value"])
+            self.log_likelihood += float(scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum())
 
     def _draw(self, prior: Any, factor: float) -> Tensor:
         q = Normal(prior.mean, factor * prior.stddev).to_event(prior.event_dim)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb._utils.inputs import Rows, parts_of, to_precision
+from pyro_bbb._utils.inputs import Rows, parts_of, to_precision, weight_of, weighted
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.state_dict import digest
@@ -53,6 +53,7 @@ class Batches:
         accumulate: int = 1,
         processes: Processes | None = None,
         guide: Any = None,
+        sample_weight: Any = None,
     ) -> None:
         self.source: Minibatches | DataLoader[Any]
         self.model, self.device, self.accumulate = model, device, accumulate
@@ -64,13 +65,19 @@ class Batches:
         self._begun: Iterator[Any] | None = None
         several = self.processes.size > 1
         if isinstance(data, DataLoader):
-            self.source = data
+            self.source, self._weighted = data, sample_weight is not None
+            if self._weighted and sample_weight is not True:
+                raise ValueError(
+                    "sample_weight must be True for a DataLoader, whose batches are then "
+                    f"(x, y, weight), got {type(sample_weight).__name__}"
+                )
             found = None if data.batch_sampler is None else _length(data.dataset)
         else:
             x, y = as_tensors(data, device=device)
-            self.source = Minibatches(
-                to_precision(x, *self._precise), y, batch_size, generator=self._generator
-            )
+            x = to_precision(weighted(x, sample_weight), *self._precise)
+            if (weight := weight_of(x)) is not None and not weight.any():
+                raise ValueError("sample_weight must be positive for at least one row, all are 0")
+            self.source = Minibatches(x, y, batch_size, generator=self._generator)
             found = len(x)
         self.own = several and is_sharded(self.source)
         if several or not isinstance(data, DataLoader):
@@ -243,8 +250,13 @@ class Batches:
         return list(dict.fromkeys([common, *filter(None, own)]))
 
     def _read(self, batch: Any) -> Batch:
+        weight = None
+        if self._weighted:
+            if not isinstance(batch, tuple | list) or len(batch) != 3:
+                raise ValueError("data must give batches (x, y, weight) with sample_weight=True")
+            *batch, weight = batch
         x, y = as_tensors(batch, device=self.device)
-        x = to_precision(x, *self._precise)
+        x = to_precision(weighted(x, weight), *self._precise)
         self.model.check(x, y)
         return x, y
 

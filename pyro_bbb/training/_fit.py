@@ -88,8 +88,9 @@ def fit(
     engine: str = "auto",
     progress: bool = True,
     seed: int | None = None,
+    sample_weight: Any = None,
 ) -> History:
-    """Train a guide (and the model's own parameters) by minimising the negative ELBO.
+    r"""Train a guide (and the model's own parameters) by minimising the negative ELBO.
 
     Processes that `torchrun` started together train together: each computes a shard of every
     minibatch with draws of the weights of its own. See `docs/scaling.md`.
@@ -152,6 +153,10 @@ def fit(
             or fewer in 100 steps or more without callbacks. The result is the same, to rounding.
         progress: whether to show a progress bar; of several processes the first does.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
+        sample_weight: weights ``[n]`` of the examples in the likelihood, finite and at least 0:
+            $\log p(D|w) = \sum_j s_j \log p(y_j|x_j, w)$. They are taken as they are: an example
+            of weight 2 counts as two, one of weight 0 not at all; ``num_data`` and minibatches
+            count rows. Of a `DataLoader` ``True``: its batches are then ``(x, y, weight)``.
 
     Returns:
         The record of the loss and its parts. Ctrl-C ends the training after the step under way:
@@ -208,7 +213,7 @@ def fit(
     interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
     history, done = History(num_data=model.num_data), Progress()
     with seeded(seed), own_store(model, guide), group.own_stream() as begin_stream:
-        batches = Batches(data, batch_size, model, device, accumulate, group, guide)
+        batches = Batches(data, batch_size, model, device, accumulate, group, guide, sample_weight)
         begin_stream()
         if isinstance(guide, Approximated):
             guide.reset()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._ops.step_context import StepOptions, step_context
-from pyro_bbb._utils.inputs import as_inputs
+from pyro_bbb._utils.inputs import as_inputs, weighted
 from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import ClosedForm
@@ -94,7 +94,14 @@ class NegativeELBO(nn.Module):
         self.parts = None
         self._programs: tuple[Any, Any, RecordedELBO] | None = None
 
-    def forward(self, x: Any, y: Tensor, kl_weight: float | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Any,
+        y: Tensor,
+        kl_weight: float | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
         """The loss of a minibatch.
 
         Args:
@@ -102,6 +109,7 @@ class NegativeELBO(nn.Module):
             y: targets ``[batch, ...]``.
             kl_weight: weight of the KL, as of a schedule; by default the fraction of the data that
                 the minibatch is, times the temperature.
+            sample_weight: weights ``[batch]`` of the examples in the likelihood, as for `fit`.
 
         Returns:
             A scalar in nats.
@@ -110,7 +118,7 @@ class NegativeELBO(nn.Module):
             ValueError: the data do not fit the model.
             NonFiniteError: the loss is not finite.
         """
-        x, frozen = as_inputs(x), Frozen(self.model, self.guide)
+        x, frozen = weighted(as_inputs(x), sample_weight), Frozen(self.model, self.guide)
         weight = kl_weight if kl_weight is not None else self.temperature * len(y) / self._num_data
         estimating = ESTIMATORS[self.options["estimator"]]()
         with own_store(self.model, self.guide), frozen.preserved(), estimating:

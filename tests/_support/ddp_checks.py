@@ -241,6 +241,7 @@ def with_one_noise_two_processes_are_one_that_has_the_whole_minibatch():
         {},
         {"loss": "mean_field", "kl_schedule": "blundell"},
         {"num_particles": 2, "estimator": "stl"},
+        {"sample_weight": torch.arange(N) % 3},
     ):
         for batch_size in (6, 4):
             same = {"batch_size": batch_size, **options}

@@ -178,6 +178,17 @@ NOT_OURS = {
     "num_data": ({"data": (X[:3], LABELS[:3])}, "num_data of the model is 4, but data has 3"),
     "a single row": ({"data": (X[:1], LABELS[:1])}, "num_data of the model is 4, but data has 1"),
 }
+WEIGHTS = {  # of four rows
+    "weights of three rows": ({"sample_weight": [1.0, 1.0, 1.0]}, "sample_weight must"),
+    "one weight for all": ({"sample_weight": torch.ones(())}, r"sample_weight .* \[4\], .* \[\]"),
+    "weights as a column": ({"sample_weight": torch.ones(4, 1)}, r"sample_weight .* got \[4, 1\]"),
+    "a weight below 0": (
+        {"sample_weight": torch.tensor([1.0, 1.0, -2.0, 1.0])},
+        "sample_weight must be finite and at least 0, got -2.0 in row 2",
+    ),
+    "a weight NaN": ({"sample_weight": torch.tensor([NAN, 1, 1, 1])}, "sample_weight .* row 0"),
+    "complex weights": ({"sample_weight": torch.ones(4, dtype=torch.cfloat)}, "sample_weight"),
+}
 DATA = [
     Row(
         "data.as_tensors",
@@ -362,6 +373,24 @@ TRAINING = [
         bad={
             **PAIRS,
             **NOT_OURS,
+            **WEIGHTS,
+            "weights of 0": ({"sample_weight": torch.zeros(4)}, "sample_weight must be positive"),
+            "True for tensors": ({"sample_weight": True}, "sample_weight must be a tensor or"),
+            "weights for a loader": (
+                {
+                    "data": DataLoader(TensorDataset(X, LABELS), batch_size=4),
+                    "sample_weight": torch.ones(4),
+                },
+                "sample_weight must be True for a DataLoader",
+            ),
+            "a loader of pairs": (
+                {"data": DataLoader(TensorDataset(X, LABELS)), "sample_weight": True},
+                r"data must give batches \(x, y, weight\)",
+            ),
+            "a loader of three": (
+                {"data": DataLoader(TensorDataset(X, LABELS, LABELS))},
+                "got 3 parts; weights of the examples go into sample_weight",
+            ),
             "no minibatch to a step": ({"accumulate": 0}, "accumulate must be .* got 0"),
             "no epochs": ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
             "negative epochs": ({"epochs": -3}, "epochs must be an integer of at least 1, got -3"),
@@ -398,6 +427,8 @@ TRAINING = [
             "a loader": {"data": DataLoader(TensorDataset(X, LABELS), batch_size=3)},
             "one batch": {"batch_size": 99},
             "a batch of one": {"batch_size": 1},
+            "weights": {"sample_weight": torch.tensor([1.0, 0.0, 2.0, 0.5])},
+            "weights of integers": {"sample_weight": np.array([1, 0, 2, 3])},
             "more than there are to a step": {"accumulate": 9},
             "autocast": {"autocast": torch.bfloat16},
         },
@@ -747,6 +778,7 @@ AFTER = [
             "progress": False,
         },
         bad={
+            **WEIGHTS,
             "num_data": ({"data": (X[:2], TARGETS[:2])}, "num_data of the model is 4"),
             "columns": ({"data": (X[:, :2], TARGETS)}, "expected x of shape"),
             "targets": ({"data": (X, X)}, "expected y of shape"),
@@ -798,6 +830,7 @@ AFTER = [
             "num_data": ({"data": (X[:2], TARGETS[:2])}, "num_data of the model is 4"),
             "columns": ({"data": (X[:, :2], TARGETS)}, "expected x of shape"),
             "targets": ({"data": (X, X)}, "expected y of shape"),
+            **WEIGHTS,
             **no_counts("num_samples", "warmup_steps", "num_chains", "num_workers"),
             **no_counts("max_tree_depth"),
             "accepts all": ({"target_accept_prob": 1.0}, "target_accept_prob must be in"),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pyro_bbb._handlers.layer_uses import LayerUse, LayerUses
-from pyro_bbb._utils.inputs import Rows
+from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb.guides.latents import Latent
 from pyro_bbb.guides.tangent import NetworkFunction, root_of
 
@@ -110,6 +110,12 @@ class Linearization:
         self.by_f, self.by_z = by_f, by_z
 
     @cached_property
+    def weight(self) -> Tensor:
+        """Weights of the examples, ``[n]``."""
+        weight = weight_of(self.x)
+        return self.f.new_ones(len(self.f)) if weight is None else weight
+
+    @cached_property
     def root(self) -> Tensor:
         r"""L ``[n, K, K]`` with $L L^\top = \Lambda$."""
         return root_of(self.curvature)
@@ -155,7 +161,8 @@ def kronecker_factors(batch: Linearization) -> dict[str, tuple[Tensor, Tensor | 
     sums: dict[str, list[Any]] = {}
     for use in batch.uses:
         inner = use.inputs.flatten(0, 1)
-        sums[use.weight] = [0.0, inner.T @ inner / use.inputs.shape[1]]
+        repeated = batch.weight.repeat_interleave(len(inner) // len(batch.weight))
+        sums[use.weight] = [0.0, (repeated * inner.T) @ inner / use.inputs.shape[1]]
     for column in batch.root.unbind(-1):
         for use, gradients in _pulled_back(batch, column):
             g = gradients.flatten(0, 1)

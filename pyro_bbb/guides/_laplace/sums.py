@@ -62,13 +62,13 @@ class Sums:
         self.kron = guide._structure == "kron"
         self.slope, self.prior = zeros.clone(), zeros.clone()  # of all but the network
         self.totals: list[Any] = [_zeros(part, zeros, self.kron) for part in self.parts]
-        self.counted, self.coupled = 0, False
+        self.counted, self.coupled = 0.0, False
 
     def add(self, batch: Linearization) -> None:
         """Adds a batch."""
         slope, diagonal = batch.rest()
         self.slope += slope
-        self.counted += len(batch.f)
+        self.counted += float(batch.weight.sum())
         self.coupled = self._is_coupled(batch)
         self.prior += 0.0 if self.coupled else diagonal
         if self.kron:
@@ -90,7 +90,7 @@ class Sums:
     def finish(self, factor: float) -> None:
         """Weights the sums up to the whole data."""
         for i, total in enumerate(self.totals):
-            scaled = [total[0] * factor, total[1] / max(1, self.counted)] if self.kron else None
+            scaled = [total[0] * factor, total[1] / (self.counted or 1.0)] if self.kron else None
             self.totals[i] = total * factor if scaled is None else scaled
         self.slope *= factor
         self.prior *= factor
