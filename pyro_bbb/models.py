@@ -41,7 +41,9 @@ class BayesianModel(PyroModule):
         network: a `PyroModule` with `PyroSample` weights, or any module that holds such, as an
             ``nn.Sequential`` of Bayesian layers does.
         likelihood: from the network's outputs to the distribution of the observations.
-        num_data: size of the full training set, N.
+        num_data: size of the full training set, N: the number of independent examples. Where a
+            sampler repeats rows or draws some of them at random, still those it draws from; where
+            it always yields the same subset, the subset's size.
 
     Raises:
         TypeError: an argument is of another kind.

@@ -43,6 +43,21 @@ def seeded(seed: int | None, *, cpu_only: bool = False) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def explained_batchnorm() -> Iterator[None]:
+    """Explain torch's error about batch normalisation of a minibatch of one row."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            "data must give minibatches of two rows or more to a network with batch normalisation, "
+            "got one of 1 row: take a batch_size of at least 2, for a DataLoader drop_last=True or "
+            "another batch_size, or put the normalisation into evaluation mode (.eval())"
+        ) from error
+
+
 class ItemOnDevice(TorchFunctionMode):
     """Inside, `Tensor.item` gives a tensor: the number in double precision, on the device.
 

@@ -92,19 +92,27 @@ class Minibatches:
             raise ValueError(f"generator must be on the CPU, got one on {generator.device}")
         self.x, self.y = x, y
         self.batch_size = batch_size
+        self.least = 1  # rows of a last batch of its own; with fewer they join the batch before
         self.shuffle = shuffle
         self.generator = generator
 
     def __len__(self) -> int:
-        return -(-len(self.x) // self.batch_size)
+        return len(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of rows of the batches."""
+        batches, rest = divmod(len(self.x), self.batch_size)
+        if batches and 0 < rest < self.least:
+            return [self.batch_size] * (batches - 1) + [self.batch_size + rest]
+        return [self.batch_size] * batches + [rest] * (rest > 0)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if not self.shuffle:
-            batches = zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True)
-            yield from batches
-            return
-        order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
-        for rows in order.split(self.batch_size):
+            order = torch.arange(len(self.x)).to(self.x.device)
+        else:
+            order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
+        for rows in order.split(self.sizes):
             yield self.x.index_select(0, rows), self.y.index_select(0, rows)
 
 

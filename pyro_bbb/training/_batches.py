@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,16 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows, parts_of, to_precision, weight_of, weighted
@@ -64,6 +74,7 @@ class Batches:
         self._start: list[Tensor] | None = None
         self._begun: Iterator[Any] | None = None
         several = self.processes.size > 1
+        self.own = several and is_sharded(data)
         if isinstance(data, DataLoader):
             self.source, self._weighted = data, sample_weight is not None
             if self._weighted and sample_weight is not True:
@@ -71,22 +82,19 @@ class Batches:
                     "sample_weight must be True for a DataLoader, whose batches are then "
                     f"(x, y, weight), got {type(sample_weight).__name__}"
                 )
-            found = None if data.batch_sampler is None else _length(data.dataset)
         else:
             x, y = as_tensors(data, device=device)
             x = to_precision(weighted(x, sample_weight), *self._precise)
             if (weight := weight_of(x)) is not None and not weight.any():
                 raise ValueError("sample_weight must be positive for at least one row, all are 0")
             self.source = Minibatches(x, y, batch_size, generator=self._generator)
-            found = len(x)
-        self.own = several and is_sharded(self.source)
+            if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
+                self.source.least = 2 * self.processes.size  # one row has no variance
+        self.num_seen = self._count()
         if several or not isinstance(data, DataLoader):
             number = self.processes.broadcast_int(int(torch.randint(2**62, ())))
             self._generator.manual_seed(number)
-        expected = model.num_data
-        if found not in (None, expected) and not (self.own and self._streams):
-            raise ValueError(f"num_data of the model is {expected}, but data has {found} examples")
-        self._length = math.ceil(self._minibatches(expected) / accumulate)
+        self._length = math.ceil(self._minibatches(model.num_data) / accumulate)
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -170,12 +178,60 @@ class Batches:
         )
 
     def _minibatches(self, expected: int) -> int:
-        """Minibatches of an epoch."""
+        """Return the minibatches of an epoch."""
         per_batch = self.batch_size or 1
         length = None if self.own and self._streams else _length(self.source)
         if length is None:
             return math.ceil(expected / per_batch)
         return int(self.processes.largest(length))
+
+    def _count(self) -> int | None:
+        """Return the examples of an epoch where they are known, once num_data agrees with them."""
+        if isinstance(self.source, Minibatches):
+            self._require_num_data({len(self.source.x)}, f"has {len(self.source.x)} examples")
+            return len(self.source.x)
+        loader, dataset = self.source, self.source.dataset
+        batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        sampler = batches.sampler if type(batches) is BatchSampler else None
+        size, name = _length(dataset), type(sampler).__name__ if sampler else "batch_sampler"
+        if isinstance(dataset, IterableDataset):
+            seen, name = None if self.own else size, type(dataset).__name__
+        else:
+            fixed = isinstance(batches, list | tuple)
+            seen = sum(map(len, batches)) if fixed else _length(sampler)
+        if seen is None:
+            return None
+        processes = self.processes.size if self.own else 1
+        total = seen * processes
+        right = {total, *_drawn_from(sampler)} | ({size} if size and total > size else set())
+        self._require_num_data(right, f"yields {total} examples per epoch by its {name}")
+        dropped = seen % batches.batch_size if getattr(batches, "drop_last", False) else 0
+        return (seen - dropped) * processes
+
+    def _require_num_data(self, right: set[int], examples: str) -> None:
+        if self.model.num_data not in right:
+            expected = " or ".join(map(str, sorted(right)))
+            raise ValueError(
+                f"num_data of the model is {self.model.num_data}, but data {examples}: num_data "
+                f"must be {expected}"
+            )
+
+    def warn_if_contradicted(self, seen: int, steps: int) -> None:
+        """Warn where a first epoch of unknown length contradicts ``num_data`` by a step or more.
+
+        Args:
+            seen: examples of the epoch.
+            steps: steps of the epoch.
+        """
+        expected, size = self.model.num_data, _length(getattr(self.source, "dataset", None))
+        repeats = seen > expected and size in (None, expected)
+        if self.num_seen is None and not repeats and abs(seen - expected) * steps >= seen:
+            warnings.warn(
+                f"num_data of the model is {expected}, but the first epoch of data has {seen} "
+                f"examples: if every epoch has the same ones, num_data must be {seen}, or the KL "
+                "has a wrong weight",
+                stacklevel=6,
+            )
 
     def _begin(self) -> Iterator[Any]:
         """The minibatches of an epoch, in an order drawn with the first."""
@@ -189,7 +245,7 @@ class Batches:
     def _rows(self, source: Minibatches) -> Iterator[Tensor]:
         """The numbers of the rows of each minibatch, drawn as `Minibatches` draws them."""
         order = torch.randperm(len(source.x), generator=self._generator).to(self.device)
-        yield from order.split(source.batch_size)
+        yield from order.split(source.sizes)
 
     def _shard(self, minibatches: list[Any]) -> Shard:
         """This process's part of some minibatches."""
@@ -303,6 +359,16 @@ def is_sharded(source: Any) -> bool:
     if not isinstance(source, DataLoader):
         return False
     return isinstance(source.dataset, IterableDataset) or _distributed(source) is not None
+
+
+def _drawn_from(sampler: Any) -> set[int]:
+    """Return the number of examples of which a sampler draws others in each epoch, if it does."""
+    if isinstance(sampler, WeightedRandomSampler):
+        return {int(sampler.weights.count_nonzero())}
+    source: Any = getattr(sampler, "data_source", None)
+    if isinstance(sampler, DistributedSampler):
+        source = sampler.dataset
+    return {len(source)} if isinstance(sampler, RandomSampler | DistributedSampler) else set()
 
 
 def _length(sized: Any) -> int | None:

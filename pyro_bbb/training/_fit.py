@@ -100,11 +100,14 @@ def fit(
         guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function. A
             `Laplace` one is approximated at the end, a `SWAG` one collects iterates before it.
         data: a pair ``(x, y)`` of tensors, a map-style dataset of pairs (both in memory on
-            the device), or a `DataLoader` of batches. Several processes pass it all and split every
-            batch, except for a loader with a `DistributedSampler` or of a stream, which must
-            yield the shard of its process.
+            the device), or a `DataLoader` of batches, by any sampler: a minibatch weighs the KL by
+            its examples over ``num_data``, also where a sampler repeats rows or leaves some out
+            (`docs/questions/kl_weight.md`). Several processes pass it all and split every batch,
+            except for a loader with a `DistributedSampler` or of a stream, which must yield the
+            shard of its process.
         epochs: passes over the data, at least 1.
         batch_size: examples per minibatch, in all processes together; a `DataLoader` has its own.
+            With batch normalisation in training, a last minibatch of one row joins the one before.
         lr: learning rate at the start. By default 32 / steps, but at least 0.001 and at most 0.03,
             of the guide's means at most 0.01, which suits Adam (`docs/guide/trained.md`); with
             another ``optimizer`` 0.001.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.guides import Collected
@@ -55,10 +56,11 @@ class Loop:
         """Run the steps of the epoch; false if Ctrl-C came before the last."""
         at, count = self.state.progress, len(self.state.batches)
         began = time.perf_counter() - at.seconds
-        for parts, epochs in self._minibatches(interrupts):
+        for parts, size, epochs in self._minibatches(interrupts):
             factor = self.config.lr_factor(min(self.lr_stays, epochs / self.config.epochs))
-            self.runner.step(parts, self.lr * factor)
-            at.batch += 1
+            with explained_batchnorm():
+                self.runner.step(parts, self.lr * factor)
+            at.batch, at.examples = at.batch + 1, at.examples + size
             self._collect(at.epoch * count + at.batch)
             at.seconds = time.perf_counter() - began
             self.bar.update()
@@ -77,17 +79,18 @@ class Loop:
             if step in steps:
                 guide.collect()
 
-    def _minibatches(self, interrupts: Interrupts) -> Iterator[tuple[Parts, float]]:
-        """The parts ``(x, y, kl_weight)`` of each step, and the epochs done before it."""
+    def _minibatches(self, interrupts: Interrupts) -> Iterator[tuple[Parts, int, float]]:
+        """Yield each step's parts ``(x, y, kl_weight)``, its examples, and the epochs before it."""
         batches, epoch = self.state.batches, self.state.progress.epoch
         count, num_data = len(batches), batches.model.num_data
-        weight = self.config.schedule.weight
+        weight, seen = self.config.schedule.weight, batches.num_seen or num_data
         try:
             for batch, shard in enumerate(batches.shards(), start=self.state.progress.batch + 1):
                 where = {"batch": batch, "num_batches": count, "epoch": epoch}
-                kl_weight = weight(**where, batch_size=shard.size, num_data=num_data)
+                kl_weight = weight(**where, batch_size=shard.size, num_data=seen)
+                kl_weight *= seen / num_data  # examples seen twice are twice as many, not new ones
                 parts = [(x, y, kl_weight / shard.draws) for x, y in shard.parts]
-                yield parts, epoch + (batch - 1) / count
+                yield parts, shard.size, epoch + (batch - 1) / count
         except RuntimeError:  # from a loader whose workers Ctrl-C has ended
             if not interrupts.stop:
                 raise
@@ -100,8 +103,11 @@ class Loop:
         at, history = self.state.progress, self.state.history
         self.runner.flush()
         seconds = self.state.batches.processes.largest(at.seconds)
-        history.close_epoch(len(history.steps) - at.recorded, seconds)
-        at.epoch, at.batch, at.recorded, at.seconds = at.epoch + 1, 0, len(history.steps), 0.0
+        history.close_epoch(len(history.steps) - at.recorded, seconds, at.examples)
+        if at.epoch == 0:
+            self.state.batches.warn_if_contradicted(at.examples, at.batch)
+        at.epoch, at.batch, at.examples = at.epoch + 1, 0, 0
+        at.recorded, at.seconds = len(history.steps), 0.0
         if self.bar.disable:
             return
         self.bar.set_description(f"epoch {at.epoch}/{self.config.epochs}", refresh=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._ops.step_context import StepOptions, step_context
+from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.inputs import as_inputs, weighted
 from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
 from pyro_bbb.estimators import ESTIMATORS
@@ -107,8 +108,8 @@ class NegativeELBO(nn.Module):
         Args:
             x: inputs ``[batch, ...]``, as for `fit`; a tuple or dict of several.
             y: targets ``[batch, ...]``.
-            kl_weight: weight of the KL, as of a schedule; by default the fraction of the data that
-                the minibatch is, times the temperature.
+            kl_weight: weight of the KL, as of a schedule; by default the examples of the minibatch
+                over ``num_data``, times the temperature, whatever sampler chose them.
             sample_weight: weights ``[batch]`` of the examples in the likelihood, as for `fit`.
 
         Returns:
@@ -122,7 +123,7 @@ class NegativeELBO(nn.Module):
         weight = kl_weight if kl_weight is not None else self.temperature * len(y) / self._num_data
         estimating = ESTIMATORS[self.options["estimator"]]()
         with own_store(self.model, self.guide), frozen.preserved(), estimating:
-            with pyro.validation_enabled(False):
+            with pyro.validation_enabled(False), explained_batchnorm():
                 model, guide, elbo = self._programs or self._prepare(x, y)
                 with step_context(StepOptions(flat=True, unpruned=elbo.unpruned)):
                     total: Tensor = elbo.differentiable_loss(model, guide, x, y, weight)

@@ -69,8 +69,9 @@ class Record:
 class History(Record):
     """The record of `fit`: one entry per epoch, and the same per step in `steps`.
 
-    An epoch's ``loss`` and ``nll`` are sums over its minibatches, so they estimate those of the
-    whole data; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss. Where
+    An epoch's ``loss`` and ``nll`` are sums over its minibatches, times ``num_data`` over the
+    examples in them, so they estimate those of the whole data whatever a sampler repeats or leaves
+    out; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss. Where
     every step of an epoch was skipped they are NaN.
 
     Args:
@@ -125,8 +126,8 @@ class History(Record):
         loss, nll = nats_per_example
         return replace(self, baseline_per_example=loss, baseline_nll_per_example=nll)
 
-    def close_epoch(self, num_steps: int, seconds: float) -> None:
-        """Adds an epoch made of the latest ``num_steps`` steps."""
+    def close_epoch(self, num_steps: int, seconds: float, examples: int | None = None) -> None:
+        """Add an epoch of the latest ``num_steps`` steps, over ``num_data`` examples by default."""
         self.seconds.append(seconds)
         if num_steps == 0:
             self.append(LossParts(*[math.nan] * 6), math.nan)
@@ -134,7 +135,8 @@ class History(Record):
         last = {f.name: getattr(self.steps, f.name)[-num_steps:] for f in fields(Record)}
         weights = last["kl_weight"]
         means = {key: _mean(last[key], weights) for key in ("kl", "log_prior", "log_guide")}
-        sums = {key: math.fsum(last[key]) for key in ("loss", "nll", "kl_weight")}
+        scale = self.num_data / (examples or self.num_data)
+        sums = {key: scale * math.fsum(last[key]) for key in ("loss", "nll", "kl_weight")}
         self.append(LossParts(**sums, **means), last["lr"][-1])
 
     def series(self) -> dict[str, list[float]]:

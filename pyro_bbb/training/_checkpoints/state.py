@@ -25,6 +25,7 @@ class Progress:
 
     epoch: int = 0  # complete epochs
     batch: int = 0  # steps done of the epoch under way
+    examples: int = 0  # in those steps
     recorded: int = 0  # steps in the history before this epoch
     seconds: float = 0.0  # of this epoch so far
     trained: bool = False  # all steps are done
