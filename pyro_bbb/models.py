@@ -15,7 +15,7 @@ from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
-from pyro_bbb._handlers.param_store import own_param, own_store
+from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
 from pyro_bbb._handlers.sites import draw_all, name_parts
@@ -74,7 +74,7 @@ class BayesianModel(PyroModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` with the model's own parameters, never another model's by name."""
-        with own_store(self) as store:
+        with own_store(self) as store, HandlersParams():
             result = super().__call__(*args, **kwargs)
             _refuse_unknown(self, store)
         return result

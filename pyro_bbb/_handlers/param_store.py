@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyro
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import effectful
 from torch import Tensor, nn
 from torch.distributions import constraints
@@ -56,6 +57,32 @@ def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
             yield store._params
         finally:
             _exchange(*_PUT_ASIDE.pop())
+
+
+class HandlersParams(Messenger):
+    """Keep parameters that handlers around a model create at its sites in the enclosing store.
+
+    A guide that runs the model (`AutoNormalMessenger`) and `AutoReparam` do so. It stands inside
+    `own_store`, innermost: a site reaches it before those handlers, and leaves it after them.
+    """
+
+    _depth = 0  # sites that the handlers process now
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if self._depth == 0:
+            self._inside = _exchange(*_PUT_ASIDE.pop())
+        self._depth += 1
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            _PUT_ASIDE.append(_exchange(*self._inside))
+
+    def __exit__(self, *error: Any) -> None:
+        if self._depth:  # a handler has raised
+            self._depth = 1
+            self._pyro_post_sample({})
+        super().__exit__(*error)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ page anew at its first use. With hundreds of thousands of weights that is a tent
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 
@@ -58,7 +59,7 @@ _UNUSED = _holders([np.empty(1)], 0)
 def empty_from_pool(like: Tensor, shape: torch.Size | None = None) -> Tensor:
     """A tensor of any content like another one, of its shape or another."""
     shape = like.shape if shape is None else shape
-    memory, size = current_step().options.memory, shape.numel() * like.element_size()
+    memory, size = current_step().options.memory, math.prod(shape) * like.element_size()
     if memory is None or size < LEAST or like.device.type != "cpu":
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return memory.lend(size).view(like.dtype).view(shape)

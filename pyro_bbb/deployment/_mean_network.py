@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import torch
+from pyro.poutine.guide import GuideMessenger
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
@@ -39,8 +40,8 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         ValueError: the guide lacks a weight of the model.
     """
     kind("model", model, BayesianModel)
-    if not hasattr(guide, "median"):
-        raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
+    if not hasattr(guide, "median") or isinstance(guide, GuideMessenger):
+        raise TypeError(f"guide must have medians without inputs, got {type(guide).__name__}")
     with own_store(model, guide):
         weights = {name: value.detach().clone() for name, value in guide.median().items()}
     return merge_adapters(plain_copy(model.network, "network", weights)).eval()

@@ -19,6 +19,7 @@ from pyro.infer import autoguide
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
+from torch.distributions import biject_to, transform_to
 
 from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._base import Guide
@@ -50,11 +51,13 @@ class WrappedAutoguide(Guide):
     methods of Pyro's class, whose own calls of ``super()`` then reach the last.
     """
 
+    _onto: Callable[[Any], Any] = staticmethod(biject_to)  # the map from unconstrained space
+
     def _add_latents(self, trace: Any) -> None:
         known = Trace() if self.prototype_trace is None else self.prototype_trace.copy()
         for name, site in trace.iter_stochastic_nodes():
             if name not in self._latents:
-                self._latents[name] = latent = describe(name, site)
+                self._latents[name] = latent = describe(name, site, self._onto)
                 value = latent.constrain(start(latent, site, self._initialise))
                 node = {"type": "sample", "name": name, "is_observed": False, "value": value}
                 space = _Support(site["fn"].support, site["fn"].event_dim)
@@ -124,6 +127,8 @@ class Delta(WrappedAutoguide, autoguide.AutoDelta, PrototypeFromLatents):
         model: a `BayesianModel`, or any Pyro model.
         init_loc: initial point, see `AutoSoftplusNormal`.
     """
+
+    _onto = staticmethod(transform_to)  # a point needs no bijection: on a sphere there is none
 
     def __init__(self, model: Callable[..., Any], *, init_loc: InitLoc | None = None) -> None:
         super().__init__(model, init_loc=init_loc)

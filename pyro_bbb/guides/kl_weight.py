@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 
 from pyro_bbb._handlers.kl_scale import scale_kl
@@ -28,6 +29,11 @@ def with_kl_weight(guide: Any) -> Any:
     """Return a guide whose log-density is scaled like the prior's."""
     if weighs_kl(guide):
         return guide
+    if isinstance(guide, GuideMessenger):
+        raise TypeError(
+            f"guide must not run the model, as {type(guide).__name__} does: train it by "
+            "pyro.infer.SVI(model, guide, optimizer, Trace_ELBO()); predict takes it then"
+        )
 
     def with_weight(x: Tensor, y: Tensor, kl_weight: float) -> Any:
         with scale_kl(kl_weight):

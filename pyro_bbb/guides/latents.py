@@ -26,7 +26,7 @@ class Latent:
 
     name: str  # of its sample site
     shape: Size
-    transform: Transform | None  # bijection from unconstrained space; none of real values
+    transform: Transform | None  # from unconstrained space onto the support; none of real values
     event_dim: int
     frames: tuple[Any, ...]  # plates around the site
 
@@ -39,8 +39,11 @@ class Latent:
         return value if self.transform is None else self.transform.inv(value)
 
 
-def describe(name: str, site: Site) -> Latent:
-    """Read a latent off its sample site; it must be continuous, in no subsampled plate."""
+def describe(name: str, site: Site, onto: Callable[[Any], Any] = biject_to) -> Latent:
+    """Read a latent off its sample site; it must be continuous, in no subsampled plate.
+
+    ``onto`` maps a support to the transform of unconstrained space onto it.
+    """
     support, frames = site["fn"].support, tuple(f for f in site["cond_indep_stack"] if f.vectorized)
     if site["fn"].has_enumerate_support or getattr(support, "is_discrete", False):
         raise ValueError(f"latent {name!r} is discrete; a Normal guide needs continuous latents")
@@ -49,19 +52,33 @@ def describe(name: str, site: Site) -> Latent:
             f"latent {name!r} is in a subsampled plate, which a Normal guide cannot represent"
         )
     event_dim = site["fn"].event_dim
-    base = support
-    while isinstance(base, constraints.independent):
-        base = base.base_constraint
-    real = base in (constraints.real, constraints.real_vector)
-    return Latent(name, site["value"].shape, None if real else _bijection(base), event_dim, frames)
+    base = _base(support)
+    try:
+        transform = None if base in _REAL else _transform(base, onto)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"latent {name!r} has the support {base}, onto which no bijection is known: "
+            "guides.make('delta', model) takes it, as a point estimate"
+        ) from error
+    return Latent(name, site["value"].shape, transform, event_dim, frames)
 
 
-def _bijection(support: Any) -> Transform:
-    """Return the bijection from unconstrained space; for positive values the exponential."""
+_REAL = (constraints.real, constraints.real_vector)
+
+
+def _base(support: Any) -> Any:
+    """Return the support of one value."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
+def _transform(support: Any, onto: Callable[[Any], Any]) -> Transform:
+    """Return the map from unconstrained space; for positive values the exponential."""
     if support in (constraints.positive, constraints.nonnegative):
         return ExpTransform()  # torch's has an affine part, and so no closed-form KL
-    bijection: Transform = biject_to(support)
-    return bijection
+    transform: Transform = onto(support)
+    return transform
 
 
 def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
@@ -102,7 +119,7 @@ def as_initialiser(init_loc: Any) -> Callable[[Site], Tensor]:
 
 
 def _is_real(site: Site) -> bool:
-    return describe(site["name"], site).transform is None
+    return _base(site["fn"].support) in _REAL
 
 
 def _he(site: Site) -> Tensor:

@@ -611,8 +611,8 @@ AFTER = [
         of_labels,
         bad={
             "a flow": ({"guide": of_labels(guides.Flow)["guide"]}, "no closed form"),
-            "a module": ({"guide": nn.ReLU()}, "guide must have a method median, got ReLU"),
-            "draws": ({"guide": draws()}, "guide must have a method median, got dict"),
+            "a module": ({"guide": nn.ReLU()}, "guide must have medians without inputs, got ReLU"),
+            "draws": ({"guide": draws()}, "guide must have medians without inputs, got dict"),
             "another model's": ({"guide": of_other_names()}, "guide lacks the latents"),
         },
     ),

@@ -535,3 +535,54 @@ def test_vectorised_particles_give_the_loss_of_single_ones(name, loss):
 def loss_of(model, guide, args, loss, num_particles):
     elbo = recorded_elbo(loss, num_particles, vectorize=True)
     return elbo.loss(model, guide, *args)
+
+
+class Mixed(PyroModule):
+    """A mean of the inputs whose weights have a bounded support."""
+
+    def __init__(self, prior):
+        super().__init__()
+        self.weights = pyro.nn.PyroSample(prior)
+
+    def forward(self, x):
+        return x @ self.weights.reshape(3, -1)
+
+
+BOUNDED = {
+    "simplex": dist.Dirichlet(torch.tensor([2.0, 3.0, 4.0])),
+    "simplexes": dist.Dirichlet(torch.full((1, 3), 2.0)).to_event(1),
+    "sphere": dist.ProjectedNormal(torch.ones(3)),
+    "interval": dist.Beta(torch.full((3,), 2.0), 2.0).to_event(1),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_point_on_any_support_is_trained_as_pyros_own(name):
+    x, y = data()
+    model = bbb.BayesianModel(Mixed(BOUNDED[name]), bbb.likelihoods.Gaussian(), num_data=10)
+    init = {"network.weights": torch.tensor([0.6, 0.36, 0.64 if name == "interval" else 0.04])}
+    if name == "sphere":
+        init = {"network.weights": torch.tensor([0.6, 0.0, 0.8])}
+    if name == "simplexes":
+        init = {key: value.unsqueeze(0) for key, value in init.items()}
+    points = []
+    for guide in (
+        bbb.guides.make("delta", model, init_loc=init),
+        autoguide.AutoDelta(model, init_loc_fn=init_to_value(values=init)),
+    ):
+        pyro.clear_param_store()
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
+        losses = [svi.step(x, y) for _ in range(20)]
+        points.append((losses, guide.median(x, y)["network.weights"]))
+    (ours, point), (stock, expected) = points
+    assert ours == pytest.approx(stock, rel=1e-5) and ours[-1] < ours[0]
+    assert torch.allclose(point, expected, atol=1e-5)
+    assert bool(model.network._pyro_samples["weights"].support.check(point).all())
+    assert (point - init["network.weights"]).abs().max() > 0.01
+
+
+def test_a_support_without_a_bijection_is_refused_by_name():
+    model = bbb.BayesianModel(Mixed(BOUNDED["sphere"]), bbb.likelihoods.Gaussian(), num_data=10)
+    for name in ("softplus_normal", "normal", "full_rank"):
+        with pytest.raises(ValueError, match=r"latent 'network.weights'.*Sphere.*make\('delta'"):
+            bbb.guides.make(name, model)
