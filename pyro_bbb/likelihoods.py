@@ -315,6 +315,7 @@ def _set_learned(module: PyroModule, **quantities: Any) -> None:
     """Give a module positive parameters that start at these values."""
     for name, init in quantities.items():
         value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
+        module._initial = value.clone()
         setattr(module, name, PyroParam(value, constraint=constraints.positive))
 
 

@@ -234,6 +234,43 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, monkeypatch, options):
         bbb.run_sgmcmc(model, data, **{**options, "lr": 0.06}, **saved)
 
 
+def curve(prior=None, activation=nn.Tanh, likelihood=None, shift=0.0, **init):
+    """A network whose last bias is not random, and the options of its run."""
+    torch.manual_seed(0)
+    network = bbb.BayesianMLP([2, 3, 1], prior=prior, activation=activation)
+    layers = nn.Sequential(network, nn.BatchNorm1d(1))
+    with torch.no_grad():
+        layers[1].bias.add_(shift)
+    return bbb.BayesianModel(layers, likelihood or bbb.likelihoods.Gaussian(0.5), N), init
+
+
+OTHERS = [
+    ({"prior": dist.Normal(0.0, 0.5)}, r"prior: Independent\(.*scale=1.0.* there, .*scale=0.5"),
+    ({"prior": dist.Laplace(0.0, 1.0)}, "Normal.* there, .*Laplace"),
+    ({"activation": nn.ReLU}, r"activation1: Tanh\(\) there, ReLU\(inplace=False\) here"),
+    ({"likelihood": bbb.likelihoods.Gaussian(0.4)}, "scale=0.5.* there, .*scale=0.4"),
+    ({"likelihood": bbb.likelihoods.StudentT(4.0)}, "Gaussian.* there, StudentT"),
+    ({"shift": 0.5}, "model.network.1.bias: 0.0 there, 0.5 here"),
+    ({"init": "prior"}, "init: None there, 'prior' here"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), OTHERS)
+def test_samples_of_another_model_are_refused_and_the_difference_named(tmp_path, changes, message):
+    torch.manual_seed(0)
+    data = line()[1]
+    for finished in ({}, changes):
+        model, init = curve(**finished)
+        options = {**QUICK, "num_samples": 1, "checkpoint": tmp_path, **init}
+        if finished:
+            with pytest.raises(ValueError, match=f"different configuration: .*{message}"):
+                bbb.run_sgmcmc(model, data, **options)
+        else:
+            first = bbb.run_sgmcmc(model, data, **options)
+            again = bbb.run_sgmcmc(*curve()[:1], data, **options)
+            assert torch.equal(vectors(first), vectors(again))
+
+
 def test_a_run_is_a_function_of_its_seed_and_predicts(double):
     model, data = line()
     before = torch.get_rng_state()

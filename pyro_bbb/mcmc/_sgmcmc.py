@@ -37,6 +37,7 @@ from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._sgmcmc_loop import DivergedError, Run, SavedRun
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json
+from pyro_bbb.persistence.definition import definition, in_words
 from pyro_bbb.persistence.state_dict import digest
 
 SAMPLERS = ("sgld", "sghmc")
@@ -134,7 +135,7 @@ def run_sgmcmc(
         gradient = MinibatchGradient(potential, z, batches.first())
         require_density(*gradient(z, *batches.first()))
         run = Run(langevin, schedule, gradient, batches, z, lr, temperature)
-        save = SavedRun(*saved, _definition(run, seed)) if saved else None
+        save = SavedRun(*saved, _definition(model, run, init, seed)) if saved else None
         if save:
             save.resume(run)
         try:
@@ -160,9 +161,10 @@ def _chains(potential: Potential, run: Run) -> Chains:
     )
 
 
-def _definition(run: Run, seed: int | None) -> dict[str, Json]:
+def _definition(model: BayesianModel, run: Run, init: Any, seed: int | None) -> dict[str, Json]:
     """The definition of a run by name."""
     x, y = run.batches.x, run.batches.y
+    constants = model.state_dict()  # parameters and buffers that are not sampled
     return {
         "version of pyro_bbb": __version__,
         "version of torch": str(torch.__version__),
@@ -172,6 +174,9 @@ def _definition(run: Run, seed: int | None) -> dict[str, Json]:
         "temperature": run.temperature,
         "batch_size": run.batches.batch_size,
         "seed": seed,
+        **definition(model, "model"),
+        **{f"model.{name}": in_words(value) for name, value in constants.items()},
+        "init": in_words(init),
         "data": digest([*input_tensors(x), y])[:16],
         "initial positions": list(run.state.z.shape)
         if seed is None

@@ -72,8 +72,8 @@ def _describe(
     if module in paths:
         return paths[module]
     paths[module] = path
-    name, form = _class_of(module, path)
-    arguments, inside = _read(name, module, path)
+    name, form = class_of(module, path)
+    arguments, inside = read_arguments(name, module, path)
     node: Node = {"kind": name, **form}
     node["arguments"] = {
         key: encode(value, f"constants.{path}.{key}", tensors) for key, value in arguments.items()
@@ -118,7 +118,7 @@ def _saved_class(name: str) -> SavedClass:
     return LAYERS[name] if name in LAYERS else SAVED_CLASSES[name]
 
 
-def _class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
+def class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
     """Return the registered name of a module's class, and how Pyro was mixed in."""
     converted = isinstance(module, Converted)
     cls: Any = type(module).plain_class if converted else type(module)  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def _class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
     raise CannotDescribe(f"{path} is a {cls.__module__}.{cls.__qualname__}")
 
 
-def _read(name: str, module: nn.Module, path: str) -> tuple[Arguments, Modules]:
+def read_arguments(name: str, module: nn.Module, path: str) -> tuple[Arguments, Modules]:
     """Return the constructor's arguments, and the submodules that it does not make."""
     saved = _saved_class(name)
     try:

@@ -28,6 +28,7 @@ Json: TypeAlias = Any
 FORMAT, VERSION = "pyro_bbb", 1
 _SPEC = "spec.json"
 _ZEROS = "0" * 64
+_MOST = 8  # differences that an error lists
 _HASH = re.compile("[0-9a-f]{64}")
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
@@ -100,10 +101,16 @@ def require_run(
     """
     if spec.get("kind") != kind:
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
+    if "model.likelihood" not in spec["run"]:
+        raise ValueError(
+            f"checkpoint {folder} is of an earlier pyro_bbb, which did not record the model: give "
+            "another folder, or finish the run with that version"
+        )
     if found := differences(spec["run"], run):
+        more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
         raise ValueError(
             f"checkpoint {folder} was written by a different configuration: "
-            f"{'; '.join(found)}. Give the same arguments, or another folder"
+            f"{'; '.join(found[:_MOST])}{more}. Give the same arguments, or another folder"
         )
 
 

@@ -130,8 +130,9 @@ def fit(
         checkpoint: a folder, from which a run that was interrupted goes on when `fit` is called
             with the same arguments, on a model and guide made in the same way; on a CPU to the bit,
             however it ended. In a new folder a run begins, from that of a finished one its result
-            comes at once. Functions are told apart by their names only; random numbers other than
-            torch's are not saved. A `DataLoader` must shuffle by torch's, and read no stream. The
+            comes at once. Another model is an error that names the differences, but code is not
+            compared: functions count by their names; random numbers other than torch's are not
+            saved. A `DataLoader` must shuffle by torch's, and read no stream. The
             callbacks of an epoch come again where the run ended before the checkpoint after it.
         checkpoint_every: steps from one checkpoint to the next; by default one after each epoch.
         nonfinite: what to do where the loss or a gradient is not finite: ``"raise"``, or ``"skip"``

@@ -20,6 +20,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import autoguide
+from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -53,10 +54,11 @@ def plain():
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
 
 
-def make(guide="softplus_normal", *, layers=plain, prior=None, likelihood=None):
+def make(guide="softplus_normal", *, layers=plain, prior=None, likelihood=None, network=None):
     """A model and a guide, the same at each call."""
     pyro.set_rng_seed(0)
-    network = bbb.bayesianize(layers(), prior() if prior else dist.Normal(0.0, 1.0))
+    weights = prior() if prior else dist.Normal(0.0, 1.0)
+    network = network() if network else bbb.bayesianize(layers(), weights)
     likelihood = likelihood or likelihoods.Gaussian.learned
     model = bbb.BayesianModel(network, likelihood(), num_data=40)
     return model, bbb.guides.make(guide, model) if isinstance(guide, str) else guide(model)
@@ -424,11 +426,230 @@ OTHER_OPTIONS = [
 ]
 OTHER_PARTS = [
     ({"layers": wide}, r"guide.locs.network.0.weight: float32 \[6, 3\] there, float32 \[7, 3\]"),
-    ({"guide": "normal"}, "guide: AutoSoftplusNormal there, Normal here"),
+    ({"guide": "normal"}, r"guide: AutoSoftplusNormal\(.* there, Normal\("),
     ({"guide": pruned}, "pruned weights: "),
     ({"guide": frozen}, r"float32 \[6, 3\] there, float32 \[6, 3\], frozen here"),
     ({"likelihood": likelihoods.Gaussian}, "model.likelihood.*: float32.* there, None here"),
 ]
+
+
+def layers(*middle):
+    return lambda: nn.Sequential(nn.Linear(3, 4), *middle, nn.Linear(4, 1))
+
+
+class Own(nn.Module):
+    """A network of the user's, with a quantity of each kind that is no parameter."""
+
+    rate = 0.5
+
+    def __init__(self, power=1.0, mask=1.0, act=torch.tanh, inner=nn.Tanh, **private):
+        super().__init__()
+        self.fc, self.inner, self.act, self.power = nn.Linear(3, 1), inner(), act, power
+        self.mask = mask * torch.ones(3)
+        vars(self).update(private)
+
+    def forward(self, x):
+        return self.rate * self.power * self.fc(self.act(self.inner(x * self.mask)))
+
+
+class Faster(Own):
+    rate = 0.7
+
+
+Slower = type("Faster", (Own,), {"rate": 0.3, "__qualname__": "Faster"})
+
+
+class Declared(PyroModule):
+    """A network that declares its weights by Pyro alone."""
+
+    def __init__(self, scale=1.0, family=dist.Normal):
+        super().__init__()
+        self.weight = PyroSample(family(0.0, scale).expand([3]).to_event(1))
+
+    def forward(self, x):
+        return (x @ self.weight).unsqueeze(-1)
+
+
+class OwnPrior(bbb.priors.Prior):
+    def __init__(self, scale):
+        super().__init__()
+        self._scale = scale
+
+    def forward(self, module, name, shape):
+        return dist.Normal(0.0, self._scale).expand(shape).to_event(len(shape))
+
+
+class OwnLikelihood(likelihoods.Gaussian):
+    def __init__(self, scale=1.0, tail=None):
+        super().__init__(scale)
+        self.tail = tail
+
+
+def prior(make_prior, *args, **options):
+    return {"prior": lambda: make_prior(*args, **options)}
+
+
+def noise(make_likelihood, *args, **options):
+    return {"likelihood": lambda: make_likelihood(*args, **options)}
+
+
+def guide(name, **options):
+    return {"guide": partial(bbb.guides.make, name, **options)}
+
+
+def network(make_network):
+    return {"network": make_network}
+
+
+OTHER_MODELS = [
+    (prior(dist.Normal, 0.0, 1.0), prior(dist.Normal, 0.0, 0.5), r"scale=1.0\)\) .*scale=0.5\)\)"),
+    (prior(dist.Normal, 0.0, 1.0), prior(dist.Laplace, 0.0, 1.0), r"0.prior: .*Normal.*Laplace"),
+    (prior(dist.StudentT, 3.0), prior(dist.StudentT, 4.0), "df=3.0.* there, .*df=4.0"),
+    (prior(str, "horseshoe"), prior(str, "inverse_gamma"), "kind='scale'.* there, .*'variance'"),
+    (
+        prior(bbb.priors.make, "horseshoe", scale=0.5),
+        prior(bbb.priors.make, "horseshoe"),
+        r"hyperprior: .*HalfCauchy\(scale=0.5\).* there, .*HalfCauchy\(scale=1.0\)",
+    ),
+    (
+        prior(bbb.priors.LearnedNormal, 1.0),
+        prior(bbb.priors.LearnedNormal, 2.0),
+        r"LearnedNormal\(scale=1.0\) there, LearnedNormal\(scale=2.0\) here",
+    ),
+    (
+        prior(bbb.priors.LearnedScaleMixture),
+        prior(bbb.priors.LearnedScaleMixture, sigma1=0.5),
+        r"initial=\[0.5, 1.0, 0.1\]\) there, .*initial=\[0.5, 0.5, 0.1\]\) here",
+    ),
+    (prior(bbb.priors.FanInNormal, 1.0), prior(bbb.priors.FanInNormal, 2.0), "gain=1.0.*gain=2.0"),
+    (
+        prior(dict, {"0*": "normal", "*": "laplace"}),
+        prior(dict, {"*bias": "normal", "*": "laplace"}),
+        r"patterns=\['0\*', '\*'\].*patterns=\['\*bias', '\*'\]",
+    ),
+    (prior(OwnPrior, 1.0), prior(OwnPrior, 2.0), r"OwnPrior\(_scale=1.0\) .*_scale=2.0\)"),
+    (prior(lambda: plain_prior), prior(lambda: wide_prior), "function=.*plain_prior.*wide_prior"),
+    (
+        prior(lambda: partial(scaled_prior, 1.0)),
+        prior(lambda: partial(scaled_prior, 2.0)),
+        r"scaled_prior\[1.0\].*scaled_prior\[2.0\]",
+    ),
+    (noise(likelihoods.Gaussian, 1.0), noise(likelihoods.Gaussian, 0.5), "scale=1.0.*scale=0.5"),
+    (
+        noise(likelihoods.Gaussian, torch.ones(1)),
+        noise(likelihoods.Gaussian, torch.full((1,), 0.5)),
+        "scale=1.0.*scale=0.5",
+    ),
+    (
+        noise(likelihoods.Gaussian.learned, 1.0),
+        noise(likelihoods.Gaussian.learned, 0.5),
+        "initial=1.0.*initial=0.5",
+    ),
+    (noise(likelihoods.StudentT, 3.0), noise(likelihoods.StudentT, 4.0), "df=3.0.*df=4.0"),
+    (
+        noise(likelihoods.StudentT, 3.0, dist.HalfCauchy(1.0)),
+        noise(likelihoods.StudentT, 3.0, dist.HalfNormal(1.0)),
+        "HalfCauchy.* there, .*HalfNormal",
+    ),
+    (noise(likelihoods.Gaussian), noise(likelihoods.StudentT, 4.0), "Gaussian.*there, StudentT"),
+    (noise(OwnLikelihood, tail=1.0), noise(OwnLikelihood, tail=2.0), "tail=1.0.*tail=2.0"),
+    (
+        noise(OwnLikelihood, torch.ones(1)),
+        noise(OwnLikelihood, torch.full((1,), 0.5)),
+        "scale=1.0.*scale=0.5",
+    ),
+    ({"layers": layers(nn.Tanh())}, {"layers": layers(nn.ReLU())}, r"Tanh\(\) there, ReLU"),
+    ({"layers": layers(nn.Dropout(0.1))}, {"layers": layers(nn.Dropout(0.2))}, "p=0.1.*p=0.2"),
+    (
+        {"layers": layers(nn.Sequential(nn.ELU()))},
+        {"layers": layers(nn.Sequential(nn.ELU(0.5)))},
+        r"network.1.0: ELU\(alpha=1.0.*ELU\(alpha=0.5",
+    ),
+    (
+        {"layers": layers(nn.Tanh(), nn.Identity())},
+        {"layers": layers(nn.Tanh(), nn.Tanh())},
+        r"network.2: Identity\(\) there, Tanh\(\) here",
+    ),
+    ({"layers": layers()}, {"layers": lambda: layers()().eval()}, r"evaluation mode: \[\] there"),
+    (network(Declared), network(partial(Declared, 2.0)), r"Normal\(.*there"),
+    (network(Declared), network(partial(Declared, family=dist.Laplace)), "Normal.*there.*Laplace"),
+    ({"layers": Own}, {"layers": partial(Own, 2.0)}, "power=1.0.*power=2.0"),
+    ({"layers": Own}, {"layers": partial(Own, mask=0.5)}, r"mask=torch.float32 \[3\]"),
+    ({"layers": Own}, {"layers": partial(Own, act=torch.relu)}, "act=.*tanh.* there, .*relu"),
+    ({"layers": Own}, {"layers": partial(Own, inner=nn.ReLU)}, "inner: Tanh.*there, ReLU"),
+    ({"layers": Own}, {"layers": partial(Own, _order=2)}, "_order=2"),
+    ({"layers": Faster}, {"layers": Slower}, "rate=0.7.* there, .*rate=0.3"),
+    (guide("softplus_normal"), guide("softplus_normal", init_rho=-3.0), "init_rho=-5.0.*-3.0"),
+    (
+        guide("softplus_normal", init_loc=0.5),
+        guide("softplus_normal", init_loc=1.5),
+        r"init_loc=\[0.5\].*init_loc=\[1.5\]",
+    ),
+    (guide("laplace"), guide("laplace", structure="diag"), "structure='full'.*structure='diag'"),
+    (
+        guide("ensemble", size=2, guide="normal"),
+        guide("ensemble", size=2, guide="normal", init_scale=0.2),
+        r"guide.member.0: Normal\(init_scale=.*init_scale=0.2",
+    ),
+    (
+        {"guide": autoguide.AutoNormal},
+        {"guide": partial(autoguide.AutoNormal, init_scale=0.2)},
+        "_init_scale=0.1.*_init_scale=0.2",
+    ),
+]
+
+
+def plain_prior(module, name, shape):
+    return dist.Normal(0.0, 1.0)
+
+
+def wide_prior(module, name, shape):
+    return dist.Normal(0.0, 2.0)
+
+
+def scaled_prior(scale, module, name, shape):
+    return dist.Normal(0.0, scale)
+
+
+@pytest.mark.parametrize(("there", "here", "message"), OTHER_MODELS)
+def test_a_checkpoint_of_another_model_is_refused_and_the_difference_named(
+    tmp_path, there, here, message
+):
+    """As many parameters of the same shapes, so that nothing else distinguishes the two."""
+    options = {"epochs": 1, "batch_size": 40}
+    fit(make(**there), tmp_path, **options)
+    parts = make(**here)
+    before = state(parts)
+    with pytest.raises(ValueError, match=f"by a different configuration: .*{message}"):
+        fit(parts, tmp_path, **options)
+    assert same(state(parts)[: len(before)], before)  # a stock guide has got its parameters since
+
+
+def test_many_differences_are_counted(tmp_path):
+    fit(make(layers=layers(*(nn.Tanh() for _ in range(12)))), tmp_path, epochs=1)
+    with pytest.raises(ValueError, match="here; and 4 more. Give the same arguments"):
+        fit(make(layers=layers(*(nn.ReLU() for _ in range(12)))), tmp_path, epochs=1)
+
+
+def test_a_checkpoint_that_did_not_record_the_model_is_refused(begun, tmp_path):
+    spec, tensors = _archive.read(begun)
+    kept = {k: x for k, x in spec["run"].items() if not k.startswith("model.likelihood")}
+    _archive.write(tmp_path, {**spec, "run": kept}, tensors)
+    with pytest.raises(ValueError, match="of an earlier pyro_bbb, which did not record the model"):
+        fit(make(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flow", "swag", "ensemble", "stock", "buffers", "own"])
+def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
+    """As in a notebook, where training changes the model and the guide that a cell is run on."""
+    build = partial(make, **MAKES.get(name, {"layers": partial(Own, torch.ones(1))}))
+    calm = build()
+    expected = fit(calm)
+    parts = build()
+    with pytest.raises(Stop):
+        fit(parts, tmp_path, callbacks=[stop_after(1)])
+    assert record(fit(parts, tmp_path)) == record(expected)
+    assert same(state(parts), state(calm))
 
 
 @pytest.fixture(scope="module")
@@ -702,13 +923,13 @@ class Poisoned(likelihoods.Gaussian):
 
     def __init__(self, what="loss", times=(2,)):
         super().__init__(0.5)
-        self.what, self.times, self.count = what, times, 0
+        self.what, self._times, self.count = what, tuple(times), 0
 
     def arguments(self, outputs):
         arguments = super().arguments(outputs)
         if outputs.requires_grad:
             self.count += 1
-            if self.count in self.times:
+            if self.count in self._times:
                 if self.what == "loss":
                     return arguments | {"loc": arguments["loc"] * math.nan}
                 arguments["loc"].register_hook(lambda grad: grad * math.inf)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._utils.version import __version__
-from pyro_bbb.guides import collected
 from pyro_bbb.persistence.archive import Json, differences
+from pyro_bbb.persistence.definition import definition, in_words
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._checkpoints.state import TrainingState
@@ -44,27 +44,20 @@ def fingerprint(config: FitConfig, state: TrainingState, elbo: RecordedELBO) -> 
         "num_data": state.batches.model.num_data,
         "device": state.device.type,
         "optimizer": _of_optimizer(state.optim),
-        "network": type(state.model.get_submodule("network")).__name__,
-        "guide": type(guide).__name__,
+        "in evaluation mode": [k for k, part in state.model.named_modules() if not part.training],
+        **definition(state.model, "model"),
+        **definition(guide, "guide"),
         "pruned weights": digest(getattr(guide, "unpruned", {}).values())[:16],
         **_of_data(state.batches),
         **_of_tensors("model", state.model),
         **_of_tensors("guide", guide),
-        **_of_iterates(guide),
     }
 
 
 def _word(value: Any) -> Json:
     if isinstance(value, KLSchedule):
         return {name: _word(part) for name, part in vars(value).items()}
-    if callable(value):
-        return _name(value)
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return value if isinstance(value, bool | int | float | str | None) else in_words(value)
 
 
 def _of_optimizer(optim: JointOptim) -> str:
@@ -93,11 +86,6 @@ def _of_tensors(prefix: str, module: nn.Module) -> dict[str, Json]:
         f"{prefix}.{name}": _shape(x) + ("" if x.requires_grad else ", frozen")
         for name, x in trained
     }
-
-
-def _of_iterates(guide: Any) -> dict[str, Json]:
-    options = (getattr(each, "options", None) for each in collected(guide))
-    return {f"guide {i} that collects iterates": str(each) for i, each in enumerate(options)}
 
 
 def _shape(x: Tensor) -> str:

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules as text, by which a checkpoint distinguishes the models that it may belong to.
+
+Unlike a blueprint (``_architecture.py``) it exists for every class. Code is not compared: functions
+count by their names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
+from hashlib import sha256
+from numbers import Number
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer.autoguide import AutoGuide
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
+
+from pyro_bbb.guides import Guide
+from pyro_bbb.likelihoods import Likelihood
+from pyro_bbb.persistence._architecture import class_of, read_arguments
+from pyro_bbb.persistence.json_codec import CannotDescribe
+from pyro_bbb.persistence.state_dict import digest
+from pyro_bbb.priors import Prior
+from pyro_bbb.priors.declaration import declared_shapes
+
+_PLAIN = Number | str | Enum | torch.dtype | torch.device
+_CONTAINERS = (nn.Module, PyroModule)  # without attributes
+_LIBRARIES = ("torch", "pyro", "pyro_bbb", "builtins")
+_INTERNAL = vars(nn.Module()).keys()
+_METHODS = (FunctionType, classmethod, property)
+_SITES = Distribution | FunctionType  # declared by Pyro alone
+_LONGEST = 200  # characters of an attribute; beyond, its hash
+
+
+def definition(root: nn.Module, path: str) -> dict[str, str]:
+    """Return for each module, by its path, its class and the attributes that define it.
+
+    Parameters are left out, and buffers other than the constants of priors and likelihoods: they
+    are state, which a checkpoint restores.
+    """
+    modules = {x: name for name, x in root.named_modules(prefix=path) if type(x) not in _CONTAINERS}
+    if isinstance(root, AutoGuide):  # its parts follow from its options
+        modules = {
+            x: name
+            for x, name in modules.items()
+            if isinstance(x, AutoGuide) or not _is_of_library(type(x))
+        }
+    return {name: _line(module, name) for module, name in modules.items()}
+
+
+def in_words(value: Any) -> str | None:
+    """Return a text that is the same in every process; None for a value that has none."""
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value)
+    if isinstance(value, nn.Parameter):
+        return None
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and value.dtype != torch.bfloat16:
+            return str(value.numpy(force=True).reshape(())[()])
+        return f"{value.dtype} {list(value.shape)} {digest([value])[:16]}"
+    if isinstance(value, _PLAIN):
+        return repr(value) if isinstance(value, str) else str(value)
+    if isinstance(value, Mapping):
+        return _joined("", {str(key): item for key, item in value.items()})
+    if isinstance(value, tuple | list | set | frozenset):
+        texts = [text for item in value if (text := in_words(item)) is not None]
+        return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"
+    if isinstance(value, partial):
+        return f"{name_of(value.func)}{in_words(value.args)}{in_words(value.keywords)}"
+    if isinstance(value, Distribution):
+        return _joined(type(value).__name__, _parameters(value))
+    if isinstance(value, Transform) and not isinstance(value, nn.Module):
+        return _joined(name_of(value), _chosen(vars(value)))
+    if dataclasses.is_dataclass(value) and not isinstance(value, nn.Module | type):
+        return _joined(name_of(value), _chosen(vars(value)))
+    return name_of(value) if callable(value) else None
+
+
+def name_of(function: Any) -> str:
+    """Return the full name of a function or a class, or of the class of another object."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _line(module: nn.Module, path: str) -> str:
+    """Return the name of a module's class, and its attributes, as text."""
+    own, declared = vars(module), declared_shapes(module)
+    if isinstance(module, Guide):
+        name, values = type(module).__name__, _guide_options(module)
+    else:
+        try:
+            name, _ = class_of(module, path)
+            values = read_arguments(name, module, path)[0]
+        except CannotDescribe:
+            name, values = name_of(type(module)), _attributes(module)
+    sites = {k: x for k, x in own.get("_pyro_samples", {}).items() if isinstance(x, _SITES)}
+    # learned quantities are trained from their initial values
+    further = {"initial": own.get("_initial"), "random": list(declared) or None}
+    return _joined(name, {**values, **further, **sites})
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module whose class is not registered."""
+    values: dict[str, Any] = {}
+    for cls in reversed(type(module).__mro__):
+        if not _is_of_library(cls):
+            values.update({k: x for k, x in vars(cls).items() if not isinstance(x, _METHODS)})
+    if isinstance(module, Prior | Likelihood):
+        values.update(module.named_buffers(recurse=False))
+    values.update({key: x for key, x in vars(module).items() if key not in _INTERNAL})
+    return _chosen(values)
+
+
+def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return public attributes, and plain private ones; others may be caches."""
+    return {
+        key: x
+        for key, x in values.items()
+        if key[0] != "_"
+        or (isinstance(x, _PLAIN | Distribution) and not key.startswith(("__", "_pyro", "_cache")))
+    }
+
+
+def _guide_options(guide: Guide) -> dict[str, Any]:
+    """Return options, and what sets the initial values: tensors, which may be random, by name."""
+    initialise: Any = guide._initialise
+    if isinstance(initialise, partial):
+        numbers = [x for x in initialise.args if isinstance(x, Number)]
+        initialise = numbers or initialise.func
+    options = {key: getattr(guide, f"_{key}", None) for key in guide.option_names()}
+    return {**options, "init_loc": initialise}
+
+
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in _LIBRARIES
+
+
+def _parameters(distribution: Any) -> dict[str, Any]:
+    """Return the parameters of a distribution, or the distributions that it consists of."""
+    try:
+        names = distribution.arg_constraints
+    except NotImplementedError:
+        names = {}
+    values = {key: getattr(distribution, key, None) for key in names}
+    return values or _chosen(vars(distribution))
+
+
+def _joined(name: str, values: Mapping[str, Any]) -> str:
+    texts = {key: in_words(value) for key, value in values.items()}
+    return f"{name}({', '.join(f'{k}={_shortened(x)}' for k, x in texts.items() if x)})"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... {sha256(text.encode()).hexdigest()[:16]}"
