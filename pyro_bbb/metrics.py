@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Scores of a prediction: accuracy, NLL, Brier, ECE, AUROC, risk-coverage, RMSE, coverage.
+r"""Scores of a prediction: accuracy, recall, NLL, Brier, ECE, AUROC, refusal, RMSE, coverage.
 
 Every function takes plain tensors on any device, of any floating precision, or numpy arrays, and
 computes on the CPU in float64. Scalars come back as Python floats, curves as float64 CPU tensors.
@@ -10,6 +10,7 @@ and brings matplotlib, its AUROC squashes scores outside [0, 1] by a sigmoid, wh
 its accuracy rounds to float32, and its ECE gives confidence 1 a bin of its own.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,26 @@ def accuracy(probs: Tensor, y: Tensor) -> float:
     """
     probs, y = _classification(probs, y)
     return float((probs.argmax(-1) == y).double().mean())
+
+
+def recall(probs: Tensor, y: Tensor) -> Tensor:
+    """Fraction of each class's examples that are predicted as it.
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``, in ``0 .. classes - 1``.
+
+    Returns:
+        Recall by class, float64 ``[classes]``; NaN for a class without examples.
+
+    Raises:
+        TypeError: an argument is not a tensor or has the wrong dtype.
+        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
+    """
+    probs, y = _classification(probs, y)
+    hits = y[probs.argmax(-1) == y]
+    found, count = (torch.bincount(labels, minlength=probs.shape[1]) for labels in (hits, y))
+    return found.double() / count
 
 
 def nll(probs: Tensor, y: Tensor) -> float:
@@ -133,7 +154,31 @@ def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
     return float((below + not_above).sum()) / (2 * len(positive) * len(negative))
 
 
-def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+def macro_auroc(probs: Tensor, y: Tensor) -> float:
+    """Mean over the classes of the AUROC of one class against the others; of two, that of either.
+
+    Args:
+        probs: class probabilities, ``[n, classes]``, rows summing to 1.
+        y: integer labels, ``[n]``; classes without examples do not count.
+
+    Returns:
+        The mean area, in [0, 1].
+
+    Raises:
+        TypeError: an argument is not a tensor or has the wrong dtype.
+        ValueError: arguments are no probabilities and labels of them, or the labels of one class.
+    """
+    probs, y = _classification(probs, y)
+    classes = y.unique().tolist()
+    if len(classes) == 1:
+        raise ValueError(f"y must hold two classes or more, got only {classes[0]}")
+    areas = [auroc(probs[y == c, c], probs[y != c, c]) for c in classes]
+    return sum(areas) / len(areas)
+
+
+def risk_coverage(
+    confidence: Tensor, correct: Tensor | None = None, *, loss: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Error rate among the most confident examples, against the share of examples answered.
 
     Within a group of equal confidence the order is arbitrary, so its errors are spread evenly: the
@@ -142,25 +187,29 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         confidence: any score that is higher where the model is surer, ``[n]``.
         correct: whether each example was classified correctly, bool, ``[n]``.
+        loss: instead of ``correct``, the loss of each example, ``[n]``, such as the squared error.
 
     Returns:
         ``coverage`` and ``risk``, each ``[n]``, from the most confident example alone
-        (coverage 1/n) to all examples (coverage 1, risk = 1 - accuracy).
+        (coverage 1/n) to all examples (coverage 1, risk = 1 - accuracy, or the mean loss).
 
     Raises:
-        TypeError: ``confidence`` is no tensor of real numbers or ``correct`` no bool tensor.
+        TypeError: ``confidence`` or ``loss`` is no tensor of real numbers or ``correct`` no bool
+            tensor, or both or neither of them are passed.
         ValueError: shapes differ, or data are empty or NaN.
     """
-    confidence, correct = _vector("confidence", confidence), of_array(correct)
-    if not isinstance(correct, Tensor) or correct.dtype != torch.bool:
-        raise TypeError(f"correct must be a bool tensor, got {_describe(correct)}")
-    _same_shape("correct", correct, "confidence", confidence)
-    wrong = 1.0 - correct.cpu().double()
+    confidence = _vector("confidence", confidence)
+    if (correct is None) == (loss is None):
+        raise TypeError("either correct or loss must be passed, not both")
+    if loss is None:
+        loss = 1.0 - _flags("correct", correct, "confidence", confidence).double()
+    _same_shape("loss", loss, "confidence", confidence)
+    loss = _vector("loss", loss)
     _, group, size = confidence.neg().unique(return_inverse=True, return_counts=True)
-    error_rate = wrong.new_zeros(len(size)).index_add(0, group, wrong) / size  # [groups]
-    answered = torch.arange(1, len(wrong) + 1, dtype=torch.float64)
-    risk = error_rate.repeat_interleave(size).cumsum(0) / answered
-    return answered / len(wrong), risk
+    mean_loss = loss.new_zeros(len(size)).index_add(0, group, loss) / size  # [groups]
+    answered = torch.arange(1, len(loss) + 1, dtype=torch.float64)
+    risk = mean_loss.repeat_interleave(size).cumsum(0) / answered
+    return answered / len(loss), risk
 
 
 def area_under_risk_coverage(confidence: Tensor, correct: Tensor) -> float:
@@ -179,6 +228,32 @@ def area_under_risk_coverage(confidence: Tensor, correct: Tensor) -> float:
     """
     _, risk = risk_coverage(confidence, correct)
     return float(risk.mean())
+
+
+def refusal_p_value(loss: Tensor, refused: Tensor) -> float:
+    """Probability that as many examples, refused at random, have as large a mean loss.
+
+    A permutation test with 999 random subsets, of a fixed seed. Where refusal is unrelated to the
+    loss, the value is at most 0.05 in at most one of 20 cases.
+
+    Args:
+        loss: the loss of each example, ``[n]``: 0 or 1 for right or wrong, or the squared error.
+        refused: whether each example is refused, bool, ``[n]``.
+
+    Returns:
+        The p-value, from 0.001 to 1; 1 where all or none are refused.
+
+    Raises:
+        TypeError: ``loss`` is not a tensor of real numbers or ``refused`` not a bool tensor.
+        ValueError: shapes differ, or data are empty, NaN or infinite.
+    """
+    loss = _vector("loss", _finite("loss", loss))
+    chosen, losses = _flags("refused", refused, "loss", loss).numpy(), loss.numpy()
+    generator, number = np.random.default_rng(0), int(chosen.sum())
+    subsets = (generator.choice(len(losses), number, replace=False) for _ in range(999))
+    # equal sums round differently in another order
+    least = losses[chosen].sum() - 1e-12 * np.abs(losses).sum()
+    return (1 + sum(bool(losses[subset].sum() >= least) for subset in subsets)) / 1000
 
 
 def rmse(mean: Tensor, y: Tensor) -> float:
@@ -253,6 +328,15 @@ def _check_simplex(probs: Tensor, tolerance: float) -> None:
         i = int(bad.nonzero()[0])
         row = f"row {i} has minimum {probs[i].min():g} and sum {probs[i].sum():g}"
         raise ValueError(f"probs must be non-negative with rows summing to 1, but {row}")
+
+
+def _flags(name: str, value: Tensor | None, other_name: str, other: Tensor) -> Tensor:
+    """Return a bool tensor on the CPU, if it is one of the other's shape."""
+    value = of_array(value)
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        raise TypeError(f"{name} must be a bool tensor, got {_describe(value)}")
+    _same_shape(name, value, other_name, other)
+    return value.cpu()
 
 
 def _vector(name: str, value: Tensor) -> Tensor:

@@ -38,6 +38,19 @@ def of_images(images):
     return model, bbb.AutoSoftplusNormal(model, init_rho=-1.0)
 
 
+def refusal_p(loss, uncertainty):
+    """Of the 2 of 40 examples of most uncertainty."""
+    refused = torch.zeros(40).bool()
+    refused[uncertainty.argsort(descending=True)[:2]] = True
+    return metrics.refusal_p_value(loss, refused)
+
+
+def area(loss, uncertainty):
+    """Mean RMSE of the 1, 2, ... most certain examples, by a loop."""
+    ordered = loss.double()[uncertainty.argsort()]
+    return sum(float(ordered[: i + 1].mean().sqrt()) for i in range(len(ordered))) / len(ordered)
+
+
 def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
     x, y, noise = images
     darker = 0.5 * x
@@ -49,10 +62,17 @@ def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
     for name, prediction in {name: ask(inputs) for name, inputs in shown.items()}.items():
         assert found.scores[name] == {
             "accuracy": metrics.accuracy(prediction.probs, y),
+            "base_rate": 14 / 40,
+            "recall": float(metrics.recall(prediction.probs, y).min()),
+            "auroc": metrics.macro_auroc(prediction.probs, y),
             "nll": pytest.approx(metrics.nll(prediction.probs, y), rel=1e-6),
             "brier": metrics.brier(prediction.probs, y),
             "ece": metrics.ece(prediction.probs, y),
             "aurc": metrics.area_under_risk_coverage(prediction.confidence, prediction.label == y),
+            "aurc_epistemic": metrics.area_under_risk_coverage(
+                -prediction.epistemic, prediction.label == y
+            ),
+            "refusal_p": refusal_p((prediction.label != y).double(), -prediction.confidence),
             "entropy": float(prediction.entropy.double().mean()),
             "epistemic": float(prediction.epistemic.double().mean()),
         }
@@ -64,6 +84,7 @@ def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
         "auroc_epistemic": metrics.auroc(outside.epistemic, test.epistemic),
     }
     assert torch.equal(found.predictions["test"].probs, test.probs)
+    assert torch.equal(found.recall, metrics.recall(test.probs, y))
     assert torch.equal(found.predictions["noise"].probs, outside.probs)
 
 
@@ -72,7 +93,13 @@ def test_scores_of_real_targets_are_those_of_the_metrics():
     x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(1))
     found = bbb.evaluate(model, guide, TensorDataset(x, y), ood=5 * x, **DRAWS).scores
     test, outside = (bbb.predict(model, guide, inputs, **DRAWS) for inputs in (x, 5 * x))
+    loss, std, epistemic = (
+        each.mean(1) for each in ((test.mean - y).double().square(), test.std, test.epistemic_std)
+    )
     assert found["test"] == {
+        "aurc_std": pytest.approx(area(loss, std), rel=1e-12),
+        "aurc_epistemic_std": pytest.approx(area(loss, epistemic), rel=1e-12),
+        "refusal_p": refusal_p(loss, std),
         "rmse": metrics.rmse(test.mean, y),
         "nll": -float(test.log_prob(y).double().mean()),
         "coverage_50": metrics.coverage(*test.interval(0.5), y),
@@ -112,6 +139,16 @@ def test_a_label_of_tiny_probability_has_a_finite_nll():
     assert found.scores["test"]["nll"] == 200.0
 
 
+def test_one_class_has_no_auroc_and_real_targets_no_recall():
+    sure = ClassificationPrediction(torch.tensor([0.9, 0.1]).log().expand(1, 3, 2))
+    found = bbb.Evaluation.of(lambda _: sure, (torch.zeros(3, 1), torch.zeros(3).long()))
+    assert "auroc" not in found.scores["test"] and found.scores["test"]["recall"] == 1
+    assert found.recall[0] == 1 and found.recall[1].isnan()
+    model, guide = posterior(bbb.likelihoods.Gaussian(0.5), [2, 1])
+    with pytest.raises(TypeError, match="must be a ClassificationPrediction"):
+        _ = bbb.evaluate(model, guide, (torch.randn(9, 2), torch.randn(9)), **DRAWS).recall
+
+
 def test_a_function_of_ones_own_is_scored(images, of_images):
     x, y, noise = images
     ask = partial(bbb.predict, *of_images, **DRAWS)
@@ -129,14 +166,14 @@ def test_an_evaluation_prints_as_a_table(images, of_images):
     x, y, noise = images
     found = bbb.evaluate(*of_images, (x, y), ood={"a|b": noise}, **DRAWS)
     head, test, outside = str(found).splitlines()
-    names = ["accuracy", "NLL", "Brier", "ECE", "AURC", "entropy", "epistemic"]
-    assert head.split() == [*names, "AUROC", "entropy", "AUROC", "epistemic"]
-    assert test.split()[:3] == ["test", f"{found.scores['test']['accuracy']:.1%}"] + [
-        f"{found.scores['test']['nll']:.3f}"
-    ]
+    names = "accuracy  base rate  lowest recall  AUROC  NLL  Brier  ECE  AURC  AURC epistemic"
+    names += "  refusal p  entropy  epistemic  AUROC entropy  AUROC epistemic"
+    assert head.split() == names.split()
+    scores = found.scores["test"]
+    assert test.split()[:3] == ["test", f"{scores['accuracy']:.1%}", f"{scores['base_rate']:.1%}"]
     assert len(head) == len(outside)
     markdown = found._repr_markdown_().splitlines()
-    assert markdown[1] == "| --- |" + " ---: |" * 9
+    assert markdown[1] == "| --- |" + " ---: |" * 14
     assert markdown[3].startswith("| a\\|b |  |  |")
     assert repr(found) == "Evaluation(test, a|b)"
 
@@ -159,7 +196,7 @@ def test_a_comparison_has_a_column_for_each_model(images, of_images):
     assert lines[1].split() == ["test", "accuracy", accuracy, accuracy]
     area = f"{second.scores['out of distribution']['auroc_entropy']:.1%}"
     assert lines[-2].split() == ["AUROC", "entropy", area]
-    assert len(lines) == 1 + 7 + 4
+    assert len(lines) == 1 + 12 + 4
     markdown = table._repr_markdown_().splitlines()
     assert markdown[:2] == ["|  |  | first | second |", "| --- | --- | ---: | ---: |"]
     assert repr(table) == "Comparison(first, second)"

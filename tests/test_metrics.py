@@ -99,6 +99,26 @@ def test_risk_coverage_by_hand():
     assert metrics.area_under_risk_coverage(confidence, correct) == pytest.approx(expected)
 
 
+def test_risk_coverage_of_losses_by_hand():
+    confidence = torch.tensor([0.5, 0.9, 0.8, 0.6])
+    _, risk = metrics.risk_coverage(confidence, loss=torch.tensor([4.0, 1.0, 0.0, 7.0]))
+    assert risk.tolist() == pytest.approx([1, 1 / 2, 8 / 3, 12 / 4])
+    correct = torch.tensor([False, True, False, True])
+    _, expected = metrics.risk_coverage(confidence, correct)
+    _, risk = metrics.risk_coverage(confidence, loss=(~correct).double())
+    assert torch.equal(risk, expected)
+    with pytest.raises(TypeError, match="either correct or loss"):
+        metrics.risk_coverage(confidence, correct, loss=confidence)
+    with pytest.raises(TypeError, match="either correct or loss"):
+        metrics.risk_coverage(confidence)
+
+
+def test_recall_by_hand():
+    probs = torch.eye(4)[[0, 0, 1, 2, 1]]
+    found = metrics.recall(probs, torch.tensor([0, 0, 0, 2, 1]))
+    assert found[:3].tolist() == pytest.approx([2 / 3, 1, 1]) and found[3].isnan()
+
+
 def test_rmse_by_hand():
     assert metrics.rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])) == math.sqrt(12.5)
 
@@ -171,6 +191,50 @@ def test_risk_coverage_with_ties_is_the_mean_over_their_orders():
         curves.append(wrong.double().cumsum(0) / torch.arange(1, 6))
     _, risk = metrics.risk_coverage(confidence, correct)
     torch.testing.assert_close(risk, torch.stack(curves).mean(0), rtol=1e-12, atol=0)
+
+
+def test_recall_and_macro_auroc_equal_sklearn():
+    probs, y = random_classification()
+    labels, p = y.numpy(), probs.double().numpy()
+    expected = sklearn.metrics.recall_score(labels, p.argmax(1), average=None)
+    assert metrics.recall(probs, y).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    expected = sklearn.metrics.roc_auc_score(labels, p / p.sum(1, keepdims=True), multi_class="ovr")
+    assert metrics.macro_auroc(probs, y) == pytest.approx(expected, rel=1e-12)
+    two = torch.stack([1 - probs[:, 1], probs[:, 1]], 1).double()
+    expected = sklearn.metrics.roc_auc_score(labels == 1, two[:, 1].numpy())
+    assert metrics.macro_auroc(two, (y == 1).long()) == pytest.approx(expected, rel=1e-12)
+    three = torch.cat([two, torch.zeros(len(y), 1)], 1)  # a class without examples
+    assert metrics.macro_auroc(three, (y == 1).long()) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("wrong", "refused", "both"), [(20, 30, 4), (20, 30, 6), (5, 40, 3)])
+def test_the_p_value_of_refusal_is_fishers(wrong, refused, both):
+    # 6 standard errors of the frequency in 999 random subsets
+    index = torch.arange(200)
+    loss = (index < wrong).double()
+    chosen = (index >= wrong - both) & (index < wrong - both + refused)
+    expected = scipy.stats.hypergeom.sf(both - 1, 200, wrong, refused)
+    found = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
+    assert abs(found - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
+
+
+def test_the_p_value_of_refusal_of_real_losses_is_scipys_exact_one():
+    loss = torch.tensor([0.1, 0.4, 0.3, 2.5, 0.2, 1.9, 0.7, 0.6])
+    refused = torch.tensor([0, 0, 0, 1, 0, 0, 1, 0]).bool()
+    exact = scipy.stats.permutation_test(
+        (loss[refused].numpy(), loss[~refused].numpy()),
+        lambda a, b: a.mean() - b.mean(),
+        alternative="greater",
+    )  # of all 28 subsets
+    for chosen, expected in ((refused, exact.pvalue), (loss > 2, 1 / 8)):
+        found = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
+        assert abs(found - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
+    assert metrics.refusal_p_value(loss, loss < 0) == metrics.refusal_p_value(loss, loss > 0) == 1
+
+
+def test_equal_sums_in_another_order_count_as_equal():
+    loss = torch.full((30,), 0.1, dtype=torch.float64)
+    assert metrics.refusal_p_value(loss, torch.arange(30) < 7) == 1
 
 
 def test_rmse_equals_sklearn():

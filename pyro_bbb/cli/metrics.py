@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bbb import metrics
-from pyro_bbb.cli.model import Answers, doubt, is_regression, set_sizes
+from pyro_bbb._utils.tables import as_text
+from pyro_bbb.cli.model import Answers, Model, is_regression, set_sizes, uncertainties
 
 SCORE_NAMES = {
     "rmse": "RMSE",
@@ -22,59 +24,133 @@ SCORE_NAMES = {
     "coverage": "coverage of the intervals",
     "width": "mean width of the intervals",
     "accuracy": "accuracy",
+    "base_rate": "accuracy of always predicting the commonest class",
+    "auroc": "AUROC (of several classes, mean of one against the others)",
     "nll": "NLL (nats per row)",
     "brier": "Brier score",
     "ece": "ECE, expected calibration error",
     "set_coverage": "coverage of the label sets",
     "set_size": "mean size of the label sets",
+    "aurc": "AURC, mean error or RMSE of the 1, 2, ... most certain rows",
     "refused": "fraction of rows refused",
     "rmse_answered": "RMSE of the rows answered",
+    "rmse_refused": "RMSE of the rows refused",
     "accuracy_answered": "accuracy of the rows answered",
+    "accuracy_refused": "accuracy of the rows refused",
+    "refusal_p": "p-value; up to 0.05, the rows refused are worse",
 }
+CLASS_COLUMNS = ("class", "rows", "right", "answered", "answered and right")
+_MOST_CLASSES = 20  # in print
+_MOST_REFUSED = 0.25  # of a class, and twice the fraction of all, before a warning
+P_VALUE = 0.05
 
 
-def described(scores: dict[str, float]) -> str:
-    """Lines of each score's name, value and description."""
+def described(scores: dict[str, Any]) -> str:
+    """Lines of each score's name, value and description, a table of the classes, and warnings."""
     width = max(map(len, scores))
-    return "\n".join(
-        f"  {name:{width}}  {value:10.4g}  {SCORE_NAMES[name]}" for name, value in scores.items()
-    )
+    lines = [
+        f"  {name:{width}}  {value:10.4g}  {SCORE_NAMES[name]}"
+        for name, value in scores.items()
+        if name in SCORE_NAMES
+    ]
+    if "classes" in scores:
+        lines.append(indent(as_text(CLASS_COLUMNS, class_rows(scores)), "  "))
+    return "\n".join([*lines, *(f"warning: {words}" for words in cautions(scores))])
+
+
+def class_rows(scores: dict[str, Any]) -> list[list[str]]:
+    """Cells of a table of the classes, the rarest first."""
+    ordered = sorted(scores["classes"].items(), key=lambda item: item[1]["rows"])
+    return [[label, *map(str, counts.values())] for label, counts in ordered[:_MOST_CLASSES]]
+
+
+def cautions(scores: dict[str, Any]) -> list[str]:
+    """Warnings about what accuracy or RMSE would hide."""
+    warnings = []
+    if scores.get("accuracy", 1) <= scores.get("base_rate", 0):
+        warnings.append("the accuracy is not above that of always predicting the commonest class")
+    if scores.get("refusal_p", 0) > P_VALUE:
+        name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")
+        warnings.append(
+            f"refusal is not shown to help: {SCORE_NAMES[name]} {scores[f'{name}_refused']:{form}} "
+            f"of the rows refused, {scores[f'{name}_answered']:{form}} of the rows answered "
+            f"(p = {scores['refusal_p']:.2g})"
+        )
+    limit = max(_MOST_REFUSED, 2 * scores["refused"])
+    lost = [
+        f"{counts['rows'] - counts['answered']} of the {counts['rows']} rows of {label!r}"
+        for label, counts in scores.get("classes", {}).items()
+        if counts["answered"] < counts["rows"] * (1 - limit)
+    ]
+    if lost:
+        warnings.append(f"it refuses {', '.join(lost[:3])}, but {scores['refused']:.1%} of all")
+    return warnings
 
 
 def by_row(answers: Iterable[Answers], truth: NDArray[Any]) -> dict[str, Tensor]:
     """Summarise each row for scores and figures, without its draws.
 
-    There are ``y``, ``doubt``, ``log_prob``; of a classification ``probs``; of a regression
+    There are ``y``, ``loss`` (squared error, or 0 or 1), ``total`` and ``epistemic`` uncertainty,
+    ``log_prob``; of a classification ``probs``; of a regression
     ``mean``, ``lower``, ``upper`` and ``pit``, the predictive's distribution function at ``y``.
     """
     y, parts, start = torch.from_numpy(truth), [], 0
     for each in answers:
         found = each.prediction
         here = y[start : (start := start + len(each))]
-        part = {"y": here, "doubt": torch.from_numpy(doubt(found))}
+        part = {name: torch.from_numpy(value) for name, value in uncertainties(found).items()}
+        part["y"] = here
         part["log_prob"] = found.log_prob(here)
         if is_regression(found):
             lower, upper = found.interval(each.model.about.level)
             part |= {"mean": found.mean[:, 0], "lower": lower[:, 0], "upper": upper[:, 0]}
+            part["loss"] = (part["mean"] - here).double().square()
             part["pit"] = found.cdf(here[:, None])[:, 0]
         else:
-            part["probs"] = found.probs
+            part |= {"probs": found.probs, "loss": (found.label != here).double()}
         parts.append(part)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def score(rows: dict[str, Tensor], level: float, threshold: float) -> dict[str, float]:
-    """All scores by name; those of the rows that are answered only where there are any."""
-    answered = rows["doubt"] <= threshold
-    scores = _classification(rows, level) if "probs" in rows else _regression(rows)
-    scores["refused"] = _fraction(~answered)
-    if answered.any():
-        if "probs" in rows:
-            name, value = "accuracy", metrics.accuracy(rows["probs"][answered], rows["y"][answered])
-        else:
-            name, value = "rmse", metrics.rmse(rows["mean"][answered], rows["y"][answered])
-        scores[f"{name}_answered"] = value
+def score(rows: dict[str, Tensor], model: Model) -> dict[str, Any]:
+    """All scores by name, ``"classes"`` those of each class; none that would have no rows."""
+    about, classes = model.about, "probs" in rows
+    refused = rows[about.uncertainty] > about.threshold
+    scores = _classification(rows, about.level) if classes else _regression(rows)
+    scores["aurc"] = float(risk_coverage(rows, about.uncertainty)[1].mean())
+    scores["refused"] = _fraction(refused)
+    for name, which in (("answered", ~refused), ("refused", refused)):
+        if which.any():
+            mean = float(rows["loss"][which].mean())
+            key, value = ("accuracy", 1 - mean) if classes else ("rmse", mean**0.5)
+            scores[f"{key}_{name}"] = value
+    if 0 < scores["refused"] < 1:
+        scores["refusal_p"] = metrics.refusal_p_value(rows["loss"], refused)
+    if classes:
+        right = rows["loss"] == 0
+        subsets = (torch.ones_like(refused), right, ~refused, right & ~refused)
+        labels = model.estimator.classes_
+        counts = [torch.bincount(rows["y"][x], minlength=len(labels)).tolist() for x in subsets]
+        scores["classes"] = {
+            str(label): dict(zip(CLASS_COLUMNS[1:], row, strict=True))
+            for label, *row in zip(labels, *counts, strict=True)
+        }
     return scores
+
+
+def risk_coverage(rows: dict[str, Tensor], uncertainty: str) -> tuple[Tensor, Tensor]:
+    """Fractions of rows answered, and their error rate or RMSE."""
+    coverage, risk = metrics.risk_coverage(-rows[uncertainty], loss=rows["loss"])
+    return coverage, risk if "probs" in rows else risk.sqrt()
+
+
+def with_refusal(model: Model, rows: dict[str, Tensor]) -> Model:
+    """The model with the uncertainty and the threshold found on these rows, and their scores."""
+    names = ("total", "epistemic") if "probs" in rows else ("epistemic", "total")
+    name = min(names, key=lambda name: float(risk_coverage(rows, name)[1].mean()))
+    threshold = quantile(rows[name].numpy(), model.about.answered)
+    model = model.knowing(uncertainty=name, threshold=threshold)
+    return model.knowing(scores=score(rows, model))
 
 
 def quantile(values: NDArray[np.float64], fraction: float) -> float:
@@ -82,7 +158,7 @@ def quantile(values: NDArray[np.float64], fraction: float) -> float:
     return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 
-def _regression(rows: dict[str, Tensor]) -> dict[str, float]:
+def _regression(rows: dict[str, Tensor]) -> dict[str, Any]:
     y, mean, lower, upper = (rows[name] for name in ("y", "mean", "lower", "upper"))
     scores = {
         "rmse": metrics.rmse(mean, y),
@@ -96,12 +172,14 @@ def _regression(rows: dict[str, Tensor]) -> dict[str, float]:
     return scores
 
 
-def _classification(rows: dict[str, Tensor], level: float) -> dict[str, float]:
+def _classification(rows: dict[str, Tensor], level: float) -> dict[str, Any]:
     probs, y = rows["probs"], rows["y"]
     ordered, classes = probs.sort(-1, descending=True)
     rank, sizes = (classes == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
-    return {
-        "accuracy": metrics.accuracy(probs, y),
+    scores = {"accuracy": metrics.accuracy(probs, y), "base_rate": _fraction(y == y.mode().values)}
+    if len(y.unique()) > 1:
+        scores["auroc"] = metrics.macro_auroc(probs, y)
+    return scores | {
         "nll": -float(rows["log_prob"].mean()),
         "brier": metrics.brier(probs, y),
         "ece": metrics.ece(probs, y),

@@ -43,8 +43,10 @@ class About:
     level: float  # probability inside of the intervals, or of the sets of classes
     rows: int  # number of rows of training
     held_out: int  # number of rows held out
-    threshold: float = math.inf  # rows of a larger `doubt` are refused
-    scores: dict[str, float] = field(default_factory=dict)
+    answered: float = 0.95  # fraction of those rows that is not refused
+    uncertainty: str = "total"  # or "epistemic": the one compared with the threshold
+    threshold: float = math.inf  # rows of a larger uncertainty are refused
+    scores: dict[str, Any] = field(default_factory=dict)
     pruned: float = 0.0  # fraction of the weights that were removed
 
 
@@ -67,6 +69,8 @@ class Model:
             about = loaded.metadata[_KEY]
             columns = [Column(**each) for each in about.pop("columns")]
             regresses = about["task"] == "regression"
+            if regresses:  # models of version 0.x were refused by it
+                about.setdefault("uncertainty", "epistemic")
             kind: Any = BayesianRegressor if regresses else BayesianClassifier
             return cls(kind.from_loaded(loaded), About(columns=columns, **about))
         except OSError as error:
@@ -129,9 +133,11 @@ class Answers:
 
     def refused(self) -> NDArray[np.bool_]:
         """Rows less certain than almost all by which the threshold was chosen."""
-        threshold = self.model.about.threshold
-        wrong: NDArray[np.bool_] = doubt(self.prediction) > threshold
-        return wrong
+        about = self.model.about
+        refused: NDArray[np.bool_] = uncertainties(self.prediction)[about.uncertainty] > (
+            about.threshold
+        )
+        return refused
 
     def table(self) -> pl.DataFrame:
         """As columns: prediction, interval or set, aleatoric, epistemic, refused."""
@@ -144,11 +150,16 @@ def is_regression(prediction: Any) -> bool:
     return isinstance(prediction, RegressionPrediction)
 
 
-def doubt(prediction: Any) -> NDArray[np.float64]:
-    """By which a row is refused: the epistemic deviation, or what is left to certainty, ``[n]``."""
+def uncertainties(prediction: Any) -> dict[str, NDArray[np.float64]]:
+    """Scores by which rows may be refused, ``[n]`` each.
+
+    Total and epistemic standard deviation, or 1 - confidence and the mutual information (nats).
+    """
     if is_regression(prediction):
-        return _column(prediction.epistemic_std)
-    return 1 - _column(prediction.confidence)
+        pair = prediction.std, prediction.epistemic_std
+    else:
+        pair = 1 - prediction.confidence, prediction.epistemic
+    return dict(zip(("total", "epistemic"), map(_column, pair), strict=True))
 
 
 def _numeric(answers: Answers) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class ReadingCommand(Command):
 class Train(ReadingCommand, WritingCommand):
     """Trains a network on a table and saves it as a folder.
 
-    Text columns are encoded. A part of the rows is held out: by them the model is scored, and finds
-    how uncertain a prediction may be before it is refused.
+    Text columns are encoded. A part of the rows is held out: they score the model, and choose the
+    uncertainty (total or epistemic) and its limit above which a prediction is refused.
     """
 
     data: Argument
@@ -184,8 +184,9 @@ class Prune(ReadingCommand, WritingCommand):
     """Folder for the pruned model."""
     fraction: float = 0.75
     """Fraction of the weights to remove."""
-    data: Path | None = None
-    """Table with the target; the model is scored on it before and after."""
+    data: Path
+    """Table with the target, best of rows that were not in training: the model is scored on it
+    before and after, and it sets the uncertainty above which the pruned model refuses."""
 
     def check(self) -> None:
         """Check the fraction, too."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pyro_bbb import metrics
 from pyro_bbb._utils.tables import as_markdown, as_text
 from pyro_bbb._utils.validation import kind
 from pyro_bbb.data import as_tensors, corrupt
@@ -47,13 +48,18 @@ def evaluate(
         print(evaluation)
         evaluation.plot().savefig("evaluation.png")
 
-    Of classes, for test data and each shift: ``accuracy``, ``nll`` (nats per label), ``brier``,
-    ``ece``, ``aurc`` (area under the risk-coverage curve of the confidence), and the means of
-    ``entropy`` and ``epistemic`` (nats). Of real targets and counts: ``rmse``, ``nll`` (nats per
-    example), ``coverage_50``, ``coverage_90`` and ``coverage_95`` of the central intervals, and the
-    means of ``std`` and ``epistemic_std``. Out of distribution: the means of both uncertainties,
-    and how well each tells those inputs from the test data, ``auroc_entropy`` and
-    ``auroc_epistemic`` (``auroc_std`` and ``auroc_epistemic_std``).
+    Of classes, for test data and each shift: ``accuracy``, ``base_rate`` (the accuracy of always
+    predicting the commonest class), ``recall`` (the lowest of a class), ``auroc`` (one class
+    against the others), ``nll`` (nats per label), ``brier``, ``ece``, ``aurc`` and
+    ``aurc_epistemic`` (areas under the risk-coverage curves of the confidence and of the epistemic
+    uncertainty), and the means of ``entropy`` and ``epistemic`` (nats). Of real targets and counts:
+    ``rmse``, ``nll`` (nats per example), ``coverage_50``, ``coverage_90`` and ``coverage_95`` of
+    the central intervals, ``aurc_std`` and ``aurc_epistemic_std`` (mean RMSE of the 1, 2, ..., n
+    most certain examples), and the means of ``std`` and ``epistemic_std``. Of both ``refusal_p``:
+    at most 0.05 where the 5 % least certain (by confidence or ``std``) are worse than the others,
+    by `metrics.refusal_p_value`. Out of distribution: the means of both uncertainties, and how well
+    each tells those inputs from the test data, ``auroc_entropy`` and ``auroc_epistemic``
+    (``auroc_std`` and ``auroc_epistemic_std``).
 
     Args:
         model: the model.
@@ -122,6 +128,12 @@ class Evaluation:
             predictions[name] = call_predict(predict_fn, x)
             scores[name] = scores_of_ood(predictions[name], prediction)
         return cls(scores, predictions, y)
+
+    @property
+    def recall(self) -> Tensor:
+        """Recall of each class in the test data, ``[C]``, by `metrics.recall`."""
+        prediction = kind("prediction", self.predictions[TEST], ClassificationPrediction)
+        return metrics.recall(prediction.probs.flatten(0, -2), self.targets.flatten())
 
     def __repr__(self) -> str:
         return f"Evaluation({', '.join(self.scores)})"

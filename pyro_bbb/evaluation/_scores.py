@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from pyro_bbb import metrics
@@ -19,20 +20,42 @@ def scores_of_test(prediction: Prediction, y: Tensor) -> Scores:
     means = {name: _mean(values) for name, values in uncertainties(prediction).items()}
     common = {"nll": -_mean(prediction.log_prob(y)), **means}
     if isinstance(prediction, ClassificationPrediction):
-        return _class_scores(prediction.probs.flatten(0, -2), y.flatten()) | common
+        return _class_scores(prediction, y.flatten()) | common
     intervals = {name: prediction.interval(level) for name, level in LEVELS.items()}
     coverages = {name: metrics.coverage(*ends, y) for name, ends in intervals.items()}
-    return {"rmse": metrics.rmse(prediction.mean, y)} | coverages | common
+    loss = (prediction.mean - y).double().square().reshape(len(y), -1).mean(1)
+    refusal = _refusal_scores(loss, uncertainties(prediction), True)
+    return {"rmse": metrics.rmse(prediction.mean, y)} | coverages | refusal | common
 
 
-def _class_scores(probs: Tensor, y: Tensor) -> Scores:
+def _class_scores(prediction: ClassificationPrediction, y: Tensor) -> Scores:
+    probs, epistemic = prediction.probs.flatten(0, -2), prediction.epistemic.flatten()
     confidence, label = probs.max(-1)
     return {
         "accuracy": metrics.accuracy(probs, y),
+        **_imbalance_scores(probs, y),
         "brier": metrics.brier(probs, y),
         "ece": metrics.ece(probs, y),
-        "aurc": metrics.area_under_risk_coverage(confidence, label == y),
+        **_refusal_scores((label != y).double(), {"": -confidence, "epistemic": epistemic}, False),
     }
+
+
+def _imbalance_scores(probs: Tensor, y: Tensor) -> Scores:
+    recall = metrics.recall(probs, y)
+    present = recall[~recall.isnan()]
+    scores = {"base_rate": _mean(y == y.mode().values), "recall": float(present.min())}
+    return scores | ({"auroc": metrics.macro_auroc(probs, y)} if len(present) > 1 else {})
+
+
+def _refusal_scores(loss: Tensor, scores: dict[str, Tensor], root: bool) -> Scores:
+    """Areas under risk-coverage by name; whether the 5 % highest by the first score are worse."""
+    areas = {}
+    for name, values in scores.items():
+        risk = metrics.risk_coverage(-values, loss=loss)[1]
+        areas[f"aurc_{name}".strip("_")] = _mean(risk.sqrt() if root else risk)
+    total = next(iter(scores.values()))
+    limit = float(np.quantile(total.cpu(), 0.95, method="inverted_cdf"))
+    return areas | {"refusal_p": metrics.refusal_p_value(loss, total > limit)}
 
 
 def scores_of_ood(prediction: Prediction, test: Prediction) -> Scores:

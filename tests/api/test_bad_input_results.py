@@ -142,8 +142,16 @@ METRICS = [
             aka=PAIRED,
             skip={"*: without values": ANY_DEVICE},
         )
-        for name in ("accuracy", "nll", "brier")
+        for name in ("accuracy", "nll", "brier", "recall")
     ],
+    Row(
+        "metrics.macro_auroc",
+        lambda: {"probs": PROBS, "y": LABELS},
+        bad={**PROBABILITIES, "one class": ({"y": 0 * LABELS + 1}, "two classes.*got only 1")},
+        fine={"numpy": ONE["numpy"]},
+        aka=PAIRED,
+        skip={"*: without values": ANY_DEVICE},
+    ),
     Row(
         "metrics.ece",
         lambda: {"probs": PROBS, "y": LABELS, "bins": 5},
@@ -163,6 +171,20 @@ METRICS = [
             "a list": ({"positive_scores": [1.0]}, "positive_scores must be a tensor.*got list"),
         },
         fine={"infinite": {"positive_scores": SCORES / 0}},
+        skip={"*: without values": ANY_DEVICE},
+    ),
+    Row(
+        "metrics.refusal_p_value",
+        lambda: {"loss": SCORES, "refused": RIGHT},
+        bad={
+            "labels": ({"refused": LABELS}, "refused must be a bool tensor"),
+            "rows differ": ({"refused": RIGHT[:2]}, r"same shape, got \[2\] and \[4\]"),
+            "NaN": ({"loss": SCORES * NAN}, "loss must not have NaN"),
+            "infinite": ({"loss": SCORES / 0}, "loss must be finite"),
+            "a column": ({"loss": SCORES[:, None]}, r"expected loss of shape \[n\]"),
+            "none": ({"loss": SCORES[:0], "refused": RIGHT[:0]}, "loss must not be empty"),
+        },
+        fine={"numpy": {"loss": SCORES.numpy(), "refused": RIGHT.numpy()}},
         skip={"*: without values": ANY_DEVICE},
     ),
     *[

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace as Namespace
@@ -14,6 +14,7 @@ from types import SimpleNamespace as Namespace
 import numpy as np
 import polars as pl
 import pytest
+import sklearn.metrics
 import torch
 
 from pyro_bbb import __version__
@@ -22,8 +23,8 @@ from pyro_bbb.cli import encoding as columns
 from pyro_bbb.cli.commands import report
 from pyro_bbb.cli.entry_point import main
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.metrics import SCORE_NAMES, by_row, quantile, score
-from pyro_bbb.cli.model import Model, smallest_sets
+from pyro_bbb.cli.metrics import SCORE_NAMES, by_row, cautions, quantile, score, with_refusal
+from pyro_bbb.cli.model import About, Model, smallest_sets
 from pyro_bbb.cli.options import COMMANDS
 from pyro_bbb.cli.table_io import read
 from pyro_bbb.sklearn import _fitting as _learner
@@ -158,6 +159,7 @@ def test_predictions_of_numbers(capsys, folder, tmp_path):
     assert max(digits) == 6
     inside = (table["lower"] <= HOUSES["price"]) & (HOUSES["price"] <= table["upper"])
     assert inside.mean() > 0.8 and (table["lower"] < table["prediction"]).all()
+    assert model.about.uncertainty == "epistemic"  # of equal noise, both rank the same
     refused = table["epistemic"] > model.about.threshold
     assert refused.to_list() == table["refused"].to_list()
 
@@ -235,17 +237,151 @@ def test_evaluate_scores_classes(capsys, folder, tmp_path):
     assert scores["set_size"] == pytest.approx(np.mean([len(each) for each in sets]))
 
 
+def table_model(classes=(), **about):
+    """A model that knows its classes, and about its table what is given."""
+    task = "classification" if classes else "regression"
+    fixed = {"target": "y", "columns": [], "missing": "refuse", "rows": 100, "held_out": 100}
+    described = About(**{**fixed, "task": task, "level": 0.9, **about})
+    return Model(Namespace(classes_=list(classes)), described)
+
+
 def test_a_set_covers_the_classes_that_are_in_it():
     rows = {
         "y": torch.tensor([0, 1, 2, 1]),
         "probs": torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.95, 0.0], [0.4, 0.35, 0.25], [1, 0, 0]]),
         "log_prob": torch.zeros(4),
-        "doubt": torch.tensor([0.5, 0.05, 0.6, 0.0]),
+        "loss": torch.tensor([0.0, 0.0, 1.0, 1.0]),
+        "total": torch.tensor([0.5, 0.05, 0.6, 0.0]),
     }
-    scores = score(rows, level=0.7, threshold=0.5)
+    scores = score(rows, table_model(["a", "b", "c"], level=0.7, threshold=0.5))
     assert scores["set_coverage"] == 0.5 and scores["set_size"] == 1.5
     assert scores["refused"] == 0.25 and scores["accuracy"] == 0.5
     assert scores["accuracy_answered"] == pytest.approx(2 / 3)
+
+
+def rows_of(probs, y, **uncertainties):
+    probs, y = torch.as_tensor(probs), torch.as_tensor(y)
+    loss = (probs.argmax(-1) != y).double()
+    log_prob = probs.gather(1, y[:, None])[:, 0].log()
+    return {"probs": probs, "y": y, "loss": loss, "log_prob": log_prob, **uncertainties}
+
+
+def test_scores_of_rare_classes_are_sklearns():
+    probs = np.random.default_rng(0).dirichlet([8.0, 0.5, 0.5, 0.3], 400)
+    y = np.array([np.random.default_rng(i).choice(4, p=p) for i, p in enumerate(probs)])
+    total = torch.tensor(1 - probs.max(1))
+    model = table_model("abcd", threshold=0.15)
+    scores, right = score(rows_of(probs, y, total=total), model), probs.argmax(1) == y
+    counts, answered = scores["classes"], total.numpy() <= 0.15
+    recall = sklearn.metrics.recall_score(y, probs.argmax(1), average=None)
+    assert [each["right"] / each["rows"] for each in counts.values()] == pytest.approx(recall)
+    recall = sklearn.metrics.recall_score(
+        y[answered], probs[answered].argmax(1), average=None, labels=range(4), zero_division=0
+    )
+    assert [
+        each["answered and right"] / max(1, each["answered"]) for each in counts.values()
+    ] == pytest.approx(recall)
+    area = sklearn.metrics.roc_auc_score(y, probs, multi_class="ovr")
+    assert scores["auroc"] == pytest.approx(area)
+    assert scores["base_rate"] == np.bincount(y).max() / 400
+    assert scores["accuracy_answered"] == pytest.approx(right[answered].mean())
+    assert scores["accuracy_refused"] == pytest.approx(right[~answered].mean())
+
+
+def test_the_uncertainty_that_ranks_the_errors_is_chosen():
+    """The other ranks them last; the threshold refuses 5 % by the one that is chosen."""
+    y = torch.arange(100) // 90
+    probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)  # wrong are the last ten rows
+    good, bad = torch.linspace(0, 1, 100).double(), torch.linspace(1, 0, 100).double()
+    for name, other in (("total", "epistemic"), ("epistemic", "total")):
+        model = with_refusal(table_model("ab"), rows_of(probs, y, **{name: good, other: bad}))
+        assert model.about.uncertainty == name and model.about.threshold == good[94]
+        scores = model.about.scores
+        assert scores["refused"] == 0.05 and scores["accuracy_refused"] == 0
+        assert scores["refusal_p"] == 0.001  # exactly 1 of 3e5
+        errors = {"loss": y.double(), "mean": y * 1.0, "y": torch.zeros(100)}
+        ends = {"lower": -torch.ones(100), "upper": torch.ones(100), "log_prob": torch.zeros(100)}
+        model = with_refusal(table_model(), errors | ends | {name: good, other: bad})
+        assert model.about.uncertainty == name and model.about.scores["rmse_refused"] == 1
+    first, second = (table_model(classes) for classes in ("ab", ""))
+    equal = {"total": good, "epistemic": good}
+    assert with_refusal(first, rows_of(probs, y, **equal)).about.uncertainty == "total"
+    assert with_refusal(second, errors | ends | equal).about.uncertainty == "epistemic"
+
+
+def test_refusal_that_does_not_help_is_warned_of():
+    y = torch.arange(100) // 90
+    probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)
+    unrelated = torch.arange(100).double() * 37 % 100
+    scores = score(rows_of(probs, y, total=unrelated), table_model("ab", threshold=94))
+    commonest, refusal = cautions(scores)
+    assert "not above that of always predicting the commonest class" in commonest
+    assert re.match(r"refusal is not shown to help: accuracy .*% of the rows refused", refusal)
+    probs[90:] = torch.tensor([0.4, 0.6])
+    informed = torch.arange(100).double()
+    scores = score(rows_of(probs, y, total=informed), table_model("ab", threshold=94))
+    assert scores["accuracy"] == 1 and cautions(scores)[-1] == (
+        "it refuses 5 of the 10 rows of 'b', but 5.0% of all"
+    )
+    assert cautions(score(rows_of(probs, y, total=informed), table_model("ab"))) == []
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory):
+    """A table whose class 'yes' has one row in fifty, and a model of it."""
+    folder, rng = tmp_path_factory.mktemp("rare"), np.random.default_rng(3)
+    yes = rng.random(3000) < 0.02
+    x = rng.normal(size=(3000, 2)) + np.outer(yes, [3.2, 1.5])
+    table = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "fault": np.where(yes, "yes", "no")})
+    table[:2000].write_csv(folder / "train.csv")
+    table[2000:].write_csv(folder / "new.csv")
+    words = ["--target", "fault", "--epochs", "60", "--quiet", "--out", str(folder / "model")]
+    assert main(["train", str(folder / "train.csv"), *words]) == 0
+    return folder
+
+
+def test_a_rare_class_that_is_refused_is_said_on_top(capsys, rare, tmp_path):
+    words = (rare / "model", rare / "new.csv")
+    scores = as_json(capsys, "evaluate", *words)["scores"]
+    assert scores["accuracy_answered"] > 0.99 and scores["refused"] < 0.1
+    counts = scores["classes"]["yes"]
+    assert counts["answered"] < 0.6 * counts["rows"]  # most are refused
+    warning = f"it refuses {counts['rows'] - counts['answered']} of the {counts['rows']} rows"
+    assert f"warning: {warning} of 'yes'" in run(capsys, "evaluate", *words)[1]
+    run(capsys, "report", *words, "--out", tmp_path / "r.html", "--quiet")
+    top = (tmp_path / "r.html").read_text().partition("<h2>")[0]
+    assert f"Of the {counts['rows']} rows of &#39;yes&#39; it would be right in" in top
+    assert f"it answers {counts['answered']} and is right in {counts['answered and right']}" in top
+    assert f"Warning: {warning} of &#39;yes&#39;" in top
+    run(capsys, "report", rare / "model", "--out", tmp_path / "s.html", "--quiet")  # of training
+    assert "rows of &#39;yes&#39; it would be right in" in (tmp_path / "s.html").read_text()
+
+
+def test_a_pruned_model_refuses_by_a_threshold_of_its_own(capsys, rare, tmp_path):
+    words = (rare / "model", "--data", rare / "new.csv", "--fraction", 0.8)
+    found = as_json(capsys, "prune", *words, "--out", tmp_path / "m")
+    assert found["after"]["refused"] == pytest.approx(0.05, abs=1e-3)
+    pruned = Model.load(tmp_path / "m").about
+    assert found["threshold"] == pruned.threshold != Model.load(rare / "model").about.threshold
+    assert pruned.scores == found["after"] and pruned.held_out == 1000
+    code, _, err = run(capsys, "prune", rare / "model", "--out", tmp_path / "n")
+    assert code == 2 and "--data" in err
+
+
+@pytest.mark.parametrize(("name", "uncertainty"), [("price", "epistemic"), ("town", "total")])
+def test_models_saved_before_the_choice_refuse_as_they_did(
+    capsys, folder, tmp_path, name, uncertainty
+):
+    model = Model.load(folder / name)
+    about = {**asdict(model.about), "scores": dict(model.about.scores)}
+    for new in ("classes", "base_rate", "auroc", "aurc", "refusal_p"):
+        about["scores"].pop(new, None)
+    del about["uncertainty"], about["answered"]
+    model.estimator.save(tmp_path / name, metadata={"table": about})
+    loaded = Model.load(tmp_path / name).about
+    assert (loaded.uncertainty, loaded.answered) == (uncertainty, 0.95)
+    assert loaded.threshold == model.about.threshold
+    assert run(capsys, "report", tmp_path / name, "--out", tmp_path / "r.html")[0] == 0
 
 
 def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
@@ -278,7 +414,8 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     found = as_json(capsys, "report", folder / model, folder / "houses.csv", "--out", path)
     page = Page()
     page.feed(path.read_text())
-    assert page.tags.count("img") == 3 and page.tags.count("table") == 4
+    pictures, tables = {"price": (4, 4), "town": (3, 5)}[model]
+    assert page.tags.count("img") == pictures and page.tags.count("table") == tables
     assert all(each.startswith("data:image/png;base64,") for each in page.loaded)
     assert f"{found['scores']['refused']:.4g}" in path.read_text()
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
@@ -293,20 +430,18 @@ def test_the_verdict_compares_coverage_and_level(coverage, words):
     """Of 100 rows at 90 % from 84 to 96 % agree."""
     scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "rmse_answered": 1.5, "refused": 0.1}
     about = Namespace(level=0.9, target="price")
-    first, second = report._verdict(about, scores, 100)
-    assert first.startswith(
-        "The RMSE of 'price' is 2, 50% of the variance explained. It refuses 10"
-    )
-    assert first.endswith("10.0% of 100 rows; the others have an RMSE of 1.5.")
-    assert f"{coverage:.1%} of rows, where 90% is intended" in second and words in second
+    quality, refusal, certainty = report._verdict(about, scores, 100)
+    assert quality == "The RMSE of 'price' is 2, 50% of the variance explained."
+    assert refusal == "It refuses 10.0% of 100 rows; the others have an RMSE of 1.5."
+    assert f"{coverage:.1%} of rows, where 90% is intended" in certainty and words in certainty
 
 
 @pytest.mark.parametrize("model", ["price", "town"])
 def test_a_report_on_rows_that_are_all_refused(folder, tmp_path, model):
     found = Model.load(folder / model)
     rows = by_row(found.ask(found.inputs(HOUSES, print)), found.truth(HOUSES))
-    first, _ = report._verdict(found.about, score(rows, found.about.level, -1.0), 120)
-    assert first.endswith("It refuses 100.0% of 120 rows.")
+    _, refusal, _ = report._verdict(found.about, score(rows, found.knowing(threshold=-1.0)), 120)
+    assert refusal == "It refuses 100.0% of 120 rows."
 
 
 def test_what_a_table_says_is_no_markup(capsys, tmp_path):
@@ -493,7 +628,8 @@ def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
         assert code == 2 and message in err
     code, _, err = run(capsys, "predict", folder / "price", tmp_path / "none.csv", "--out", out)
     assert code == 2 and "there is no such file" in err
-    code, _, err = run(capsys, "prune", folder / "price", "--out", tmp_path / "m", "--fraction", 2)
+    words = ("--out", tmp_path / "m", "--fraction", 2, "--data", table)
+    code, _, err = run(capsys, "prune", folder / "price", *words)
     assert code == 2 and "--fraction must be in [0, 1]" in err
     words = ("--out", out, "--keep", "nothing")
     code, _, err = run(capsys, "predict", folder / "price", table, *words)
@@ -511,7 +647,7 @@ def test_nothing_is_written_over_without_force(capsys, folder, tmp_path):
         (("predict", model, table, "--out", table, "--force"), "must not be the input"),
         (("predict", model, table, "--out", tmp_path / "taken.csv"), "taken.csv exists"),
         (("train", table, "--target", "price", "--out", model), "price exists"),
-        (("prune", model, "--out", model, "--force"), "must not be the input"),
+        (("prune", model, "--out", model, "--data", table, "--force"), "must not be the input"),
         (("report", model, table, "--out", table, "--force"), "must not be the input"),
     ):
         code, _, err = run(capsys, *words)
@@ -575,7 +711,7 @@ def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
         ["predict", model, "no.csv", *out],
         ["predict", model, table, "--out", "p.xlsx"],
         ["evaluate", model, "no.csv"],
-        ["prune", model, *out, "--fraction", "2"],
+        ["prune", model, *out, "--data", table, "--fraction", "2"],
         ["prune", model, *out, "--data", "no.csv"],
         ["report", model, table, "--out", "no folder/r.html"],
     ]

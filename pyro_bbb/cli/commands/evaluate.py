@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyro_bbb.cli.console import Console
-from pyro_bbb.cli.metrics import by_row, described, score
+from pyro_bbb.cli.metrics import by_row, cautions, described, score
 from pyro_bbb.cli.model import Model
 from pyro_bbb.cli.options import Evaluate
 from pyro_bbb.cli.table_io import read
@@ -17,10 +17,11 @@ def run(options: Evaluate, console: Console) -> dict[str, Any]:
     """Reads, predicts, scores."""
     model = Model.load(options.model)
     rows = judged(model, options.data, options.separator, console)
-    scores = score(rows, model.about.level, model.about.threshold)
+    scores = score(rows, model)
     console.print(f"scores on the {len(rows['y'])} rows of {options.data}:")
     console.print(described(scores))
-    return {"model": str(options.model), "rows": len(rows["y"]), "scores": scores}
+    result = {"model": str(options.model), "rows": len(rows["y"])}
+    return result | {"scores": scores, "warnings": cautions(scores)}
 
 
 def judged(model: Model, data: Path, separator: str | None, console: Console) -> dict[str, Any]:

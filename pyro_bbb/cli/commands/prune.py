@@ -11,28 +11,35 @@ from pyro_bbb import pruning
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.metrics import described, score
+from pyro_bbb.cli.metrics import described, score, with_refusal
 from pyro_bbb.cli.model import Model
 from pyro_bbb.cli.options import Prune
 
 
 def run(options: Prune, console: Console) -> dict[str, Any]:
-    """Loads, prunes, scores, saves."""
+    """Load, prune, find the threshold again, score, save."""
     model = Model.load(options.model)
     pruned = _pruned(model, options.fraction)
     ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()
     total, left = (sum(int(f(x)) for x in ratios) for f in (lambda x: x.numel(), _not_zero))
     console.print(f"{left} of {total} weights are left")
-    result: dict[str, Any] = {"model": str(options.out), "weights": total, "left": left}
-    if options.data is not None:
-        for words, each in (("before", model), ("after", pruned)):
-            rows = judged(each, options.data, options.separator, console)
-            result[words] = score(rows, each.about.level, each.about.threshold)
-            console.print(f"{words}:")
-            console.print(described(result[words]))
+    rows = judged(model, options.data, options.separator, console)
+    before = score(rows, model)
+    rows = judged(pruned, options.data, options.separator, console)
+    pruned = with_refusal(pruned.knowing(held_out=len(rows["y"])), rows)
+    for words, scores in (("before", before), ("after", pruned.about.scores)):
+        console.print(f"{words}:\n{described(scores)}")
     pruned.save(options.out)
     console.print(f"saved as {options.out}")
-    return result
+    return {
+        "model": str(options.out),
+        "weights": total,
+        "left": left,
+        "before": before,
+        "after": pruned.about.scores,
+        "uncertainty": pruned.about.uncertainty,
+        "threshold": pruned.about.threshold,
+    }
 
 
 def _not_zero(ratio: Any) -> int:

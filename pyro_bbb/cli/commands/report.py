@@ -15,7 +15,14 @@ from pyro_bbb._utils.version import __version__
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
-from pyro_bbb.cli.metrics import SCORE_NAMES, score
+from pyro_bbb.cli.metrics import (
+    CLASS_COLUMNS,
+    P_VALUE,
+    SCORE_NAMES,
+    cautions,
+    class_rows,
+    score,
+)
 from pyro_bbb.cli.model import About, Model
 from pyro_bbb.cli.options import Report
 
@@ -39,12 +46,12 @@ def run(options: Report, console: Console) -> dict[str, Any]:
     scores, sections = model.about.scores, [_of_training(model.about)]
     if options.data is not None:
         rows = judged(model, options.data, options.separator, console)
-        scores = score(rows, model.about.level, model.about.threshold)
+        scores = score(rows, model)
         sections = _of_rows(model, rows, scores, options.data.name) + sections
     sections.append(_of_columns(model))
     number = model.about.held_out or model.about.rows if options.data is None else len(rows["y"])
     verdict = _verdict(model.about, scores, number)
-    page = _page(model.about, sections, options.model.name, verdict)
+    page = _page(model.about, sections, options.model.name, verdict, cautions(scores))
     with replacing(options.out) as part:
         part.write_text(page, encoding="utf-8")
     console.print(f"written to {options.out}")
@@ -52,12 +59,16 @@ def run(options: Report, console: Console) -> dict[str, Any]:
 
 
 def _of_rows(
-    model: Model, rows: dict[str, Tensor], scores: dict[str, float], name: str
+    model: Model, rows: dict[str, Tensor], scores: dict[str, Any], name: str
 ) -> list[Section]:
     number = len(rows["y"])
     text = f"Of the {number} rows of {name}, none of which need to have been in training."
-    found = Section(f"Scores on {name}", text, *_table(scores), pictures=of_answers(model, rows))
-    return [found, _least_certain(model, rows)]
+    pictures = of_answers(model, rows)
+    sections = [Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)]
+    if "classes" in scores:
+        text = "Numbers of rows; right are those that are predicted as their class."
+        sections.append(Section("Classes", text, CLASS_COLUMNS, class_rows(scores)))
+    return [*sections, _least_certain(model, rows)]
 
 
 def _of_training(about: About) -> Section:
@@ -86,14 +97,12 @@ def _of_columns(model: Model) -> Section:
 
 def _least_certain(model: Model, rows: dict[str, Tensor]) -> Section:
     """The rows of which the model is least certain."""
-    worst = rows["doubt"].argsort(descending=True)[:_LEAST_CERTAIN].tolist()
-    table = []
-    for row in worst:
-        doubt = float(rows["doubt"][row])
-        refused = "refused" if doubt > model.about.threshold else ""
-        table.append((str(row + 1), *_answer(model, rows, row), f"{doubt:.3g}", refused))
-    measure = "1 - probability" if "probs" in rows else "epistemic sd"
-    headings = ("row", "predicted", "true", measure, "")
+    about, table = model.about, []
+    for row in rows[about.uncertainty].argsort(descending=True)[:_LEAST_CERTAIN].tolist():
+        uncertainty = float(rows[about.uncertainty][row])
+        refused = "refused" if uncertainty > about.threshold else ""
+        table.append((str(row + 1), *_answer(model, rows, row), f"{uncertainty:.3g}", refused))
+    headings = ("row", "predicted", "true", f"{about.uncertainty} uncertainty", "")
     text = "Look at these rows first: a slip in the table, or a case seen too rarely."
     return Section("The least certain answers", text, headings, table)
 
@@ -106,25 +115,43 @@ def _answer(model: Model, rows: dict[str, Tensor], row: int) -> tuple[str, str]:
     return str(classes[int(rows["probs"][row].argmax())]), str(classes[int(rows["y"][row])])
 
 
-def _table(scores: dict[str, float]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    return ("score", "value"), [(SCORE_NAMES[k], f"{value:.4g}") for k, value in scores.items()]
+def _table(scores: dict[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    return ("score", "value"), [
+        (name, f"{scores[key]:.4g}") for key, name in SCORE_NAMES.items() if key in scores
+    ]
 
 
-def _verdict(about: About, scores: dict[str, float], number: int) -> list[str]:
-    """Say how good the predictions are, and whether they are as certain as they say."""
-    refused = f"It refuses {scores['refused']:.1%} of {number} rows"
+def _verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
+    """Say how good the predictions are, whom they fail, and whether they know it."""
+    refusal = f"It refuses {scores['refused']:.1%} of {number} rows"
     if "accuracy" in scores:
-        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows."
+        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows"
+        if "classes" in scores:  # not stored by earlier versions
+            quality += (
+                f", the commonest class in {scores['base_rate']:.1%}. {_worst(scores['classes'])}"
+            )
         others = f", and is right in {scores.get('accuracy_answered', 0):.1%} of the others"
         sets = _compared(scores["set_coverage"], about.level, number, "small")
         certainty = f"Its sets of classes hold the true one {sets}"
     else:
         explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
-        quality = f"The RMSE of {about.target!r} is {scores['rmse']:.4g}{explained}."
+        quality = f"The RMSE of {about.target!r} is {scores['rmse']:.4g}{explained}"
         others = f"; the others have an RMSE of {scores.get('rmse_answered', 0):.4g}"
         intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
         certainty = f"Its intervals hold the true value {intervals}"
-    return [f"{quality} {refused}{others if scores['refused'] < 1 else ''}.", certainty]
+    if scores.get("refusal_p", 1) <= P_VALUE:
+        others += f". The rows refused are worse (p = {scores['refusal_p']:.2g})"
+    return [f"{quality}.", f"{refusal}{others if scores['refused'] < 1 else ''}.", certainty]
+
+
+def _worst(classes: dict[str, dict[str, int]]) -> str:
+    """The class of which the smallest fraction of rows is answered and right."""
+    present = [item for item in classes.items() if item[1]["rows"]]
+    label, counts = min(present, key=lambda item: item[1]["answered and right"] / item[1]["rows"])
+    return (
+        f"Of the {counts['rows']} rows of {label!r} it would be right in {counts['right']}; it "
+        f"answers {counts['answered']} and is right in {counts['answered and right']}"
+    )
 
 
 def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
@@ -137,7 +164,9 @@ def _compared(coverage: float, level: float, number: int, less: str, more: str =
     return f"{found}they are too {less if coverage < level else more}."
 
 
-def _page(about: About, sections: list[Section], name: str, verdict: list[str]) -> str:
+def _page(
+    about: About, sections: list[Section], name: str, verdict: list[str], warnings: list[str]
+) -> str:
     jinja = Environment(
         loader=PackageLoader("pyro_bbb.cli.commands", "."),
         autoescape=True,
@@ -151,6 +180,7 @@ def _page(about: About, sections: list[Section], name: str, verdict: list[str]) 
     return jinja.get_template("report.html").render(
         title=f"{name}: predicting {about.target}",
         verdict=verdict,
+        warnings=warnings,
         summary=summary,
         sections=sections,
         footer=f"Made by pyro_bbb {__version__}.",

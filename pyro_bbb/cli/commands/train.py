@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.encoding import Column, encode, learn
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.metrics import by_row, described, quantile, score
+from pyro_bbb.cli.metrics import by_row, cautions, described, with_refusal
 from pyro_bbb.cli.model import About, Estimator, Model
 from pyro_bbb.cli.options import Task, Train
 from pyro_bbb.cli.table_io import column, listed, read
@@ -36,11 +36,14 @@ def run(options: Train, console: Console) -> dict[str, Any]:
         columns=columns,
         missing=options.missing,
         level=options.level,
+        answered=options.answered,
         rows=len(train),
         held_out=len(held_out),
     )
     judged = held_out if len(held_out) else train
-    model = _judged(options, Model(estimator, about), inputs[judged], y[judged])
+    model = Model(estimator, about)
+    rows = by_row(model.ask(inputs[judged]), model.indices(y[judged]))
+    model = with_refusal(model, rows)
     model.save(options.out)
     return _report(options, model, console)
 
@@ -110,14 +113,6 @@ def _fit(
     return estimator
 
 
-def _judged(options: Train, model: Model, inputs: NDArray[Any], y: NDArray[Any]) -> Model:
-    """The model with its scores, and the threshold above which it refuses."""
-    rows = by_row(model.ask(inputs), model.indices(y))
-    threshold = quantile(rows["doubt"].numpy(), options.answered)
-    scores = score(rows, options.level, threshold)
-    return model.knowing(threshold=threshold, scores=scores)
-
-
 def _report(options: Train, model: Model, console: Console) -> dict[str, Any]:
     about = model.about
     interrupted = model.estimator.history_.interrupted
@@ -134,6 +129,8 @@ def _report(options: Train, model: Model, console: Console) -> dict[str, Any]:
         "rows": about.rows,
         "held_out": about.held_out,
         "scores": about.scores,
+        "warnings": cautions(about.scores),
+        "uncertainty": about.uncertainty,
         "threshold": about.threshold,
         "interrupted": interrupted,
     }
