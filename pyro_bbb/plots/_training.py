@@ -3,6 +3,7 @@
 
 import math
 from contextlib import AbstractContextManager
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -53,7 +54,8 @@ def axes(ax: Axes | None = None) -> Axes:
 def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     r"""The two parts of the loss, $\pi\,KL$ (complexity) and $-\log p(D|w)$ (data), and their sum.
 
-    A `History` of `fit` adds its baseline, the loss of a posterior that ignores the data.
+    A `History` of `fit` adds its baseline, the loss of a posterior that ignores the data, and the
+    validation loss, times the number of training examples; a point marks its best epoch.
 
     Args:
         ax: where to draw.
@@ -73,6 +75,11 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     if isinstance(history, History) and history.baseline_per_example is not None:
         baseline = history.baseline_per_example * history.num_data
         ax.axhline(baseline, color=PURPLE, linewidth=1.5, linestyle=":", label="data ignored")
+    if isinstance(history, History) and history.validation_loss:
+        validation = [history.num_data * nats for nats in history.validation_loss]
+        best = [] if history.best_epoch is None else [history.best_epoch]
+        options: dict[str, Any] = {"marker": "o", "markevery": best, "label": "validation, scaled"}
+        ax.plot(range(1, len(validation) + 1), validation, color=PURPLE, linewidth=1.5, **options)
     if min(*history.loss, *complexity, *history.nll) > 0:
         ax.set_yscale("log")
     ax.set(xlabel=unit, ylabel="nats")

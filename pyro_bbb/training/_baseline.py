@@ -96,10 +96,11 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
 
 
 def warn_if_undertrained(history: History) -> None:
-    """Warn where the last epoch's objective, or its data cost, is worse than the baseline."""
+    """Warn where the last (or best) epoch's objective, or data cost, is worse than the baseline."""
     if history.baseline_per_example is None or not history.loss:
         return
-    loss, nll = (part[-1] / history.num_data for part in (history.loss, history.nll))
+    last = -1 if history.best_epoch is None else history.best_epoch
+    loss, nll = (part[last] / history.num_data for part in (history.loss, history.nll))
     kl = loss - nll
     least_loss = history.baseline_per_example
     least_nll = history.baseline_nll_per_example or math.inf

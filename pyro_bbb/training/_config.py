@@ -46,6 +46,7 @@ class FitConfig:
     engine: str
     progress: bool
     seed: int | None
+    patience: int | None
 
     def __post_init__(self) -> None:
         self._check_numbers()

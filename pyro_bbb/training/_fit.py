@@ -32,6 +32,7 @@ from pyro_bbb.training._checkpoints.checkpoint import Checkpoint, checkpoint_fol
 from pyro_bbb.training._checkpoints.fingerprint import check_alike, fingerprint
 from pyro_bbb.training._checkpoints.state import Progress, TrainingState
 from pyro_bbb.training._config import FitConfig
+from pyro_bbb.training._early_stopping import EarlyStopping, check_validation
 from pyro_bbb.training._loop import Loop
 from pyro_bbb.training._runners.choose import capture_device, make_runner
 from pyro_bbb.training._runners.protocol import StepProgram
@@ -89,6 +90,8 @@ def fit(
     progress: bool = True,
     seed: int | None = None,
     sample_weight: Any = None,
+    validation: Data | None = None,
+    patience: int | None = None,
 ) -> History:
     r"""Train a guide (and the model's own parameters) by minimising the negative ELBO.
 
@@ -161,6 +164,14 @@ def fit(
             $\log p(D|w) = \sum_j s_j \log p(y_j|x_j, w)$. They are taken as they are: an example
             of weight 2 counts as two, one of weight 0 not at all; ``num_data`` and minibatches
             count rows. Of a `DataLoader` ``True``: its batches are then ``(x, y, weight)``.
+        validation: further data, as ``data``, of any number of rows. After each epoch
+            `History.validation_loss` gets their negative log predictive density by ten draws of the
+            weights, which takes ten passes over them; random numbers of the training stay as they
+            are.
+        patience: epochs without a lower validation loss after which training ends. Model and guide
+            then get back their parameters after the best epoch, `History.best_epoch`, also where
+            all epochs were run or Ctrl-C ended them; a copy of them stays in memory. The learning
+            rate is that of all ``epochs``. Not with `SWAG`.
 
     Returns:
         The record of the loss and its parts. Ctrl-C ends the training after the step under way:
@@ -208,12 +219,14 @@ def fit(
         engine=engine,
         progress=progress,
         seed=seed,
+        patience=patience,
     )
     folder, callbacks = checkpoint_folder(config, guide, data), config.checked_callbacks()
     device = to_device(model, guide, device)
     capture = capture_device(config, guide, data, device)
     group = processes(device)
     check_group(group, guide, data, config)
+    check_validation(validation, patience, guide, group.size > 1)
     interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
     history, done = History(num_data=model.num_data), Progress()
     with seeded(seed), own_store(model, guide), group.own_stream() as begin_stream:
@@ -231,17 +244,20 @@ def fit(
         if isinstance(runner.optim, JointOptim):
             runner.optim.frozen = frozen.parameters
         state = TrainingState(model, guide, runner.optim, batches, history, done, device)
-        saving = _checkpoint(config, folder, state, program, runner.flush)
+        stopping = None if validation is None else EarlyStopping(state, validation, patience)
+        saving = _checkpoint(config, folder, state, program, runner.flush, stopping)
         if saving:
             saving.begin()
             if done.finished:
-                return history.with_baseline(done.baseline)
+                return replace(history.with_baseline(done.baseline), best_epoch=done.best_epoch)
         if done.baseline is None:
             with frozen.preserved():
                 kl_weight = config.last_kl_weight(model.num_data)
                 done.baseline = baseline_per_example(batches, num_steps, kl_weight)
         with interrupts:
-            loop = Loop(config, state, runner, saving, collecting)
+            loop = Loop(
+                config, state, runner, saving, collecting, partial(_validate, stopping, frozen)
+            )
             try:
                 loop.run(interrupts, partial(_call_back, callbacks, state, frozen))
                 runner.flush()
@@ -249,12 +265,16 @@ def fit(
                 if isinstance(runner.optim, JointOptim):
                     runner.optim.close()
         if done.trained and not done.finished:
+            if stopping:
+                stopping.restore()
             _approximate(guide, batches, history)
             group.align(tensors_of(model, guide))
             done.finished = True
         if saving:
             saving.write()
-    history = history.with_baseline(done.baseline)
+        if stopping and not done.finished:
+            stopping.restore()  # Ctrl-C came; the checkpoint goes on from the latest epoch
+    history = replace(history.with_baseline(done.baseline), best_epoch=done.best_epoch)
     if interrupts.stop:
         return replace(history, interrupted=True)
     warn_if_undertrained(history)
@@ -267,12 +287,13 @@ def _checkpoint(
     state: TrainingState,
     program: StepProgram,
     flush: Callable[[], None],
+    stopping: EarlyStopping | None,
 ) -> Checkpoint | None:
     """The checkpoint of the run, if it is to have one; all processes must have the same run."""
     group = state.batches.processes
     if folder is None and group.size == 1:
         return None
-    run = fingerprint(config, state, program.elbo)
+    run = fingerprint(config, state, program.elbo) | (stopping.definition if stopping else {})
     check_alike(run, group)
     return Checkpoint(folder, config.checkpoint_every, state, run, flush) if folder else None
 
@@ -282,6 +303,14 @@ def _step_scope(estimator: str, frozen: Frozen) -> Iterator[None]:
     """The context of each single step; callbacks run outside of it."""
     with pyro.validation_enabled(False), ESTIMATORS[estimator](), frozen.preserved():
         yield
+
+
+def _validate(stopping: EarlyStopping | None, frozen: Frozen) -> bool:
+    """Score the epoch, if there are data for it; true if training ends."""
+    if stopping is None:
+        return False
+    with frozen.preserved():
+        return stopping.after_epoch()
 
 
 def _call_back(

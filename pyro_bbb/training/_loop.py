@@ -26,6 +26,7 @@ class Loop:
     runner: StepRunner
     checkpoint: Checkpoint | None
     collected: list[tuple[Collected, range]]  # guides, and the steps after which they collect
+    validate: Callable[[], bool]  # after an epoch; true ends the training
 
     def __post_init__(self) -> None:
         batches, at = self.state.batches, self.state.progress
@@ -48,7 +49,9 @@ class Loop:
             while not (at.trained or interrupts.stop):
                 if self._epoch(interrupts):
                     self._close_epoch()
-                    ended = group.largest(callback(at.epoch - 1)) > 0
+                    stopped = self.validate()
+                    self._show()
+                    ended = group.largest(callback(at.epoch - 1)) > 0 or stopped
                     at.trained = ended or at.epoch == self.config.epochs
                     self._maybe_checkpoint(epoch_ended=True)
 
@@ -108,8 +111,13 @@ class Loop:
             self.state.batches.warn_if_contradicted(at.examples, at.batch)
         at.epoch, at.batch, at.examples = at.epoch + 1, 0, 0
         at.recorded, at.seconds = len(history.steps), 0.0
+
+    def _show(self) -> None:
+        at, history = self.state.progress, self.state.history
         if self.bar.disable:
             return
         self.bar.set_description(f"epoch {at.epoch}/{self.config.epochs}", refresh=False)
         shown = {"neg_elbo": f"{history.loss[-1]:.4g}", "nll": f"{history.nll[-1]:.4g}"}
+        if history.validation_loss:
+            shown["validation"] = f"{history.validation_loss[-1]:.4g}"
         self.bar.set_postfix(shown, refresh=False)

@@ -86,6 +86,10 @@ class History(Record):
             the KL's last weight; ``None`` for points, for a training of fewer than 25 steps, and
             before the end of training.
         baseline_nll_per_example: likewise the negative log-likelihood, of the best by that alone.
+        validation_loss: negative log predictive density of the validation data after each epoch,
+            in nats per example; empty without ``validation``.
+        best_epoch: index of the epoch whose parameters model and guide have, where ``patience``
+            was given.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -95,6 +99,8 @@ class History(Record):
     num_data: int = 1
     baseline_per_example: float | None = None
     baseline_nll_per_example: float | None = None
+    validation_loss: list[float] = field(default_factory=list)
+    best_epoch: int | None = None
 
     @property
     def neg_elbo_per_example(self) -> list[float]:
@@ -106,18 +112,24 @@ class History(Record):
         skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
         interrupted = ", interrupted" if self.interrupted else ""
         took = f", {math.fsum(self.seconds):.3g} s"
+        if self.best_epoch is not None:
+            best = self.validation_loss[self.best_epoch]
+            took += f", best validation {best:.4g} after epoch {self.best_epoch + 1:,}"
         return f"History({steps}{self._ends()}{took}{skipped}{interrupted})"
 
     def _repr_markdown_(self) -> str:
         """Up to five epochs, from the first to the last."""
         at = sorted({round(i * (len(self) - 1) / 4) for i in range(5)}) if len(self) else []
         loss = self.neg_elbo_per_example
+        validated = bool(self.validation_loss)
         rows = [
             [f"{i + 1:,}", f"{loss[i]:.4g}", f"{self.nll[i]:,.0f}", f"{self.kl[i]:,.0f}"]
             + [f"{self.lr[i]:.2g}", f"{self.seconds[i]:.2g}"]
+            + [f"{self.validation_loss[i]:.4g}"] * validated
             for i in at
         ]
-        return f"`{self!r}`\n\n{as_markdown(PRINTED, rows)}"
+        columns = PRINTED + ["validation (nats)"] * validated
+        return f"`{self!r}`\n\n{as_markdown(columns, rows)}"
 
     def with_baseline(self, nats_per_example: Sequence[float] | None) -> History:
         """The record with baselines of objective and data cost; points have no ELBO, and none."""
@@ -143,7 +155,7 @@ class History(Record):
         """Every series of numbers by name, those of the steps as ``steps.loss`` and so on."""
         own = {f.name: getattr(self, f.name) for f in fields(Record)}
         steps = {f"steps.{f.name}": getattr(self.steps, f.name) for f in fields(Record)}
-        return own | {"seconds": self.seconds} | steps
+        return own | {"seconds": self.seconds, "validation_loss": self.validation_loss} | steps
 
     def as_dict(self) -> dict[str, Any]:
         """All series as plain lists, for JSON."""

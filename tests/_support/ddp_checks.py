@@ -451,6 +451,19 @@ def one_process_may_end_the_training():
 
 
 @check
+def processes_stop_at_the_same_epoch_with_the_same_parameters():
+    parts = make()
+    other = values()[0], -3 * values()[1]  # which training makes ever less probable
+    how = {"validation": other, "patience": 1, "epochs": 20, "lr": 0.1}
+    history = fit(parts, **how)
+    assert len(history.validation_loss) == len(history) == history.best_epoch + 2 < 20
+    assert_same((state(parts), record(history)))
+    loader = DataLoader(TensorDataset(*values()), sampler=DistributedSampler(values()[0]))
+    with raising(ValueError, "validation must be the same in every process"):
+        fit(make(), **how | {"validation": loader})
+
+
+@check
 def what_cannot_be_shared_is_refused_by_all():
     with raising(ValueError, "2 processes needs a torch optimiser, got a PyroOptim"):
         fit(make(), optimizer=pyro.optim.Adam({"lr": 0.1}))

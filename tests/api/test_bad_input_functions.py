@@ -375,6 +375,25 @@ TRAINING = [
             **NOT_OURS,
             **WEIGHTS,
             "weights of 0": ({"sample_weight": torch.zeros(4)}, "sample_weight must be positive"),
+            "patience without data": ({"patience": 3}, "patience needs validation, the data"),
+            "no patience": (
+                {"validation": (X, LABELS), "patience": 0},
+                "patience must be an integer of at least 1, got 0",
+            ),
+            "validation of other columns": (
+                {"validation": (X[:, :2], LABELS)},
+                r"expected x of shape \[batch, 3\]",
+            ),
+            "validation of other labels": (
+                {"validation": (X, LABELS + 1)},
+                r"y must hold labels in \[0, 1\]",
+            ),
+            "validation NaN": ({"validation": (X * NAN, LABELS)}, "x must be finite"),
+            "validation of x alone": ({"validation": X}, "data must be a pair"),
+            "an empty validation": (
+                {"validation": DataLoader(TensorDataset(X[:0], LABELS[:0]))},
+                "validation must hold at least one minibatch",
+            ),
             "True for tensors": ({"sample_weight": True}, "sample_weight must be a tensor or"),
             "weights for a loader": (
                 {
@@ -428,6 +447,7 @@ TRAINING = [
             "one batch": {"batch_size": 99},
             "a batch of one": {"batch_size": 1},
             "weights": {"sample_weight": torch.tensor([1.0, 0.0, 2.0, 0.5])},
+            "validation": {"validation": (X.double(), LABELS), "patience": 1},
             "weights of integers": {"sample_weight": np.array([1, 0, 2, 3])},
             "more than there are to a step": {"accumulate": 9},
             "autocast": {"autocast": torch.bfloat16},

@@ -115,7 +115,7 @@ def test_it_goes_through_json():
     assert found["steps"]["kl"] == history.steps.kl
     others = {"seconds", "steps", "skipped", "interrupted", "num_data"}
     baselines = {"baseline_per_example", "baseline_nll_per_example"}
-    assert set(found) == {*SERIES, *others, *baselines}
+    assert set(found) == {*SERIES, *others, *baselines, "validation_loss", "best_epoch"}
 
 
 def test_the_printed_form_is_one_line():

@@ -26,7 +26,7 @@ from pyro_bbb.training.optim import JointOptim
 
 _OPTIONS = (  # of `FitConfig`
     *("epochs", "lr", "lr_schedule", "estimator", "autocast", "accumulate"),
-    *("cuda_graph", "engine", "nonfinite", "seed"),
+    *("cuda_graph", "engine", "nonfinite", "seed", "patience"),
 )
 _ROWS = 1024  # of which the content counts; in a large data set they are spread evenly
 

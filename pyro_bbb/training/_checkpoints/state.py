@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Progress:
     trained: bool = False  # all steps are done
     finished: bool = False  # nothing is left to do
     baseline: list[float] | None = None  # of objective and data cost, nats per example; once known
+    best_epoch: int | None = None  # by the validation so far, from 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class TrainingState:
     history: History
     progress: Progress
     device: torch.device
+    best: dict[str, Tensor] = field(default_factory=dict)  # parameters at the best epoch, by name
 
     def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
         """All that changes in training, as a description and tensors."""
@@ -65,7 +67,8 @@ class TrainingState:
             "processes": self.batches.processes.size,
             **base,
         }
-        tensors = {**own, **numbers, **self._of_processes()}
+        best = {f"best.{name}": x for name, x in self.best.items()}
+        tensors = {**own, **numbers, **best, **self._of_processes()}
         return spec, {name: cpu_copy(x) for name, x in tensors.items()}
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
@@ -81,6 +84,10 @@ class TrainingState:
         for name, values in self.history.series().items():
             values[:] = tensors[f"history.{name}"].tolist()
         self.history.skipped[:] = spec["skipped"]
+        named = (
+            (name.partition(".")[2], x) for name, x in tensors.items() if name.startswith("best.")
+        )
+        self.best.update({name: x.to(self.device) for name, x in named})
         vars(self.progress).update(spec["progress"])
         processes, at = self.batches.processes, self.progress
         as_many = spec.get("processes", 1) == processes.size
