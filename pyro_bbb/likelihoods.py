@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -22,22 +23,40 @@ from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.saving import Arguments, Modules, saveable
 from pyro_bbb._utils.validation import positive, tensor
 from pyro_bbb.distributions import observation as _families
+from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.priors import ByName, declare
 
 
 class Likelihood(PyroModule):
-    """Base of the likelihoods: a subclass names a `family` and computes its `arguments`."""
+    """Base of the likelihoods: a subclass names a `family` and computes its `arguments`.
 
-    family: ClassVar[Any]
+    Or it overrides `forward`. Either takes effect in training, prediction and scores alike.
+    """
 
-    def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
+    family: ClassVar[Any] = Distribution
+
+    @property
+    def is_standard(self) -> bool:
+        """True where family, arguments and `forward` are those of a class of this module."""
+        return all(
+            next(cls for cls in type(self).__mro__ if name in vars(cls)).__module__ == __name__
+            for name in ("family", "arguments", "forward")
+        )
+
+    @property
+    def has_unit(self) -> bool:
+        """True for Normal and Student's t noise, whose location and scale have a unit."""
+        overridden = type(self).forward is not Likelihood.forward
+        return self.family in _families.LOCATION_SCALE and not overridden
+
+    def arguments(self, outputs: Tensor) -> dict[str, Any]:
         """The family's arguments for network outputs ``[batch, ...]``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define arguments or forward")
 
     def forward(self, outputs: Tensor) -> Any:
         """The distribution of the observations: batch shape ``[batch]``, an event per example."""
         family = self.family(**self.arguments(outputs))
-        return family.to_event(len(family.batch_shape) - 1)
+        return dist.Independent(family, len(family.batch_shape) - 1)
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
         """Convert targets to the dtype that the family scores.
@@ -64,13 +83,30 @@ class Likelihood(PyroModule):
             raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
         if y.numel() == 0:
             raise ValueError(f"y must hold at least one target, got shape {list(y.shape)}")
-        self.prepare(y, outputs)
-        self._check_values(outputs, align(y, self(outputs).event_shape))
+        prepared, observation = self.prepare(y, outputs), self(outputs)
+        if observation.batch_shape != outputs.shape[:1]:
+            raise ValueError(
+                f"{type(self).__name__} must give a distribution of batch shape {[len(outputs)]}, "
+                f"got {list(observation.batch_shape)}: make an event of the rest by to_event"
+            )
+        self._check_values(outputs, align(y, observation.event_shape))
+        if not self.is_standard:
+            _check_support(innermost(observation), align(prepared, observation.event_shape))
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
         _require("finite real numbers", y, y.isfinite())
         valid = self.prepare(y, outputs).isfinite()
         _require(f"numbers in the range of {outputs.dtype}", y, valid)
+
+
+def _check_support(base: Any, y: Tensor) -> None:
+    """Raise ValueError if targets are outside the support of a user's distribution."""
+    with suppress(NotImplementedError):  # which a distribution without support raises
+        bounds = vars(base.support).values()
+        if not any(isinstance(bound, Tensor) and bound.dim() for bound in bounds):
+            valid = base.support.check(y)
+            valid = valid.reshape(*valid.shape, *[1] * (y.dim() - valid.dim())).expand_as(y)
+            _require(f"values in the support {base.support} of {type(base).__name__}", y, valid)
 
 
 def align(y: Tensor, event_shape: torch.Size) -> Tensor:

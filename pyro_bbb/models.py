@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
@@ -18,12 +21,14 @@ from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
-from pyro_bbb._handlers.sites import draw_all, name_parts
+from pyro_bbb._handlers.sites import declared_names, draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, as_inputs, parts_of, require_inputs, run_network, weight_of
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
+from pyro_bbb.distributions.observation import Stacked, stack_draws
+from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.likelihoods import Likelihood, align
 from pyro_bbb.priors import Prior
 
@@ -103,13 +108,13 @@ class BayesianModel(PyroModule):
             if in_plate():
                 with poutine.trace() as drawn:
                     self.draw_latents()
-                batch_shape, arguments = self._arguments(x, drawn.trace)
+                observation, outputs = self._in_plates(x, drawn.trace)
             else:
                 self.draw_latents()
-                batch_shape, arguments = Size(), self._arguments_at(x)
-        family = self.likelihood.family(**arguments)
-        observation = family.to_event(len(family.batch_shape) - len(batch_shape) - 1)
-        outputs = next(iter(arguments.values()))
+                outputs = self._outputs_at(x)
+                observation = self.likelihood(outputs)
+        if not isinstance(observation, TorchDistributionMixin):  # torch's own
+            observation = dist.Independent(observation, 0)
         if y is not None:
             y = align(self.likelihood.prepare(tensor("y", y), outputs), observation.event_shape)
             if len(y) != observation.batch_shape[-1]:  # else one row would be broadcast
@@ -131,27 +136,50 @@ class BayesianModel(PyroModule):
                 if parameter.requires_grad:
                     own_param(name, parameter)
 
-    def _arguments(self, x: Rows, drawn: Any) -> tuple[Size, dict[str, Tensor]]:
-        """The plates' shape around the model, and the likelihood's arguments for its entries."""
+    def _in_plates(self, x: Rows, drawn: Any) -> tuple[Any, Tensor]:
+        """Return the observations' distribution in the plates around the model, and the outputs."""
         sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
         shapes = {site["fn"].batch_shape for site in sites.values()}
         plates = torch.broadcast_shapes(*shapes)[:-1]  # without the dimension of the data
         if not plates:
-            return plates, self._arguments_at(x)
+            outputs = self._outputs_at(x)
+            return self.likelihood(outputs), outputs
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
         # a failed attempt at all draws at once would count a batch twice
         run = one_by_one if self.training and _changes_buffers(self.network) else over_draws
         arguments = run(partial(self._with_latents, x), draws)
-        return plates, {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
+        outputs = next(iter(arguments.values()))
+        if not self.likelihood.is_standard:
+            return Stacked(self._observations(arguments), plates), outputs
+        arguments = {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
+        family = self.likelihood.family(**arguments)
+        return dist.Independent(family, len(family.batch_shape) - len(plates) - 1), outputs
 
-    def _arguments_at(self, x: Rows) -> dict[str, Tensor]:
-        """The likelihood's arguments, in single precision even where autocasting is on."""
-        outputs = _tensor_of(run_network(self.network, x))
+    def _outputs_at(self, x: Rows) -> Tensor:
+        """Return the outputs, in single precision even where autocasting is on."""
+        outputs: Tensor = _tensor_of(run_network(self.network, x))
         if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
             outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        return self.likelihood.arguments(outputs)
+        return outputs
+
+    def _arguments_at(self, x: Rows) -> dict[str, Tensor]:
+        outputs = self._outputs_at(x)
+        if self.likelihood.is_standard:
+            return self.likelihood.arguments(outputs)
+        own = declared_names(self.likelihood)
+        latents = {name: attrgetter(name)(self.likelihood).unsqueeze(0) for name in own}
+        return {"outputs": outputs, **latents}
+
+    def _observations(self, arguments: dict[str, Tensor]) -> list[Any]:
+        """Return the observations' distribution of each draw, from its outputs and latents."""
+        parts = []
+        for outputs, *latents in zip(*(arguments.values()), strict=True):
+            for name, value in zip(list(arguments)[1:], latents, strict=True):
+                self._pyro_context.set(f"likelihood.{name}", value[0])
+            parts.append(self.likelihood(outputs))
+        return parts
 
     def _with_latents(self, x: Rows, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in draw.items():
@@ -197,10 +225,18 @@ class BayesianModel(PyroModule):
             x: inputs, ``[batch, ...]``, as for `forward`.
 
         Returns:
-            Tensors by name, each of leading dimension ``batch``.
+            Tensors by name, each of leading dimension ``batch``; for a user's likelihood the
+            ``outputs``, and its latents with a leading dimension of 1.
         """
         with own_store(self), self._pyro_context:
             return self._arguments_at(as_inputs(x))
+
+    def observed(self, arguments: dict[str, Tensor]) -> Any:
+        """Return the distribution ``[S, batch, ...]`` by tensors of `predictive` for S draws."""
+        if self.likelihood.is_standard:
+            return self.likelihood.family(**arguments)
+        with torch.no_grad(), own_store(self), self._pyro_context:
+            return stack_draws([innermost(part) for part in self._observations(arguments)])
 
     @locked
     def check(self, x: Any, y: Tensor | None = None) -> None:

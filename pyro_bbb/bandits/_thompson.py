@@ -230,8 +230,9 @@ class ThompsonAgent:
         guide_trace = poutine.trace(self.guide).get_trace(x, None, 1.0)
         with poutine.replay(trace=guide_trace):
             arguments = self.model.predictive(x)
-        mean: Tensor = self.model.likelihood.family(**arguments).mean
-        return mean
+        draws = {name: value.unsqueeze(0) for name, value in arguments.items()}
+        mean: Tensor = self.model.observed(draws).mean
+        return mean[0]
 
     def _minibatches(self, filled: Tensor) -> Tensor:
         """Rows of the memory, ``[num_batches, batch_size]``: in turn, by a random order."""

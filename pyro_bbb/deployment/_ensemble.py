@@ -13,7 +13,7 @@ import torch
 from pyro.infer import MCMC
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import Normal
 from torch.func import functional_call
 
 from pyro_bbb._handlers.param_store import own_store
@@ -23,11 +23,13 @@ from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import count, kind, probabilities
 from pyro_bbb.deployment._strip_pyro import plain_copy
+from pyro_bbb.distributions.observation import family_of, stack_draws
+from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction import (
     ClassificationPrediction,
     RegressionPrediction,
-    finished,
+    class_log_probs,
     posterior_draws,
 )
 
@@ -103,22 +105,21 @@ class DrawnEnsemble(nn.Module):
             Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if asked
             for, ``quantiles`` ``[n, d, Q]``.
         """
-        arguments = self._all_arguments(x, *others)
-        if self._of_classes:
-            classes = ClassificationPrediction(
-                finished(self._family, arguments)["sample_log_probs"]
-            )
+        observed = self._observed(x, *others)
+        log_probs = class_log_probs(observed)
+        if log_probs is not None:
+            classes = ClassificationPrediction(log_probs)
             return {
                 "probs": classes.probs,
                 "aleatoric": _entropy(classes.sample_log_probs).mean(0),
                 "epistemic": classes.epistemic,
             }
-        mixture = self._mixture(arguments)
+        mixture = RegressionPrediction(observed)
         answer = {name: getattr(mixture, name) for name in OF_TARGETS}
         parts = torch.stack([answer["aleatoric_std"], answer["epistemic_std"]]).double()
         answer["std"] = parts.square().sum(0).sqrt().to(mixture.mean)  # ONNX has no hypot
         if len(self.levels):
-            answer["quantiles"] = _quantiles(self.levels, self.scores, **arguments)
+            answer["quantiles"] = _quantiles(self.levels, self.scores, observed)
         return answer
 
     def sample_means(self, x: Tensor, *others: Tensor) -> Tensor:
@@ -127,51 +128,49 @@ class DrawnEnsemble(nn.Module):
         Raises:
             TypeError: the targets are classes.
         """
-        if self._of_classes:
-            raise TypeError(
-                f"sample_means needs real targets or counts, got {self._family.__name__}"
-            )
-        return self._mixture(self._all_arguments(x, *others)).sample_means
+        observed = self._observed(x, *others)
+        if class_log_probs(observed) is not None:
+            name = family_of(observed)
+            raise TypeError(f"sample_means needs real targets or counts, got {name}")
+        return RegressionPrediction(observed).sample_means
 
     def extra_repr(self) -> str:
         """The number of networks, for the module's printed form."""
         return f"num_samples={len(next(iter(self.drawn.weights().values())))}"
 
-    @property
-    def _of_classes(self) -> bool:
-        return issubclass(self._family, (Categorical, Bernoulli))
-
-    def _mixture(self, arguments: dict[str, Tensor]) -> RegressionPrediction:
-        return RegressionPrediction(self._family(**arguments, **self._unchecked))
-
-    def _all_arguments(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Arguments of the likelihood's family by every network."""
+    def _observed(self, *inputs: Tensor) -> Any:
+        """Return the observations' distribution, ``[S, n, ...]``, by every network."""
+        weights = self.drawn.weights()
+        run_one = partial(functional_call, self.drawn, args=inputs)
+        if not self.drawn.standard:
+            columns = zip(*(values.unbind() for values in weights.values()), strict=True)
+            draws = (dict(zip(weights, values, strict=True)) for values in columns)
+            return stack_draws([innermost(run_one(draw)) for draw in draws])
         # an exporter would fix the number of inputs of what torch batches over weights
         run = one_by_one if torch.compiler.is_compiling() else over_draws
-        return run(partial(self._arguments, inputs), self.drawn.weights())
-
-    def _arguments(self, x: tuple[Tensor, ...], draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = functional_call(self.drawn, draw, x)
-        return found
+        return self._family(**run(run_one, weights), **self._unchecked)
 
 
 class _Drawn(nn.Module):
     """Network and likelihood; their random weights are buffers, ``[S, ...]`` each."""
 
-    def __init__(self, network: nn.Module, likelihood: nn.Module) -> None:
+    standard = True  # whether the likelihood is one of ours; also in modules saved before
+
+    def __init__(self, network: nn.Module, likelihood: Any) -> None:
         super().__init__()
         self.network, self.likelihood = network, likelihood
+        self.standard = likelihood.is_standard
         self.names: set[str] = set()
 
     def weights(self) -> dict[str, Tensor]:
         """All draws by name, tied ones once."""
         return {name: value for name, value in self.named_buffers() if name in self.names}
 
-    def forward(self, *x: Tensor) -> dict[str, Tensor]:
-        """The likelihood's arguments, where single weights stand for the drawn ones."""
+    def forward(self, *x: Tensor) -> Any:
+        """Return the likelihood's arguments, or a user's distribution, by single weights."""
         likelihood: Any = self.likelihood
-        found: dict[str, Tensor] = likelihood.arguments(self.network(*x))
-        return found
+        run = likelihood.arguments if self.standard else likelihood
+        return run(self.network(*x))
 
 
 def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
@@ -179,7 +178,8 @@ def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
     if isinstance(quantiles, tuple) and not quantiles:
         return []
     levels = probabilities("quantiles", quantiles)
-    if not issubclass(model.likelihood.family, Normal):
+    likelihood = model.likelihood
+    if not (likelihood.is_standard and issubclass(likelihood.family, Normal)):
         name = type(model.likelihood).__name__
         raise ValueError(f"quantiles must be left out for the likelihood {name}, got {levels}")
     return levels
@@ -216,10 +216,10 @@ def _stacked(model: BayesianModel, draws: list[dict[str, Tensor]]) -> _Drawn:
     return drawn
 
 
-def _quantiles(levels: Tensor, scores: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
     """Quantiles ``[n, d, Q]`` of mixtures of Normals, by bisection between those of the parts."""
-    dtype = loc.dtype
-    loc, scale = loc.double().unsqueeze(-1), scale.double().unsqueeze(-1)  # [S, n, d, 1]
+    dtype = normal.loc.dtype
+    loc, scale = (x.double().unsqueeze(-1) for x in (normal.loc, normal.scale))  # [S, n, d, 1]
     ends = loc + scale * scores
     low, high = ends.amin(0), ends.amax(0)
 

@@ -7,6 +7,7 @@ Where terms far larger than their sum cancel, these compute in float64: observat
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,8 +18,68 @@ from torch.nn.functional import logsigmoid
 
 from pyro_bbb._ops.reductions import HALF_LOG_2PI
 
-# families that stay the same under a change of the targets' unit
-LOCATION_SCALE = (dist.Normal, dist.StudentT)
+
+class Stacked(dist.TorchDistribution):
+    """Distributions of one family, one for each draw, as one of batch shape ``[*draws, *batch]``.
+
+    Args:
+        parts: the distributions, of equal shape.
+        draws: shape of the draws.
+    """
+
+    arg_constraints = {}
+    support = property(lambda self: self.parts[0].support)
+    logits = property(lambda self: self._stack([part.logits for part in self.parts]))
+    mean = property(lambda self: self._stack([part.mean for part in self.parts]))
+    variance = property(lambda self: self._stack([part.variance for part in self.parts]))
+    stddev = property(lambda self: self._stack([part.stddev for part in self.parts]))
+
+    def __init__(self, parts: list[Any], draws: torch.Size) -> None:
+        self.parts, self.draws = parts, draws
+        shape, event_shape = parts[0].batch_shape, parts[0].event_shape
+        super().__init__(draws + shape, event_shape, validate_args=False)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw samples ``[*sample_shape, *draws, *batch, *event]``."""
+        shape = torch.Size(sample_shape)
+        return self._stack([part.sample(shape) for part in self.parts], len(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density in nats, ``[*draws, *batch]``."""
+        return self._stack([part.log_prob(row) for part, row in self._with_rows(value)])
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of a draw at most ``value``, which may be outside the support."""
+        return self._stack([_cdf(part, row) for part, row in self._with_rows(value)])
+
+    def _with_rows(self, value: Tensor) -> Iterable[tuple[Any, Tensor]]:
+        one = self.batch_shape[len(self.draws) :] + self.event_shape
+        return zip(self.parts, value.expand(self.draws + one).reshape(-1, *one), strict=True)
+
+    def _stack(self, values: list[Tensor], dim: int = 0) -> Tensor:
+        return torch.stack(values, dim).unflatten(dim, self.draws)
+
+
+def stack_draws(parts: list[Any]) -> Any:
+    """Return the distributions of S draws as one; Normals and Student's t keep their family."""
+    family = type(parts[0])
+    if family not in LOCATION_SCALE:
+        return Stacked(parts, torch.Size([len(parts)]))
+    names = family.arg_constraints
+    return family(**{name: torch.stack([getattr(part, name) for part in parts]) for name in names})
+
+
+def family_of(distribution: Any) -> str:
+    """Return the name of a distribution's class, of stacked ones theirs."""
+    return type(getattr(distribution, "parts", [distribution])[0]).__name__
+
+
+def _cdf(distribution: Any, value: Tensor) -> Tensor:
+    support = distribution.support
+    low = torch.as_tensor(getattr(support, "lower_bound", -math.inf)).to(value)
+    high = torch.as_tensor(getattr(support, "upper_bound", math.inf)).to(value)
+    cdf: Tensor = distribution.cdf(value.maximum(low).minimum(high))
+    return cdf.where(value >= low, 0.0)
 
 
 class Categorical(dist.Categorical):
@@ -118,3 +179,7 @@ class StudentT(dist.StudentT):
         z = (value - self.loc) / self.scale
         df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
         return torch.as_tensor(stdtr(df, z)).to(self.loc)
+
+
+# Families that stay the same under a change of the targets' unit: ours, Pyro's and torch's classes
+LOCATION_SCALE = {*Normal.__mro__[:3], *StudentT.__mro__[:3]}

@@ -208,7 +208,7 @@ def _predicted(predict_fn: Any, data: Any) -> tuple[Prediction, Tensor]:
     prediction, y = predict_calibration(predict_fn, data)
     if isinstance(prediction, ClassificationPrediction):
         return prediction, y.long()
-    return prediction, y.reshape(prediction.mean.shape)
+    return prediction, y.reshape(prediction._shape[1:])
 
 
 def _draw_calibration(ax: Axes, prediction: Prediction, y: Tensor) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -21,11 +22,14 @@ def scores_of_test(prediction: Prediction, y: Tensor) -> Scores:
     common = {"nll": -_mean(prediction.log_prob(y)), **means}
     if isinstance(prediction, ClassificationPrediction):
         return _class_scores(prediction, y.flatten()) | common
-    intervals = {name: prediction.interval(level) for name, level in LEVELS.items()}
-    coverages = {name: metrics.coverage(*ends, y) for name, ends in intervals.items()}
-    loss = (prediction.mean - y).double().square().reshape(len(y), -1).mean(1)
-    refusal = _refusal_scores(loss, uncertainties(prediction), True)
-    return {"rmse": metrics.rmse(prediction.mean, y)} | coverages | refusal | common
+    scores: Scores = {}
+    with suppress(NotImplementedError):  # by a distribution without moments or cdf
+        scores["rmse"] = metrics.rmse(prediction.mean, y)
+        loss = (prediction.mean - y).double().square().reshape(len(y), -1).mean(1)
+        scores |= _refusal_scores(loss, uncertainties(prediction), True) if means else {}
+        for name, level in LEVELS.items():
+            scores[name] = metrics.coverage(*prediction.interval(level), y)
+    return scores | common
 
 
 def _class_scores(prediction: ClassificationPrediction, y: Tensor) -> Scores:
@@ -71,7 +75,9 @@ def uncertainties(prediction: Prediction) -> dict[str, Tensor]:
     if isinstance(prediction, ClassificationPrediction):
         found = {"entropy": prediction.entropy, "epistemic": prediction.epistemic}
     else:
-        found = {"std": prediction.std, "epistemic_std": prediction.epistemic_std}
+        found = {}
+        with suppress(NotImplementedError):  # by a distribution without moments
+            found = {"std": prediction.std, "epistemic_std": prediction.epistemic_std}
     return {name: each.reshape(len(each), -1).mean(1) for name, each in found.items()}
 
 

@@ -171,6 +171,9 @@ class LastLayer(Guide):
         return draws
 
     def _expected(self, model: Callable[..., Any], *args: Any) -> Any:
+        if not self.model.likelihood.is_standard:
+            found = f"got {type(self.model.likelihood).__name__}; or fit(loss='trace')"
+            raise ValueError(f"vbll needs a likelihood of pyro_bbb.likelihoods, {found}")
         with self.observed_head() as variance, _ExpectObservation(variance):
             return model(*args)
 

@@ -12,7 +12,7 @@ prediction, stands in ``_conformal.py`` and ``_temperature.py``, and which label
 from pyro_bbb.prediction._acquisition import batch_bald, diverse_bald
 from pyro_bbb.prediction._calibration import call_predict as call_predict
 from pyro_bbb.prediction._calibration import predict_calibration as predict_calibration
-from pyro_bbb.prediction._classification import ClassificationPrediction
+from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._conformal import ConformalPredictor, conformal
 from pyro_bbb.prediction._draws import posterior_draws
 from pyro_bbb.prediction._linearized import GaussianPrediction
@@ -20,7 +20,6 @@ from pyro_bbb.prediction._predict import (
     ESTIMATORS as ESTIMATORS,
 )
 from pyro_bbb.prediction._predict import (
-    finished,
     predict,
     predict_mean,
 )
@@ -35,9 +34,9 @@ __all__ = [
     "RegressionPrediction",
     "TemperatureScaled",
     "batch_bald",
+    "class_log_probs",
     "conformal",
     "diverse_bald",
-    "finished",
     "posterior_draws",
     "predict",
     "predict_mean",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -29,10 +30,11 @@ def predict_calibration(predict_fn: PredictFn, data: Any) -> tuple[Prediction, T
     x, y = as_tensors(data)
     # inputs as they were given, for `predict` takes arrays to its own device
     prediction = call_predict(predict_fn, data[0] if isinstance(data, tuple | list) else x)
-    scored = (
-        prediction.probs if isinstance(prediction, ClassificationPrediction) else prediction.mean
-    )
-    y = y.to(scored.device)
+    if isinstance(prediction, ClassificationPrediction):
+        y = y.to(prediction.probs.device)
+    else:
+        with suppress(NotImplementedError):  # by a distribution without mean
+            y = y.to(prediction.mean.device)
     if prediction.log_prob(y).isnan().any():  # which raises where targets do not fit
         raise ValueError("predict_fn must give predictions without NaN")
     return prediction, y

@@ -10,16 +10,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
+from torch.nn.functional import logsigmoid
 
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import fraction, tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def class_log_probs(distribution: Any) -> Tensor | None:
+    """Return the classes' log-probabilities ``[S, n, C]``; ``None`` where there are no classes."""
+    one = getattr(distribution, "parts", [distribution])[0]  # of stacked ones
+    if not isinstance(one, (Categorical, Bernoulli)):
+        return None
+    logits: Tensor = distribution.logits
+    if isinstance(one, Categorical):
+        return logits
+    log_probs = torch.stack([logsigmoid(-logits), logsigmoid(logits)], dim=-1)
+    single = log_probs.dim() == 4 and log_probs.shape[2] == 1
+    return log_probs.squeeze(2) if single else log_probs
 
 
 @dataclass(frozen=True, repr=False)

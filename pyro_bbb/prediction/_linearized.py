@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical
 
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.tangent import OutputMoments, output_moments
-from pyro_bbb.likelihoods import Gaussian
+from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._moment_tensor import is_of_likelihood
 from pyro_bbb.prediction._output_samples import arguments_of
@@ -32,6 +31,7 @@ from pyro_bbb.prediction._regression import RegressionPrediction
 from pyro_bbb.prediction._weight_samples import ALL, Part
 
 PROBIT = "probit"
+STDS = ("function_std", "noise_std")  # of a GaussianPrediction
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -68,8 +68,9 @@ class GaussianPrediction(RegressionPrediction):
 
 def is_gaussian(model: BayesianModel) -> bool:
     """Tell whether the noise is Normal, of a scale that is no latent and no output."""
-    names = model.latent_shapes()
-    return isinstance(model.likelihood, Gaussian) and "likelihood.scale" not in names
+    likelihood, names = model.likelihood, model.latent_shapes()
+    gaussian = isinstance(likelihood, Gaussian) and likelihood.is_standard
+    return gaussian and "likelihood.scale" not in names
 
 
 def per_normal_output(
@@ -89,7 +90,7 @@ def per_normal_output(
         TypeError: the guide is no Normal.
         ValueError: probit for a likelihood that is not categorical.
     """
-    if probit and not issubclass(model.likelihood.family, Categorical):
+    if probit and type(model.likelihood) is not Categorical:
         name = type(model.likelihood).__name__
         raise ValueError(f"linearized='probit' needs a Categorical likelihood, got {name}")
     begin = 0
@@ -108,7 +109,7 @@ def per_normal_output(
 
 def _moments(model: BayesianModel, outputs: OutputMoments) -> dict[str, Tensor]:
     mean, noise = outputs.mean, model.likelihood.arguments(outputs.mean)["scale"]
-    stds = {"function_std": outputs.variance.sqrt(), "noise_std": noise.expand_as(mean)}
+    stds = dict(zip(STDS, (outputs.variance.sqrt(), noise.expand_as(mean)), strict=True))
     found = stds | {"loc": mean, "scale": torch.hypot(*stds.values())}
     return {name: value.unsqueeze(0) for name, value in found.items()}
 

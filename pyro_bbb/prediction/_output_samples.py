@@ -85,6 +85,9 @@ def arguments_of(
     model: BayesianModel, outputs: Tensor, draws: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The likelihood's arguments for outputs ``[s, n, ...]`` and draws of its own latents."""
+    if not model.likelihood.is_standard:
+        own = {name.removeprefix("likelihood."): x.unsqueeze(1) for name, x in draws.items()}
+        return {"outputs": outputs, **own}
 
     def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
         with substituted(model, draw):

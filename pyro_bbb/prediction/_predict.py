@@ -10,9 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyro
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical
 from torch.utils.data import DataLoader, Dataset
 
 from pyro_bbb._handlers.param_store import own_store
@@ -22,11 +20,12 @@ from pyro_bbb._utils.inputs import Rows, input_batches
 from pyro_bbb._utils.validation import count, kind, one_of
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
-from pyro_bbb.prediction._classification import ClassificationPrediction
+from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._draws import given_draws, medians, split_draws
 from pyro_bbb.prediction._inputs import checked, on_device, rows_of_pass
 from pyro_bbb.prediction._linearized import (
     PROBIT,
+    STDS,
     GaussianPrediction,
     is_gaussian,
     per_normal_output,
@@ -254,11 +253,11 @@ def _predict_mean(
 
 def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -> dict[str, Tensor]:
     """The tensors of a prediction, from parts written at their draws and inputs."""
-    family, collected = model.likelihood.family, dict[str, Tensor]()
+    collected = dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         try:
             for which, inputs, part in parts:
-                for name, value in finished(family, part).items():
+                for name, value in finished(model, part).items():
                     if name not in collected:
                         n = value.shape[1] if inputs == ALL else len(x)
                         collected[name] = value.new_empty(draws, n, *value.shape[2:])
@@ -270,22 +269,18 @@ def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -
 
 
 def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) -> Prediction:
-    family = model.likelihood.family
-    if issubclass(family, (Categorical, Bernoulli)):
+    if "sample_log_probs" in outputs:
         return ClassificationPrediction(**outputs, sampler=sampler)
-    if "function_std" in outputs:
-        stds = {name: outputs.pop(name)[0] for name in ("function_std", "noise_std")}
-        return GaussianPrediction(components=family(**outputs), sampler=sampler, **stds)
-    return RegressionPrediction(family(**outputs), sampler=sampler)
+    stds = {name: outputs.pop(name)[0] for name in STDS if name in outputs}
+    components = model.observed(outputs)
+    if stds:
+        return GaussianPrediction(components=components, sampler=sampler, **stds)
+    return RegressionPrediction(components, sampler=sampler)
 
 
-def finished(family: Any, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a prediction from the likelihood's arguments ``[s, n, ...]``."""
-    if issubclass(family, Categorical):
-        return {"sample_log_probs": F.log_softmax(arguments["logits"], dim=-1)}
-    if issubclass(family, Bernoulli):
-        logits = arguments["logits"]
-        log_probs = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=-1)
-        single = log_probs.dim() == 4 and log_probs.shape[2] == 1
-        return {"sample_log_probs": log_probs.squeeze(2) if single else log_probs}
-    return arguments
+def finished(model: BayesianModel, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a prediction from `predictive` of s draws, ``[s, n, ...]``."""
+    if STDS[0] in arguments:
+        return arguments
+    log_probs = class_log_probs(model.observed(arguments))
+    return arguments if log_probs is None else {"sample_log_probs": log_probs}

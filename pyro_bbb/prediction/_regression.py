@@ -8,12 +8,13 @@ due to the weights.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
@@ -21,7 +22,7 @@ from pyro_bbb._utils.bisection import bisect
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors
-from pyro_bbb.distributions.observation import LOCATION_SCALE
+from pyro_bbb.distributions.observation import LOCATION_SCALE, family_of
 from pyro_bbb.likelihoods import align
 from pyro_bbb.prediction._classification import ClassificationPrediction
 
@@ -43,8 +44,8 @@ class RegressionPrediction:
     sampler: str = "weights"
 
     def __repr__(self) -> str:
-        samples, *inputs = self.components.batch_shape
-        family, drawn = type(self.components).__name__, f"{samples:,} samples of {self.sampler}"
+        samples, *inputs = self._shape
+        family, drawn = family_of(self.components), f"{samples:,} samples of {self.sampler}"
         return f"RegressionPrediction(inputs {inputs}, {family}, {drawn})"
 
     def _repr_markdown_(self) -> str:
@@ -60,7 +61,8 @@ class RegressionPrediction:
     @property
     def sample_means(self) -> Tensor:
         """Each draw's mean, ``[S, n, d]``."""
-        return self.components.mean
+        means: Tensor = self._of_components("mean")
+        return means
 
     @cached_property
     def mean(self) -> Tensor:
@@ -71,7 +73,7 @@ class RegressionPrediction:
     def aleatoric_std(self) -> Tensor:
         """Root of the expected noise variance, ``[n, d]``."""
         # squares in float64: those of a float32 soon under- or overflow
-        return self.components.stddev.double().square().mean(0).sqrt().to(self.mean)
+        return self._of_components("stddev").double().square().mean(0).sqrt().to(self.mean)
 
     @cached_property
     def epistemic_std(self) -> Tensor:
@@ -95,8 +97,9 @@ class RegressionPrediction:
             ValueError: an argument is not finite, or the scale not positive.
         """
         family = type(self.components)
-        if not issubclass(family, LOCATION_SCALE):
-            raise TypeError(f"only Normals and Student's t can be rescaled, got {family.__name__}")
+        if family not in LOCATION_SCALE:
+            found = family_of(self.components)
+            raise TypeError(f"only Normals and Student's t can be rescaled, got {found}")
         loc = self.components.loc
         m, s = _finite("mean", mean, loc), _finite("scale", scale, loc)
         if not (s > 0).all():
@@ -116,10 +119,10 @@ class RegressionPrediction:
             ValueError: the targets have another shape, or are on another device.
             TypeError: they are no tensor of real numbers.
         """
-        y = align(self._real("y", y), self.components.batch_shape[2:])
-        if len(y) != self.components.batch_shape[1]:
-            raise ValueError(f"expected y of {self.components.batch_shape[1]} rows, got {len(y)}")
-        log_prob = self.components.log_prob(y)
+        y = align(self._real("y", y), self._shape[2:])
+        if len(y) != self._shape[1]:
+            raise ValueError(f"expected y of {self._shape[1]} rows, got {len(y)}")
+        log_prob = self._of_components("log_prob", y)
         log_prob = log_prob.reshape(*log_prob.shape[:2], -1).sum(2)
         return log_prob.logsumexp(0) - math.log(len(log_prob))
 
@@ -130,13 +133,14 @@ class RegressionPrediction:
             ValueError: the values have a shape that does not broadcast, or are on another device.
             TypeError: they are no tensor of real numbers.
         """
-        value, shape = self._real("value", value), self.components.batch_shape
+        value, shape = self._real("value", value), self._shape
         try:
             torch.broadcast_shapes(value.shape, shape)
         except RuntimeError as error:
             expected = f"broadcast to shape {list(shape[1:])}"
             raise ValueError(f"value must {expected}, got shape {list(value.shape)}") from error
-        return self.components.cdf(value).mean(0)
+        cdf: Tensor = self._of_components("cdf", value)
+        return cdf.mean(0)
 
     def quantile(self, probability: float) -> Tensor:
         """The mixture's quantile, ``[n, d]``, by bisection of its distribution function in float64.
@@ -149,7 +153,7 @@ class RegressionPrediction:
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
         low, high = exact._bracket(probability)
         high = bisect(lambda middle: exact.cdf(middle) < probability, low, high, 64)
-        return (high.round() if self.components.support.is_discrete else high).to(self.mean)
+        return (high.round() if self._of_components("support").is_discrete else high).to(self.mean)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of probability ``level`` under the mixture.
@@ -167,13 +171,31 @@ class RegressionPrediction:
         level = checks.probability("level", level)
         return self.quantile(0.5 * (1 - level)), self.quantile(0.5 * (1 + level))
 
+    @property
+    def _shape(self) -> Size:
+        """Shape ``[S, n, ...]`` of all draws' targets."""
+        shape: Size = self.components.batch_shape + self.components.event_shape
+        return shape
+
+    def _of_components(self, name: str, *args: Tensor) -> Any:
+        """Return an attribute of the components, or its value at ``args``."""
+        try:
+            found = getattr(self.components, name)
+            return found(*args) if args else found
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"the likelihood's distribution {family_of(self.components)} has no {name}, which "
+                "this needs: define it in a subclass, or use log_prob and components.sample()"
+            ) from error
+
     def _real(self, name: str, value: Tensor) -> Tensor:
         """The value, if it is a tensor of real numbers on the device of the draws."""
         value = tensor(name, value)
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must hold real numbers, got dtype {value.dtype}")
-        if value.device != self.mean.device:
-            raise ValueError(f"{name} must be on {self.mean.device}, got one on {value.device}")
+        with suppress(NotImplementedError):  # of a family without mean
+            if value.device != self.mean.device:
+                raise ValueError(f"{name} must be on {self.mean.device}, got one on {value.device}")
         return value
 
     def _bracket(self, probability: float) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from sklearn.utils.validation import validate_data
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import count
 from pyro_bbb.data import Standardization, standardize
-from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.prediction import RegressionPrediction
 from pyro_bbb.sklearn._base import (
@@ -138,7 +137,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         columns = torch.from_numpy(targets.reshape(len(targets), -1))  # [n, targets]
         scaled, self.y_scaling_ = standardize(columns)
         likelihood = make_noise(self.noise, self.y_scaling_.scale)
-        if not issubclass(likelihood.family, LOCATION_SCALE):  # counts stay
+        if not likelihood.has_unit:  # counts stay
             scaled, self.y_scaling_ = columns, _no_scaling(columns.shape[1])
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
@@ -274,7 +273,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return rows, targets
 
     def _with_units(self, prediction: Any) -> RegressionPrediction:
-        if not issubclass(self.posterior_.model.likelihood.family, LOCATION_SCALE):
+        if not self.posterior_.model.likelihood.has_unit:
             return prediction
         return prediction.rescaled(self.y_scaling_.mean, self.y_scaling_.scale)
 

@@ -16,7 +16,6 @@ from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import require
-from pyro_bbb.distributions.observation import LOCATION_SCALE
 from pyro_bbb.guides import Approximated
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import check_sampler, is_sharded
@@ -60,7 +59,7 @@ def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str,
 
 def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:
     """Warn where real targets are far from the scale 1 of the outputs at the start."""
-    if not issubclass(model.likelihood.family, LOCATION_SCALE) or len(y) < 2:
+    if not model.likelihood.has_unit or len(y) < 2:
         return
     mean, std = float(y.double().mean()), float(y.double().std())
     if std and not (std > 1 / _UNSCALED and max(std, abs(mean)) < _UNSCALED):
