@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSV files of any common format: separator, decimal sign and encoding are recognised."""
+"""CSV files of any common format: separator, decimal sign and encoding are recognised.
+
+A value that fits one decimal sign only, such as 1,5 or 1,234,567, decides on the sign of the file.
+1,234 fits both. It is 1234 where the column has numbers below 1,000 without a sign, and none above;
+otherwise it is refused.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from charset_normalizer import from_bytes
@@ -18,10 +24,14 @@ from pyro_bbb.cli.errors import BadInput
 
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
 SEPARATORS = ",;\t|"
-_SAMPLE = 1000  # rows by which the format is recognised
+_MARKS = ["-", "--", "–", ".", "#N/A", "#NA", "#VALUE!", "#DIV/0!", "#REF!", "#NUM!", "<NA>", "NaT"]
+_SAMPLE = 1000  # rows by which the separator is recognised
+_CHUNK = 10_000  # rows converted at once
+_SLIPS = 0.1  # fraction of texts among numbers up to which they are slips, not categories
+_CODE = r"^(0\d+|\d{19,})$"  # of digits, but more than a number
+_SPACES = " \u00a0\u2009\u202f'’"  # between thousands
 # of equally likely ones, the first
 _ENCODINGS = ["utf_8", "utf_16", "utf_32", "cp1252", "cp1250", "cp1251", "shift_jis", "gb18030"]
-_COMMA, _POINT = re.compile(r"\s*[+-]?\d*,\d+\s*"), re.compile(r"\s*[+-]?\d*\.\d+\s*")
 
 
 @dataclass(frozen=True)
@@ -36,26 +46,140 @@ class Format:
         return f"separator {self.separator!r}, decimal {self.decimal!r}, encoding {self.encoding}"
 
 
-def read_csv(path: Path, separator: str | None, say: Callable[[str], None]) -> pl.DataFrame:
-    """Read a table with a header, and say the format where it is not the usual one."""
+def read_csv(
+    path: Path,
+    separator: str | None,
+    say: Callable[[str], None],
+    decimal: str | None = None,
+    usual: str | None = None,
+) -> tuple[pl.DataFrame, str | None]:
+    """Read a table of texts with a header, and print the format where it is not the usual one.
+
+    Args:
+        path: the file.
+        separator: between values; None recognises it.
+        say: prints a line.
+        decimal: sign; None recognises it.
+        usual: sign where the values fit both.
+
+    Returns:
+        The table, and the decimal sign, None where no value has one.
+    """
     text, encoding = _decode(path)
     separator = separator or _separator(text)
-    found = Format(separator, _decimal(text, separator), encoding)
+    table = _table(path, text, separator)
+    decimal = decimal or _decimal(table, separator, usual)
+    found = Format(separator, decimal or ".", encoding)
     if found != Format():
         say(f"{path}: {found}")
-    _require_even_rows(path, text, separator)
-    table = pl.read_csv(
-        text.encode(),
-        separator=separator,
-        decimal_comma=found.decimal == ",",
-        infer_schema_length=None,
-        null_values=MISSING,
+    return table, decimal
+
+
+def typed(
+    raw: pl.Series,
+    kind: str,
+    decimal: str,
+    missing_values: Sequence[str],
+    say: Callable[[str], None],
+) -> pl.Series:
+    """Convert a column of texts to numbers, truth values, or text with nulls.
+
+    Args:
+        raw: texts.
+        kind: ``"text"``; ``"number"``, anything else is an error; ``"feature"`` and ``"target"`` of
+            training, numbers with few slips being an error; ``"any"``, numbers without exception.
+        decimal: sign.
+        missing_values: texts that mean a missing value, with those of `MISSING`.
+        say: prints a line.
+    """
+    text = raw.str.strip_chars()
+    gaps = text.is_in([*MISSING, *missing_values])
+    plain, text = raw.set(gaps, None), text.set(gaps, None)
+    present = len(text) - text.null_count()
+    if kind == "text" or not present:
+        return plain
+    numbers = _numbers(text, decimal)
+    wrong = numbers.is_null() & ~gaps
+    digits = text.str.contains(r"^\d+$") | gaps
+    if kind != "number" and text.str.contains(_CODE).any() and (digits.all() or wrong.any()):
+        return plain
+    if kind == "any":
+        return plain if wrong.any() else numbers
+    odd = wrong & ~text.is_in(_MARKS).fill_null(False)
+    if not odd.any() and (kind == "number" or wrong.sum() < present):
+        if (lost := raw.filter(numbers.is_null())).len():
+            counts = lost.value_counts(sort=True).rows()
+            marks = ", ".join(f"{mark!r} ({count})" for mark, count in counts)
+            say(f"column {raw.name!r} holds numbers, and as missing values {marks}")
+        return numbers
+    swapped = odd & _numbers(text, "." if decimal == "," else ",").is_not_null()
+    few = kind == "target" or swapped.any() or odd.sum() <= max(1, _SLIPS * present)
+    if kind == "number" or (few and (numbers.is_not_null() | swapped).sum() >= present / 2):
+        _refuse_slips(raw, odd, decimal, kind)
+    if wrong.sum() < present:
+        say(f"column {raw.name!r} holds numbers and {raw.filter(odd)[0]!r}: it is taken as text")
+    return plain
+
+
+def _refuse_slips(raw: pl.Series, odd: pl.Series, decimal: str, kind: str) -> None:
+    row, more = odd.arg_max() or 0, odd.sum() - 1
+    text, others = raw[row], f" (and {more} rows more)" if more else ""
+    labels = "--task classification" if kind == "target" else f"--keep {raw.name}"
+    advice = "" if kind == "number" else f", or if it is a label, {labels}"
+    raise BadInput(
+        f"column {raw.name!r} has {text!r} in row {row + 1}, not a number with the decimal sign "
+        f"{decimal!r}{others}: correct it, or if it means a missing value, train with "
+        f"--missing-values {text!r}{advice}"
     )
-    twice = [name for name in table.columns if "_duplicated_" in name]
-    if twice:
-        name = twice[0].rpartition("_duplicated_")[0]
-        raise BadInput(f"{path} has two columns with the name {name!r}")
-    return table
+
+
+def _pattern(decimal: str) -> str:
+    """Pattern of the numbers with this decimal sign, also with separators of thousands."""
+    group, sign = ("," if decimal == "." else r"\."), re.escape(decimal)
+    grouped = rf"[1-9]\d{{0,2}}(({group}\d{{3}})+|([{_SPACES}]\d{{3}})+)({sign}\d+)?"
+    return rf"^[+-]?(\d*({sign}\d*)?([eE][+-]?\d+)?|{grouped}|(?i:inf|infinity))$"
+
+
+def _numbers(text: pl.Series, decimal: str) -> pl.Series:
+    """The texts as integers, floats or truth values; null where one is not a number."""
+    lower = text.str.to_lowercase()
+    if lower.is_in(["true", "false"]).all():
+        return lower == "true"
+    plain = text.set(~text.str.contains(_pattern(decimal)), None)
+    plain = plain.str.replace_all(f"[{',' if decimal == '.' else '.'}{_SPACES}]", "")
+    plain = plain.str.replace(",", ".", literal=True)
+    floats = plain.cast(pl.Float64, strict=False)
+    integers = (plain.str.contains(r"^[+-]?\d+$") | floats.is_null()).all()
+    return plain.cast(pl.Int64, strict=False) if integers else floats
+
+
+def _decimal(table: pl.DataFrame, separator: str, usual: str | None) -> str | None:
+    """Return the decimal sign that most numbers need, else that of training, else a point."""
+    needed: dict[str, Any] = {".": 0, ",": 0}
+    unclear = []
+    for raw in table:
+        text = raw.str.strip_chars()
+        point, comma = (text.str.contains(_pattern(sign)) for sign in ".,")
+        if 2 * (point | comma).sum() < (~text.is_in(MISSING)).sum():
+            continue  # text, which may hold a version or a date
+        needed["."] += (point & ~comma).sum()
+        needed[","] += (comma & ~point).sum()
+        if (both := point & comma & text.str.contains("[.,]")).any():
+            unclear.append((text, both))
+    if any(needed.values()):
+        return max(needed, key=needed.__getitem__)
+    if usual:
+        return usual
+    for text, both in unclear:
+        value = str(text.filter(both)[0])
+        small, large = (text.str.contains(rf"^[+-]?\d{{{n}}}$").any() for n in ("1,3", "4,"))
+        if separator == ";" or ("," in value and (large or not small)):
+            raise BadInput(
+                f"column {text.name!r} has {value!r} in row {1 + (both.arg_max() or 0)}, in which "
+                f"{value[-4]!r} may be a decimal sign or part thousands: add --decimal , or "
+                "--decimal ."
+            )
+    return "." if unclear else None
 
 
 def _decode(path: Path) -> tuple[str, str]:
@@ -72,33 +196,35 @@ def _decode(path: Path) -> tuple[str, str]:
 
 
 def _rows(text: str, separator: str) -> Iterator[list[str]]:
-    return (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row)
+    return csv.reader(io.StringIO(text, newline=""), delimiter=separator)
 
 
 def _separator(text: str) -> str:
     """Return the separator under which most rows have as many values as the header, two or more."""
 
     def even_rows(separator: str) -> tuple[int, int]:
-        header, *rows = [len(row) for row in islice(_rows(text, separator), 1 + _SAMPLE)] or [0]
-        return (1 + rows.count(header), header) if header > 1 else (0, 0)
+        rows = islice(filter(None, _rows(text, separator)), 1 + _SAMPLE)
+        header, *others = [len(row) for row in rows] or [0]
+        return (1 + others.count(header), header) if header > 1 else (0, 0)
 
     return max(SEPARATORS, key=even_rows)
 
 
-def _decimal(text: str, separator: str) -> str:
-    """Return a comma if values such as 1,5 occur, and none such as 1.5."""
-    rows = islice(_rows(text, separator), 1, 1 + _SAMPLE)
-    values = [value for row in rows for value in row]
-    comma = any(map(_COMMA.fullmatch, values)) and not any(map(_POINT.fullmatch, values))
-    return "," if comma and separator != "," else "."
-
-
-def _require_even_rows(path: Path, text: str, separator: str) -> None:
+def _table(path: Path, text: str, separator: str) -> pl.DataFrame:
     rows = _rows(text, separator)
-    names = next(rows, [])
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(names):
-            raise BadInput(
-                f"{path} has {len(row)} values in row {number}, but {len(names)} columns: does a "
-                f"value without quotes hold {separator!r}, or is --separator another one?"
-            )
+    if not (names := next(filter(None, rows), [])):
+        raise BadInput(f"{path} cannot be read as CSV: it is empty")
+    rows = (row or [""] for row in rows if row or len(names) == 1)  # a line may be a missing value
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"{path} has two columns with the name {name!r}")
+    chunks = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))]
+    while chunk := list(islice(rows, _CHUNK)):
+        for number, row in enumerate(chunk, start=1 + _CHUNK * (len(chunks) - 1)):
+            if len(row) != len(names):
+                raise BadInput(
+                    f"{path} has {len(row)} values in row {number}, but {len(names)} columns: does "
+                    f"a value without quotes hold {separator!r}, or is --separator another one?"
+                )
+        chunks.append(pl.DataFrame(dict(zip(names, zip(*chunk, strict=True), strict=True))))
+    return pl.concat(chunks)

@@ -5,12 +5,14 @@
 |---|---|
 | numbers, bool | themselves; missing ones the training median, with a second column that says so |
 | text of few different values | one column of 0 and 1 for each; missing is a value of its own |
+| dates, if wanted | days since 1970, month and weekday |
 
-Columns of one value only say nothing and are left out. What else cannot be used is an error.
+Indices, identifiers and columns of one value are left out. What else cannot be used is an error.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +25,13 @@ from pyro_bbb.cli.options import Missing
 from pyro_bbb.cli.table_io import first_row, listed
 
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
-_MOSTLY = 0.5  # fraction of numbers from which a text is thought to be a slip among them
+_ID = re.compile(r"(?i:(.*[^a-z])?(id|idx|index|uuid|guid|key))|.*[a-z](Id|ID)")
+_COUNTED = 20  # rows, from which a column that counts them is an index
+_INDEX = ["", "Unnamed: 0", "__index_level_0__"]  # names that pandas and R give to row numbers
+_DATES = ["%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"]
+_TIMES = [
+    f"%Y-%m-%d{between}%H:%M{more}" for between in " T" for more in ("", ":%S%.f", ":%S%.f%#z")
+]
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,7 @@ def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str
 
 def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDArray[np.float64]:
     """All columns as numbers, ``[n, features]``."""
-    absent = [column.name for column in columns if column.name not in table.columns]
-    if absent:
-        raise BadInput(f"the table has no column {listed(absent)}, which the model was trained on")
+    _require_columns(table, [column.name for column in columns])
     return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
 
 
@@ -103,6 +109,71 @@ def unseen(columns: list[Column], table: pl.DataFrame) -> list[str]:
                 "taken as missing"
             )
     return lines
+
+
+def identifies_rows(series: pl.Series) -> bool:
+    """Return whether a column is an index or an identifier, which differs in every row.
+
+    Text is, and integers by their name (``id``, ``customer_id``, ``PassengerId``), or if they count
+    20 rows or more from 0 or 1, in any order. An unnamed column of integers is an index.
+    """
+    if series.dtype.is_integer() and series.name in _INDEX:
+        return True
+    if series.null_count() or series.n_unique() < len(series):
+        return False
+    if not series.dtype.is_integer():
+        return series.dtype == pl.String
+    first, count = series.min(), len(series)
+    counts = count >= _COUNTED and first in (0, 1) and series.max() == count - 1 + (first == 1)
+    return counts or _ID.fullmatch(series.name) is not None
+
+
+def date_form(series: pl.Series, require_one: bool) -> str | None:
+    """Return the form in which all texts of a column are dates, or None.
+
+    Raises:
+        BadInput: days and months may be exchanged, where one form is required.
+    """
+    if series.dtype in (pl.Date, pl.Datetime):
+        return _DATES[0]
+    values = series.drop_nulls()
+    if series.dtype != pl.String or values.is_empty():
+        return None
+    forms = [form for form in _DATES + _TIMES if not _dates(values, form).has_nulls()]
+    if len(forms) > 1 and require_one:
+        raise BadInput(
+            f"column {series.name!r} has dates such as {values[0]!r}, whose day may be the month: "
+            "write them as 2024-12-31"
+        )
+    return forms[0] if forms else None
+
+
+def with_dates(table: pl.DataFrame, forms: dict[str, str]) -> pl.DataFrame:
+    """Add to each column of dates three of numbers: days since 1970, month and weekday."""
+    _require_columns(table, list(forms))
+    for name, form in forms.items():
+        series = table[name]
+        dates = _dates(series, form)
+        if (wrong := dates.is_null() & series.is_not_null()).any():
+            row, text = first_row(wrong), series.filter(wrong)[0]
+            raise BadInput(f"column {name!r} has {text!r} in row {row}, not a date as {form}")
+        table = table.with_columns(
+            (dates.to_physical() / 86_400e6).alias(f"{name}: days"),
+            dates.dt.month().alias(f"{name}: month"),
+            dates.dt.weekday().alias(f"{name}: weekday"),
+        )
+    return table
+
+
+def _dates(series: pl.Series, form: str) -> pl.Series:
+    if not series.dtype.is_temporal():
+        series = series.cast(pl.String).str.strptime(pl.Datetime, form, strict=False)
+    return series.cast(pl.Datetime("us"))
+
+
+def _require_columns(table: pl.DataFrame, names: list[str]) -> None:
+    if absent := [name for name in names if name not in table.columns]:
+        raise BadInput(f"the table has no column {listed(absent)}, which the model was trained on")
 
 
 FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"
@@ -137,21 +208,11 @@ def _learn(series: pl.Series) -> Column:
         return Column(series.name, None, middle, bool(numbers.null_count()))
     values = sorted(_text(series).drop_nulls().unique().to_list())
     if len(values) > MOST_VALUES:
-        _refuse_many(series, len(values))
+        raise BadInput(
+            f"column {series.name!r} has {len(values)} different texts, more than {MOST_VALUES}: "
+            f"leave it out by --drop {series.name}"
+        )
     return Column(series.name, values, 0.0, bool(series.null_count()))
-
-
-def _refuse_many(series: pl.Series, count: int) -> None:
-    """Says why a text column of many values cannot be used."""
-    text = _text(series)
-    wrong = text.cast(pl.Float64, strict=False).is_null() & text.is_not_null()
-    if wrong.sum() < _MOSTLY * (len(text) - text.null_count()):
-        row = first_row(wrong)
-        raise BadInput(f"column {series.name!r} has {text[row - 1]!r} in row {row}, not a number")
-    raise BadInput(
-        f"column {series.name!r} has {count} different texts, more than {MOST_VALUES}: leave it "
-        f"out by --drop {series.name}"
-    )
 
 
 def _numbers(series: pl.Series) -> pl.Series:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from pyro_bbb import persistence
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb.cli.encoding import Column, encode, unseen
+from pyro_bbb.cli.encoding import Column, encode, unseen, with_dates
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.options import Missing, Task
-from pyro_bbb.cli.table_io import column, listed
+from pyro_bbb.cli.options import Missing, ReadingCommand, Task
+from pyro_bbb.cli.table_io import column, listed, read
 from pyro_bbb.cli.tasks import targets
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
@@ -48,6 +48,9 @@ class About:
     threshold: float = math.inf  # rows of a larger uncertainty are refused
     scores: dict[str, Any] = field(default_factory=dict)
     pruned: float = 0.0  # fraction of the weights that were removed
+    decimal: str | None = None  # sign of the training file
+    missing_values: Sequence[str] = ()  # texts that mean a missing value
+    dates: dict[str, str] = field(default_factory=dict)  # columns of dates, and their form
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,21 @@ class Model:
         except (KeyError, TypeError) as error:
             raise BadInput(f"{folder} holds a model that `train` has not made") from error
 
+    def read(
+        self, options: ReadingCommand, path: Path, say: Callable[[str], None], *, truth: bool
+    ) -> pl.DataFrame:
+        """Read a table with the columns of training in the types that they had there."""
+        about = self.about
+        kinds = {each.name: "number" if each.values is None else "text" for each in about.columns}
+        kinds |= dict.fromkeys(about.dates, "text")
+        if truth:
+            labels = getattr(self.estimator, "classes_", np.empty(0))
+            kinds[about.target] = "text" if labels.dtype.kind in "UO" else "number"
+        return read(path, options, say, kinds, "any", about.decimal, about.missing_values)[0]
+
     def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> NDArray[np.float64]:
         """A table's rows as the network takes them; texts not seen in training are said."""
+        table = with_dates(table, self.about.dates)
         inputs = encode(self.about.columns, table, self.about.missing)
         for line in unseen(self.about.columns, table):
             say(line)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
+Decimal: TypeAlias = Literal[".", ","]
 Task: TypeAlias = Literal["regression", "classification"]
 PARQUET = (".parquet", ".pq")
 
@@ -74,6 +75,8 @@ class ReadingCommand(Command):
 
     separator: str | None = None
     """Character between the values of a CSV file; by default recognised."""
+    decimal: Decimal | None = None
+    """Decimal sign of a CSV file; by default recognised, and refused where it cannot be."""
 
     def check(self) -> None:
         """Check that the inputs exist."""
@@ -105,8 +108,15 @@ class Train(ReadingCommand, WritingCommand):
     """What the target is; by default recognised, and said."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
+    keep: tuple[str, ...] = ()
+    """Columns to take that would be left out as index, identifier or date, or be refused as numbers
+    with slips, which are then text."""
+    dates: bool = False
+    """Take dates: as days since 1970, month and weekday. By default they are left out."""
     missing: Missing = "refuse"
     """Whether missing values are an error, or filled (numbers by the median) and marked."""
+    missing_values: tuple[str, ...] = ()
+    """Texts that mean a missing value, besides empty ones, NA, null and the like."""
     hidden: tuple[int, ...] = (50,)
     """Units of each hidden layer."""
     prior: str | None = None

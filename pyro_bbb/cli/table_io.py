@@ -7,30 +7,58 @@ Rows are counted from 1, a header not counted.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from pyro_bbb._utils.files import replacing
-from pyro_bbb.cli.csv_format import read_csv
+from pyro_bbb.cli.csv_format import read_csv, typed
 from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.options import PARQUET
+from pyro_bbb.cli.options import PARQUET, ReadingCommand
 
 _FEW = 5  # names that an error lists
 
 
-def read(path: Path, separator: str | None, say: Callable[[str], None]) -> pl.DataFrame:
-    """The table in a file: Parquet by its ending, else CSV with a header."""
+def read(
+    path: Path,
+    options: ReadingCommand,
+    say: Callable[[str], None],
+    kinds: Mapping[str, str],
+    default: str = "any",
+    usual: str | None = None,
+    missing_values: Sequence[str] = (),
+) -> tuple[pl.DataFrame, str | None]:
+    """Read a table: Parquet by its ending, else CSV with a header.
+
+    Args:
+        path: the file.
+        options: separator and decimal sign, or None.
+        say: prints a line.
+        kinds: kinds of CSV columns, as `typed` takes them.
+        default: kind of the other columns.
+        usual: decimal sign where the file does not decide on one.
+        missing_values: texts that mean a missing value.
+
+    Returns:
+        The table, and the decimal sign, None where no text has one.
+    """
     kind = "Parquet" if path.suffix in PARQUET else "CSV"
     try:
-        table = pl.read_parquet(path) if kind == "Parquet" else read_csv(path, separator, say)
+        if kind == "Parquet":
+            table, decimal = pl.read_parquet(path), None
+        else:
+            raw, decimal = read_csv(path, options.separator, say, options.decimal, usual)
+            table = raw.with_columns(
+                typed(text, kinds.get(text.name, default), decimal or ".", missing_values, say)
+                for text in raw
+            )
     except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{path} cannot be read as {kind}: {reason}") from error
     if table.height == 0:
         raise BadInput(f"{path} has no rows")
-    return table
+    return table, decimal
 
 
 def write(table: pl.DataFrame, path: Path) -> None:

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from pyro_bbb.cli.encoding import is_number, require_all, require_finite
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.options import Task
+from pyro_bbb.cli.table_io import first_row
 
 _FEW = 20  # different integers up to which they are taken for classes
 _EACH = 5  # rows that each of them has on average, at least
+_LARGEST = 1e150  # number to predict, as variances have to be finite
 _MOST_CLASSES = 1000
 
 
@@ -38,6 +40,12 @@ def targets(target: pl.Series, task: Task) -> NDArray[Any]:
         if not is_number(target):
             raise BadInput(f"column {target.name!r} holds {target.dtype}, not numbers to predict")
         require_finite(target)
+        if (large := target.abs() > _LARGEST).any():
+            row = first_row(large)
+            raise BadInput(
+                f"column {target.name!r} has {target[row - 1]} in row {row}, too large: its square "
+                "is infinite; divide the column by a constant"
+            )
         return np.array(target.cast(pl.Float64))
     if is_number(target) and target.dtype.is_float() and (target % 1 == 0).all():
         target = target.cast(pl.Int64)

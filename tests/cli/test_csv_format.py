@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from sklearn.datasets import load_diabetes
 
-from pyro_bbb.cli.csv_format import read_csv
+from pyro_bbb.cli.csv_format import read_csv, typed
 from pyro_bbb.cli.entry_point import main
 from pyro_bbb.cli.errors import BadInput
 
@@ -54,7 +54,9 @@ def write(table, path, separator, decimal, encoding):
 
 def said(path, separator=None):
     lines = []
-    return read_csv(path, separator, lines.append), lines
+    table, decimal = read_csv(path, separator, lines.append)
+    columns = [typed(text, "feature", decimal or ".", (), print) for text in table]
+    return pl.DataFrame(columns), lines
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -81,10 +83,10 @@ def test_one_column_has_no_separator(tmp_path):
     assert said(tmp_path / "t.csv")[0]["name"].to_list() == ["a", "b"]
 
 
-def test_decimals_of_both_signs_stay_text(tmp_path):
+def test_decimals_of_both_signs_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text("a;b\n1,5;2.5\n")
-    table, lines = said(tmp_path / "t.csv")
-    assert table.row(0) == ("1,5", 2.5) and "decimal '.'" in lines[0]
+    with pytest.raises(BadInput, match="column 'a' has '1,5' in row 1, not a number with .* '.'"):
+        said(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("row", ["1,5;2;3", "1,5"])

@@ -9,14 +9,13 @@ from typing import Any
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.metrics import by_row, cautions, described, score
 from pyro_bbb.cli.model import Model
-from pyro_bbb.cli.options import Evaluate
-from pyro_bbb.cli.table_io import read
+from pyro_bbb.cli.options import Evaluate, ReadingCommand
 
 
 def run(options: Evaluate, console: Console) -> dict[str, Any]:
     """Reads, predicts, scores."""
     model = Model.load(options.model)
-    rows = judged(model, options.data, options.separator, console)
+    rows = judged(model, options, options.data, console)
     scores = score(rows, model)
     console.print(f"scores on the {len(rows['y'])} rows of {options.data}:")
     console.print(described(scores))
@@ -24,8 +23,8 @@ def run(options: Evaluate, console: Console) -> dict[str, Any]:
     return result | {"scores": scores, "warnings": cautions(scores)}
 
 
-def judged(model: Model, data: Path, separator: str | None, console: Console) -> dict[str, Any]:
+def judged(model: Model, options: ReadingCommand, data: Path, console: Console) -> dict[str, Any]:
     """Answers and truth by row, for a file."""
-    table = read(data, separator, console.print)
+    table = model.read(options, data, console.print, truth=True)
     truth, inputs = model.truth(table), model.inputs(table, console.print)
     return by_row(model.ask(inputs, progress=console.shows_progress), truth)

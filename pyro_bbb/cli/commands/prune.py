@@ -23,9 +23,9 @@ def run(options: Prune, console: Console) -> dict[str, Any]:
     ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()
     total, left = (sum(int(f(x)) for x in ratios) for f in (lambda x: x.numel(), _not_zero))
     console.print(f"{left} of {total} weights are left")
-    rows = judged(model, options.data, options.separator, console)
+    rows = judged(model, options, options.data, console)
     before = score(rows, model)
-    rows = judged(pruned, options.data, options.separator, console)
+    rows = judged(pruned, options, options.data, console)
     pruned = with_refusal(pruned.knowing(held_out=len(rows["y"])), rows)
     for words, scores in (("before", before), ("after", pruned.about.scores)):
         console.print(f"{words}:\n{described(scores)}")

@@ -45,7 +45,7 @@ def run(options: Report, console: Console) -> dict[str, Any]:
     model = Model.load(options.model)
     scores, sections = model.about.scores, [_of_training(model.about)]
     if options.data is not None:
-        rows = judged(model, options.data, options.separator, console)
+        rows = judged(model, options, options.data, console)
         scores = score(rows, model)
         sections = _of_rows(model, rows, scores, options.data.name) + sections
     sections.append(_of_columns(model))

@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pyro_bbb.cli.console import Console
-from pyro_bbb.cli.encoding import Column, encode, learn
+from pyro_bbb.cli.encoding import Column, date_form, encode, identifies_rows, learn, with_dates
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import by_row, cautions, described, with_refusal
 from pyro_bbb.cli.model import About, Estimator, Model
@@ -25,9 +25,10 @@ _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 
 def run(options: Train, console: Console) -> dict[str, Any]:
     """Reads, trains, scores, saves."""
-    table = read(options.data, options.separator, console.print)
+    table, decimal = _read(options, console)
     y, task = _target(options, table, console)
-    columns, inputs = _inputs(options, table, console)
+    table, dates = _features(options, table, console)
+    columns, inputs = _inputs(options, table, dates, console)
     train, held_out = _split(options, y, task)
     estimator = _fit(options, task, inputs[train], y[train], console)
     about = About(
@@ -39,6 +40,9 @@ def run(options: Train, console: Console) -> dict[str, Any]:
         answered=options.answered,
         rows=len(train),
         held_out=len(held_out),
+        decimal=decimal,
+        missing_values=options.missing_values,
+        dates=dates,
     )
     judged = held_out if len(held_out) else train
     model = Model(estimator, about)
@@ -46,6 +50,14 @@ def run(options: Train, console: Console) -> dict[str, Any]:
     model = with_refusal(model, rows)
     model.save(options.out)
     return _report(options, model, console)
+
+
+def _read(options: Train, console: Console) -> tuple[pl.DataFrame, str | None]:
+    kinds = dict.fromkeys((*options.drop, *options.keep), "any")
+    targets = {"regression": "number", "classification": "any", None: "target"}
+    kinds[options.target] = targets[options.task]
+    data, missing_values = options.data, options.missing_values
+    return read(data, options, console.print, kinds, "feature", missing_values=missing_values)
 
 
 def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDArray[Any], Task]:
@@ -60,12 +72,29 @@ def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDAr
     return y, task
 
 
-def _inputs(
+def _features(
     options: Train, table: pl.DataFrame, console: Console
-) -> tuple[list[Column], NDArray[Any]]:
-    for name in options.drop:
-        column(table, name, "--drop")
+) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The columns to learn from, and the forms of the dates among them."""
+    for option in ("drop", "keep"):
+        for name in getattr(options, option):
+            column(table, name, f"--{option}")
     table = table.drop(options.target, *options.drop)
+    others = table.drop(options.keep, strict=False)
+    dates = {each.name: form for each in others if (form := date_form(each, options.dates))}
+    names = [each.name for each in others.drop(dates) if identifies_rows(each)]
+    if names:
+        console.print(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
+    if dates and not options.dates:
+        console.print(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
+        return table.drop(names, dates), {}
+    return table.drop(names), dates
+
+
+def _inputs(
+    options: Train, table: pl.DataFrame, dates: dict[str, str], console: Console
+) -> tuple[list[Column], NDArray[Any]]:
+    table = with_dates(table, dates).drop(dates)
     columns, constant = learn(table, options.missing)
     if constant:
         console.print(f"left out, as they have one value only: {listed(constant)}")
