@@ -111,4 +111,4 @@ def refusal_curve(ax: Axes, rows: dict[str, Tensor], about: About) -> None:
     if classes := "probs" in rows:
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(xlim=(0.0, 1.0), ylim=(0.0, None), xlabel="rows answered, the most certain first")
-    ax.set_ylabel("errors among them" if classes else "their RMSE")
+    ax.set_ylabel(f"{'error rate' if classes else 'RMSE'} of the rows answered")

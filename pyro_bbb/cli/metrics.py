@@ -67,7 +67,7 @@ def class_rows(scores: dict[str, Any]) -> list[list[str]]:
 def cautions(scores: dict[str, Any]) -> list[str]:
     """Warnings about what accuracy or RMSE would hide."""
     warnings = []
-    if scores.get("accuracy", 1) <= scores.get("base_rate", 0):
+    if "auroc" in scores and scores["accuracy"] <= scores["base_rate"]:
         warnings.append("the accuracy is not above that of always predicting the commonest class")
     if scores.get("refusal_p", 0) > P_VALUE:
         name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")

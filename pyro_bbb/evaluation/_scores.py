@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import TypeAlias
 
-import numpy as np
 from torch import Tensor
 
 from pyro_bbb import metrics
@@ -58,7 +58,7 @@ def _refusal_scores(loss: Tensor, scores: dict[str, Tensor], root: bool) -> Scor
         risk = metrics.risk_coverage(-values, loss=loss)[1]
         areas[f"aurc_{name}".strip("_")] = _mean(risk.sqrt() if root else risk)
     total = next(iter(scores.values()))
-    limit = float(np.quantile(total.cpu(), 0.95, method="inverted_cdf"))
+    limit = total.kthvalue(math.ceil(0.95 * len(total))).values
     return areas | {"refusal_p": metrics.refusal_p_value(loss, total > limit)}
 
 

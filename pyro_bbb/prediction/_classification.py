@@ -114,6 +114,8 @@ class ClassificationPrediction:
     def refuse(self, threshold: float) -> Tensor:
         """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
 
+        Rare classes are refused most; `metrics.recall` and `metrics.refusal_p_value` measure that.
+
         Raises:
             ValueError: the threshold is outside [0, 1].
             TypeError: it is no number.

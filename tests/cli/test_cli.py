@@ -324,6 +324,8 @@ def test_refusal_that_does_not_help_is_warned_of():
         "it refuses 5 of the 10 rows of 'b', but 5.0% of all"
     )
     assert cautions(score(rows_of(probs, y, total=informed), table_model("ab"))) == []
+    one = rows_of(probs[:90], y[:90], total=informed[:90])  # of one class, without an AUROC
+    assert cautions(score(one, table_model("ab"))) == []
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,8 @@ def _verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
     if "accuracy" in scores:
         quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows"
         if "classes" in scores:  # not stored by earlier versions
-            quality += (
-                f", the commonest class in {scores['base_rate']:.1%}. {_worst(scores['classes'])}"
-            )
+            quality += f"; always the commonest class would be in {scores['base_rate']:.1%}. "
+            quality += _worst(scores["classes"])
         others = f", and is right in {scores.get('accuracy_answered', 0):.1%} of the others"
         sets = _compared(scores["set_coverage"], about.level, number, "small")
         certainty = f"Its sets of classes hold the true one {sets}"
@@ -148,9 +147,10 @@ def _worst(classes: dict[str, dict[str, int]]) -> str:
     """The class of which the smallest fraction of rows is answered and right."""
     present = [item for item in classes.items() if item[1]["rows"]]
     label, counts = min(present, key=lambda item: item[1]["answered and right"] / item[1]["rows"])
+    rows, right, answered, answered_right = counts.values()
     return (
-        f"Of the {counts['rows']} rows of {label!r} it would be right in {counts['right']}; it "
-        f"answers {counts['answered']} and is right in {counts['answered and right']}"
+        f"Of the {rows} rows of {label!r} it would be right in {right} ({right / rows:.0%}); it "
+        f"answers {answered} and is right in {answered_right}"
     )
 
 
