@@ -24,7 +24,15 @@ from pyro_bbb._handlers.recompute import same_draws
 from pyro_bbb._handlers.sites import declared_names, draw_all, name_parts
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, parts_of, require_inputs, run_network, weight_of
+from pyro_bbb._utils.inputs import (
+    Rows,
+    as_inputs,
+    at_least_single,
+    parts_of,
+    require_inputs,
+    run_network,
+    weight_of,
+)
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions.observation import Stacked, stack_draws
@@ -158,11 +166,9 @@ class BayesianModel(PyroModule):
         return dist.Independent(family, len(family.batch_shape) - len(plates) - 1), outputs
 
     def _outputs_at(self, x: Rows) -> Tensor:
-        """Return the outputs, in single precision even where autocasting is on."""
+        """Return the outputs, at least in single precision."""
         outputs: Tensor = _tensor_of(run_network(self.network, x))
-        if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
-            outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        return outputs
+        return at_least_single(outputs) if isinstance(outputs, Tensor) else outputs
 
     def _arguments_at(self, x: Rows) -> dict[str, Tensor]:
         outputs = self._outputs_at(x)

@@ -194,6 +194,11 @@ def input_batches(
         yield as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
 
 
+def at_least_single(x: Tensor) -> Tensor:
+    """The tensor in single precision, where it has less."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+
+
 def to_precision(x: Rows, *parts: Any) -> Any:
     """Inputs in the precision of the first part that has one; integers stay: they may be indices.
 

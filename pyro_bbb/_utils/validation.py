@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
+
 
 def as_float(number: Any) -> float:
     """The number as a float; an integer too large for one becomes infinite."""
@@ -78,6 +80,30 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
+
+
+def require_numbers(outputs: Mapping[str, Tensor]) -> None:
+    """Raise ValueError at an input whose prediction ``[s, n, ...]`` is NaN, infinite or of scale 0.
+
+    A logarithm may be minus infinity.
+    """
+    for name, value in outputs.items():
+        least, most = value.aminmax()
+        if not (_is_number(name, least) & _is_number(name, most)):
+            wrong = ~_is_number(name, value)
+            rows = wrong.transpose(0, 1).flatten(1).any(1).nonzero().flatten()
+            others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            raise ValueError(
+                f"row {rows[0].item()} of x{others}: the network's {name} is {value[wrong][0]:g}; "
+                "the inputs are too large for it (standardize them, or leave such rows out), or "
+                "its weights are not finite"
+            )
+
+
+def _is_number(name: str, value: Tensor) -> Tensor:
+    least = {"loc": -math.inf, "scale": 0.0}.get(name)
+    most = _LARGEST_LOG if name == "log_rate" else math.inf
+    return (value < most) & (True if least is None else value > least)
 
 
 def require(feature: str, lacking: Mapping[str, bool]) -> None:

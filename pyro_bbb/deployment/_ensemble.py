@@ -19,9 +19,10 @@ from torch.func import functional_call
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._handlers.vmap import one_by_one, over_draws, stack
-from pyro_bbb._utils.bisection import bisect
+from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.validation import count, kind, probabilities
+from pyro_bbb._utils.inputs import at_least_single
+from pyro_bbb._utils.validation import count, kind, probabilities, require_numbers
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.distributions.observation import family_of, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
@@ -104,10 +105,16 @@ class DrawnEnsemble(nn.Module):
             For classes ``probs`` ``[n, C]`` and, in nats, ``aleatoric`` and ``epistemic`` ``[n]``.
             Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if asked
             for, ``quantiles`` ``[n, d, Q]``.
+
+        Raises:
+            ValueError: the network overflows at an input, which the message names. A module that
+                is compiled or exported cannot raise: all that it returns for such an input is NaN,
+                or for real targets infinite; refuse it by ``~(probs.amax(-1) > threshold)``.
         """
         observed = self._observed(x, *others)
         log_probs = class_log_probs(observed)
         if log_probs is not None:
+            _require_numbers({"sample_log_probs": log_probs})
             classes = ClassificationPrediction(log_probs)
             return {
                 "probs": classes.probs,
@@ -148,7 +155,9 @@ class DrawnEnsemble(nn.Module):
             return stack_draws([innermost(run_one(draw)) for draw in draws])
         # an exporter would fix the number of inputs of what torch batches over weights
         run = one_by_one if torch.compiler.is_compiling() else over_draws
-        return self._family(**run(run_one, weights), **self._unchecked)
+        arguments = run(run_one, weights)
+        _require_numbers(arguments)
+        return self._family(**arguments, **self._unchecked)
 
 
 class _Drawn(nn.Module):
@@ -170,7 +179,8 @@ class _Drawn(nn.Module):
         """Return the likelihood's arguments, or a user's distribution, by single weights."""
         likelihood: Any = self.likelihood
         run = likelihood.arguments if self.standard else likelihood
-        return run(self.network(*x))
+        outputs = self.network(*x)
+        return run(at_least_single(outputs) if isinstance(outputs, Tensor) else outputs)
 
 
 def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
@@ -223,10 +233,15 @@ def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
     ends = loc + scale * scores
     low, high = ends.amin(0), ends.amax(0)
 
-    def below(x: Tensor) -> Tensor:
-        return _erf((x - loc) / (scale * math.sqrt(2))).mean(0) < 2 * levels - 1
+    def centred_cdf(x: Tensor) -> Tensor:  # 2 F(x) - 1
+        return _erf((x - loc) / (scale * math.sqrt(2))).mean(0)
 
-    return bisect(below, low, high, _HALVINGS).to(dtype)
+    def slope(x: Tensor) -> Tensor:
+        z = (x - loc) / scale
+        return (math.sqrt(2 / math.pi) * torch.exp(-0.5 * z * z) / scale).mean(0)
+
+    root = bisect(lambda x: centred_cdf(x) < 2 * levels - 1, low, high, _HALVINGS)
+    return with_derivatives(root, centred_cdf, slope).to(dtype)
 
 
 def _erf(x: Tensor) -> Tensor:
@@ -234,7 +249,17 @@ def _erf(x: Tensor) -> Tensor:
     return x.float().erf().double() if torch.compiler.is_compiling() else x.erf()
 
 
+def _require_numbers(outputs: dict[str, Tensor]) -> None:
+    """Raise as `predict` does; what is compiled, captured or transformed cannot look at numbers."""
+    if not (
+        torch.compiler.is_compiling()
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        require_numbers(outputs)
+
+
 def _entropy(log_probs: Tensor) -> Tensor:
     """Entropies ``[...]`` in nats, in operations that older exporters to ONNX have."""
     probs = log_probs.exp()
-    return -(probs * log_probs).where(probs > 0, torch.zeros_like(probs)).sum(-1)
+    return -(probs * log_probs).where(probs != 0, torch.zeros_like(probs)).sum(-1)

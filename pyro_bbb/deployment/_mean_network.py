@@ -33,7 +33,8 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         guide: a trained guide; its medians (for `AutoSoftplusNormal` the means) are the weights.
 
     Returns:
-        A module in evaluation mode, with the outputs of `predict_mean`'s network.
+        A module in evaluation mode, with the outputs of `predict_mean`'s network. It does not check
+        them: where an input overflows they are NaN or infinite.
 
     Raises:
         TypeError: an argument is of another kind.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from torch import Tensor
+from torch.autograd import Function
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
@@ -159,8 +160,24 @@ class NegativeBinomial(dist.NegativeBinomial):
         return cdf.where(count >= 0, 0.0).to(self.logits)
 
 
+class _StudentCDF(Function):
+    """Distribution function of the standard Student's t, by scipy; differentiable in z only."""
+
+    @staticmethod
+    def forward(ctx: Any, df: Tensor, z: Tensor) -> Tensor:
+        from scipy.special import stdtr  # which takes longer to import than this room
+
+        ctx.save_for_backward(df, z)
+        return torch.as_tensor(stdtr(df.cpu().numpy(), z.cpu().numpy())).to(z)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        df, z = ctx.saved_tensors
+        return None, grad * dist.StudentT(df, validate_args=False).log_prob(z).exp()
+
+
 class StudentT(dist.StudentT):
-    """Student's t with the cumulative distribution function (scipy's, without gradient)."""
+    """Student's t with the cumulative distribution function, differentiable but for ``df``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats, elementwise."""
@@ -174,11 +191,9 @@ class StudentT(dist.StudentT):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of a draw at most ``value``, elementwise."""
-        from scipy.special import stdtr  # which takes longer to import than this room
-
-        z = (value - self.loc) / self.scale
-        df, z = (x.detach().cpu().numpy() for x in torch.broadcast_tensors(self.df, z))
-        return torch.as_tensor(stdtr(df, z)).to(self.loc)
+        df, z = torch.broadcast_tensors(self.df.detach(), (value - self.loc) / self.scale)
+        cdf: Tensor = _StudentCDF.apply(df, z)
+        return cdf.to(self.loc)
 
 
 # Families that stay the same under a change of the targets' unit: ours, Pyro's and torch's classes

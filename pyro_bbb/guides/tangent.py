@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._utils.inputs import Rows, input_tensors, run_network, with_tensors
+from pyro_bbb._utils.inputs import Rows, at_least_single, input_tensors, run_network, with_tensors
 from pyro_bbb.guides._autoguides import Normal
 from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
 from pyro_bbb.guides._last_layer import LastLayer
@@ -206,13 +206,15 @@ def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
             return _of_last_layer(model, guide, x)
         by_layer = getattr(guide, "_moments_by_layer", None)
         f, covariance = (by_layer and by_layer(model, x)) or _by_derivatives(model, guide, x)
+    f, covariance = at_least_single(f), at_least_single(covariance)
     return OutputMoments(f, covariance.diagonal(dim1=1, dim2=2).reshape(f.shape), covariance)
 
 
 def _of_last_layer(model: Any, guide: LastLayer, x: Rows) -> OutputMoments:
     with own_store(guide), substituted(model, guide.median()), guide.observed_head() as variance:
         outputs = run_network(model.network, x)
-        return OutputMoments(getattr(outputs, "logits", outputs), variance())
+        mean = getattr(outputs, "logits", outputs)
+        return OutputMoments(at_least_single(mean), at_least_single(variance()))
 
 
 def _by_derivatives(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,9 @@ def call_predict(predict_fn: PredictFn, x: Any) -> Prediction:
     found = function("predict_fn", predict_fn, "from inputs to a Prediction")(x)
     if not isinstance(found, ClassificationPrediction | RegressionPrediction):
         raise TypeError(f"predict_fn must return a Prediction, got {type(found).__name__}")
+    if isinstance(found, ClassificationPrediction) and found.probs.isnan().any():
+        row = found.probs.isnan().flatten(1).any(1).nonzero()[0].item()
+        raise ValueError(f"predict_fn must give predictions without NaN, got one at row {row}")
     return found
 
 

@@ -33,6 +33,8 @@ def class_log_probs(distribution: Any) -> Tensor | None:
     if isinstance(one, Categorical):
         return logits
     log_probs = torch.stack([logsigmoid(-logits), logsigmoid(logits)], dim=-1)
+    # an infinite logit is an overflow: NaN, as from a softmax
+    log_probs = log_probs + (logits - logits).unsqueeze(-1)
     single = log_probs.dim() == 4 and log_probs.shape[2] == 1
     return log_probs.squeeze(2) if single else log_probs
 
@@ -109,7 +111,7 @@ class ClassificationPrediction:
         As the mean KL from the predictive to the draws, which is 0 for one draw.
         """
         gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
-        return gain.where(self.sample_probs > 0, torch.zeros_like(gain)).sum(-1).mean(0)
+        return gain.where(self.sample_probs != 0, torch.zeros_like(gain)).sum(-1).mean(0)
 
     def refuse(self, threshold: float) -> Tensor:
         """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
@@ -120,7 +122,7 @@ class ClassificationPrediction:
             ValueError: the threshold is outside [0, 1].
             TypeError: it is no number.
         """
-        return self.confidence <= fraction("threshold", threshold)
+        return ~(self.confidence > fraction("threshold", threshold))  # NaN is refused
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-probability of the true labels under the predictive, ``[n]``, nats.

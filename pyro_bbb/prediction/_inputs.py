@@ -31,7 +31,8 @@ def checked(model: BayesianModel, guide: Any, x: Any) -> Rows:
             found = f"got a tensor on {part.device}"
             raise ValueError(f"{name} must be on {device} as the guide is, {found}")
         if not all_finite(part):
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
+            row = (~part.isfinite()).reshape(len(part), -1).any(1).nonzero()[0].item()
+            raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
     return given
 
 

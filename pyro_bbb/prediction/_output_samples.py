@@ -24,7 +24,7 @@ from pyro_bbb import likelihoods
 from pyro_bbb._handlers.sites import is_of_prior, sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
-from pyro_bbb._utils.inputs import Rows, each, run_network
+from pyro_bbb._utils.inputs import Rows, at_least_single, each, run_network
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
@@ -85,6 +85,7 @@ def arguments_of(
     model: BayesianModel, outputs: Tensor, draws: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The likelihood's arguments for outputs ``[s, n, ...]`` and draws of its own latents."""
+    outputs = at_least_single(outputs)
     if not model.likelihood.is_standard:
         own = {name.removeprefix("likelihood."): x.unsqueeze(1) for name, x in draws.items()}
         return {"outputs": outputs, **own}

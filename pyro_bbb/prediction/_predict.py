@@ -17,7 +17,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.inputs import Rows, input_batches
-from pyro_bbb._utils.validation import count, kind, one_of
+from pyro_bbb._utils.validation import count, kind, one_of, require_numbers
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
@@ -106,8 +106,9 @@ def predict(
         scale, a `GaussianPrediction` without sampling error.
 
     Raises:
-        ValueError: inputs that do not fit, are empty or not finite, a number out of range, draws
-            that lack a latent, an unknown estimator or one that is not exact here.
+        ValueError: inputs that do not fit, are empty or not finite, or overflow in the network (the
+            message names the row), a number out of range, draws that lack a latent, an unknown
+            estimator or one that is not exact here.
         TypeError: an argument of the wrong kind.
     """
     kind("model", model, BayesianModel)
@@ -269,6 +270,7 @@ def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -
 
 
 def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) -> Prediction:
+    require_numbers(outputs)
     if "sample_log_probs" in outputs:
         return ClassificationPrediction(**outputs, sampler=sampler)
     stds = {name: outputs.pop(name)[0] for name in STDS if name in outputs}

@@ -18,7 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
-from pyro_bbb._utils.bisection import bisect
+from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors
@@ -107,6 +107,7 @@ class RegressionPrediction:
         moved: dict[str, Any] = {"loc": m + s * loc, "scale": s * self.components.scale}
         if issubclass(family, StudentT):
             moved["df"] = self.components.df
+        checks.require_numbers(moved)
         return RegressionPrediction(family(**moved), self.sampler)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -145,15 +146,21 @@ class RegressionPrediction:
     def quantile(self, probability: float) -> Tensor:
         """The mixture's quantile, ``[n, d]``, by bisection of its distribution function in float64.
 
+        It is differentiable in the components' parameters; that of counts is constant.
+
         Raises:
             ValueError: the probability is outside (0, 1).
             TypeError: it is no number.
         """
         probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
-        low, high = exact._bracket(probability)
-        high = bisect(lambda middle: exact.cdf(middle) < probability, low, high, 64)
-        return (high.round() if self._of_components("support").is_discrete else high).to(self.mean)
+        with torch.no_grad():
+            ends = exact._bracket(probability)
+            root = bisect(lambda middle: exact.cdf(middle) < probability, *ends, 64)
+        if self._of_components("support").is_discrete:
+            return root.round().to(self.mean)
+        density = lambda value: exact._of_components("log_prob", value).exp().mean(0)  # noqa: E731
+        return with_derivatives(root, exact.cdf, density).to(self.mean)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of probability ``level`` under the mixture.

@@ -110,8 +110,11 @@ class BayesianEstimator(BaseEstimator):
         """Properties of the predictive at all rows; the draws are kept for some rows at a time."""
         rows = self._rows(X)
         passes = []
-        for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
-            found = self._ask(part)
+        for start in range(0, len(rows), _ROWS):
+            try:
+                found = self._ask(rows[start : start + _ROWS])
+            except ValueError as error:  # it counts rows from the start of the pass
+                raise (ValueError(f"from row {start} on, {error}") if start else error) from error
             passes.append([getattr(found, name).cpu().numpy() for name in wanted])
         return [np.concatenate(parts) for parts in zip(*passes, strict=True)]
 
