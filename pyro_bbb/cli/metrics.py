@@ -39,10 +39,10 @@ SCORE_NAMES = {
     "accuracy_refused": "accuracy of the rows refused",
     "refusal_p": "p-value; up to 0.05, the rows refused are worse",
 }
-CLASS_COLUMNS = ("class", "rows", "right", "answered", "answered and right")
+CLASS_COLUMNS = ("class", "rows", "right (recall)", "answered", "right (recall)")
 _MOST_CLASSES = 20  # in print
 _MOST_REFUSED = 0.25  # of a class, and twice the fraction of all, before a warning
-P_VALUE = 0.05
+_P_VALUE = 0.05
 
 
 def described(scores: dict[str, Any]) -> str:
@@ -60,22 +60,39 @@ def described(scores: dict[str, Any]) -> str:
 
 def class_rows(scores: dict[str, Any]) -> list[list[str]]:
     """Cells of a table of the classes, the rarest first."""
-    ordered = sorted(scores["classes"].items(), key=lambda item: item[1]["rows"])
-    return [[label, *map(str, counts.values())] for label, counts in ordered[:_MOST_CLASSES]]
+    ordered = sorted(scores["classes"].items(), key=lambda item: item[1]["rows"])[:_MOST_CLASSES]
+    table = []
+    for label, counts in ordered:
+        rows, right, answered, answered_right = counts.values()
+        recall, recall_answered = (
+            f"{part} ({part / total:.0%})" if total else ""
+            for part, total in ((right, rows), (answered_right, answered))
+        )
+        table.append([label, str(rows), recall, str(answered), recall_answered])
+    return table
+
+
+def refusal(scores: dict[str, Any]) -> str:
+    """Say how many rows are refused, and whether they are worse than those answered."""
+    words = f"It refuses {scores['refused']:.1%} of rows"
+    if "refusal_p" not in scores:
+        return words
+    worse = "worse" if scores["refusal_p"] <= _P_VALUE else "not shown to be worse"
+    name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")
+    refused, answered = (format(scores[f"{name}_{x}"], form) for x in ("refused", "answered"))
+    return (
+        f"{words}, which are {worse} than those answered: {SCORE_NAMES[name]} {refused} against "
+        f"{answered} (p = {scores['refusal_p']:.2g})"
+    )
 
 
 def cautions(scores: dict[str, Any]) -> list[str]:
     """Warnings about what accuracy or RMSE would hide."""
     warnings = []
     if "auroc" in scores and scores["accuracy"] <= scores["base_rate"]:
-        warnings.append("the accuracy is not above that of always predicting the commonest class")
-    if scores.get("refusal_p", 0) > P_VALUE:
-        name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")
-        warnings.append(
-            f"refusal is not shown to help: {SCORE_NAMES[name]} {scores[f'{name}_refused']:{form}} "
-            f"of the rows refused, {scores[f'{name}_answered']:{form}} of the rows answered "
-            f"(p = {scores['refusal_p']:.2g})"
-        )
+        warnings.append("The accuracy is not above that of always predicting the commonest class")
+    if scores.get("refusal_p", 0) > _P_VALUE:
+        warnings.append(refusal(scores))
     limit = max(_MOST_REFUSED, 2 * scores["refused"])
     lost = [
         f"{counts['rows'] - counts['answered']} of the {counts['rows']} rows of {label!r}"
@@ -83,7 +100,7 @@ def cautions(scores: dict[str, Any]) -> list[str]:
         if counts["answered"] < counts["rows"] * (1 - limit)
     ]
     if lost:
-        warnings.append(f"it refuses {', '.join(lost[:3])}, but {scores['refused']:.1%} of all")
+        warnings.append(f"It refuses {', '.join(lost[:3])}, but {scores['refused']:.1%} of all")
     return warnings
 
 
@@ -132,7 +149,7 @@ def score(rows: dict[str, Tensor], model: Model) -> dict[str, Any]:
         labels = model.estimator.classes_
         counts = [torch.bincount(rows["y"][x], minlength=len(labels)).tolist() for x in subsets]
         scores["classes"] = {
-            str(label): dict(zip(CLASS_COLUMNS[1:], row, strict=True))
+            str(label): dict(zip(("rows", "right", "answered", "answered_right"), row, strict=True))
             for label, *row in zip(labels, *counts, strict=True)
         }
     return scores

@@ -279,7 +279,7 @@ def test_scores_of_rare_classes_are_sklearns():
         y[answered], probs[answered].argmax(1), average=None, labels=range(4), zero_division=0
     )
     assert [
-        each["answered and right"] / max(1, each["answered"]) for each in counts.values()
+        each["answered_right"] / max(1, each["answered"]) for each in counts.values()
     ] == pytest.approx(recall)
     area = sklearn.metrics.roc_auc_score(y, probs, multi_class="ovr")
     assert scores["auroc"] == pytest.approx(area)
@@ -316,12 +316,15 @@ def test_refusal_that_does_not_help_is_warned_of():
     scores = score(rows_of(probs, y, total=unrelated), table_model("ab", threshold=94))
     commonest, refusal = cautions(scores)
     assert "not above that of always predicting the commonest class" in commonest
-    assert re.match(r"refusal is not shown to help: accuracy .*% of the rows refused", refusal)
+    assert refusal == (
+        "It refuses 5.0% of rows, which are not shown to be worse than those answered: accuracy "
+        "100.0% against 89.5% (p = 1)"
+    )
     probs[90:] = torch.tensor([0.4, 0.6])
     informed = torch.arange(100).double()
     scores = score(rows_of(probs, y, total=informed), table_model("ab", threshold=94))
     assert scores["accuracy"] == 1 and cautions(scores)[-1] == (
-        "it refuses 5 of the 10 rows of 'b', but 5.0% of all"
+        "It refuses 5 of the 10 rows of 'b', but 5.0% of all"
     )
     assert cautions(score(rows_of(probs, y, total=informed), table_model("ab"))) == []
     one = rows_of(probs[:90], y[:90], total=informed[:90])  # of one class, without an AUROC
@@ -348,12 +351,18 @@ def test_a_rare_class_that_is_refused_is_said_on_top(capsys, rare, tmp_path):
     assert scores["accuracy_answered"] > 0.99 and scores["refused"] < 0.1
     counts = scores["classes"]["yes"]
     assert counts["answered"] < 0.6 * counts["rows"]  # most are refused
-    warning = f"it refuses {counts['rows'] - counts['answered']} of the {counts['rows']} rows"
-    assert f"warning: {warning} of 'yes'" in run(capsys, "evaluate", *words)[1]
+    warning = f"It refuses {counts['rows'] - counts['answered']} of the {counts['rows']} rows"
+    printed = run(capsys, "evaluate", *words)[1]
+    assert f"warning: {warning} of 'yes'" in printed
+    right = counts["right"]
+    row = (
+        f"yes +{counts['rows']} +{right} \\({right / counts['rows']:.0%}\\) +{counts['answered']} "
+    )
+    assert re.search(row, printed)
     run(capsys, "report", *words, "--out", tmp_path / "r.html", "--quiet")
     top = (tmp_path / "r.html").read_text().partition("<h2>")[0]
     assert f"Of the {counts['rows']} rows of &#39;yes&#39; it would be right in" in top
-    assert f"it answers {counts['answered']} and is right in {counts['answered and right']}" in top
+    assert f"it answers {counts['answered']} and is right in {counts['answered_right']}" in top
     assert f"Warning: {warning} of &#39;yes&#39;" in top
     run(capsys, "report", rare / "model", "--out", tmp_path / "s.html", "--quiet")  # of training
     assert "rows of &#39;yes&#39; it would be right in" in (tmp_path / "s.html").read_text()
@@ -430,11 +439,15 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
 )
 def test_the_verdict_compares_coverage_and_level(coverage, words):
     """Of 100 rows at 90 % from 84 to 96 % agree."""
-    scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "rmse_answered": 1.5, "refused": 0.1}
+    scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "refused": 0.1}
+    scores |= {"rmse_answered": 1.5, "rmse_refused": 3.0, "refusal_p": 0.01}
     about = Namespace(level=0.9, target="price")
     quality, refusal, certainty = report._verdict(about, scores, 100)
-    assert quality == "The RMSE of 'price' is 2, 50% of the variance explained."
-    assert refusal == "It refuses 10.0% of 100 rows; the others have an RMSE of 1.5."
+    assert quality == "The RMSE of 'price' is 2 on 100 rows, 50% of the variance explained."
+    assert refusal == (
+        "It refuses 10.0% of rows, which are worse than those answered: RMSE 3 against 1.5 "
+        "(p = 0.01)."
+    )
     assert f"{coverage:.1%} of rows, where 90% is intended" in certainty and words in certainty
 
 
@@ -443,7 +456,7 @@ def test_a_report_on_rows_that_are_all_refused(folder, tmp_path, model):
     found = Model.load(folder / model)
     rows = by_row(found.ask(found.inputs(HOUSES, print)), found.truth(HOUSES))
     _, refusal, _ = report._verdict(found.about, score(rows, found.knowing(threshold=-1.0)), 120)
-    assert refusal == "It refuses 100.0% of 120 rows."
+    assert refusal == "It refuses 100.0% of rows."
 
 
 def test_what_a_table_says_is_no_markup(capsys, tmp_path):

@@ -15,14 +15,7 @@ from pyro_bbb._utils.version import __version__
 from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
-from pyro_bbb.cli.metrics import (
-    CLASS_COLUMNS,
-    P_VALUE,
-    SCORE_NAMES,
-    cautions,
-    class_rows,
-    score,
-)
+from pyro_bbb.cli.metrics import CLASS_COLUMNS, SCORE_NAMES, cautions, class_rows, refusal, score
 from pyro_bbb.cli.model import About, Model
 from pyro_bbb.cli.options import Report
 
@@ -66,7 +59,7 @@ def _of_rows(
     pictures = of_answers(model, rows)
     sections = [Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)]
     if "classes" in scores:
-        text = "Numbers of rows; right are those that are predicted as their class."
+        text = "Rows of each class, and how many are predicted as it; all, and those answered."
         sections.append(Section("Classes", text, CLASS_COLUMNS, class_rows(scores)))
     return [*sections, _least_certain(model, rows)]
 
@@ -123,30 +116,29 @@ def _table(scores: dict[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[str
 
 def _verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
     """Say how good the predictions are, whom they fail, and whether they know it."""
-    refusal = f"It refuses {scores['refused']:.1%} of {number} rows"
     if "accuracy" in scores:
-        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of rows"
+        quality = (
+            f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of {number} rows"
+        )
         if "classes" in scores:  # not stored by earlier versions
             quality += f"; always the commonest class would be in {scores['base_rate']:.1%}. "
             quality += _worst(scores["classes"])
-        others = f", and is right in {scores.get('accuracy_answered', 0):.1%} of the others"
         sets = _compared(scores["set_coverage"], about.level, number, "small")
         certainty = f"Its sets of classes hold the true one {sets}"
     else:
         explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
-        quality = f"The RMSE of {about.target!r} is {scores['rmse']:.4g}{explained}"
-        others = f"; the others have an RMSE of {scores.get('rmse_answered', 0):.4g}"
+        quality = (
+            f"The RMSE of {about.target!r} is {scores['rmse']:.4g} on {number} rows{explained}"
+        )
         intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
         certainty = f"Its intervals hold the true value {intervals}"
-    if scores.get("refusal_p", 1) <= P_VALUE:
-        others += f". The rows refused are worse (p = {scores['refusal_p']:.2g})"
-    return [f"{quality}.", f"{refusal}{others if scores['refused'] < 1 else ''}.", certainty]
+    return [f"{quality}.", f"{refusal(scores)}.", certainty]
 
 
 def _worst(classes: dict[str, dict[str, int]]) -> str:
     """The class of which the smallest fraction of rows is answered and right."""
     present = [item for item in classes.items() if item[1]["rows"]]
-    label, counts = min(present, key=lambda item: item[1]["answered and right"] / item[1]["rows"])
+    label, counts = min(present, key=lambda item: item[1]["answered_right"] / item[1]["rows"])
     rows, right, answered, answered_right = counts.values()
     return (
         f"Of the {rows} rows of {label!r} it would be right in {right} ({right / rows:.0%}); it "
