@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +26,7 @@ SEPARATORS = ",;\t|"
 _MARKS = ["-", "--", "–", ".", "#N/A", "#NA", "#VALUE!", "#DIV/0!", "#REF!", "#NUM!", "<NA>", "NaT"]
 _SAMPLE = 1000  # rows by which the separator is recognised
 _CHUNK = 10_000  # rows converted at once
+_OTHER = {".": ",", ",": "."}  # sign between thousands, of each decimal sign
 _SLIPS = 0.1  # fraction of texts among numbers up to which they are slips, not categories
 _CODE = r"^(0\d+|\d{19,})$"  # of digits, but more than a number
 _SPACES = " \u00a0\u2009\u202f'’"  # between thousands
@@ -53,17 +53,9 @@ def read_csv(
     decimal: str | None = None,
     usual: str | None = None,
 ) -> tuple[pl.DataFrame, str | None]:
-    """Read a table of texts with a header, and print the format where it is not the usual one.
+    """Read a table of texts and the decimal sign, None where no value has one.
 
-    Args:
-        path: the file.
-        separator: between values; None recognises it.
-        say: prints a line.
-        decimal: sign; None recognises it.
-        usual: sign where the values fit both.
-
-    Returns:
-        The table, and the decimal sign, None where no value has one.
+    Prints the format where it is not the usual one; ``usual`` is the sign of values that fit both.
     """
     text, encoding = _decode(path)
     separator = separator or _separator(text)
@@ -76,27 +68,17 @@ def read_csv(
 
 
 def typed(
-    raw: pl.Series,
-    kind: str,
-    decimal: str,
-    missing_values: Sequence[str],
-    say: Callable[[str], None],
+    raw: pl.Series, kind: str, decimal: str, missing: Sequence[str], say: Callable[[str], None]
 ) -> pl.Series:
-    """Convert a column of texts to numbers, truth values, or text with nulls.
+    """Convert texts to numbers, truth values, or text; ``missing`` and `MISSING` become null.
 
-    Args:
-        raw: texts.
-        kind: ``"text"``; ``"number"``, anything else is an error; ``"feature"`` and ``"target"`` of
-            training, numbers with few slips being an error; ``"any"``, numbers without exception.
-        decimal: sign.
-        missing_values: texts that mean a missing value, with those of `MISSING`.
-        say: prints a line.
+    The kind is ``"text"``; ``"number"``, other texts being errors; ``"any"``, numbers if all are;
+    ``"feature"`` and ``"target"`` of training, where few texts among numbers are errors.
     """
-    text = raw.str.strip_chars()
-    gaps = text.is_in([*MISSING, *missing_values])
+    text = _stripped(raw)
+    gaps = text.is_in([*MISSING, *missing])
     plain, text = raw.set(gaps, None), text.set(gaps, None)
-    present = len(text) - text.null_count()
-    if kind == "text" or not present:
+    if kind == "text" or gaps.all():
         return plain
     numbers = _numbers(text, decimal)
     wrong = numbers.is_null() & ~gaps
@@ -106,38 +88,35 @@ def typed(
     if kind == "any":
         return plain if wrong.any() else numbers
     odd = wrong & ~text.is_in(_MARKS).fill_null(False)
-    if not odd.any() and (kind == "number" or wrong.sum() < present):
+    if not odd.any() and (kind == "number" or numbers.count()):
         if (lost := raw.filter(numbers.is_null())).len():
-            counts = lost.value_counts(sort=True).rows()
-            marks = ", ".join(f"{mark!r} ({count})" for mark, count in counts)
-            say(f"column {raw.name!r} holds numbers, and as missing values {marks}")
+            counts = ", ".join(f"{text!r} ({n})" for text, n in lost.value_counts(sort=True).rows())
+            say(f"column {raw.name!r} holds numbers, and as missing values {counts}")
         return numbers
-    swapped = odd & _numbers(text, "." if decimal == "," else ",").is_not_null()
+    present, swapped = text.count(), odd & _numbers(text, _OTHER[decimal]).is_not_null()
     few = kind == "target" or swapped.any() or odd.sum() <= max(1, _SLIPS * present)
-    if kind == "number" or (few and (numbers.is_not_null() | swapped).sum() >= present / 2):
-        _refuse_slips(raw, odd, decimal, kind)
-    if wrong.sum() < present:
-        say(f"column {raw.name!r} holds numbers and {raw.filter(odd)[0]!r}: it is taken as text")
+    first, number, others = repr(raw.filter(odd).first()), odd.arg_max() or 0, odd.sum() - 1
+    if kind == "number" or (few and numbers.count() + swapped.sum() >= present / 2):
+        label = "--task classification" if kind == "target" else f"--keep {raw.name}"
+        raise BadInput(
+            f"column {raw.name!r} has {first} in row {number + 1}, not a number with the decimal "
+            f"sign {decimal!r} ({others} rows more): correct it; if it means a missing value, "
+            f"train with --missing-values {first}, or if it is a label, with {label}"
+        )
+    if numbers.count():
+        say(f"column {raw.name!r} holds numbers and {first}: it is taken as text")
     return plain
 
 
-def _refuse_slips(raw: pl.Series, odd: pl.Series, decimal: str, kind: str) -> None:
-    row, more = odd.arg_max() or 0, odd.sum() - 1
-    text, others = raw[row], f" (and {more} rows more)" if more else ""
-    labels = "--task classification" if kind == "target" else f"--keep {raw.name}"
-    advice = "" if kind == "number" else f", or if it is a label, {labels}"
-    raise BadInput(
-        f"column {raw.name!r} has {text!r} in row {row + 1}, not a number with the decimal sign "
-        f"{decimal!r}{others}: correct it, or if it means a missing value, train with "
-        f"--missing-values {text!r}{advice}"
-    )
+def _stripped(raw: pl.Series) -> pl.Series:
+    return raw.str.strip_chars().str.replace("−", "-", literal=True)
 
 
 def _pattern(decimal: str) -> str:
     """Pattern of the numbers with this decimal sign, also with separators of thousands."""
-    group, sign = ("," if decimal == "." else r"\."), re.escape(decimal)
-    grouped = rf"[1-9]\d{{0,2}}(({group}\d{{3}})+|([{_SPACES}]\d{{3}})+)({sign}\d+)?"
-    return rf"^[+-]?(\d*({sign}\d*)?([eE][+-]?\d+)?|{grouped}|(?i:inf|infinity))$"
+    thousands = rf"(([{_OTHER[decimal]}]\d{{3}})+|([{_SPACES}]\d{{3}})+)"
+    grouped = rf"[1-9]\d{{0,2}}{thousands}([{decimal}]\d+)?"
+    return rf"^[+-]?(\d*([{decimal}]\d*)?([eE][+-]?\d+)?|{grouped}|(?i:inf|infinity))$"
 
 
 def _numbers(text: pl.Series, decimal: str) -> pl.Series:
@@ -146,7 +125,7 @@ def _numbers(text: pl.Series, decimal: str) -> pl.Series:
     if lower.is_in(["true", "false"]).all():
         return lower == "true"
     plain = text.set(~text.str.contains(_pattern(decimal)), None)
-    plain = plain.str.replace_all(f"[{',' if decimal == '.' else '.'}{_SPACES}]", "")
+    plain = plain.str.replace_all(f"[{_OTHER[decimal]}{_SPACES}]", "")
     plain = plain.str.replace(",", ".", literal=True)
     floats = plain.cast(pl.Float64, strict=False)
     integers = (plain.str.contains(r"^[+-]?\d+$") | floats.is_null()).all()
@@ -158,7 +137,7 @@ def _decimal(table: pl.DataFrame, separator: str, usual: str | None) -> str | No
     needed: dict[str, Any] = {".": 0, ",": 0}
     unclear = []
     for raw in table:
-        text = raw.str.strip_chars()
+        text = _stripped(raw)
         point, comma = (text.str.contains(_pattern(sign)) for sign in ".,")
         if 2 * (point | comma).sum() < (~text.is_in(MISSING)).sum():
             continue  # text, which may hold a version or a date

@@ -78,12 +78,12 @@ def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str
     """Encodings of the columns of a training table, and the names of constant columns."""
     columns, constant = [], []
     for series in table.with_columns(cs.float().fill_nan(None)):
-        if missing == "refuse":
-            require_all(series)
         if series.drop_nulls().n_unique() + bool(series.null_count()) < 2:
             constant.append(series.name)
-        else:
-            columns.append(_learn(series))
+            continue
+        if missing == "refuse":
+            require_all(series)
+        columns.append(_learn(series))
     if not columns:
         raise BadInput("there is no column to learn from beside the target")
     return columns, constant
@@ -129,15 +129,11 @@ def identifies_rows(series: pl.Series) -> bool:
 
 
 def date_form(series: pl.Series, require_one: bool) -> str | None:
-    """Return the form in which all texts of a column are dates, or None.
-
-    Raises:
-        BadInput: days and months may be exchanged, where one form is required.
-    """
+    """Return the form in which all texts are dates, or None; `require_one` refuses two."""
     if series.dtype in (pl.Date, pl.Datetime):
         return _DATES[0]
     values = series.drop_nulls()
-    if series.dtype != pl.String or values.is_empty():
+    if series.dtype != pl.String or not values.str.contains(r"\d{4}").any():
         return None
     forms = [form for form in _DATES + _TIMES if not _dates(values, form).has_nulls()]
     if len(forms) > 1 and require_one:

@@ -27,21 +27,12 @@ def read(
     kinds: Mapping[str, str],
     default: str = "any",
     usual: str | None = None,
-    missing_values: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> tuple[pl.DataFrame, str | None]:
-    """Read a table: Parquet by its ending, else CSV with a header.
+    """Read a table, Parquet by its ending, else CSV with a header; and its decimal sign.
 
-    Args:
-        path: the file.
-        options: separator and decimal sign, or None.
-        say: prints a line.
-        kinds: kinds of CSV columns, as `typed` takes them.
-        default: kind of the other columns.
-        usual: decimal sign where the file does not decide on one.
-        missing_values: texts that mean a missing value.
-
-    Returns:
-        The table, and the decimal sign, None where no text has one.
+    The columns of a CSV file have their ``kinds``, or the default one, as `typed` takes them; a
+    decimal sign that the file leaves open is the ``usual`` one.
     """
     kind = "Parquet" if path.suffix in PARQUET else "CSV"
     try:
@@ -50,7 +41,7 @@ def read(
         else:
             raw, decimal = read_csv(path, options.separator, say, options.decimal, usual)
             table = raw.with_columns(
-                typed(text, kinds.get(text.name, default), decimal or ".", missing_values, say)
+                typed(text, kinds.get(text.name, default), decimal or ".", missing, say)
                 for text in raw
             )
     except (pl.exceptions.PolarsError, OSError, csv.Error) as error:

@@ -70,6 +70,7 @@ THOUSANDS = {  # first value, and what it is
     "non-breaking space": ("2\u00a0288.5", 2288.5, ",", {}),
     "narrow space": ("-2\u202f288", -2288, ",", {}),
     "apostrophe": ("2'288.5", 2288.5, ",", {}),
+    "minus sign": ("−2288.5", -2288.5, ",", {}),
 }
 
 
@@ -297,6 +298,11 @@ def test_an_empty_line_is_a_missing_value_of_the_only_column(capsys, tmp_path):
     assert code == 2 and "column 'x' has no value in row 2" in errors
 
 
+def test_a_separator_at_the_end_of_lines_is_an_empty_column(capsys, tmp_path):
+    output, model = train(capsys, tmp_path, **{"x": X, "y": Y, "": [""] * ROWS})
+    assert taken(model) == ["x"] and "one value only: ''" in output
+
+
 @pytest.mark.parametrize("name", ["", "x", "is_duplicated_x"])
 def test_columns_of_one_name_are_refused(capsys, tmp_path, name):
     path = tmp_path / "t.csv"
@@ -322,6 +328,7 @@ OTHERS = {
     "x_id": np.arange(ROWS) // 2,
     "grid": RNG.permutation(1000)[:ROWS],
     "size": np.arange(ROWS) + 0.5,
+    "version": ["1.2.3", "1.2.4"] * 20,
 }
 
 

@@ -56,8 +56,8 @@ def _read(options: Train, console: Console) -> tuple[pl.DataFrame, str | None]:
     kinds = dict.fromkeys((*options.drop, *options.keep), "any")
     targets = {"regression": "number", "classification": "any", None: "target"}
     kinds[options.target] = targets[options.task]
-    data, missing_values = options.data, options.missing_values
-    return read(data, options, console.print, kinds, "feature", missing_values=missing_values)
+    missing = options.missing_values
+    return read(options.data, options, console.print, kinds, "feature", missing=missing)
 
 
 def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDArray[Any], Task]:
