@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
@@ -134,7 +135,8 @@ class Guide(AutoGuide):
         """Run the model once to find latents that its forward pass samples."""
         evaluated = evaluating(self.model) if isinstance(self.model, nn.Module) else ExitStack()
         known, frames = self.prototype_trace, self._prototype_frames
-        with torch.no_grad(), torch.random.fork_rng(), evaluated:
+        quiet = pyro.validation_enabled(False)  # the first weights are drawn from the prior
+        with torch.no_grad(), torch.random.fork_rng(), evaluated, quiet:
             AutoGuide._setup_prototype(self, *args, **kwargs)
         trace, self.prototype_trace = self.prototype_trace, known
         self._prototype_frames |= frames

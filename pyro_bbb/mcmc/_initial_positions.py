@@ -15,23 +15,34 @@ from pyro_bbb.guides.latents import as_initialiser, refuse_unknown
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.prediction import posterior_draws
 
+_DRAWS = 100  # of a point of finite energy, before the start is refused
+
 
 def starting_points(potential: Potential, init: Any, seeds: list[int]) -> list[Tensor]:
     """A point of finite energy for each chain, each a function of its seed."""
     draw, positions = _initialiser(potential, init), []
     for seed in seeds:
-        with seeded(seed), torch.no_grad():
-            z = potential.unconstrain(draw())
-        require_density(*potential.value_and_gradient(z))
-        positions.append(z)
+        with seeded(seed):
+            positions.append(_position(potential, draw))
     return positions
 
 
 def draw_positions(potential: Potential, init: Any, num_chains: int) -> Tensor:
-    """A point for each chain, ``[chains, d]``; their energies are not looked at."""
+    """Draw a point of finite energy for each chain, ``[chains, d]``."""
     draw = _initialiser(potential, init)
-    with torch.no_grad():
-        return torch.stack([potential.unconstrain(draw()) for _ in range(num_chains)])
+    return torch.stack([_position(potential, draw) for _ in range(num_chains)])
+
+
+def _position(potential: Potential, draw: Callable[[], dict[str, Tensor]]) -> Tensor:
+    """Draw a point until its energy is finite: in deep networks the scale of some is 0."""
+    for _ in range(_DRAWS):
+        with torch.no_grad():
+            z = potential.unconstrain(draw())
+        energy, gradient = potential.value_and_gradient(z)
+        if energy.isfinite() and gradient.isfinite().all():
+            break
+    require_density(energy, gradient)
+    return z
 
 
 def require_density(energies: Tensor, gradients: Tensor) -> None:

@@ -30,7 +30,7 @@ from pyro_bbb._utils.validation import (
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
-from pyro_bbb.mcmc._initial_positions import draw_positions, require_density
+from pyro_bbb.mcmc._initial_positions import draw_positions
 from pyro_bbb.mcmc._langevin import Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.mcmc._potential import Potential
@@ -133,7 +133,6 @@ def run_sgmcmc(
         potential = Potential(model, *batches.first())
         z = draw_positions(potential, init, num_chains)
         gradient = MinibatchGradient(potential, z, batches.first())
-        require_density(*gradient(z, *batches.first()))
         run = Run(langevin, schedule, gradient, batches, z, lr, temperature)
         save = SavedRun(*saved, _definition(model, run, init, seed)) if saved else None
         if save:
