@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.validation import of_array
+from pyro_bbb._utils.validation import holds_labels, of_array
 
 _ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities, or what its dtype resolves if that is more
-_LABEL_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def accuracy(probs: Tensor, y: Tensor) -> float:
@@ -301,18 +300,23 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
 
 
 def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks probabilities and labels; returns them on the CPU as float64 and int64."""
+    """Return checked probabilities ``[n, classes]`` and labels ``[n]`` as float64 and int64.
+
+    Labels of several parts, ``[n, T]`` with probabilities ``[n, T, classes]``, count as examples.
+    """
     probs, y = of_array(probs), of_array(y)
     if isinstance(probs, Tensor) and not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor, got dtype {probs.dtype}")
     given, probs = probs, _numbers("probs", probs)
-    if probs.ndim != 2:
+    if probs.ndim < 2:
         raise ValueError(f"expected probs of shape [n, classes], got {list(probs.shape)}")
-    if not isinstance(y, Tensor) or y.dtype not in _LABEL_DTYPES:
-        raise TypeError(f"y must be a tensor of integer labels, got {_describe(y)}")
-    n, classes = probs.shape
-    if y.shape != (n,):
-        raise ValueError(f"expected y of shape [{n}] to match probs, got {list(y.shape)}")
+    *shape, classes = probs.shape
+    if not isinstance(y, Tensor) or not holds_labels(y, classes):
+        allowed = "integer labels (or 0 and 1 in two classes)"
+        raise TypeError(f"y must be a tensor of {allowed}, got {_describe(y)}")
+    if list(y.shape) != shape and (classes != 2 or list(y.shape) != [*shape, 1]):
+        raise ValueError(f"expected y of shape {shape} to match probs, got {list(y.shape)}")
+    probs, y = probs.flatten(0, -2), y.flatten()
     _check_simplex(probs, max(_ROW_SUM_TOLERANCE, torch.finfo(given.dtype).eps))
     y = y.detach().cpu().long()
     if y.min() < 0 or y.max() >= classes:

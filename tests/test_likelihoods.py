@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-densities of observations against scipy, and targets that do not fit."""
 
+import functools
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
@@ -9,6 +11,7 @@ import scipy.stats
 import torch
 from pyro import poutine
 
+import pyro_bbb as bbb
 from pyro_bbb import AutoSoftplusNormal, BayesianMLP, BayesianModel
 from pyro_bbb.likelihoods import (
     Bernoulli,
@@ -316,3 +319,64 @@ def test_a_likelihood_of_ones_own_needs_a_family_and_its_arguments():
     torch.testing.assert_close(
         trace.nodes["obs"]["log_prob"].double(), torch.as_tensor(expected), rtol=1e-5, atol=1e-5
     )
+
+
+# --- several labels, or one, of 0 and 1 ---
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, F64])
+@pytest.mark.parametrize("shape", [(40, 3), (40, 1), (40,)])
+def test_labels_that_fit_takes_are_taken_at_every_door(shape, dtype):
+    torch.manual_seed(0)
+    x, labels = torch.randn(40, 3), shape[1] if len(shape) == 2 else 1
+    y = (x[:, :labels] + torch.randn(40, labels) > 0).reshape(shape)
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, labels]), Bernoulli(), num_data=40)
+    guide = AutoSoftplusNormal(model)
+    bbb.fit(model, guide, (x, y.to(dtype)), epochs=20, lr=0.05, progress=False, seed=0)
+    predict = functools.partial(bbb.predict, model, guide, num_samples=4, seed=0)
+    prediction, integers = predict(x), y.long().reshape(40, labels)
+    ones = prediction.probs[..., 1].reshape(40, labels)
+    expected = torch.where(integers == 1, ones, 1 - ones).log()
+    log_prob = prediction.log_prob(y.to(dtype))
+    assert prediction.probs.shape == ((40, 3, 2) if labels == 3 else (40, 2))
+    torch.testing.assert_close(log_prob.reshape(40, labels), expected, rtol=1e-4, atol=1e-5)
+    accuracy = ((ones > 0.5) == integers).double().mean().item()
+    for scored in (y.to(dtype), y.to(dtype).numpy()):
+        assert bbb.metrics.accuracy(prediction.probs, scored) == pytest.approx(accuracy)
+    data = x, y.to(dtype)
+    evaluation = bbb.evaluate(model, guide, data, num_samples=4, seed=0)
+    assert evaluation.scores["test"]["accuracy"] == pytest.approx(accuracy)
+    assert evaluation.scores["test"]["nll"] == pytest.approx(-expected.mean().item(), rel=1e-4)
+    evaluation.plot()
+    sets = bbb.conformal(predict, data, 0.8).label_set(x)
+    assert sets.shape == prediction.probs.shape
+    inside = sets.gather(-1, integers.reshape(*sets.shape[:-1], 1)).double().mean(0)
+    assert (inside >= 0.8).all()
+    assert bbb.temperature_scaling(predict, data).temperature > 0
+    bbb.plots.reliability(bbb.plots.axes(None), prediction.probs, y.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.full((4,), 0.5), r"integer type \(or 0 and 1 in two classes\)"),
+        (torch.full((4,), 2), r"labels in \[0, 1\], got 2 to 2"),
+        (torch.ones(4, 2), r"shape \[4\], got torch.float32 \[4, 2\]"),
+        (torch.ones(4).to(torch.complex64), "got torch.complex64"),
+    ],
+)
+def test_what_are_no_labels_of_0_and_1_is_refused(y, message):
+    prediction = bbb.ClassificationPrediction(torch.full((1, 4, 2), 0.5).log())
+    with pytest.raises(ValueError, match=message):
+        prediction.log_prob(y)
+    with pytest.raises((TypeError, ValueError)):
+        bbb.metrics.nll(prediction.probs, y)
+
+
+def test_floats_are_labels_of_two_classes_only():
+    prediction = bbb.ClassificationPrediction(torch.full((1, 4, 4), 0.25).log())
+    for y in (torch.ones(4), torch.ones(4, dtype=torch.bool), torch.ones(4, 1).long()):
+        with pytest.raises(ValueError, match=r"expected y of integer type .* and shape \[4\], got"):
+            prediction.log_prob(y)
+        with pytest.raises((TypeError, ValueError)):
+            bbb.metrics.accuracy(prediction.probs, y)

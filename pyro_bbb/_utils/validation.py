@@ -30,6 +30,13 @@ def all_finite(value: Tensor) -> bool:
     return bool(value.isfinite().all())  # finite numbers can have a sum that is not
 
 
+def holds_labels(y: Tensor, classes: int) -> bool:
+    """Return whether targets are integers; of two classes also bools, or floats 0 and 1."""
+    if y.dtype == torch.bool or y.is_floating_point():
+        return classes == 2 and bool(((y == 0) | (y == 1)).all())
+    return not y.is_complex()
+
+
 def finite(name: str, value: Any) -> float:
     """The value as a float, if it is a finite number."""
     return _representable(name, _real(name, value, math.isfinite, "finite"))

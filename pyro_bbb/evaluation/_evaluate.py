@@ -207,7 +207,7 @@ def _predicted(predict_fn: Any, data: Any) -> tuple[Prediction, Tensor]:
     """The prediction and the targets, in the shape of the labels or means predicted."""
     prediction, y = predict_calibration(predict_fn, data)
     if isinstance(prediction, ClassificationPrediction):
-        return prediction, y.long()
+        return prediction, y
     return prediction, y.reshape(prediction._shape[1:])
 
 

@@ -86,6 +86,7 @@ def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
     """
     probs, y = tensor("probs", probs), tensor("y", y)
     metrics.accuracy(probs, y)  # says what is wrong with them
+    probs, y = probs.flatten(0, -2), y.flatten()
     bins = count("bins", bins)
     confidence, label = probs.max(-1)
     c, hit = as_numpy(confidence), as_numpy(label == y)

@@ -34,7 +34,7 @@ def predict_calibration(predict_fn: PredictFn, data: Any) -> tuple[Prediction, T
     # inputs as they were given, for `predict` takes arrays to its own device
     prediction = call_predict(predict_fn, data[0] if isinstance(data, tuple | list) else x)
     if isinstance(prediction, ClassificationPrediction):
-        y = y.to(prediction.probs.device)
+        y = prediction.labels(y.to(prediction.probs.device))
     else:
         with suppress(NotImplementedError):  # by a distribution without mean
             y = y.to(prediction.mean.device)

@@ -18,7 +18,7 @@ from torch.distributions import Bernoulli, Categorical
 from torch.nn.functional import logsigmoid
 
 from pyro_bbb._utils.tables import first_rows
-from pyro_bbb._utils.validation import fraction, tensor
+from pyro_bbb._utils.validation import fraction, holds_labels, tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,9 @@ def class_log_probs(distribution: Any) -> Tensor | None:
 class ClassificationPrediction:
     """Predicted classes of n examples by S draws of the weights.
 
-    Targets of several parts (``[n, T]``) add their dimensions after n everywhere.
+    Targets of several parts (``[n, T]``), such as the labels of a `Bernoulli` of several outputs,
+    add their dimensions after n everywhere: ``probs[..., 1]`` is then ``[n, T]``, each label's
+    probability of being 1. For one output ``probs`` is ``[n, 2]``.
 
     Args:
         sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
@@ -129,19 +131,31 @@ class ClassificationPrediction:
 
         Raises:
             ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
-                another device.
+                another device. Of two classes they may be bools or floats 0 and 1, and ``[n, 1]``.
             TypeError: they are no tensor.
+        """
+        return self.log_probs.gather(-1, self.labels(y).unsqueeze(-1)).squeeze(-1)
+
+    def labels(self, y: Tensor) -> Tensor:
+        """Targets as int64 labels of the predictions' shape ``[n]``.
+
+        Raises:
+            ValueError: as for `log_prob`.
+            TypeError: as for `log_prob`.
         """
         classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
         y = tensor("y", y)
         if y.device != self.log_probs.device:
             raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
-        if y.shape != shape or y.is_floating_point() or y.is_complex():
+        if classes == 2 and y.shape == (*shape, 1):  # as fit takes them for one output
+            y = y.squeeze(-1)
+        if y.shape != shape or not holds_labels(y, classes):
             raise ValueError(
-                f"expected y of integer type and shape {list(shape)}, got {y.dtype} {list(y.shape)}"
+                f"expected y of integer type (or 0 and 1 in two classes) and shape {list(shape)}, "
+                f"got {y.dtype} {list(y.shape)}"
             )
         if y.numel() and not (0 <= y.min() and y.max() < classes):
             raise ValueError(
                 f"y must hold labels in [0, {classes - 1}], got {y.min()} to {y.max()}"
             )
-        return self.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        return y.long()

@@ -214,7 +214,7 @@ def conformal(
     else:
         score = one_of("score", _OF_CLASSES[0] if score is None else score, _OF_CLASSES)
         of_classes = _class_scores(prediction, score, seed, _CALIBRATION)
-        scores = of_classes.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        scores = of_classes.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     threshold = scores.kthvalue(_rank(len(scores), level), dim=0).values.cpu()
     return ConformalPredictor(predict_fn, level, score, len(scores), threshold)
 
