@@ -429,6 +429,7 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     assert page.tags.count("img") == pictures and page.tags.count("table") == tables
     assert all(each.startswith("data:image/png;base64,") for each in page.loaded)
     assert f"{found['scores']['refused']:.4g}" in path.read_text()
+    assert path.read_text().count("It refuses ") == 1  # as a verdict or as a warning
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
 

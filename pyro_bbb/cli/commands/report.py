@@ -43,8 +43,9 @@ def run(options: Report, console: Console) -> dict[str, Any]:
         sections = _of_rows(model, rows, scores, options.data.name) + sections
     sections.append(_of_columns(model))
     number = model.about.held_out or model.about.rows if options.data is None else len(rows["y"])
-    verdict = _verdict(model.about, scores, number)
-    page = _page(model.about, sections, options.model.name, verdict, cautions(scores))
+    warnings = [f"{words}." for words in cautions(scores)]
+    verdict = [words for words in _verdict(model.about, scores, number) if words not in warnings]
+    page = _page(model.about, sections, options.model.name, verdict, warnings)
     with replacing(options.out) as part:
         part.write_text(page, encoding="utf-8")
     console.print(f"written to {options.out}")
