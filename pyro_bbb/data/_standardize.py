@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.inputs import weight_of, weighted
 from pyro_bbb._utils.validation import all_finite, tensor
 
 _ROUNDING = 1e-14  # a column whose deviations are below this fraction of its size is constant
@@ -40,7 +41,9 @@ class Standardization:
         return ((values.double() / 2 - mean / 2) / scale * 2).to(dtype)
 
 
-def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
+def standardize(
+    values: Tensor, *, sample_weight: Tensor | None = None
+) -> tuple[Tensor, Standardization]:
     """Columns at mean 0 and standard deviation 1, as priors of scale 1 expect them.
 
         y, in_units = bbb.data.standardize(y_train)  # targets; the same for inputs
@@ -49,6 +52,7 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
 
     Args:
         values: training rows, ``[n, ...]``; the standard deviation divides by n.
+        sample_weight: weights ``[n]`` of the rows in both means, as for `fit`.
 
     Returns:
         The rows standardised, and the transformation, to apply to other rows.
@@ -67,8 +71,15 @@ def standardize(values: Tensor) -> tuple[Tensor, Standardization]:
     size = precise.abs().amax(0)
     unit = torch.where(size > 0, size / (2 * size.frexp().mantissa), 1.0)
     relative = precise / unit
-    mean = relative.mean(0)
-    scale = (relative - mean).square().mean(0).sqrt()
+    weight = weight_of(weighted(values, sample_weight))
+    mean = _mean(relative, weight)
+    scale = _mean((relative - mean).square(), weight).sqrt()
     constant = scale * unit <= _ROUNDING * size
     found = Standardization(mean * unit, (scale * unit).masked_fill(constant, 1.0))
     return found(values), found
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return values.mean(0)
+    return torch.tensordot(weight.double() / weight.double().sum(), values, 1)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_bbb._utils.validation import count
@@ -77,18 +77,23 @@ class BayesianEstimator(BaseEstimator):
         return Recipe(**{name: getattr(self, name) for name in _RECIPE})
 
     def _learn(
-        self, X: NDArray[np.float64], y: Tensor, likelihood: Likelihood, outputs: int
+        self,
+        X: NDArray[np.float64],
+        y: Tensor,
+        likelihood: Likelihood,
+        outputs: int,
+        weight: Tensor | None,
     ) -> None:
         """Trains a new network on checked rows, and on targets as the likelihood takes them."""
         recipe = self._recipe()
         self._seed = as_random_seed(self.random_state)
-        x, self.x_scaling_ = standardize(torch.from_numpy(X))
-        self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed)
+        x, self.x_scaling_ = standardize(torch.from_numpy(X), sample_weight=weight)
+        self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed, weight)
 
-    def _learn_on(self, X: NDArray[np.float64], y: Tensor) -> None:
+    def _learn_on(self, X: NDArray[np.float64], y: Tensor, weight: Tensor | None) -> None:
         """Learns from further checked rows."""
         x = self.x_scaling_(torch.from_numpy(X))
-        self.posterior_ = learn_on(self._recipe(), self.posterior_, x, y, self._seed)
+        self.posterior_ = learn_on(self._recipe(), self.posterior_, x, y, self._seed, weight)
 
     # --- prediction ---
 
@@ -195,6 +200,20 @@ class BayesianEstimator(BaseEstimator):
                     "joblib.dump keeps objects"
                 )
         return parameters
+
+
+def rows_of_weight(
+    X: NDArray[np.float64], y: NDArray[Any], sample_weight: Any
+) -> tuple[NDArray[np.float64], NDArray[Any], Tensor | None]:
+    """Rows of positive weight, with their targets and weights."""
+    if sample_weight is None:
+        return X, y, None
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if (weight < 0).any() or not (weight > 0).any():
+        wrong = f"{weight.min()} in row {weight.argmin()}" if weight.min() < 0 else "0 in all rows"
+        raise ValueError(f"sample_weight must be at least 0, not all 0, got {wrong}")
+    rows = weight > 0
+    return X[rows], y[rows], torch.from_numpy(weight[rows])
 
 
 def as_json(scaling: Standardization) -> dict[str, Json]:

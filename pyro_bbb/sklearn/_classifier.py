@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,12 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import count
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.prediction import ClassificationPrediction
-from pyro_bbb.sklearn._base import BayesianEstimator, Uncertainty, as_random_seed
+from pyro_bbb.sklearn._base import (
+    BayesianEstimator,
+    Uncertainty,
+    as_random_seed,
+    rows_of_weight,
+)
 
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
@@ -42,6 +48,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
             posterior is narrower, and small networks fit better.
+        class_weight: factors of the rows' weights by class: a dict (1 where it lacks a class), or
+            ``"balanced"``, which gives every class the same total. Probabilities are then those
+            of such classes, not of the classes' frequencies in the data.
         num_samples: networks drawn for each prediction.
         device: where to train and predict; by default on the CPU.
         random_state: seed, as everywhere in scikit-learn. Predictions are always by the same
@@ -71,6 +80,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         batch_size: int | None = None,
         lr: float = 1e-2,
         temperature: float = 1.0,
+        class_weight: Any = None,
         num_samples: int = 100,
         device: Any = None,
         random_state: Any = None,
@@ -89,18 +99,21 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             batch_size=batch_size,
             lr=lr,
             temperature=temperature,
+            class_weight=class_weight,
             num_samples=num_samples,
             device=device,
             random_state=random_state,
             progress=progress,
         )
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> BayesianClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> BayesianClassifier:
         """Trains a new network; what was learned before is forgotten.
 
         Args:
             X: inputs, ``[n, features]``.
             y: labels of any kind, ``[n]``.
+            sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
+                weight 0 is left out.
 
         Returns:
             The estimator.
@@ -110,10 +123,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 of range.
             TypeError: a parameter of another kind.
         """
-        return self._fit(X, y, None)
+        return self._fit(X, y, None, sample_weight)
 
     def partial_fit(
-        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: Any = None,
     ) -> BayesianClassifier:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
@@ -124,21 +141,28 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             X: inputs, ``[n, features]``.
             y: labels, ``[n]``.
             classes: all labels that may ever come, for the first call; by default those in it.
+            sample_weight: as for `fit`.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: as for `fit`, an unknown label, other classes than before, or the guide has
-                no Normal marginals to be a prior.
+            ValueError: as for `fit`, an unknown label, other classes than before, the guide has
+                no Normal marginals to be a prior, or ``class_weight`` is ``"balanced"``.
             TypeError: as for `fit`, or likewise.
         """
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                "class_weight must be None or a dict for partial_fit, which does not see all rows, "
+                f"got {self.class_weight!r}; or give weights of the rows as sample_weight"
+            )
         if not hasattr(self, "posterior_"):
-            return self._fit(X, y, classes)
+            return self._fit(X, y, classes, sample_weight)
         if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
         rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
-        self._learn_on(rows, self._encoded(labels))
+        rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
+        self._learn_on(rows, (codes := self._encoded(labels)), self._by_class(codes, weight))
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -206,14 +230,43 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         found: ClassificationPrediction = self._ask(self._rows(X))
         return found
 
-    def _fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None) -> BayesianClassifier:
+    def _fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: Any
+    ) -> BayesianClassifier:
         rows, labels = validate_data(self, X, y, dtype=np.float64, order="C")
         check_classification_targets(labels)
         self.classes_ = unique_labels(labels if classes is None else classes)
         if len(self.classes_) < 2:
             raise ValueError(f"y must hold at least two classes, got 1 class, {self.classes_[0]!r}")
-        self._learn(rows, self._encoded(labels), Categorical(), len(self.classes_))
+        rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
+        codes = self._encoded(labels)
+        weight = self._by_class(codes, weight)
+        self._learn(rows, codes, Categorical(), len(self.classes_), weight)
         return self
+
+    def _by_class(self, codes: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor | None:
+        """The rows' weights times those of their classes."""
+        if self.class_weight is None:
+            return weight
+        weight = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
+        if isinstance(self.class_weight, Mapping):
+            labels = self.classes_.tolist()
+            unknown = [label for label in self.class_weight if label not in labels]
+            factors = torch.tensor([self.class_weight.get(x, 1.0) for x in labels]).double()
+            if unknown or not (factors.isfinite() & (factors >= 0)).all():
+                raise ValueError(
+                    f"class_weight must have finite weights of at least 0 for labels {labels}, got "
+                    f"{self.class_weight}"
+                )
+        elif isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            totals = torch.bincount(codes, weight, len(self.classes_))
+            factors = weight.sum() / (totals * totals.count_nonzero())
+        else:
+            raise ValueError(
+                "class_weight must be None, 'balanced' or a dict from labels to weights, got "
+                f"{self.class_weight!r}"
+            )
+        return weight * factors[codes]
 
     def _encoded(self, labels: NDArray[Any]) -> torch.Tensor:
         unknown = np.setdiff1d(labels, self.classes_)

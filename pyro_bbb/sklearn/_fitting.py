@@ -38,7 +38,7 @@ class FittedPosterior:
     model: BayesianModel
     guide: Any
     history: History
-    num_seen: int  # rows that it was learned from, over all calls
+    num_seen: float  # rows, or their weights, that it was learned from, over all calls
 
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """By the same networks in each call with one seed."""
@@ -59,18 +59,30 @@ class FittedPosterior:
 
 
 def learn(
-    recipe: Recipe, likelihood: Likelihood, x: Tensor, y: Tensor, outputs: int, seed: int
+    recipe: Recipe,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    seed: int,
+    weight: Tensor | None,
 ) -> FittedPosterior:
-    """Trains a new network of so many outputs on rows ``[n, d]`` and targets ``[n, ...]``."""
+    """Train a new network on rows ``[n, d]``, targets ``[n, ...]`` and weights of the rows."""
     with seeded(seed):
         network = _network(recipe, [x.shape[1], *recipe.hidden, outputs], recipe.make_prior())
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
-    return FittedPosterior(model, guide, _train(recipe, model, guide, x, y, seed), len(x))
+    history = _train(recipe, model, guide, x, y, seed, weight)
+    return FittedPosterior(model, guide, history, _seen(x, weight))
 
 
 def learn_on(
-    recipe: Recipe, before: FittedPosterior, x: Tensor, y: Tensor, seed: int
+    recipe: Recipe,
+    before: FittedPosterior,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    weight: Tensor | None,
 ) -> FittedPosterior:
     r"""Learns from further rows: the posterior is their prior (Nguyen et al. 2018).
 
@@ -86,10 +98,14 @@ def learn_on(
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
         _start_from(guide, before.guide)
-    history = _train(recipe, model, guide, x, y, seed)
-    after = FittedPosterior(model, guide, history, before.num_seen + len(x))
-    _update_noise(after, before.num_seen, x, y, seed)
+    history = _train(recipe, model, guide, x, y, seed, weight)
+    after = FittedPosterior(model, guide, history, before.num_seen + _seen(x, weight))
+    _update_noise(after, before.num_seen, x, y, seed, weight)
     return after
+
+
+def _seen(x: Tensor, weight: Tensor | None) -> float:
+    return len(x) if weight is None else float(weight.sum())
 
 
 @contextmanager
@@ -113,7 +129,13 @@ def _double(guide: Any) -> Any:
 
 
 def _train(
-    recipe: Recipe, model: BayesianModel, guide: Any, x: Tensor, y: Tensor, seed: int
+    recipe: Recipe,
+    model: BayesianModel,
+    guide: Any,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    weight: Tensor | None,
 ) -> History:
     with _threads_for(model):
         return fit(
@@ -125,6 +147,7 @@ def _train(
             progress=recipe.progress,
             seed=seed,
             engine="compiled",
+            sample_weight=weight,
             **recipe.options(guide, len(x)),
         )
 
@@ -149,12 +172,20 @@ def _start_from(guide: Any, before: Any) -> None:
         guide.load_state_dict(own | shared)
 
 
-def _update_noise(after: FittedPosterior, num_before: int, x: Tensor, y: Tensor, seed: int) -> None:
+def _update_noise(
+    after: FittedPosterior,
+    num_before: float,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    weight: Tensor | None,
+) -> None:
     """Updates the running estimate of a Gaussian's noise, if it is one."""
     raw = getattr(after.model.likelihood, "scale_unconstrained", None)  # its logarithm
     if type(after.model.likelihood) is not Gaussian or not isinstance(raw, nn.Parameter):
         return
     means: Tensor = after.predict(x, _NOISE_DRAWS, seed).sample_means  # type: ignore[union-attr]
-    here = (y.to(means.device) - means).square().mean(0).sum(0)  # [targets]
+    squares = (y.to(means.device) - means).square().mean(0)  # [n, targets]
+    here = (squares if weight is None else weight.to(squares).unsqueeze(1) * squares).sum(0)
     variance = (num_before * (2 * raw.detach()).exp() + here) / after.num_seen
     raw.detach().copy_(0.5 * variance.log())

@@ -22,6 +22,7 @@ from pyro_bbb.sklearn._base import (
     as_json,
     as_random_seed,
     from_json,
+    rows_of_weight,
 )
 from pyro_bbb.sklearn._params import make_noise
 
@@ -119,12 +120,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> BayesianRegressor:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> BayesianRegressor:
         """Trains a new network; what was learned before is forgotten.
 
         Args:
             X: inputs, ``[n, features]``, at least two rows.
             y: targets, ``[n]`` or ``[n, targets]``.
+            sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
+                weight 0 is left out.
 
         Returns:
             The estimator.
@@ -133,18 +136,20 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             ValueError: data that are not finite or do not fit, or a parameter out of range.
             TypeError: a parameter of another kind.
         """
-        rows, targets = self._checked(X, y, reset=True)
+        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=True), sample_weight)
         columns = torch.from_numpy(targets.reshape(len(targets), -1))  # [n, targets]
-        scaled, self.y_scaling_ = standardize(columns)
+        scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
         likelihood = make_noise(self.noise, self.y_scaling_.scale)
         if not likelihood.has_unit:  # counts stay
             scaled, self.y_scaling_ = columns, _no_scaling(columns.shape[1])
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
-        self._learn(rows, scaled, likelihood, outputs)
+        self._learn(rows, scaled, likelihood, outputs, weight)
         return self
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> BayesianRegressor:
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None
+    ) -> BayesianRegressor:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
         The first call is one of `fit`, and decides on the scales of inputs and targets. Rows given
@@ -153,6 +158,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Args:
             X: inputs, ``[n, features]``.
             y: targets, ``[n]`` or ``[n, targets]``.
+            sample_weight: as for `fit`.
 
         Returns:
             The estimator.
@@ -162,13 +168,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             TypeError: as for `fit`, or likewise.
         """
         if not hasattr(self, "posterior_"):
-            return self.fit(X, y)
-        rows, targets = self._checked(X, y, reset=False)
+            return self.fit(X, y, sample_weight)
+        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=False), sample_weight)
         if targets.shape[1:] != self._y_shape:
             expected = ", ".join(["n", *map(str, self._y_shape)])
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
-        self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)))
+        self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)), weight)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
