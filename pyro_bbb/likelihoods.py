@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.saving import Arguments, Modules, saveable
-from pyro_bbb._utils.validation import positive, tensor
+from pyro_bbb._utils.validation import as_seed, one_of, positive, tensor
 from pyro_bbb.distributions import observation as _families
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.priors import ByName, declare
@@ -31,9 +31,22 @@ class Likelihood(PyroModule):
     """Base of the likelihoods: a subclass names a `family` and computes its `arguments`.
 
     Or it overrides `forward`. Either takes effect in training, prediction and scores alike.
+
+    Args:
+        missing: what NaN in the targets is: ``"raise"`` an error, or ``"ignore"`` an entry that is
+            missing, which does not count.
+
+    Raises:
+        ValueError: ``missing`` is something else.
     """
 
     family: ClassVar[Any] = Distribution
+    ignored: int | str | None = None  # entries of targets that do not count: a label, or "nan"
+
+    def __init__(self, *, missing: str = "raise") -> None:
+        super().__init__()
+        if one_of("missing", missing, ["raise", "ignore"]) == "ignore":
+            self.ignored = "nan"
 
     @property
     def is_standard(self) -> bool:
@@ -83,15 +96,30 @@ class Likelihood(PyroModule):
             raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
         if y.numel() == 0:
             raise ValueError(f"y must hold at least one target, got shape {list(y.shape)}")
+        if self.ignored is not None and not self.is_standard:
+            raise ValueError(
+                f"{type(self).__name__} must not ignore targets: only the likelihoods of "
+                "pyro_bbb.likelihoods can, whose entries are independent; leave out the rows"
+            )
         prepared, observation = self.prepare(y, outputs), self(outputs)
         if observation.batch_shape != outputs.shape[:1]:
             raise ValueError(
                 f"{type(self).__name__} must give a distribution of batch shape {[len(outputs)]}, "
                 f"got {list(observation.batch_shape)}: make an event of the rest by to_event"
             )
-        self._check_values(outputs, align(y, observation.event_shape))
+        y = align(y, observation.event_shape)
+        which = _families.counted(y, self.ignored)
+        if which is None or which.any():
+            self._check_values(outputs, y if which is None else y[which])
         if not self.is_standard:
             _check_support(innermost(observation), align(prepared, observation.event_shape))
+
+    def without_ignored(self, observation: Any, y: Tensor) -> tuple[Any, Tensor]:
+        """Return distribution and aligned targets, of which only entries that count are scored."""
+        which = _families.counted(y, self.ignored)
+        if which is None:
+            return observation, y
+        return _families.Observed(observation, which), y.masked_fill(~which, 0)
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
         _require("finite real numbers", y, y.isfinite())
@@ -123,11 +151,26 @@ def align(y: Tensor, event_shape: torch.Size) -> Tensor:
     return y
 
 
-@saveable()
+def _missing(likelihood: Any) -> Arguments:
+    return {} if likelihood.ignored is None else {"missing": "ignore"}
+
+
+@saveable(lambda x: {} if x.ignored is None else {"ignore_index": x.ignored})
 class Categorical(Likelihood):
-    """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C)."""
+    """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C).
+
+    Args:
+        ignore_index: label of targets that do not count, as pixels of no class; an integer.
+
+    Raises:
+        TypeError: ``ignore_index`` is something else.
+    """
 
     family = _families.Categorical
+
+    def __init__(self, *, ignore_index: int | None = None) -> None:
+        super().__init__()
+        self.ignored = None if ignore_index is None else as_seed("ignore_index", ignore_index)
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """The outputs as logits.
@@ -156,7 +199,7 @@ class Categorical(Likelihood):
             raise ValueError(f"y must hold labels in [0, {classes - 1}], got {found}")
 
 
-@saveable()
+@saveable(_missing)
 class Bernoulli(Likelihood):
     """Binary targets: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
 
@@ -172,7 +215,7 @@ class Bernoulli(Likelihood):
 
 def _quantities(*names: str) -> Callable[[Any], Arguments]:
     """Return a reader of known and latent quantities, and of the shapes of learned ones."""
-    return lambda likelihood: dict(_quantity(likelihood, name) for name in names)
+    return lambda x: dict(_quantity(x, name) for name in names) | _missing(x)
 
 
 def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
@@ -185,7 +228,10 @@ def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
 
 def _build(cls: Any, arguments: Arguments, modules: Modules) -> Any:
     learned = [shape for name, shape in arguments.items() if name.startswith("learned_")]
-    return cls.learned(torch.ones(learned[0])) if learned else cls(**arguments)
+    if not learned:
+        return cls(**arguments)
+    missing = {name: value for name, value in arguments.items() if name == "missing"}
+    return cls.learned(torch.ones(learned[0]), **missing)
 
 
 @saveable(_quantities("scale"), build=_build)
@@ -196,6 +242,7 @@ class Gaussian(Likelihood):
         scale: the noise's standard deviation $\sigma$: a positive number or tensor that
             broadcasts to the outputs, if known; a distribution of positive support, if latent
             (the guide then infers it as ``likelihood.scale``). `Gaussian.learned` estimates it.
+        missing: as for `Likelihood`.
 
     Raises:
         ValueError: the scale is not positive and finite, or its distribution reaches below 0.
@@ -204,19 +251,21 @@ class Gaussian(Likelihood):
 
     family = _families.Normal
 
-    def __init__(self, scale: float | Tensor | Distribution = 1.0) -> None:
-        super().__init__()
+    def __init__(
+        self, scale: float | Tensor | Distribution = 1.0, *, missing: str = "raise"
+    ) -> None:
+        super().__init__(missing=missing)
         _set_positive(self, scale=scale)
 
     @classmethod
-    def learned(cls, init: float | Tensor = 1.0) -> Gaussian:
+    def learned(cls, init: float | Tensor = 1.0, *, missing: str = "raise") -> Gaussian:
         """Noise of unknown scale, a point estimate trained with the guide from ``init``.
 
         Raises:
             ValueError: ``init`` is not positive and finite.
             TypeError: ``init`` is neither a number nor a tensor.
         """
-        likelihood = cls()
+        likelihood = cls(missing=missing)
         del likelihood.scale
         _set_learned(likelihood, scale=init)
         return likelihood
@@ -226,7 +275,7 @@ class Gaussian(Likelihood):
         return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
 
 
-@saveable()
+@saveable(_missing)
 class HeteroscedasticGaussian(Likelihood):
     """Normal noise that depends on the input: outputs ``[batch, 2 d]`` are d means, d raw scales.
 
@@ -247,7 +296,7 @@ class HeteroscedasticGaussian(Likelihood):
         return {"loc": loc, "scale": softplus(raw)}
 
 
-@saveable()
+@saveable(_missing)
 class Poisson(Likelihood):
     """Counts: outputs are logarithms of the rates, targets integers from 0."""
 
@@ -271,6 +320,7 @@ class NegativeBinomial(Likelihood):
         total_count: r, a positive number or tensor that broadcasts to the outputs, if known; a
             distribution of positive support, if latent. By default r is learned: a point estimate
             trained with the guide from 1, see `learned`.
+        missing: as for `Likelihood`.
 
     Raises:
         ValueError: r is not positive and finite, or its distribution reaches below 0.
@@ -279,22 +329,27 @@ class NegativeBinomial(Likelihood):
 
     family = _families.NegativeBinomial
 
-    def __init__(self, total_count: float | Tensor | Distribution | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        total_count: float | Tensor | Distribution | None = None,
+        *,
+        missing: str = "raise",
+    ) -> None:
+        super().__init__(missing=missing)
         if total_count is None:
             _set_learned(self, total_count=1.0)
         else:
             _set_positive(self, total_count=total_count)
 
     @classmethod
-    def learned(cls, init: float | Tensor = 1.0) -> NegativeBinomial:
+    def learned(cls, init: float | Tensor = 1.0, *, missing: str = "raise") -> NegativeBinomial:
         """Counts with an unknown r, a point estimate trained with the guide from ``init``.
 
         Raises:
             ValueError: ``init`` is not positive and finite.
             TypeError: ``init`` is neither a number nor a tensor.
         """
-        likelihood = cls()
+        likelihood = cls(missing=missing)
         _set_learned(likelihood, total_count=init)
         return likelihood
 
@@ -314,6 +369,7 @@ class StudentT(Likelihood):
     Args:
         df: degrees of freedom, a positive number or a distribution of positive support.
         scale: scale in the targets' unit, as in `Gaussian`.
+        missing: as for `Likelihood`.
 
     Raises:
         ValueError: a value is not positive and finite, or a distribution reaches below 0.
@@ -323,9 +379,13 @@ class StudentT(Likelihood):
     family = _families.StudentT
 
     def __init__(
-        self, df: float | Tensor | Distribution, scale: float | Tensor | Distribution = 1.0
+        self,
+        df: float | Tensor | Distribution,
+        scale: float | Tensor | Distribution = 1.0,
+        *,
+        missing: str = "raise",
     ) -> None:
-        super().__init__()
+        super().__init__(missing=missing)
         _set_positive(self, df=df, scale=scale)
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:

@@ -128,6 +128,7 @@ class BayesianModel(PyroModule):
             if len(y) != observation.batch_shape[-1]:  # else one row would be broadcast
                 rows = observation.batch_shape[-1]
                 raise ValueError(f"expected y of {rows} rows as x has, got {len(y)}")
+            observation, y = self.likelihood.without_ignored(observation, y)
         plate = pyro.plate("data", observation.batch_shape[-1], dim=-1)
         weight = weight_of(x)
         with plate, scale_rows(None if weight is None else weight.to(outputs.dtype)):

@@ -138,8 +138,8 @@ def test_class_weights_are_checked(options, message):
 def test_weights_are_checked():
     with pytest.raises(ValueError, match="partial_fit, which does not see all rows"):
         classifier(class_weight="balanced").partial_fit(X, LABELS)
-    for weight, message in ((np.zeros(60), "0 in all rows"), (-np.eye(60)[3], "-1.0 in row 3")):
-        with pytest.raises(ValueError, match=f"sample_weight must be at least 0.*{message}"):
+    for weight, message in ((np.zeros(60), ""), (-np.eye(60)[3], ".* -1.0 in row 3")):
+        with pytest.raises(ValueError, match=f"[sS]ample.weights? must{message}"):
             regressor().fit(X, Y, sample_weight=weight)
     with pytest.raises(ValueError, match="sample_weight.shape"):
         regressor().fit(X, Y, sample_weight=np.ones(59))

@@ -13,7 +13,10 @@ from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probabili
 
 
 def as_tensors(
-    data: tuple[Any, Any] | Dataset[Any], *, device: torch.device | str | None = None
+    data: tuple[Any, Any] | Dataset[Any],
+    *,
+    device: torch.device | str | None = None,
+    missing: bool = False,
 ) -> tuple[Any, Tensor]:
     """Inputs and targets as a checked pair of tensors on one device; dtypes do not change.
 
@@ -23,6 +26,7 @@ def as_tensors(
             once from end to end). For a network of several inputs ``x`` is a tuple or list of
             them, its arguments by position, or a dict, its arguments by name.
         device: where to put both; by default where ``x`` is.
+        missing: whether ``y`` may have NaN, for entries that are missing.
 
     Returns:
         ``x`` and ``y``, each ``[n, ...]``; several inputs as one object that minibatches, models
@@ -45,7 +49,8 @@ def as_tensors(
     _check_lengths(x, y)
     for name, part in parts_of(x).items():
         _check_finite(name, part)
-    _check_finite("y", y)
+    if not missing:
+        _check_finite("y", y)
     target = x.device if device is None else as_device(device)
     return each(x, _data_only).to(target), _data_only(y).to(target)
 

@@ -113,6 +113,8 @@ class ExpectedObservation(dist.TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Expected log-density in nats, ``[n]``."""
         each = expected_log_prob(innermost(self.family), self.variance_of_outputs, value)
+        if isinstance(self.family, observation.Observed):
+            each = each.where(self.family.counted, 0.0)
         return each.reshape(*self.batch_shape, -1).sum(-1)
 
 

@@ -198,3 +198,33 @@ class StudentT(dist.StudentT):
 
 # Families that stay the same under a change of the targets' unit: ours, Pyro's and torch's classes
 LOCATION_SCALE = {*Normal.__mro__[:3], *StudentT.__mro__[:3]}
+
+
+class Observed(dist.Independent):
+    """Observations of which some entries do not count.
+
+    Args:
+        observation: the distribution of all entries, with an event for each row.
+        counted: bool ``[n, ...]``, true where an entry counts.
+    """
+
+    def __init__(self, observation: Any, counted: Tensor) -> None:
+        self.counted = counted
+        super().__init__(observation.base_dist, observation.reinterpreted_batch_ndims)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Observed:
+        """The same distribution with a larger batch shape."""
+        plain = dist.Independent(self.base_dist, self.reinterpreted_batch_ndims)
+        return Observed(plain.expand(batch_shape), self.counted)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Sum of the log-densities of the entries that count, nats."""
+        each = self.base_dist.log_prob(value).where(self.counted, 0.0)
+        return each.flatten(len(self.batch_shape)).sum(-1) if self.event_shape else each
+
+
+def counted(y: Tensor, ignored: int | str | None) -> Tensor | None:
+    """Entries of targets other than an ignored label, or than ``"nan"``; ``None`` for all."""
+    if ignored is None:
+        return None
+    return ~y.isnan() if ignored == "nan" else y != ignored

@@ -216,7 +216,7 @@ def _one_thread() -> Iterator[None]:
 
 def _require_count(model: BayesianModel, data: Any, sample_weight: Any) -> tuple[Rows, Tensor]:
     """All of the data, checked."""
-    x, y = as_tensors(data)
+    x, y = as_tensors(data, missing=model.likelihood.ignored is not None)
     x = weighted(x, sample_weight)
     if len(x) != model.num_data:
         raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")

@@ -219,7 +219,9 @@ def _all_data(
     model: BayesianModel, data: Any, device: Any, sample_weight: Any
 ) -> tuple[Rows, Tensor]:
     """All of the data, checked, and the model on their device."""
-    x, y = as_tensors(data, device=None if device is None else as_device(device))
+    missing = model.likelihood.ignored is not None
+    device = None if device is None else as_device(device)
+    x, y = as_tensors(data, device=device, missing=missing)
     model.to(x.device)
     x = to_precision(weighted(x, sample_weight), model)
     if len(x) != model.num_data:

@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import fraction, holds_labels, tensor
+from pyro_bbb.distributions.observation import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,10 +52,13 @@ class ClassificationPrediction:
         sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
         sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
             input by itself.
+        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan", as
+            of the model's likelihood.
     """
 
     sample_log_probs: Tensor
     sampler: str = "weights"
+    ignored: int | str | None = None
 
     def __repr__(self) -> str:
         samples, *inputs, classes = self.sample_log_probs.shape
@@ -134,7 +138,10 @@ class ClassificationPrediction:
                 another device. Of two classes they may be bools or floats 0 and 1, and ``[n, 1]``.
             TypeError: they are no tensor.
         """
-        return self.log_probs.gather(-1, self.labels(y).unsqueeze(-1)).squeeze(-1)
+        which = counted(tensor("y", y), self.ignored)
+        labels = self.labels(y if which is None else y.masked_fill(~which, 0))
+        log_prob = self.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return log_prob if which is None else log_prob.where(which.view_as(log_prob), 0.0)
 
     def labels(self, y: Tensor) -> Tensor:
         """Targets as int64 labels of the predictions' shape ``[n]``.

@@ -63,7 +63,8 @@ class GaussianPrediction(RegressionPrediction):
         moved = super().rescaled(mean, scale).components
         factor = (moved.scale / self.components.scale)[0]
         stds = {"function_std": factor * self.function_std, "noise_std": factor * self.noise_std}
-        return GaussianPrediction(components=moved, sampler=self.sampler, **stds)
+        common = {"sampler": self.sampler, "ignored": self.ignored}
+        return GaussianPrediction(components=moved, **common, **stds)
 
 
 def is_gaussian(model: BayesianModel) -> bool:

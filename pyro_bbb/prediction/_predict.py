@@ -271,13 +271,14 @@ def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -
 
 def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) -> Prediction:
     require_numbers(outputs)
+    common: dict[str, Any] = {"sampler": sampler, "ignored": model.likelihood.ignored}
     if "sample_log_probs" in outputs:
-        return ClassificationPrediction(**outputs, sampler=sampler)
+        return ClassificationPrediction(**outputs, **common)
     stds = {name: outputs.pop(name)[0] for name in STDS if name in outputs}
     components = model.observed(outputs)
     if stds:
-        return GaussianPrediction(components=components, sampler=sampler, **stds)
-    return RegressionPrediction(components, sampler=sampler)
+        return GaussianPrediction(components=components, **common, **stds)
+    return RegressionPrediction(components, **common)
 
 
 def finished(model: BayesianModel, arguments: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors
-from pyro_bbb.distributions.observation import LOCATION_SCALE, family_of
+from pyro_bbb.distributions.observation import LOCATION_SCALE, counted, family_of
 from pyro_bbb.likelihoods import align
 from pyro_bbb.prediction._classification import ClassificationPrediction
 
@@ -38,10 +38,13 @@ class RegressionPrediction:
         components: the draws' distributions, batch shape ``[S, n, d]``, in the targets' unit.
         sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
             input by itself.
+        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan", as
+            of the model's likelihood.
     """
 
     components: Any
     sampler: str = "weights"
+    ignored: int | str | None = None
 
     def __repr__(self) -> str:
         samples, *inputs = self._shape
@@ -108,7 +111,7 @@ class RegressionPrediction:
         if issubclass(family, StudentT):
             moved["df"] = self.components.df
         checks.require_numbers(moved)
-        return RegressionPrediction(family(**moved), self.sampler)
+        return RegressionPrediction(family(**moved), self.sampler, self.ignored)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of the true targets under the mixture, ``[n]``, nats.
@@ -123,7 +126,10 @@ class RegressionPrediction:
         y = align(self._real("y", y), self._shape[2:])
         if len(y) != self._shape[1]:
             raise ValueError(f"expected y of {self._shape[1]} rows, got {len(y)}")
+        which = counted(y, self.ignored)
+        y = y if which is None else y.masked_fill(~which, 0)
         log_prob = self._of_components("log_prob", y)
+        log_prob = log_prob if which is None else log_prob.where(which, 0.0)
         log_prob = log_prob.reshape(*log_prob.shape[:2], -1).sum(2)
         return log_prob.logsumexp(0) - math.log(len(log_prob))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -128,7 +128,7 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
 def _scaled(prediction: Prediction, temperature: float) -> Prediction:
     """The prediction at a temperature."""
     if isinstance(prediction, ClassificationPrediction):
-        return ClassificationPrediction(_tempered(prediction, temperature), prediction.sampler)
+        return replace(prediction, sample_log_probs=_tempered(prediction, temperature))
     return prediction.rescaled((1 - temperature) * prediction.mean, temperature)
 
 
@@ -148,5 +148,6 @@ def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tenso
 def _exact(prediction: Prediction) -> Prediction:
     """The same predictive in float64, in which likelihoods are compared; of classes as one draw."""
     if isinstance(prediction, ClassificationPrediction):
-        return ClassificationPrediction(prediction.log_probs.double().unsqueeze(0))
-    return RegressionPrediction(map_tensors(prediction.components, Tensor.double))
+        return replace(prediction, sample_log_probs=prediction.log_probs.double().unsqueeze(0))
+    components = map_tensors(prediction.components, Tensor.double)
+    return RegressionPrediction(components, ignored=prediction.ignored)

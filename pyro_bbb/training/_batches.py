@@ -68,6 +68,7 @@ class Batches:
         self.source: Minibatches | DataLoader[Any]
         self.model, self.device, self.accumulate = model, device, accumulate
         self.processes = processes or Processes()
+        self._missing = model.likelihood.ignored is not None
         self._precise = (guide, model)  # whose precision inputs get
         self.epoch = 0
         self._generator = torch.Generator()  # of the order, or of a loader that all processes read
@@ -83,7 +84,7 @@ class Batches:
                     f"(x, y, weight), got {type(sample_weight).__name__}"
                 )
         else:
-            x, y = as_tensors(data, device=device)
+            x, y = as_tensors(data, device=device, missing=self._missing)
             x = to_precision(weighted(x, sample_weight), *self._precise)
             if (weight := weight_of(x)) is not None and not weight.any():
                 raise ValueError("sample_weight must be positive for at least one row, all are 0")
@@ -311,7 +312,7 @@ class Batches:
             if not isinstance(batch, tuple | list) or len(batch) != 3:
                 raise ValueError("data must give batches (x, y, weight) with sample_weight=True")
             *batch, weight = batch
-        x, y = as_tensors(batch, device=self.device)
+        x, y = as_tensors(batch, device=self.device, missing=self._missing)
         x = to_precision(weighted(x, weight), *self._precise)
         self.model.check(x, y)
         return x, y

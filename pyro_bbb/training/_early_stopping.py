@@ -46,9 +46,10 @@ class EarlyStopping:
 
     def __init__(self, state: TrainingState, data: Any, patience: int | None) -> None:
         self.state, self.patience = state, patience
+        self.missing = state.batches.model.likelihood.ignored is not None
         self.data = data
         if not isinstance(data, DataLoader):
-            self.data = [as_tensors(data, device=state.device)]
+            self.data = [as_tensors(data, device=state.device, missing=self.missing)]
         with seeded(0):  # a loader draws
             first = next(self._pairs(), None)
         if first is None:
@@ -90,7 +91,8 @@ class EarlyStopping:
         state, device = self.state, self.state.device
         batches: Iterable[Any] = self.data
         if isinstance(self.data, DataLoader):
-            batches = (as_tensors(batch, device=device) for batch in self.data)
+            options: dict[str, Any] = {"device": device, "missing": self.missing}
+            batches = (as_tensors(batch, **options) for batch in self.data)
         for x, y in batches:
             yield to_precision(x, state.guide, state.batches.model), y
 

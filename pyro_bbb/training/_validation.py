@@ -59,6 +59,7 @@ def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str,
 
 def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:
     """Warn where real targets are far from the scale 1 of the outputs at the start."""
+    y = y[y.isfinite()]  # others are missing
     if not model.likelihood.has_unit or len(y) < 2:
         return
     mean, std = float(y.double().mean()), float(y.double().std())

@@ -72,6 +72,8 @@ def _neg_log_likelihood(model: Any, guide: Any, outputs: Tensor, y: Tensor) -> f
     with substituted(model, centre):
         observed = model.likelihood(outputs.flatten(0, 1))
     y = model.likelihood.prepare(y, outputs).reshape(len(y), *observed.event_shape)
-    log_prob = observed.log_prob(y.repeat(len(outputs), *[1] * (y.dim() - 1)))
+    repeated = y.repeat(len(outputs), *[1] * (y.dim() - 1))
+    observed, repeated = model.likelihood.without_ignored(observed, repeated)
+    log_prob = observed.log_prob(repeated)
     by_sample = log_prob.unflatten(0, outputs.shape[:2])
     return -(by_sample.logsumexp(0) - math.log(len(outputs))).mean().item()
