@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from scipy import sparse
 from sklearn.datasets import load_diabetes
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -857,3 +858,14 @@ def test_k_center_is_greedy_and_within_twice_the_best():
 def test_k_center_takes_equal_examples_once_each(shape):
     rows = data.k_center(torch.ones(shape), 6, seed=1)
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "scipy"])
+def test_sparse_inputs_are_refused_with_the_memory_that_they_take(layout):
+    x = torch.eye(1024)
+    thin = sparse.csr_array(x.numpy()) if layout == "scipy" else getattr(x, layout)()
+    call = "toarray" if layout == "scipy" else "to_dense"
+    with pytest.raises(
+        TypeError, match=f"x must be dense, .* 0.0039 GiB when dense: pass x.{call}"
+    ):
+        data.as_tensors((thin, torch.zeros(1024)))

@@ -13,7 +13,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
-from scipy import stats
+from scipy import sparse, stats
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -143,6 +143,17 @@ def test_weights_are_checked():
             regressor().fit(X, Y, sample_weight=weight)
     with pytest.raises(ValueError, match="sample_weight.shape"):
         regressor().fit(X, Y, sample_weight=np.ones(59))
+
+
+@pytest.mark.parametrize("make", [regressor, classifier])
+def test_sparse_inputs_are_refused_with_the_memory_that_they_take(make):
+    wide = sparse.csr_array((2**14, 2**14))  # of 8 bytes: 2 GiB
+    message = "X must be dense, got a sparse csr_array .* takes 2 GiB when dense: pass X.toarray"
+    with pytest.raises(TypeError, match=message):
+        make().fit(wide, np.arange(2**14) % 2)
+    estimator = make().fit(X, Y if make is regressor else LABELS)
+    with pytest.raises(TypeError, match="X must be dense"):
+        estimator.predict(sparse.csr_array(X))
 
 
 # --- in scikit-learn's company ---

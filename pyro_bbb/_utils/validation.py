@@ -14,6 +14,8 @@ from torch import Tensor
 
 _LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
 
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
 
 def as_float(number: Any) -> float:
     """The number as a float; an integer too large for one becomes infinite."""
@@ -128,11 +130,26 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
 
 def tensor(name: str, value: Any) -> Tensor:
     """A tensor as it is, or one of a numeric numpy array."""
-    found = of_array(value)
+    found = of_array(require_dense(name, value))
     if not isinstance(found, Tensor):
         kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
     return found
+
+
+def require_dense(name: str, value: Any) -> Any:
+    """The value, if it is not sparse; the error has the memory that it takes when dense."""
+    of_torch = isinstance(value, Tensor)
+    if value.layout in _SPARSE if of_torch else hasattr(value, "nnz") and hasattr(value, "toarray"):
+        memory = math.prod(value.shape) * value.dtype.itemsize / 2**30
+        make = "to_dense" if of_torch else "toarray"
+        raise TypeError(
+            f"{name} must be dense, got a sparse {type(value).__name__} of shape "
+            f"{list(value.shape)}, which takes {memory:.2g} GiB when dense: pass "
+            f"{name}.{make}(), fewer columns (TruncatedSVD, feature selection), or to fit a "
+            "DataLoader whose collate_fn makes each minibatch dense"
+        )
+    return value
 
 
 def of_array(value: Any) -> Any:

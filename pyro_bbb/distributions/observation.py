@@ -223,8 +223,8 @@ class Observed(dist.Independent):
         return each.flatten(len(self.batch_shape)).sum(-1) if self.event_shape else each
 
 
-def counted(y: Tensor, ignored: int | str | None) -> Tensor | None:
+def counted(y: Tensor, ignored: Any) -> Tensor | None:
     """Entries of targets other than an ignored label, or than ``"nan"``; ``None`` for all."""
     if ignored is None:
         return None
-    return ~y.isnan() if ignored == "nan" else y != ignored
+    return ~y.isnan() if ignored == "nan" else y.ne(ignored)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,8 +63,7 @@ class GaussianPrediction(RegressionPrediction):
         moved = super().rescaled(mean, scale).components
         factor = (moved.scale / self.components.scale)[0]
         stds = {"function_std": factor * self.function_std, "noise_std": factor * self.noise_std}
-        common = {"sampler": self.sampler, "ignored": self.ignored}
-        return GaussianPrediction(components=moved, **common, **stds)
+        return replace(self, components=moved, **stds)
 
 
 def is_gaussian(model: BayesianModel) -> bool:

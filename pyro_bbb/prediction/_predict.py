@@ -273,8 +273,8 @@ def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) 
     require_numbers(outputs)
     common: dict[str, Any] = {"sampler": sampler, "ignored": model.likelihood.ignored}
     if "sample_log_probs" in outputs:
-        return ClassificationPrediction(**outputs, **common)
-    stds = {name: outputs.pop(name)[0] for name in STDS if name in outputs}
+        return ClassificationPrediction(outputs["sample_log_probs"], **common)
+    stds: dict[str, Any] = {n: outputs.pop(n)[0] for n in STDS if n in outputs}
     components = model.observed(outputs)
     if stds:
         return GaussianPrediction(components=components, **common, **stds)

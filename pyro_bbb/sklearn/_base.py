@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from pyro_bbb._utils.validation import count
+from pyro_bbb._utils.validation import count, require_dense
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save
@@ -99,6 +99,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _rows(self, X: ArrayLike) -> NDArray[np.float64]:
         check_is_fitted(self)
+        require_dense("X", X)
         rows: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, order="C", reset=False)
         return rows
 

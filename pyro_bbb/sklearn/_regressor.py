@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.validation import count
+from pyro_bbb._utils.validation import count, require_dense
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.prediction import RegressionPrediction
@@ -258,7 +258,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         rows, targets = validate_data(
             self,
-            X,
+            require_dense("X", X),
             y,
             reset=reset,
             dtype=np.float64,

@@ -48,7 +48,7 @@ def problem(name="gaussian", guide="softplus_normal", *, rows=N, likelihood=None
     return model, bbb.guides.make(guide, model)
 
 
-def nll(objective, x, y, *, guide=None):
+def nll(objective, x, y):
     torch.manual_seed(0)
     objective(x, y, kl_weight=0.0)
     return objective.parts.nll
@@ -145,6 +145,11 @@ def test_predictions_score_the_entries_that_are_there():
         each = prediction.components.log_prob(y)[0]
         expected = each.masked_fill(MISSING, 0).sum(1)
         torch.testing.assert_close(prediction.log_prob(with_gaps(y)), expected)
+    model, guide = problem("bernoulli")
+    labels = CASES["bernoulli"][2]
+    prediction = bbb.predict(model, guide, X, num_samples=1, seed=0)
+    found, full = (prediction.log_prob(y) for y in (with_gaps(labels), labels))
+    torch.testing.assert_close(found, full.masked_fill(MISSING, 0))
     scaled = bbb.predict(*problem(), X, seed=0).rescaled(1.0, 2.0)
     assert scaled.log_prob(with_gaps(REAL)).isfinite().all()
     plain = problem(likelihood=likelihoods.Gaussian(0.5))
