@@ -92,6 +92,7 @@ def model_of(path):
     return path.parent / "m"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "separator", "message"),
     [
@@ -332,6 +333,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_indices_and_identifiers_are_left_out_unless_wanted(capsys, tmp_path, name):
     output, model = train(capsys, tmp_path, **{name: IDS[name], "x": X, "y": Y})
