@@ -72,7 +72,7 @@ class Model:
             about = loaded.metadata[_KEY]
             columns = [Column(**each) for each in about.pop("columns")]
             regresses = about["task"] == "regression"
-            if regresses:  # models of version 0.x were refused by it
+            if regresses:  # saves without the entry refuse by the epistemic std
                 about.setdefault("uncertainty", "epistemic")
             kind: Any = BayesianRegressor if regresses else BayesianClassifier
             return cls(kind.from_loaded(loaded), About(columns=columns, **about))
