@@ -383,6 +383,28 @@ LIKELIHOODS = [
             "df infinite": ({"df": INF}, "df must be positive and finite, got inf"),
         },
     ),
+    *(
+        Row(
+            f"likelihoods.{name}",
+            lambda: {"missing": "ignore"},
+            bad={"another": ({"missing": "drop"}, "missing must be one of")},
+        )
+        for name in ("Bernoulli", "HeteroscedasticGaussian", "Poisson")
+    ),
+    Row(
+        "likelihoods.NegativeBinomial",
+        lambda: {"total_count": 1.0, "missing": "ignore"},
+        bad={
+            "0": ({"total_count": 0.0}, "total_count must be positive and finite, got 0"),
+            "any sign": ({"total_count": dist.Normal(0.0, 1.0)}, "prior on positive values"),
+        },
+    ),
+    Row(
+        "likelihoods.Categorical",
+        lambda: {"ignore_index": -100},
+        bad={"a float": ({"ignore_index": -1.0}, "ignore_index must be an integer, got -1.0")},
+        fine={"none": {"ignore_index": None}},
+    ),
     Row(
         "likelihoods.Categorical.check",
         lambda: {"self": likelihoods.Categorical(), "outputs": X, "y": LABELS},
@@ -440,6 +462,21 @@ LIKELIHOODS = [
             "a negative integer": ({"y": -LABELS}, "y must hold counts .* got -1"),
             "infinite": ({"y": torch.full((4,), INF)}, "y must hold finite real numbers, got inf"),
         },
+        skip=OUTPUTS,
+    ),
+    Row(
+        "likelihoods.NegativeBinomial.learned",
+        lambda: {"init": 1.0},
+        bad={"0": ({"init": 0.0}, "init must be positive and finite, got 0")},
+    ),
+    Row(
+        "likelihoods.NegativeBinomial.check",
+        lambda: {
+            "self": likelihoods.NegativeBinomial(1.0),
+            "outputs": X[:, :1],
+            "y": LABELS.float(),
+        },
+        bad={"half": ({"y": torch.full((4,), 0.5)}, "y must hold counts 0, 1, 2, ..., got 0.5")},
         skip=OUTPUTS,
     ),
     Row(
