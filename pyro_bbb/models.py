@@ -21,7 +21,7 @@ from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
-from pyro_bbb._handlers.sites import declared_names, draw_all, name_parts
+from pyro_bbb._handlers.sites import declared_names, draw_all, name_parts, repr_unseen, unseen
 from pyro_bbb._handlers.vmap import one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import (
@@ -134,6 +134,7 @@ class BayesianModel(PyroModule):
         with plate, scale_rows(None if weight is None else weight.to(outputs.dtype)):
             return pyro.sample("obs", observation, obs=y)
 
+    @locked
     def draw_latents(self) -> None:
         """Sample all declared latents, and announce the ordinary parameters to SVI.
 
@@ -204,6 +205,8 @@ class BayesianModel(PyroModule):
         """
         return nullcontext(), same_draws(self)
 
+    __repr__ = repr_unseen
+
     def extra_repr(self) -> str:
         """Size of the data, and how many values are random."""
         shapes = self.latent_shapes().values()
@@ -219,9 +222,7 @@ class BayesianModel(PyroModule):
 
     def latent_shapes(self) -> dict[str, Size]:
         """Shapes of the latents that the model declares, by site name."""
-        devices = {x.device.index for x in self.parameters() if x.is_cuda}
-        quiet = torch.random.fork_rng(devices=devices)
-        with torch.no_grad(), quiet, poutine.block(), own_store(self):
+        with own_store(self), unseen(self):
             sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
             return {name: site["value"].shape for name, site in sites}
 
@@ -259,8 +260,8 @@ class BayesianModel(PyroModule):
         """
         x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
-        with quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block(), evaluating(self):
-            with own_store(self), self._pyro_context:
+        with own_store(self), quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block():
+            with evaluating(self), self._pyro_context:
                 outputs = _outputs(self.network, x[:2], len(x))
                 if y is not None:
                     self.likelihood.check(outputs, y)

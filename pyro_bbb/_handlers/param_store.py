@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
+from pyro import infer, poutine
+from pyro.nn import PyroModule
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import effectful
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK, effectful
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb._utils.locking import AFTER_FORK, GLOBAL_LOCK
 
 
 def own_param(name: str, parameter: nn.Parameter) -> Tensor:
@@ -49,14 +52,16 @@ def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
     """
     store = pyro.get_param_store()
     with GLOBAL_LOCK:
-        if not all(isinstance(module, nn.Module) for module in modules):
-            yield store._params
-            return
-        _PUT_ASIDE.append(_exchange({}, {}, {}))
+        _RUNNING.append((modules, [switch.is_validation_enabled() for switch in _SWITCHES]))
+        own = all(isinstance(module, nn.Module) for module in modules)
+        if own:
+            _PUT_ASIDE.append(_exchange({}, {}, {}))
         try:
             yield store._params
         finally:
-            _exchange(*_PUT_ASIDE.pop())
+            if own:
+                _exchange(*_PUT_ASIDE.pop())
+            _RUNNING.pop()
 
 
 class HandlersParams(Messenger):
@@ -109,4 +114,24 @@ def _exchange(*contents: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
     return before
 
 
+def _leave_all() -> None:
+    """End what another thread was running when this process was forked from it."""
+    _PYRO_STACK.clear()
+    _DIM_ALLOCATOR._stack.clear()
+    if _PUT_ASIDE:
+        _exchange(*_PUT_ASIDE[0])
+    for modules, validating in reversed(_RUNNING):
+        for module in modules:
+            if isinstance(module, PyroModule):
+                module._pyro_context.active = 0
+                module._pyro_context.cache.clear()
+        for switch, is_on in zip(_SWITCHES, validating, strict=True):
+            switch.enable_validation(is_on)
+    _PUT_ASIDE.clear()
+    _RUNNING.clear()
+
+
 _PUT_ASIDE: list[tuple[dict[Any, Any], ...]] = []  # by `own_store`, the outermost first
+_RUNNING: list[tuple[tuple[Any, ...], list[bool]]] = []  # its modules, and validation before it
+_SWITCHES: tuple[Any, ...] = (dist, infer, poutine)  # of validation
+AFTER_FORK.append(_leave_all)

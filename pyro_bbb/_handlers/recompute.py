@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ def same_draws(root: Any) -> AbstractContextManager[None]:
     """
     modes = list(_get_current_function_mode_stack())  # such as a gradient estimator
     noise = [mode.as_now() for mode in modes if hasattr(mode, "as_now")]
-    return _as_then(root, dict(root._pyro_context.cache), modes, noise)
+    return _as_then(root, dict(root._pyro_context.cache), modes, noise, threading.get_ident())
 
 
 @contextmanager
@@ -36,15 +37,16 @@ def _as_then(
     values: dict[str, Any],
     modes: list[Any],
     noise: list[AbstractContextManager[None]],
+    thread: int,
 ) -> Iterator[None]:
     active = _get_current_function_mode_stack()
     with ExitStack() as stack:
         for context in [*(mode for mode in modes if mode not in active), *noise]:
             stack.enter_context(context)
-        if GLOBAL_LOCK.acquire(blocking=False):
+        # a thread of autograd's cannot wait: the training that waits for it has lock and store
+        if GLOBAL_LOCK.acquire(blocking=threading.get_ident() == thread):
             stack.callback(GLOBAL_LOCK.release)
             stack.enter_context(own_store(root))
-        # else this is a thread of autograd's, in a training that has the lock and the store
         stack.enter_context(root._pyro_context)
         root._pyro_context.cache.update(values)
         yield

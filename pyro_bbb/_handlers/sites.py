@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
+from pyro.nn.module import _Context
 from pyro.poutine.util import site_is_subsample
 from torch import nn
+
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 
 def sample_names(module: PyroModule) -> list[str]:
@@ -69,11 +76,33 @@ def draw_all(root: nn.Module) -> None:
                 getattr(module, name)
 
 
+@contextmanager
+def unseen(module: nn.Module) -> Iterator[None]:
+    """Draw a module's sites for nobody: no handler sees them, torch's random state stays."""
+    devices = {x.device.index for x in module.parameters() if x.is_cuda}
+    with GLOBAL_LOCK, torch.no_grad(), torch.random.fork_rng(devices), poutine.block():
+        yield
+
+
+def repr_unseen(module: nn.Module) -> str:
+    """Return a module's printed form, for which torch reads the weights."""
+    with unseen(module):
+        return nn.Module.__repr__(module)
+
+
 def name_parts(root: PyroModule) -> None:
     """Names every part by its first path, as `named_parameters` does, all in one context.
 
     Pyro by itself names a part that stands in several places by its last path.
     """
+    context = Context()
     for path, part in root.named_modules():
         if isinstance(part, PyroModule):
-            part._pyro_name, part._pyro_context = path, root._pyro_context
+            part._pyro_name, part._pyro_context = path, context
+
+
+class Context(_Context):
+    """Pyro's cache of a running module's values; a copy, or a pickle, begins without them."""
+
+    def __reduce__(self) -> Any:
+        return Context, ()

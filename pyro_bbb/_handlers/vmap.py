@@ -5,31 +5,46 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+Record: TypeAlias = dict[str, Tensor]
+Run: TypeAlias = Callable[[Record], Record]
 
-def over_draws(
-    run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+
+def over_draws(run: Run, draws: Mapping[str, Tensor]) -> Record:
     """Runs a function of one draw for S draws: as one batched pass where its operations allow it.
 
-    Draws and results are tensors ``[S, ...]`` by name.
+    Draws and results are tensors ``[S, ...]`` by name. Called under the global lock, as the filters
+    of warnings are the process's.
     """
+    return choose(run, draws)[1]
+
+
+def choose(run: Run, draws: Mapping[str, Tensor]) -> tuple[Callable[..., Record], Record]:
+    """Return `in_one_pass` or `one_by_one`, which suits the operations, and its results."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # of what torch batches badly
             # a loop over the draws for attention alone, which takes long by itself
             warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)
-            return torch.vmap(run, randomness="different")(dict(draws))
+            return in_one_pass, torch.vmap(run, randomness="different")(dict(draws))
     except (RuntimeError, UserWarning):  # the loop does it, or raises what is wrong
+        return one_by_one, one_by_one(run, draws)
+
+
+def in_one_pass(run: Run, draws: Mapping[str, Tensor]) -> Record:
+    """As `over_draws`, where one pass has worked before."""
+    try:
+        batched: Record = torch.vmap(run, randomness="different")(dict(draws))
+    except RuntimeError:
         return one_by_one(run, draws)
+    return batched
 
 
-def one_by_one(
-    run: Callable[[dict[str, Tensor]], dict[str, Tensor]], draws: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def one_by_one(run: Run, draws: Mapping[str, Tensor]) -> Record:
     """As `over_draws`, in a loop."""
     columns = (values.unbind() for values in draws.values())  # gradients are stacked, not added up
     return stack([run(dict(zip(draws, one, strict=True))) for one in zip(*columns, strict=True)])

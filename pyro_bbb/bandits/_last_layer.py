@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import all_finite
 from pyro_bbb.bandits._checks import observation as check_observation
 from pyro_bbb.bandits._checks import rows as check_rows
@@ -86,6 +87,7 @@ class LinearRewards:
         return self.mean + (self.scale / gamma).sqrt()[:, None] * direction
 
 
+@lock_methods
 class LastLayerAgent:
     r"""Thompson sampling whose uncertainty is in the last layer, exactly.
 

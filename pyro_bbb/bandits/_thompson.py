@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.context import ItemOnDevice
-from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb.bandits._checks import observation as check_observation
 from pyro_bbb.bandits._checks import rows as check_rows
 from pyro_bbb.estimators import ESTIMATORS
@@ -33,6 +33,7 @@ from pyro_bbb.models import BayesianModel
 Encode: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
+@lock_methods
 class ThompsonAgent:
     r"""Chooses the action whose reward is largest by networks drawn from the posterior.
 
@@ -245,7 +246,7 @@ class ThompsonAgent:
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Parameters of its own, and no checks of numbers."""
-        with GLOBAL_LOCK, own_store(self.model, self.guide), pyro.validation_enabled(False):
+        with own_store(self.model, self.guide), pyro.validation_enabled(False):
             yield
 
 

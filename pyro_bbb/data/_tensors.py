@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, each, parts_of
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
 
 
@@ -116,7 +117,8 @@ class Minibatches:
         if not self.shuffle:
             order = torch.arange(len(self.x)).to(self.x.device)
         else:
-            order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
+            with GLOBAL_LOCK:
+                order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
         for rows in order.split(self.sizes):
             yield self.x.index_select(0, rows), self.y.index_select(0, rows)
 

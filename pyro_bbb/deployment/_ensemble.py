@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,11 @@ from torch.func import functional_call
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import declared_names
-from pyro_bbb._handlers.vmap import one_by_one, over_draws, stack
+from pyro_bbb._handlers.vmap import choose, one_by_one, stack
 from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import at_least_single
+from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb._utils.validation import count, kind, probabilities, require_numbers
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.distributions.observation import family_of, stack_draws
@@ -38,6 +40,7 @@ OF_TARGETS = ("mean", "aleatoric_std", "epistemic_std")
 _HALVINGS = 40  # of the bracket of a quantile, to 1e-12 of its width
 
 
+@locked
 def to_ensemble(
     model: BayesianModel,
     guide: Any,
@@ -84,6 +87,7 @@ class DrawnEnsemble(nn.Module):
 
     levels: Tensor
     scores: Tensor
+    _over_draws: Any = None  # how all networks run, once it is known
 
     def __init__(self, drawn: _Drawn, family: Any, levels: list[float]) -> None:
         super().__init__()
@@ -147,15 +151,20 @@ class DrawnEnsemble(nn.Module):
 
     def _observed(self, *inputs: Tensor) -> Any:
         """Return the observations' distribution, ``[S, n, ...]``, by every network."""
-        weights = self.drawn.weights()
-        run_one = partial(functional_call, self.drawn, args=inputs)
+        compiling, weights = torch.compiler.is_compiling(), self.drawn.weights()
+        drawn = self.drawn if compiling else _with_shared_tensors(self.drawn)
+        run_one = partial(functional_call, drawn, args=inputs)
         if not self.drawn.standard:
             columns = zip(*(values.unbind() for values in weights.values()), strict=True)
             draws = (dict(zip(weights, values, strict=True)) for values in columns)
             return stack_draws([innermost(run_one(draw)) for draw in draws])
-        # an exporter would fix the number of inputs of what torch batches over weights
-        run = one_by_one if torch.compiler.is_compiling() else over_draws
-        arguments = run(run_one, weights)
+        if compiling:  # an exporter would fix the number of inputs of what torch batches
+            arguments = one_by_one(run_one, weights)
+        elif self._over_draws is None:
+            with GLOBAL_LOCK:
+                self._over_draws, arguments = choose(run_one, weights)
+        else:
+            arguments = self._over_draws(run_one, weights)
         _require_numbers(arguments)
         return self._family(**arguments, **self._unchecked)
 
@@ -181,6 +190,13 @@ class _Drawn(nn.Module):
         run = likelihood.arguments if self.standard else likelihood
         outputs = self.network(*x)
         return run(at_least_single(outputs) if isinstance(outputs, Tensor) else outputs)
+
+
+def _with_shared_tensors(drawn: _Drawn) -> _Drawn:
+    """A copy for one call, as calls in other threads must not see its weights."""
+    values = [value for module in drawn.modules() for value in vars(module).values()]
+    unchanged = [*drawn.parameters(), *drawn.buffers(), *(value for value in values if not value)]
+    return copy.deepcopy(drawn, {id(value): value for value in unchanged})
 
 
 def _levels(model: BayesianModel, quantiles: Any) -> list[float]:

@@ -13,6 +13,7 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import kind, tensor
 from pyro_bbb.deployment._strip_pyro import plain_copy
 from pyro_bbb.models import BayesianModel
@@ -21,6 +22,7 @@ from pyro_bbb.networks import merge_adapters
 _PASSES = 20  # of each layer, dense and sparse; the fastest counts
 
 
+@locked
 def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     """The network with the posterior's central weights, as a plain `torch.nn.Module`.
 
@@ -48,6 +50,7 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     return merge_adapters(plain_copy(model.network, "network", weights)).eval()
 
 
+@locked
 def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:
     """A copy of a pruned network with sparse weights in the linear layers that they make faster.
 

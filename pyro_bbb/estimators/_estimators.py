@@ -33,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pyro_bbb._ops.linear_std import linear_std
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.estimators._sampled_weights import ONE_DRAW, DetachScores, Draws, Posterior, address
 
 Operation: TypeAlias = Callable[..., Tensor]
@@ -71,7 +72,7 @@ def local_reparameterization() -> AbstractContextManager[None]:
 @contextmanager
 def sticking_the_landing() -> Iterator[None]:
     r"""The score $\nabla_\theta \ln q_\theta(w)$ at fixed w, of zero mean, leaves the gradient."""
-    with DetachScores():
+    with GLOBAL_LOCK, DetachScores():
         yield
 
 
@@ -187,5 +188,5 @@ def _output_moments(use: _Use) -> tuple[Tensor, Tensor]:
 @contextmanager
 def _per_example(perturb: Perturbation) -> Iterator[None]:
     draws = Draws()
-    with draws, _Perturb(draws, perturb):
+    with GLOBAL_LOCK, draws, _Perturb(draws, perturb):
         yield

@@ -25,7 +25,9 @@ from torch import Size, Tensor, nn
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
+from pyro_bbb._handlers.sites import Context
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.locking import lock_methods, locked
 from pyro_bbb.guides.latents import InitLoc, Latent, as_initialiser, refuse_unknown
 
 Self = TypeVar("Self", bound="Guide")
@@ -76,6 +78,7 @@ class Guide(AutoGuide):
         if not callable(model):
             raise TypeError(f"model must be callable, got {model!r}")
         super().__init__(model, **options)
+        self._pyro_context = Context()
         self._model = (model,)  # Pyro's own guides hold it inside a handler
         if init_loc is None and hasattr(model, "initial_locs"):
             init_loc = model.initial_locs()
@@ -84,6 +87,11 @@ class Guide(AutoGuide):
         self._kl_weight = ArgumentReader.of(model, "kl_weight", 1.0)
         self._latents: dict[str, Latent] = {}
         self._complete = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lock construction and every public method, which may draw or run Pyro's statements."""
+        super().__init_subclass__(**kwargs)
+        lock_methods(cls, "_repr_markdown_")
 
     @property
     def site_names(self) -> list[str]:
@@ -110,6 +118,7 @@ class Guide(AutoGuide):
         """Shapes of the latents, by site name."""
         return {name: latent.shape for name, latent in self._latents.items()}
 
+    @locked
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Sample every latent, by site name, for the model's arguments."""
         if not self._complete:
@@ -182,6 +191,7 @@ class Guide(AutoGuide):
         numbers = sum(shape.numel() for shape in shapes)
         return f"{type(self).__name__}({len(shapes)} sites, {numbers:,} values)"
 
+    @locked
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the model; Pyro's method would remove it from this guide."""
         model, master = self._model, self.master
@@ -191,6 +201,7 @@ class Guide(AutoGuide):
             self._model, self.master = model, master
         return state
 
+    @locked
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         """Copy the parameters, for the same model (or its copy, if in ``memo``)."""
         new = type(self).__new__(type(self))

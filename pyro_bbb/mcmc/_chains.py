@@ -18,6 +18,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import one_by_one
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.extras import extra
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import kind, one_of
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
@@ -142,6 +143,7 @@ class Chains(Mapping[str, Tensor]):
         return {name: torch.as_tensor(found[name].values) for name in self}
 
 
+@locked
 def _arviz() -> Any:
     with extra("mcmc"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # announces version 1 on import
@@ -159,5 +161,5 @@ def _log_likelihood(
         observed: Any = trace.nodes["obs"]
         return {"obs": observed["fn"].log_prob(observed["value"])}
 
-    with torch.no_grad(), pyro.validation_enabled(False), own_store(model), evaluating(model):
+    with own_store(model), torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         return one_by_one(run, draws)["obs"]

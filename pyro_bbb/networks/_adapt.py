@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from pyro.nn import PyroModule
 from torch import nn
 
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.networks._adapted_layers import SUPPORTED, Adapted, attach, kind_of, names_of
 from pyro_bbb.networks._bayesianize import Converted, make_random
@@ -27,6 +28,7 @@ Factors = Literal["A", "both"]
 UNIT_GAIN = 0.5**0.5  # of `FanInNormal`: variance 1 / inputs
 
 
+@locked
 def adapt(
     module: nn.Module,
     rank: int = 8,

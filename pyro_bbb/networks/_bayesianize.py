@@ -19,11 +19,13 @@ from pyro.nn.module import _Context
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_param
-from pyro_bbb._handlers.sites import name_parts
+from pyro_bbb._handlers.sites import name_parts, unseen
+from pyro_bbb._utils.locking import locked
 from pyro_bbb.networks._select import ParameterPath, Where, parameter_paths, parts, select
 from pyro_bbb.priors import Prior, PriorLike, as_prior, declare
 
 
+@locked
 def bayesianize(
     module: nn.Module, prior: PriorLike | None = None, *, where: Where | None = None
 ) -> PyroModule:
@@ -80,6 +82,10 @@ class Converted(PyroModule):
     plain_class: type[nn.Module]  # before conversion
     _pyro_bbb_initial: dict[str, Tensor]  # values of the sites before conversion
     _pyro_bbb_tied: dict[str, tuple[PyroModule, str]]  # sites of other modules by the name here
+
+    def __repr__(self) -> str:
+        with unseen(self):  # torch reads the weights
+            return super().__repr__()
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from pyro.nn import PyroModule
 from torch import nn
 
+from pyro_bbb._handlers.sites import repr_unseen
 from pyro_bbb._utils.saving import Modules, attributes, saveable
 from pyro_bbb._utils.validation import count
 from pyro_bbb.priors import PriorLike, as_prior, declare
@@ -36,6 +37,8 @@ class BayesianLinear(nn.Linear, PyroModule):
     Raises:
         ValueError: a size is not a positive integer, or the prior does not fit.
     """
+
+    plain_class, __repr__ = nn.Linear, repr_unseen
 
     def __init__(
         self,
@@ -76,6 +79,8 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         ValueError: a number is no integer of its range, channels cannot be split into the groups,
             an unknown name, or the prior does not fit.
     """
+
+    plain_class, __repr__ = nn.Conv2d, repr_unseen
 
     def __init__(
         self,

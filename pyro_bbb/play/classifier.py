@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence import LoadError, load, save
 from pyro_bbb.prediction import ClassificationPrediction, predict

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 from torch.nn.functional import logsigmoid
 
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import fraction, holds_labels, tensor
 from pyro_bbb.distributions.observation import counted

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils.files import reading_json, write_json
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import (
     all_finite,
     as_seed,
@@ -258,6 +259,7 @@ def _class_scores(
     return torch.zeros_like(scores).scatter(-1, order, scores)
 
 
+@locked
 def _uniform(shape: tuple[int, ...], seed: int | None, stream: int) -> Tensor:
     """Uniform random numbers, float64."""
     if seed is None:

@@ -18,6 +18,7 @@ from pyro_bbb._ops.tuning import ONE_BY_ONE as _LARGE
 from pyro_bbb._ops.tuning import SAMPLE_CHUNK as _CHUNK
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
+from pyro_bbb._utils.locking import locked
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._weight_samples import Draws
@@ -67,15 +68,16 @@ def _chunk(numbers: int, one_by_one: bool) -> int:
     return 1 if one_by_one and numbers >= _LARGE else max(1, _CHUNK // (1 + numbers))
 
 
+@locked
 def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
     """A function from a number to so many draws; their common parts are computed once."""
     if type(guide) is AutoSoftplusNormal:
         posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
-        return lambda count: {name: q.sample((count,)) for name, q in posteriors.items()}
+        return locked(lambda count: {name: q.sample((count,)) for name, q in posteriors.items()})
     if hasattr(guide, "sample_posterior"):
         sample: Callable[[int], Draws] = guide.sample_posterior
         return sample
-    return lambda count: stack([_one_draw(guide, x) for _ in range(count)])
+    return locked(lambda count: stack([_one_draw(guide, x) for _ in range(count)]))
 
 
 def _count(draws: Draws) -> int:

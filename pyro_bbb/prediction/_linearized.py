@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_bbb._utils.inputs import Rows
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.guides.tangent import OutputMoments, output_moments
 from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.models import BayesianModel

@@ -17,6 +17,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.inputs import Rows, input_batches
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, kind, one_of, require_numbers
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
@@ -49,6 +50,7 @@ class PredictConfig:
     probit: bool = False
 
 
+@locked
 def predict(
     model: BayesianModel,
     guide: Any,
@@ -207,6 +209,7 @@ def _normal_parts(
     return per_normal_output(model, guide, x, *options), counts
 
 
+@locked
 def predict_mean(
     model: BayesianModel, guide: Any, x: Inputs, *, batch_size: int | None = None
 ) -> Prediction:

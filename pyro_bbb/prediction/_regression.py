@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributions import StudentT
 
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.bisection import bisect, with_derivatives
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.tables import first_rows
 from pyro_bbb._utils.validation import tensor
 from pyro_bbb.distributions import map_tensors

@@ -15,6 +15,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
 from pyro_bbb.priors._base import Chooser, Independent, Prior, PriorLike, as_prior
 
@@ -22,6 +23,7 @@ _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).
 _SKEWNESS = 1e-3  # largest relative difference of a Normal's distances to both quantiles
 
 
+@locked
 def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
     """Make the posterior of one task the prior of the next.
 

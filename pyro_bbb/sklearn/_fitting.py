@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Gaussian, Likelihood
 from pyro_bbb.models import BayesianModel
@@ -111,13 +112,14 @@ def _seen(x: Tensor, weight: Tensor | None) -> float:
 @contextmanager
 def _threads_for(model: BayesianModel) -> Iterator[None]:
     """One processor thread for a small network, which more would only keep waiting."""
-    before = torch.get_num_threads()
-    if sum(shape.numel() for shape in model.latent_shapes().values()) < _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with GLOBAL_LOCK:  # the number is the process's
+        before = torch.get_num_threads()
+        if sum(shape.numel() for shape in model.latent_shapes().values()) < _SMALL:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def _network(recipe: Recipe, sizes: Sequence[int], prior: Prior) -> BayesianMLP:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -28,6 +27,7 @@ from torch.utils.data import (
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows, parts_of, to_precision, weight_of, weighted
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.state_dict import digest

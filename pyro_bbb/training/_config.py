@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import torch
 
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.validation import as_float, count, function, one_of
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training._runners.ivon_options import IVON, IVON_LR

@@ -13,6 +13,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.inputs import as_inputs, weighted
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import ClosedForm
@@ -95,6 +96,7 @@ class NegativeELBO(nn.Module):
         self.parts = None
         self._programs: tuple[Any, Any, RecordedELBO] | None = None
 
+    @locked
     def forward(
         self,
         x: Any,

@@ -4,6 +4,7 @@
 import pickle
 import subprocess
 import sys
+import threading
 from functools import cache
 
 import onnxruntime
@@ -16,6 +17,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 S = 5  # odd, lest a median lie where the distribution function is flat
 LEVELS = (0.05, 0.5, 0.975)
@@ -299,3 +301,44 @@ def test_onnx_runtime_computes_the_mean_network(name, tmp_path):
             torch.testing.assert_close(found.softmax(-1), prediction.probs, rtol=1e-5, atol=1e-5)
         else:
             torch.testing.assert_close(found, prediction.mean, rtol=1e-5, atol=1e-5)
+
+
+# --- one module for all threads, and for torch's compiler ---
+
+
+@pytest.mark.parametrize("name", ["classes", "targets", "recurrent", "written by hand", "tied"])
+def test_calls_in_threads_do_not_see_each_others_weights(name):
+    """Four threads run one module at once, without a lock."""
+    _, _, module = ensemble(name)
+    batches = [inputs(name, n) for n in (1, 3, 5, 7)]
+    alone = [module(x) for x in batches]
+    failures, interval = [], sys.getswitchinterval()
+
+    def run(x, expected):
+        for _ in range(10):
+            answer = module(x)
+            if not all(torch.equal(answer[key], expected[key]) for key in expected):
+                failures.append(len(x))
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(batches, alone, strict=True)]
+    sys.setswitchinterval(1e-5)
+    with GLOBAL_LOCK:  # of a training in another thread, for which nobody waits
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    sys.setswitchinterval(interval)
+    assert not any(thread.is_alive() for thread in threads) and failures == []
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+@pytest.mark.parametrize("name", ["classes", "targets", "written by hand"])
+def test_torch_compiles_and_exports_it_as_one_graph(name):
+    _, _, module = ensemble(name)
+    x = inputs(name)
+    whole = torch.compile(module, fullgraph=True, backend="eager")
+    strict = torch.export.export(module, (x,), dynamic_shapes=(BATCH,), strict=True).module()
+    for run in (whole, strict):
+        answer = run(x)
+        for key, expected in module(x).items():
+            torch.testing.assert_close(answer[key], expected, rtol=1e-5, atol=1e-6)

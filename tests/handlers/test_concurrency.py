@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings in threads and in turns give what each gives alone, and leave the world as it was."""
 
+import asyncio
 import contextlib
+import os
 import random
+import signal
+import sys
 import threading
+import time
+import traceback
 import warnings
+from functools import partial
 from itertools import cycle, product
 
 import numpy as np
@@ -13,18 +20,25 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch._dynamo  # an optimiser imports it at its first step, which adds filters of warnings
+from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
+from pyro.poutine import runtime
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._ops.step_context import _STEP
+from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.sklearn import BayesianRegressor
 from pyro_bbb.training.objectives import NonFiniteError
+from tests._support import public_doors
 
 QUIET = {"epochs": 3, "batch_size": 8, "progress": False}
 WITH_BASELINE = QUIET | {"epochs": 9}  # of at least 25 steps
@@ -188,6 +202,220 @@ def test_a_turn_is_for_one_thread_which_may_go_on():
     assert in_threads(lambda: GLOBAL_LOCK.acquire(timeout=5) and GLOBAL_LOCK.release() is None) == [
         True
     ]
+
+
+# --- every public function ---
+
+
+def test_every_public_function_is_called_below():
+    doors = " ".join(name for group in public_doors.GROUPS for name in public_doors.jobs(group))
+    assert public_doors.doors() - set(doors.split()) == set(public_doors.NEITHER.split())
+
+
+@pytest.fixture
+def outside_the_lock(monkeypatch):
+    """Uses of Pyro's stack, and of torch's common state, by a thread that has not the lock."""
+    uses = []
+
+    def watch(owner, names):
+        for name in names.split():
+            monkeypatch.setattr(owner, name, watched(getattr(owner, name), name))
+
+    def watched(function, name):
+        def call(*args, **options):
+            nothing = any(isinstance(x, Tensor) and x.is_meta for x in args[:1])
+            if not (nothing or options.get("generator") or GLOBAL_LOCK._is_owned()):
+                uses.append(name)
+            return function(*args, **options)
+
+        return call
+
+    watch(Messenger, "__enter__")
+    watch(runtime, "default_process_message")
+    watch(torch, "set_num_threads rand rand_like randn randn_like randint randint_like randperm")
+    watch(torch, "bernoulli normal multinomial poisson")
+    watch(torch.random, "get_rng_state set_rng_state manual_seed")
+    watch(Tensor, "normal_ uniform_ bernoulli_ exponential_ random_")
+    return uses
+
+
+@pytest.mark.parametrize("group", public_doors.GROUPS)
+def test_every_public_function_in_threads_gives_what_it_gives_alone(group, outside_the_lock):
+    """Three threads call all of a group, while a fourth one predicts with a seed."""
+    jobs = list(public_doors.jobs(group).values())
+    model, guide = trained(1)
+
+    def predicted():
+        return [bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc]
+
+    def from_the(start):
+        return [job() for job in jobs[start:] + jobs[:start]]
+
+    training(1)()
+    alone, prediction = from_the(0), predicted()
+    outside_the_lock.clear()
+    before, interval = world(model) | {"torch": None}, sys.getswitchinterval()
+    outside_the_lock.clear()
+    sys.setswitchinterval(1e-5)
+    try:
+        *threes, predictions = in_threads(
+            *(partial(from_the, start) for start in range(3)),
+            lambda: [predicted() for _ in range(3 * len(jobs))],
+        )
+    finally:
+        sys.setswitchinterval(interval)
+    assert outside_the_lock == []
+    for start, results in enumerate(threes):
+        expected = alone[start:] + alone[:start]
+        assert all(same(a, b) for a, b in zip(results, expected, strict=True))
+    assert all(same(result, prediction) for result in predictions)
+    assert world(model) | {"torch": None} == before
+    assert fitted(1)[0] == fitted(1)[0]
+
+
+def test_backward_passes_that_compute_again_take_turns():
+    """With gradient checkpointing they run the model outside of the loss that holds the lock."""
+
+    def job(seed):
+        model, guide = make(seed, width=20)
+        part, forward = model.network.fc1, model.network.fc1.forward
+        options = {"use_reentrant": False, "context_fn": model.checkpoint_contexts}
+        part.forward = partial(checkpoint, forward, preserve_rng_state=False, **options)
+        loss = bbb.negative_elbo(model, guide)
+
+        def gradients():
+            for _ in range(20):
+                with seeded(seed):
+                    value = loss(*PAIR)
+                value.backward()
+            return [parameter.grad for parameter in guide.parameters()]
+
+        return gradients
+
+    alone = [job(seed)() for seed in range(4)]
+    together = in_threads(*[job(seed) for seed in range(4)])
+    assert all(same(a, b) for a, b in zip(together, alone, strict=True))
+    assert _PYRO_STACK == []
+
+
+# --- forks ---
+
+
+class Paused(likelihoods.Gaussian):
+    """Waits in its fifth use, in the middle of a training."""
+
+    def __init__(self):
+        super().__init__(0.3)
+        self.uses, self.reached, self.go_on = 0, threading.Event(), threading.Event()
+
+    def arguments(self, outputs):
+        self.uses += 1
+        if self.uses == 5:
+            self.reached.set()
+            self.go_on.wait(60)
+        return super().arguments(outputs)
+
+
+def exit_code_of_fork(function):
+    """Run a function in a forked process: 0 if it returns true, -1 if it has not returned."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if function() else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    for _ in range(600):
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("validation", [True, False])
+def test_a_process_forked_while_another_thread_trains_is_as_without_it(validation):
+    (model, guide), expected = trained(1), fitted(2)
+    paused, its_guide = make(3, likelihood := Paused())
+    prediction = bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc
+    pyro.param("theirs", torch.ones(2))
+
+    def forked():
+        store, handlers = pyro.get_param_store(), list(_PYRO_STACK)
+        switch = pyro.settings.get("validate_poutine")
+        clean = handlers == [] and [*store] == ["theirs"] and switch is validation
+        found = bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc
+        loss, parameters = fitted(2)
+        own = bbb.predict(paused, its_guide, PAIR[0], num_samples=2, seed=4).mean.isfinite().all()
+        idle = paused._pyro_context.active == 0 and not paused._pyro_context.cache
+        same_run = loss == expected[0] and same(parameters, expected[1])
+        return clean and torch.equal(found, prediction) and same_run and own and idle
+
+    with pyro.validation_enabled(validation):
+        options = QUIET | {"engine": "eager"}
+        thread = threading.Thread(target=lambda: bbb.fit(paused, its_guide, PAIR, **options))
+        thread.start()
+        assert likelihood.reached.wait(60)
+        code = exit_code_of_fork(forked)
+        likelihood.go_on.set()
+        thread.join(60)
+        assert code == 0
+
+
+@pytest.mark.slow
+def test_a_process_forked_inside_a_handler_of_its_own_thread_keeps_it():
+    def forked():
+        with GLOBAL_LOCK:
+            return len(_PYRO_STACK) == 1 and bool(torch.isfinite(fitted(1)[1][0]).all())
+
+    with poutine.block(), GLOBAL_LOCK:
+        assert exit_code_of_fork(forked) == 0
+
+
+# --- other libraries' threads ---
+
+
+@pytest.mark.slow
+def test_a_web_service_joblib_and_optuna_may_use_threads():
+    import httpx  # which the quick tests do without
+    import joblib
+    import optuna
+    from fastapi import FastAPI
+
+    x, y = PAIR[0].numpy(), PAIR[1][:, 0].numpy()
+    options = {"hidden_sizes": (4,), "epochs": 2, "num_samples": 5, "random_state": 0}
+    regressor = BayesianRegressor(**options).fit(x, y)
+    expected = regressor.predict(x).tolist()
+
+    run = joblib.Parallel(n_jobs=4, backend="threading")
+    answers = run(joblib.delayed(regressor.predict)(x) for _ in range(40))
+    assert all(answer.tolist() == expected for answer in answers)
+
+    def score(trial):
+        new = BayesianRegressor(**options | {"lr": trial.suggest_float("lr", 1e-3, 1e-2)})
+        return float(new.fit(x, y).score(x, y))
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(score, n_trials=8, n_jobs=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 8
+
+    app = FastAPI()
+
+    @app.get("/")
+    def predicted():
+        return regressor.predict(x).tolist()
+
+    async def asked():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await asyncio.gather(*(client.get("/") for _ in range(100)))
+
+    assert all(answer.json() == expected for answer in asyncio.run(asked()))
+    assert _PYRO_STACK == [] and fitted(1)[0] == fitted(1)[0]
 
 
 # --- one after the other, step by step ---

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 
 from pyro_bbb._handlers.layer_uses import LayerUse, LayerUses
 from pyro_bbb._utils.inputs import Rows, weight_of
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.guides.latents import Latent
 from pyro_bbb.guides.tangent import NetworkFunction, root_of
 
