@@ -331,6 +331,7 @@ def test_calls_in_threads_do_not_see_each_others_weights(name):
     assert not any(thread.is_alive() for thread in threads) and failures == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("name", ["classes", "targets", "written by hand"])
 def test_torch_compiles_and_exports_it_as_one_graph(name):
