@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import count, require_dense
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
@@ -59,6 +60,11 @@ class BayesianEstimator(BaseEstimator):
     def __init__(self, **parameters: Any) -> None:
         for name, value in parameters.items():
             setattr(self, name, value)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lock the methods, as scikit-learn's checks change the process's filters of warnings."""
+        super().__init_subclass__(**kwargs)
+        lock_methods(cls)
 
     @property
     def history_(self) -> History:

@@ -34,7 +34,7 @@ NEITHER = """
     BayesianMLP.forward BayesianModel.checkpoint_contexts BayesianModel.initial_locs
     ConformalPredictor.load ConformalPredictor.save TemperatureScaled.load TemperatureScaled.save
     DrawnEnsemble DrawnEnsemble.extra_repr Guide.option_names Guide.plan
-    as_prior collected declare default_prior finished merge_adapters mix_in weighs_kl keeping
+    as_prior collected declare default_prior class_log_probs merge_adapters mix_in weighs_kl keeping
 """
 
 X = torch.linspace(-1, 1, 20)[:, None]
@@ -188,7 +188,9 @@ def of_models(folder):
         sizes = [torch.tensor(size) for size in model.latent_shapes().values()]
         model.check(*PAIR)
         repr(model), model.draw_latents()
-        return sizes + [torch.tensor(x.shape) for x in (model(X), *model.predictive(X).values())]
+        arguments = model.predictive(X)
+        model.observed({name: value[None] for name, value in arguments.items()})
+        return sizes + [torch.tensor(x.shape) for x in (model(X), *arguments.values())]
 
     network = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
 
@@ -244,7 +246,8 @@ def of_models(folder):
     return {
         "BayesianModel BayesianMLP bayesianize adapt": converted,
         "BayesianModel.check BayesianModel.draw_latents BayesianModel.extra_repr "
-        "BayesianModel.forward BayesianModel.latent_shapes BayesianModel.predictive": inspect_model,
+        "BayesianModel.forward BayesianModel.latent_shapes BayesianModel.observed "
+        "BayesianModel.predictive": inspect_model,
         "fit": fitted,
         "negative_elbo NegativeELBO NegativeELBO.forward": by_hand,
         "Guide.forward": by_pyro_alone,
