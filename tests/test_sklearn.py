@@ -276,11 +276,91 @@ def test_several_targets_keep_their_own_units():
 
 @pytest.mark.parametrize("noise", sorted(_recipe.NOISES))
 def test_noise_by_name(noise):
-    y = np.round(np.exp(X[:, 0] - 4)) if noise == "poisson" else Y
+    counts = noise in ("poisson", "negative_binomial")
+    y = np.round(np.exp(X[:, 0] - 4)) if counts else Y
     fitted = regressor(noise=noise).fit(X, y)
     assert fitted.score(X, y) > 0.5
     draws = fitted.sample_y(X, 2)
-    assert noise != "poisson" or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
+    assert not counts or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
+
+
+# --- where the outputs start, and whether they got there ---
+
+
+def counts_of(level, rows=300, seed=0, spread=0.0):
+    """Counts around a level, log-linear in the inputs; more than Poisson's with a spread."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    log_rate = np.log(level) + 0.3 * x[:, 0] - 0.2 * x[:, 1] + spread * rng.normal(size=rows)
+    return x, rng.poisson(np.exp(log_rate))
+
+
+def test_intervals_of_large_counts_hold_their_level():
+    fitted = BayesianRegressor(noise="poisson", random_state=0).fit(*counts_of(500))
+    x, y = counts_of(500, seed=1)
+    low, high = fitted.predict_interval(x)
+    assert 0.8 < ((y >= low) & (y <= high)).mean() < 0.97
+    assert fitted.history_.loss[-1] < 1900  # 2,230 from a start at rates of 1
+
+
+@pytest.mark.parametrize("noise", ["poisson", "negative_binomial"])
+def test_the_start_of_counts_is_their_mean_and_is_kept(noise, tmp_path):
+    x, y = counts_of(500)
+    y = np.stack([y, 10 * y, 0 * y], axis=1)  # the third never happens
+    fitted = regressor(noise=noise, epochs=4).fit(x, y)
+    values = fitted.posterior_.model.network.offset.values
+    np.testing.assert_allclose(values.exp(), (y.sum(0) + 0.5) / 300, rtol=1e-12)
+    assert all("offset" not in name for name in fitted.posterior_.model.latent_shapes())
+    fitted.save(tmp_path / "saved")
+    for twin in (BayesianRegressor.load(tmp_path / "saved"), pickle.loads(pickle.dumps(fitted))):
+        assert np.array_equal(twin.predict(x), fitted.predict(x))
+        twin.partial_fit(x[:50], y[:50])
+        assert torch.equal(twin.posterior_.model.network.offset.values, values)
+
+
+def test_the_start_of_classes_is_their_frequency():
+    labels = np.array(["rare", "usual"])[(RNG.random(60) > 0.1).astype(int)]
+    network = (
+        classifier(epochs=2)
+        .fit(
+            X,
+            labels,
+        )
+        .posterior_.model.network
+    )
+    counts = (labels == "rare").sum() + 0.5, (labels == "usual").sum() + 0.5
+    odds = (network.offset.values[1] - network.offset.values[0]).item()
+    assert odds == pytest.approx(np.log(counts[1] / counts[0]))
+    absent = classifier(epochs=2).partial_fit(X, labels, classes=["never", "rare", "usual"])
+    assert absent.predict_proba(X)[:, 0].max() < 0.2
+    balanced = classifier(epochs=2).fit(X, np.arange(60) % 2).posterior_.model.network
+    real = regressor(epochs=2).fit(X, Y).posterior_.model.network
+    assert not hasattr(balanced, "offset") and not hasattr(real, "offset")
+
+
+def test_a_likelihood_object_starts_at_the_mean_too():
+    for likelihood, y, expected in (
+        (likelihoods.Poisson(), np.full(60, 7.0), np.log(420.5 / 60)),
+        (likelihoods.Bernoulli(), (np.arange(60) < 6).astype(float), np.log(6.5 / 54.5)),
+    ):
+        network = regressor(noise=likelihood, epochs=2).fit(X, y).posterior_.model.network
+        assert network.offset.values.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_intervals_that_miss_too_much_of_the_training_rows_are_told(spread):
+    """Counts of too large a spread for a Poisson, and then for the noise that has it."""
+    x, y = counts_of(100, spread=spread)
+    fit = BayesianRegressor(noise="poisson", epochs=60, lr=0.03, random_state=0).fit
+    if spread:
+        with pytest.warns(
+            UserWarning, match=r"level 0\.9 hold 0\.[2-7].*negative_binomial"
+        ) as found:
+            fit(x, y)
+        assert [each.filename for each in found] == [__file__]
+    else:
+        fit(x, y)  # a warning is an error here
+    BayesianRegressor(noise="negative_binomial", epochs=60, lr=0.03, random_state=0).fit(x, y)
 
 
 def test_known_noise_is_in_the_targets_unit():
@@ -513,6 +593,28 @@ def test_where_training_ends_depends_on_no_unit():
     units = (0, 1), (5, 100), (-9, 0.01)
     found = {ended([a + b * loss for loss in losses].__getitem__)[0] for a, b in units}
     assert len(found) == 1 and found.pop() < 30
+
+
+@pytest.mark.parametrize("bad", [10.0, 1e3, 1e6])
+def test_where_training_ends_depends_on_no_bad_start(bad):
+    """An epoch of a bad start before the losses of a good one delays the plateau by one epoch."""
+    losses = [3.0 + 0.8**epoch for epoch in range(30)]
+
+    def end(nlls):
+        plateau = Plateau(1000, 1, 0.02, 40.0)  # constant outputs cost 4.0 nats per row
+        for epoch, nll in enumerate(nlls):
+            history.nll.append(10 * nll)
+            history.loss.append(10 * nll + 5.0)
+            if plateau.callback(EpochEnd(epoch, None, None, history)):
+                return epoch + 1
+            if plateau.last < 1000:
+                return plateau.first
+
+    history = bbb.History(num_data=10)
+    good = end(losses)
+    history = bbb.History(num_data=10)
+    assert end([bad, *losses]) == good + 1
+    assert good < 30
 
 
 def test_the_number_of_epochs_is_told():

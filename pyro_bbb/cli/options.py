@@ -122,7 +122,8 @@ class Train(ReadingCommand, WritingCommand):
     prior: str | None = None
     """Name of the weights' prior; by default that of the estimators."""
     noise: str | None = None
-    """Noise of a regression: learned, latent, heteroscedastic, student_t or poisson."""
+    """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
+    negative_binomial."""
     epochs: int | None = None
     """Passes over the rows; by default as many as suit the table."""
     held_out: float = 0.1

@@ -9,6 +9,7 @@ from pyro_bbb.networks._adapt import adapt
 from pyro_bbb.networks._adapt import copy_sharing as copy_sharing
 from pyro_bbb.networks._adapted_layers import Adapted, merge_adapters
 from pyro_bbb.networks._architectures import BayesianLeNet5, BayesianMLP
+from pyro_bbb.networks._architectures import Offset as Offset
 from pyro_bbb.networks._bayesianize import Converted, bayesianize, mix_in
 from pyro_bbb.networks._layers import BayesianConv2d, BayesianLinear
 from pyro_bbb.networks._layers import PaddingMode as PaddingMode

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -74,6 +75,22 @@ class BayesianMLP(nn.Sequential, PyroModule):
             raise ValueError(f"expected x of shape [batch, {self.sizes[0]}], got {list(x.shape)}")
         outputs: Tensor = super().forward(x)
         return outputs
+
+
+@saveable(lambda layer: {"size": len(layer.values)})
+class Offset(nn.Module):
+    """Constants added to outputs ``[batch, size]``, such as the logarithm of the mean count.
+
+    As a last layer they center the prior of the outputs at the data, which costs no KL.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(size), requires_grad=False)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Outputs plus the constants."""
+        return outputs + self.values
 
 
 @saveable(

@@ -43,7 +43,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
-        tol: what is hardly lower, as a fraction of all that the average has fallen since the first.
+        tol: what is hardly lower, as a fraction of all that the average has fallen since the first,
+            or since that of constant outputs where the first is worse.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
         lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the

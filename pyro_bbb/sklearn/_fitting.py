@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.guides import Guide
-from pyro_bbb.likelihoods import Gaussian, Likelihood
+from pyro_bbb.likelihoods import Gaussian, Likelihood, align
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.networks import BayesianMLP
+from pyro_bbb.networks import BayesianMLP, Offset
 from pyro_bbb.prediction import Prediction, predict
 from pyro_bbb.priors import Prior, from_guide
-from pyro_bbb.sklearn._params import Recipe
+from pyro_bbb.sklearn._params import Recipe, constant_outputs
 from pyro_bbb.training import fit
 from pyro_bbb.training.history import History
 
@@ -70,7 +72,9 @@ def learn(
 ) -> FittedPosterior:
     """Train a new network on rows ``[n, d]``, targets ``[n, ...]`` and weights of the rows."""
     with seeded(seed):
-        network = _network(recipe, [x.shape[1], *recipe.hidden, outputs], recipe.make_prior())
+        offset = constant_outputs(likelihood, y, outputs, weight)
+        sizes = [x.shape[1], *recipe.hidden, outputs]
+        network = _network(recipe, sizes, recipe.make_prior(), offset)
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
     history = _train(recipe, model, guide, x, y, seed, weight)
@@ -95,7 +99,9 @@ def learn_on(
     likelihood = copy.deepcopy(before.model.likelihood).requires_grad_(False)
     sizes: Any = before.model.network.sizes
     with seeded(seed):
-        network = _network(recipe, sizes, prior)
+        old: Any = getattr(before.model.network, "offset", None)
+        offset = torch.zeros(sizes[-1]) if old is None else old.values
+        network = _network(recipe, sizes, prior, offset)
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
         _start_from(guide, before.guide)
@@ -122,8 +128,27 @@ def _threads_for(model: BayesianModel) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _network(recipe: Recipe, sizes: Sequence[int], prior: Prior) -> BayesianMLP:
-    return BayesianMLP(sizes, activation=recipe.make_activation, prior=prior)
+def _network(recipe: Recipe, sizes: Sequence[int], prior: Prior, offset: Tensor) -> BayesianMLP:
+    """Return a network whose outputs are around the offset; 0 needs no layer."""
+    network = BayesianMLP(sizes, activation=recipe.make_activation, prior=prior)
+    if offset.any():
+        network.offset = Offset(len(offset))
+        network.offset.values.data = offset.detach().clone()
+    return network
+
+
+@torch.no_grad()
+def _constant_nll(model: BayesianModel, y: Tensor, seed: int, weight: Tensor | None) -> float:
+    """Return the negative log-likelihood of the network that ignores its inputs, in nats."""
+    network: Any = model.network
+    outputs = torch.zeros(len(y), network.sizes[-1], dtype=torch.double)
+    if hasattr(network, "offset"):
+        outputs = network.offset(outputs)
+    with seeded(seed), poutine.block(), own_store(model):  # a latent scale is drawn
+        observation = model.likelihood(outputs)
+        y = align(model.likelihood.prepare(y, outputs), observation.event_shape)
+        log_prob = observation.log_prob(y)
+        return -float((log_prob if weight is None else weight * log_prob).sum())
 
 
 def _double(guide: Any) -> Any:
@@ -150,7 +175,7 @@ def _train(
             seed=seed,
             engine="compiled",
             sample_weight=weight,
-            **recipe.options(guide, len(x)),
+            **recipe.options(guide, len(x), _constant_nll(model, y, seed, weight)),
         )
 
 

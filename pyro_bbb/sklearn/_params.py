@@ -29,7 +29,16 @@ from pyro_bbb import guides
 from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, StudentT
+from pyro_bbb.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from pyro_bbb.priors import Function, Prior, as_prior
 from pyro_bbb.sklearn._stopping import Plateau
 from pyro_bbb.training import KLSchedule
@@ -56,6 +65,7 @@ NOISES: dict[str, Callable[[int], Likelihood]] = {
     "heteroscedastic": lambda _: HeteroscedasticGaussian(),
     "student_t": lambda targets: StudentT(4.0, dist.HalfNormal(torch.ones(targets))),
     "poisson": lambda _: Poisson(),
+    "negative_binomial": lambda targets: NegativeBinomial.learned(torch.ones(targets)),
 }
 
 
@@ -112,11 +122,11 @@ class Recipe:
         """An untrained guide for the model."""
         return _named("guide", self.guide, guides.GUIDES)(model)
 
-    def options(self, guide: Any, num_data: int) -> dict[str, Any]:
-        """All that `fit` is told of the training of a guide on so many rows."""
-        return self._objective(guide) | self._length(guide, num_data)
+    def options(self, guide: Any, num_data: int, constant_nll: float = math.inf) -> dict[str, Any]:
+        """Return the options of `fit` for a guide on so many rows; see `Plateau`."""
+        return self._objective(guide) | self._length(guide, num_data, constant_nll)
 
-    def _length(self, guide: Any, num_data: int) -> dict[str, Any]:
+    def _length(self, guide: Any, num_data: int, constant_nll: float) -> dict[str, Any]:
         """Batch size, and epochs: a fixed number, or at most some 4,000 steps up to a plateau.
 
         A guide that collects iterates trains for as many: at a plateau its iterates only begin.
@@ -130,7 +140,7 @@ class Recipe:
         if guides.collected(guide):
             return {"epochs": most, "batch_size": size}
         window = self.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
-        plateau = Plateau(most, window, self.tol)
+        plateau = Plateau(most, window, self.tol, constant_nll)
         schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
         return {"epochs": most, "batch_size": size, **schedule}
 
@@ -164,6 +174,26 @@ def make_noise(noise: Any, unit: Tensor) -> Likelihood:
     kinds = f"a number, a distribution, a likelihood or one of {sorted(NOISES)}"
     wrong = ValueError if isinstance(noise, str) else TypeError
     raise wrong(f"noise must be {kinds}, got {noise!r}")
+
+
+def constant_outputs(
+    likelihood: Likelihood, y: Tensor, outputs: int, weight: Tensor | None
+) -> Tensor:
+    """Return the outputs ``[outputs]`` that fit all targets without inputs; 0 for real targets.
+
+    They are log-means, log-odds or log-frequencies, estimated by the posterior mean under Jeffreys'
+    prior: finite also for what never occurs.
+    """
+    kind = type(likelihood)
+    weight = torch.ones(len(y), dtype=torch.double) if weight is None else weight.double()
+    if kind is Categorical:
+        logs = (torch.bincount(y, weight, outputs) + 0.5).log()
+        return logs - logs[0]  # exactly 0 for classes of equal size
+    if kind in (Poisson, NegativeBinomial):
+        return ((weight @ y.double() + 0.5) / weight.sum()).log()
+    if kind is Bernoulli:
+        return ((weight @ y.double() + 0.5) / (weight.sum() + 1)).logit()
+    return torch.zeros(outputs)
 
 
 def _named(name: str, value: Any, table: dict[str, Any]) -> Any:

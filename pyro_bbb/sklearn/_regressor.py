@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binom
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
@@ -28,6 +31,11 @@ from pyro_bbb.sklearn._params import make_noise
 
 _LARGEST = 1e150  # of targets, as variances have to be finite
 
+_LEVEL = 0.9  # of the intervals that are compared with the training targets
+_CHECKED, _DRAWS = 512, 32  # rows compared at most, evenly spread, and networks drawn for them
+_FALSE_ALARM = 1e-4
+_STEPS = 25  # a training of fewer is a try, and not checked, as by `fit`
+
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """A Bayesian neural network for one or several real targets, or counts.
@@ -43,16 +51,19 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
         noise: ``"learned"`` (one standard deviation for all inputs), ``"latent"`` (the same with a
             posterior), ``"heteroscedastic"`` (it depends on the input), ``"student_t"`` (heavy
-            tails), ``"poisson"`` (counts), or a number, the known standard deviation in the
-            targets' unit. Or a distribution, its prior, or a likelihood of `pyro_bbb.likelihoods`,
-            which are in units of the targets' own standard deviation.
+            tails), ``"poisson"`` (counts), ``"negative_binomial"`` (counts that vary more, by a
+            learned dispersion), or a number, the known standard deviation in the targets' unit. Or
+            a distribution, its prior, or a likelihood of `pyro_bbb.likelihoods`, which are in units
+            of the targets' own standard deviation. Outputs of counts are around the log of the
+            mean count.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             by itself, as the next three say.
         max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
-        tol: what is hardly lower, as a fraction of all that the average has fallen since the first.
+        tol: what is hardly lower, as a fraction of all that the average has fallen since the first,
+            or since that of constant outputs where the first is worse.
         batch_size: rows per step; by default from 64 for small tables to 1,024.
         lr: learning rate at the start; it falls to 0 in the end.
         temperature: factor of the prior's weight against the data; 1 is Bayes' rule, below 1 the
@@ -132,6 +143,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Returns:
             The estimator.
 
+        Warns:
+            UserWarning: 90 % intervals hold so few of the training targets as a right posterior
+                has with probability 1e-4: training ended too early, or the noise does not fit.
+
         Raises:
             ValueError: data that are not finite or do not fit, or a parameter out of range.
             TypeError: a parameter of another kind.
@@ -145,6 +160,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
         self._learn(rows, scaled, likelihood, outputs, weight)
+        self._warn_if_too_narrow(rows, targets, weight)
         return self
 
     def partial_fit(
@@ -175,6 +191,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
         self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)), weight)
+        self._warn_if_too_narrow(rows, targets, weight)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
@@ -277,6 +294,34 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 f"{size[row, column]} in row {row}: multiply y by a constant"
             )
         return rows, targets
+
+    def _warn_if_too_narrow(
+        self,
+        rows: NDArray[np.float64],
+        targets: NDArray[np.float64],
+        weight: torch.Tensor | None,
+    ) -> None:
+        """Warn where intervals miss more of the training targets than chance may."""
+        if weight is not None:
+            rows, targets = rows[weight.numpy() > 0], targets[weight.numpy() > 0]
+        step = -(-len(rows) // _CHECKED)
+        y = torch.from_numpy(targets.reshape(len(targets), -1)[::step])  # [n, targets]
+        prediction = self._ask(rows[::step], _DRAWS)
+        if not isinstance(prediction, RegressionPrediction):
+            return
+        tail = (1 - _LEVEL) / 2
+        with suppress(NotImplementedError):  # a family without mean or distribution function
+            y, counts = y.to(prediction.mean.device), prediction.components.support.is_discrete
+            at, below = (prediction.cdf(y - one).cpu() for one in (0, int(counts)))
+            inside = ((at >= tail) & (below <= 1 - tail)).sum(0).numpy()
+            chance = binom.cdf(inside, len(y), _LEVEL).min() * y.shape[1]
+            if chance < _FALSE_ALARM and len(getattr(self.history_, "steps", ())) >= _STEPS:
+                warnings.warn(
+                    f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
+                    "targets: training ended too early, or the noise does not fit. Train longer "
+                    "(tol=0 or epochs=), or take another noise, as 'negative_binomial' for counts",
+                    stacklevel=3,
+                )
 
     def _with_units(self, prediction: Any) -> RegressionPrediction:
         if not self.posterior_.model.likelihood.has_unit:

@@ -16,12 +16,16 @@ class Plateau:
 
     The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is lower than
     the lowest such average before by less than a fraction ``tol`` of all that it has fallen since
-    the first one. Then the rate falls to 0 along a cosine, in as many epochs as there were. All of
-    this takes ``max_epochs`` at most.
+    the first one. That one's negative log-likelihood counts as ``constant_nll`` at most, that of
+    constant outputs, so that a bad start makes no larger steps hardly lower. Then the rate falls
+    to 0 along a cosine, in as many epochs as there were. All of this takes ``max_epochs`` at most.
     """
 
-    def __init__(self, max_epochs: int, n_iter_no_change: int, tol: float) -> None:
+    def __init__(
+        self, max_epochs: int, n_iter_no_change: int, tol: float, constant_nll: float = math.inf
+    ) -> None:
         self.max_epochs, self.window, self.tol = max_epochs, n_iter_no_change, tol
+        self.constant_nll = constant_nll
         self.means: list[float] = []  # of the negative ELBO, in each window
         self.last = max_epochs  # epochs with the falling rate included
         self.first = math.ceil(max_epochs / (1 + _DECAY))  # epoch from which on the rate falls
@@ -42,5 +46,11 @@ class Plateau:
     def _improves(self, end: EpochEnd) -> bool:
         self.means.append(fmean(end.history.loss[-self.window :]))
         *before, mean = self.means
-        least = min(before, default=math.inf)
-        return not before or least - mean > self.tol * (before[0] - least)
+        if not before:
+            self.first_mean = mean
+            if self.constant_nll < math.inf:
+                nll = fmean(end.history.nll[-self.window :])
+                self.first_mean -= max(0.0, nll - self.constant_nll)
+            return True
+        least = min(before)
+        return least - mean > self.tol * (self.first_mean - least)
