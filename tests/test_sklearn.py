@@ -347,6 +347,12 @@ def test_a_likelihood_object_starts_at_the_mean_too():
         assert network.offset.values.item() == pytest.approx(expected)
 
 
+def test_the_start_counts_rows_by_their_weight():
+    y, weight = np.arange(60.0), np.repeat([2.0, 1.0, 0.0], 20)
+    start = regressor(noise="poisson", epochs=2).fit(X, y, weight).posterior_.model.network.offset
+    assert start.values.exp().item() == pytest.approx((weight @ y + 0.5) / weight.sum())
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_intervals_that_miss_too_much_of_the_training_rows_are_told(spread):
     """Counts of too large a spread for a Poisson, and then for the noise that has it."""

@@ -160,7 +160,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
         self._learn(rows, scaled, likelihood, outputs, weight)
-        self._warn_if_too_narrow(rows, targets, weight)
+        self._warn_if_too_narrow(rows, targets)
         return self
 
     def partial_fit(
@@ -191,7 +191,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
         self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)), weight)
-        self._warn_if_too_narrow(rows, targets, weight)
+        self._warn_if_too_narrow(rows, targets)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
@@ -295,15 +295,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             )
         return rows, targets
 
-    def _warn_if_too_narrow(
-        self,
-        rows: NDArray[np.float64],
-        targets: NDArray[np.float64],
-        weight: torch.Tensor | None,
-    ) -> None:
+    def _warn_if_too_narrow(self, rows: NDArray[np.float64], targets: NDArray[np.float64]) -> None:
         """Warn where intervals miss more of the training targets than chance may."""
-        if weight is not None:
-            rows, targets = rows[weight.numpy() > 0], targets[weight.numpy() > 0]
         step = -(-len(rows) // _CHECKED)
         y = torch.from_numpy(targets.reshape(len(targets), -1)[::step])  # [n, targets]
         prediction = self._ask(rows[::step], _DRAWS)
