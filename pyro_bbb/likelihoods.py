@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.saving import Arguments, Modules, saveable
-from pyro_bbb._utils.validation import as_seed, one_of, positive, tensor
+from pyro_bbb._utils.validation import as_number, as_seed, one_of, positive, tensor
 from pyro_bbb.distributions import observation as _families
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.priors import ByName, declare
@@ -159,6 +159,9 @@ def _missing(likelihood: Any) -> Arguments:
 class Categorical(Likelihood):
     """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C).
 
+    A network with channels first, as one that ends in a convolution, returns its outputs after
+    ``.movedim(1, -1)``; where C, H and W are equal no shape shows that this was forgotten.
+
     Args:
         ignore_index: label of targets that do not count, as pixels of no class; an integer.
 
@@ -191,6 +194,20 @@ class Categorical(Likelihood):
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise ValueError(f"y must hold integer class labels, got dtype {y.dtype}")
         return y
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Check as `Likelihood` does, and that the classes are the last dimension.
+
+        Raises:
+            ValueError: as there, or the classes are the outputs' second dimension.
+        """
+        shape = tensor("outputs", outputs).shape[1:]
+        if len(shape) > 1 and tensor("y", y).shape[1:] == shape[1:] != shape[:-1]:
+            raise ValueError(
+                f"the classes must be the last dimension of the outputs, got outputs {[*shape]} "
+                f"and targets {[*y.shape[1:]]} of an example: return outputs.movedim(1, -1)"
+            )
+        super().check(outputs, y)
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
         classes = outputs.shape[-1]
@@ -416,6 +433,7 @@ def _set_learned(module: PyroModule, **quantities: Any) -> None:
 
 
 def _set_known(module: PyroModule, name: str, value: Any) -> None:
+    value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, (Tensor, Real)):
         raise TypeError(f"{name} must be a number, a tensor or a distribution, got {value!r}")
     known = _known(name, value)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.validation import holds_labels, of_array
+from pyro_bbb._utils.validation import as_number, holds_labels, of_array
 
 _ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities, or what its dtype resolves if that is more
 
@@ -117,6 +117,7 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
             ``bins < 1``.
     """
     probs, y = _classification(probs, y)
+    bins = as_number(bins)
     if isinstance(bins, bool) or not isinstance(bins, int):
         raise TypeError(f"bins must be an int, got {type(bins).__name__}")
     if bins < 1:

@@ -34,7 +34,7 @@ from pyro_bbb._utils.inputs import (
     weight_of,
 )
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import tensor
+from pyro_bbb._utils.validation import as_number, tensor
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.likelihoods import Likelihood, align
@@ -74,6 +74,7 @@ class BayesianModel(PyroModule):
             )
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be a pyro_bbb.likelihoods one, got {likelihood!r}")
+        num_data = as_number(num_data)
         if isinstance(num_data, bool) or not isinstance(num_data, int):
             raise TypeError(f"num_data must be an integer, got {num_data!r}")
         if num_data < 1:

@@ -380,3 +380,30 @@ def test_floats_are_labels_of_two_classes_only():
             prediction.log_prob(y)
         with pytest.raises((TypeError, ValueError)):
             bbb.metrics.accuracy(prediction.probs, y)
+
+
+class Segmentation(torch.nn.Module):
+    """Logits of each pixel: with channels, which are the classes, first or last."""
+
+    def __init__(self, classes, *, last):
+        super().__init__()
+        self.conv, self.last = torch.nn.Conv2d(1, classes, 3, padding=1), last
+
+    def forward(self, x):
+        return self.conv(x).movedim(1, -1) if self.last else self.conv(x)
+
+
+@pytest.mark.parametrize("classes", [3, 4, 5])
+def test_classes_that_are_not_last_are_refused_with_the_remedy(classes):
+    x, y = torch.randn(6, 1, 4, 5), torch.randint(0, 3, (6, 4, 5))
+    first, last = (
+        bbb.BayesianModel(
+            bbb.bayesianize(Segmentation(classes, last=last)), bbb.likelihoods.Categorical(), 6
+        )
+        for last in (False, True)
+    )
+    with pytest.raises(ValueError, match=r"classes must be the last .*outputs.movedim\(1, -1\)"):
+        bbb.fit(first, bbb.AutoSoftplusNormal(first), (x, y), epochs=1, progress=False)
+    guide = bbb.AutoSoftplusNormal(last)
+    bbb.fit(last, guide, (x, y), epochs=1, progress=False)
+    assert bbb.predict(last, guide, x, num_samples=2).probs.shape == (6, 4, 5, classes)

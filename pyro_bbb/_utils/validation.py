@@ -25,6 +25,11 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+def as_number(value: Any) -> Any:
+    """NumPy's scalars and arrays without dimensions as Python's; any other value as it is."""
+    return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
+
+
 def all_finite(value: Tensor) -> bool:
     """Return whether no number is NaN or infinite; without a tensor of their size, as a rule."""
     if value.sum().isfinite():  # what is not finite would be in the sum
@@ -86,6 +91,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
     """The value as an int, if it is an integer of at least ``least``."""
     if type(value) is int and value >= least:  # first, as steps ask often
         return value
+    value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
@@ -160,6 +166,7 @@ def of_array(value: Any) -> Any:
 
 def as_seed(name: str, value: Any) -> int:
     """The value, if it is an integer that seeds torch."""
+    value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     seed = int(value)
@@ -218,6 +225,7 @@ def _representable(name: str, number: float) -> float:
 
 def _real(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> float:
     """The value as a float, if it is a real number and valid."""
+    value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number = as_float(value)

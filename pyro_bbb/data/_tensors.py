@@ -9,8 +9,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, each, parts_of
+<<<<<<< HEAD
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
+=======
+from pyro_bbb._utils.validation import (
+    all_finite,
+    as_device,
+    as_number,
+    as_seed,
+    probability,
+    tensor,
+)
+>>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 
 
 def as_tensors(
@@ -88,6 +99,7 @@ class Minibatches:
         _check_lengths(x, y)
         if x.device != y.device:
             raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
+        batch_size = as_number(batch_size)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int):
             raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
         if batch_size < 1:

@@ -18,7 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_bbb._ops.scale_mixture import LARGEST, LogOneMixture, Numbers, coefficients, log_mixture
-from pyro_bbb._utils.validation import as_float
+from pyro_bbb._utils.validation import as_float, as_number
 from pyro_bbb.distributions.summed_event import Event, to_event
 
 
@@ -58,7 +58,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         sigma2: float | Tensor,
         validate_args: bool | None = None,
     ) -> None:
-        given = pi, sigma1, sigma2
+        given = pi, sigma1, sigma2 = as_number(pi), as_number(sigma1), as_number(sigma2)
         numbers = None if any(isinstance(x, Tensor) for x in given) else given
         pi, sigma1, sigma2 = _as_tensors(pi=pi, sigma1=sigma1, sigma2=sigma2)
         if validate_args is not False:  # not torch's global switch, which compiling turns off

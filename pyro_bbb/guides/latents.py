@@ -14,7 +14,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Size, Tensor, nn
 from torch.distributions import ExpTransform, Transform, biject_to, constraints
 
-from pyro_bbb._utils.validation import finite, tensor
+from pyro_bbb._utils.validation import as_number, finite, of_array, tensor
 
 Site: TypeAlias = dict[str, Any]
 InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[[Site], Tensor]"
@@ -100,6 +100,7 @@ def start(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> T
 
 def as_initialiser(init_loc: Any) -> Callable[[Site], Tensor]:
     """Convert any accepted ``init_loc`` to a function from a site to its initial value."""
+    init_loc = as_number(init_loc)
     if init_loc is None or init_loc == "he":
         return _he
     if isinstance(init_loc, str):
@@ -154,7 +155,7 @@ def _given(tensors: Mapping[str, Tensor], site: Site) -> Tensor:
 
 def _as_tensor(key: str, value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(of_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"init_loc[{key!r}] must be a tensor, got {value!r}") from error
 

@@ -22,7 +22,7 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.inputs import Rows, weighted
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb._utils.validation import count, kind
+from pyro_bbb._utils.validation import as_number, as_seed, count, kind
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import starting_points
@@ -177,8 +177,7 @@ def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
     """A seed for each chain, independent of the number of chains."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, got {seed!r}")
+    seed = as_seed("seed", seed)
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
@@ -226,6 +225,6 @@ def _require_count(model: BayesianModel, data: Any, sample_weight: Any) -> tuple
 
 def _check(model: Any, target_accept_prob: float) -> None:
     kind("model", model, BayesianModel)
-    number = isinstance(target_accept_prob, (int, float))
+    number = isinstance(as_number(target_accept_prob), (int, float))
     if not number or not 0 < target_accept_prob < 1:
         raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")

@@ -13,7 +13,7 @@ from torch import nn
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.networks._adapted_layers import SUPPORTED, Adapted, attach, kind_of, names_of
-from pyro_bbb.networks._bayesianize import Converted, make_random
+from pyro_bbb.networks._bayesianize import Converted, make_random, without_wrappers
 from pyro_bbb.networks._select import (
     Where,
     obstacle,
@@ -75,6 +75,7 @@ def adapt(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    module = without_wrappers(module)
     rank = count("rank", rank)
     one_of("random", random, get_args(Factors))
     scale = (rank if alpha is None else positive("alpha", alpha)) / rank

@@ -7,7 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+<<<<<<< HEAD
 import torch
+=======
+import numpy as np
+>>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -49,6 +53,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
         activation: Callable[[], nn.Module] = nn.ReLU,
         prior: PriorLike | None = None,
     ) -> None:
+        sizes = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
         if not isinstance(sizes, Sequence) or isinstance(sizes, (str, bytes)):
             raise TypeError(f"sizes must be a list of positive integers, got {sizes!r}")
         if len(sizes) < 2:

@@ -17,6 +17,7 @@ import torch
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._handlers.sites import name_parts, unseen
@@ -38,6 +39,7 @@ def bayesianize(
 
     Args:
         module: any network, or a single layer; not changed. Existing sites of a `PyroModule` stay.
+            Of a compiled one the original is converted.
         prior: prior of the selected parameters; patterns of a dict match full names such as
             ``"encoder.0.weight"``. ``None`` is `pyro_bbb.priors.default_prior`.
         where: selection of the random parameters: a shell pattern, or several separated by ``|``,
@@ -57,12 +59,32 @@ def bayesianize(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    module = without_wrappers(module)
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise TypeError(f"module must not be scripted, got {type(part).__name__} at {path!r}")
     select(module, where)  # errors are raised before the copy
     network = copy.deepcopy(module)
     return make_random(network, select(network, where), as_prior(prior))
+
+
+def without_wrappers(module: nn.Module) -> nn.Module:
+    """Return a network without `torch.compile`, whose graphs would hold the original weights.
+
+    Raises:
+        TypeError: `nn.DataParallel` or DistributedDataParallel wraps it.
+    """
+    module = module._modules.get("_orig_mod") or module
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
+            found = f"got {type(part).__name__} at {path!r}"
+            raise TypeError(f"module must not be wrapped, take its .module; {found}")
+    if any("_orig_mod" in part._modules for part in module.modules()):
+        module = copy.deepcopy(module)
+        for part in list(module.modules()):
+            for name, child in part._modules.items():
+                part._modules[name] = getattr(child, "_orig_mod", child)
+    return module
 
 
 def make_random(network: nn.Module, chosen: list[ParameterPath], prior: Prior) -> PyroModule:

@@ -6,6 +6,7 @@ A network may use them together with any other `PyroModule`.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
 from pyro.nn import PyroModule
@@ -121,5 +122,5 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
 def _require_pair(name: str, value: Any, least: int = 1) -> None:
     """Height and width, or one number for both."""
     pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
-    if not all(isinstance(x, int) and not isinstance(x, bool) and x >= least for x in pair):
+    if not all(isinstance(x, Integral) and not isinstance(x, bool) and x >= least for x in pair):
         raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")

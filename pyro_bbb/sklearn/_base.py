@@ -15,8 +15,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+<<<<<<< HEAD
 from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import count, require_dense
+=======
+from pyro_bbb._utils.validation import as_number, count, require_dense
+>>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save
@@ -93,12 +97,12 @@ class BayesianEstimator(BaseEstimator):
         """Trains a new network on checked rows, and on targets as the likelihood takes them."""
         recipe = self._recipe()
         self._seed = as_random_seed(self.random_state)
-        x, self.x_scaling_ = standardize(torch.from_numpy(X), sample_weight=weight)
+        x, self.x_scaling_ = standardize(torch.tensor(X), sample_weight=weight)
         self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed, weight)
 
     def _learn_on(self, X: NDArray[np.float64], y: Tensor, weight: Tensor | None) -> None:
         """Learns from further checked rows."""
-        x = self.x_scaling_(torch.from_numpy(X))
+        x = self.x_scaling_(torch.tensor(X))
         self.posterior_ = learn_on(self._recipe(), self.posterior_, x, y, self._seed, weight)
 
     # --- prediction ---
@@ -113,7 +117,7 @@ class BayesianEstimator(BaseEstimator):
         self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
     ) -> Any:
         """The predictive at checked rows, in the targets' units; by default of the usual draws."""
-        x = self.x_scaling_(torch.from_numpy(rows))
+        x = self.x_scaling_(torch.tensor(rows))
         draws = self.num_samples if num_samples is None else num_samples
         found = self.posterior_.predict(x, draws, self._seed if seed is None else seed)
         return self._with_units(found)
@@ -198,8 +202,9 @@ class BayesianEstimator(BaseEstimator):
     def _json_parameters(self) -> dict[str, Json]:
         parameters = self.get_params(deep=False)
         for name, value in parameters.items():
-            if isinstance(value, tuple):
-                parameters[name] = value = list(value)
+            if isinstance(value, tuple | list | np.ndarray | np.generic):
+                value = value.tolist() if hasattr(value, "tolist") else [*map(as_number, value)]
+                parameters[name] = value
             plain = (type(None), bool, int, float, str)
             if not all(isinstance(x, plain) for x in (value if type(value) is list else [value])):
                 raise TypeError(

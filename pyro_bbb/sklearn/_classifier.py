@@ -275,7 +275,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
-        return torch.from_numpy(np.searchsorted(self.classes_, labels))
+        return torch.tensor(np.searchsorted(self.classes_, labels))
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"classes": self.classes_.tolist()}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb import guides
-from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
+from pyro_bbb._utils.validation import as_number, at_least_zero, count, one_of, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import (
@@ -89,6 +89,8 @@ class Recipe:
     progress: bool
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, as_number(value))
         _hidden(self.hidden_sizes)
         _named("activation", self.activation, ACTIVATIONS)
         _named("guide", self.guide, guides.GUIDES)

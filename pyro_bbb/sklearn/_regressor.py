@@ -152,7 +152,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             TypeError: a parameter of another kind.
         """
         rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=True), sample_weight)
-        columns = torch.from_numpy(targets.reshape(len(targets), -1))  # [n, targets]
+        columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
         scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
         likelihood = make_noise(self.noise, self.y_scaling_.scale)
         if not likelihood.has_unit:  # counts stay
@@ -190,8 +190,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             expected = ", ".join(["n", *map(str, self._y_shape)])
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
+<<<<<<< HEAD
         self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)), weight)
         self._warn_if_too_narrow(rows, targets)
+=======
+        self._learn_on(rows, self.y_scaling_(torch.tensor(columns)), weight)
+>>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:

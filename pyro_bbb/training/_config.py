@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
+<<<<<<< HEAD
 from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.validation import as_float, count, function, one_of
+=======
+from pyro_bbb._utils.validation import as_float, as_number, count, function, one_of
+>>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training._runners.ivon_options import IVON, IVON_LR
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr, lr_factor
@@ -95,9 +99,10 @@ class FitConfig:
 
     def _check_numbers(self) -> None:
         count("epochs", self.epochs)
-        lr = self.lr
+        lr = as_number(self.lr)
         if lr is None:
             return
+        object.__setattr__(self, "lr", lr)
         number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
         if not number or not 0 < as_float(lr) < math.inf:
             raise ValueError(f"lr must be a positive number, got {lr!r}")

@@ -713,3 +713,40 @@ def test_a_prior_that_does_not_fit_names_the_weight():
         bayesianize(nn.Linear(3, 2), dist.Normal(torch.zeros(7), 1.0))
     with pytest.raises(ValueError, match="prior has no pattern for '0.weight'"):
         bayesianize(plain(), {"1.*": NORMAL})
+
+
+class Headed(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_of_a_compiled_network_the_original_becomes_random(inside):
+    plain = Headed(nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
+    compiled = copy.deepcopy(plain)
+    if inside:
+        compiled.body = torch.compile(compiled.body, backend="eager")
+    else:
+        compiled = torch.compile(compiled, backend="eager")
+    model, expected = (
+        bbb.BayesianModel(bbb.bayesianize(network), bbb.likelihoods.Gaussian(), num_data=5)
+        for network in (compiled, plain)
+    )
+    assert model.latent_shapes() == expected.latent_shapes()
+    x = torch.randn(5, 3)
+    guide = bbb.AutoSoftplusNormal(model)
+    bbb.fit(model, guide, (x, x[:, :1]), epochs=1, progress=False)
+    assert torch.equal(compiled(x), plain(x))
+    adapted = bbb.adapt(compiled, rank=1)
+    assert adapted(x).shape == (5, 1)
+
+
+def test_a_network_in_data_parallel_is_refused_with_the_remedy():
+    wrapped = nn.DataParallel(nn.Linear(3, 1))
+    for convert in (bbb.bayesianize, lambda module: bbb.adapt(module, rank=1)):
+        with pytest.raises(TypeError, match=r"take its .module; got DataParallel at ''"):
+            convert(wrapped)
