@@ -9,10 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, each, parts_of
-<<<<<<< HEAD
 from pyro_bbb._utils.locking import GLOBAL_LOCK
-from pyro_bbb._utils.validation import all_finite, as_device, as_seed, probability, tensor
-=======
 from pyro_bbb._utils.validation import (
     all_finite,
     as_device,
@@ -21,7 +18,6 @@ from pyro_bbb._utils.validation import (
     probability,
     tensor,
 )
->>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 
 
 def as_tensors(

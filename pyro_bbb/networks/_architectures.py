@@ -7,11 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-<<<<<<< HEAD
-import torch
-=======
 import numpy as np
->>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
+import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 

@@ -15,12 +15,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-<<<<<<< HEAD
 from pyro_bbb._utils.locking import lock_methods
-from pyro_bbb._utils.validation import count, require_dense
-=======
 from pyro_bbb._utils.validation import as_number, count, require_dense
->>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, LoadError, load, save

@@ -190,12 +190,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             expected = ", ".join(["n", *map(str, self._y_shape)])
             raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
         columns = targets.reshape(len(targets), -1)
-<<<<<<< HEAD
-        self._learn_on(rows, self.y_scaling_(torch.from_numpy(columns)), weight)
-        self._warn_if_too_narrow(rows, targets)
-=======
         self._learn_on(rows, self.y_scaling_(torch.tensor(columns)), weight)
->>>>>>> 24018e4 (Take NumPy's numbers, unwrap compiled networks, name movedim)
+        self._warn_if_too_narrow(rows, targets)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
