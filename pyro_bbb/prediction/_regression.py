@@ -161,10 +161,16 @@ class RegressionPrediction:
         probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
         with torch.no_grad():
-            ends = exact._bracket(probability)
-            root = bisect(lambda middle: exact.cdf(middle) < probability, *ends, 64)
-        if self._of_components("support").is_discrete:
+            low, high = exact._bracket(probability)
+            discrete = self._of_components("support").is_discrete
+            width = float((high - low).max())
+            halvings = 2 + math.ceil(math.log2(width)) if discrete and width < math.inf else 64
+            halvings = min(max(halvings, 1), 64)  # of counts to within a half
+            root = bisect(lambda middle: exact.cdf(middle) < probability, low, high, halvings)
+        if discrete:
             return root.round().to(self.mean)
+        if self.components.event_shape:  # the density is of several numbers together
+            return root.to(self.mean)
         density = lambda value: exact._of_components("log_prob", value).exp().mean(0)  # noqa: E731
         return with_derivatives(root, exact.cdf, density).to(self.mean)
 

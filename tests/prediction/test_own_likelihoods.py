@@ -268,6 +268,30 @@ def test_intervals_of_positive_targets_begin_above_zero():
     assert torch.equal(prediction.cdf(-y), torch.zeros(N, 1))
 
 
+class Marginals(dist.MultivariateNormal):
+    """A joint density, with the distribution function of each number alone."""
+
+    def cdf(self, value):
+        return dist.Normal(self.mean, self.stddev).cdf(value)
+
+
+class WithMarginals(Correlated):
+    """Correlated targets with intervals."""
+
+    family = Marginals
+
+
+def test_correlated_targets_have_the_intervals_of_each_alone():
+    model = bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), WithMarginals(), num_data=N)
+    draws = bbb.AutoSoftplusNormal(model).sample_posterior(1)
+    prediction = bbb.predict(model, draws, X)
+    scale = np.sqrt([1.0, 0.5])
+    for end, p in zip(prediction.interval(0.9), (0.05, 0.95), strict=True):
+        np.testing.assert_allclose(end, stats.norm.ppf(p, prediction.mean, scale), rtol=1e-4)
+    scores = bbb.evaluate(model, draws, (X, OWN["correlated"][2])).scores["test"]
+    assert 0 <= scores["coverage_90"] <= 1
+
+
 def test_normal_noise_by_forward_is_rescaled_and_scaled_by_a_temperature():
     model, guide, y = posterior("a number")
     prediction = bbb.predict(model, guide, X, num_samples=5, seed=0)
