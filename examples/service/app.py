@@ -14,13 +14,13 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, FailFast, Field, model_validator
 from torch import Tensor
 
 import pyro_bbb as bbb
@@ -29,6 +29,7 @@ QUANTILES = (0.05, 0.5, 0.95)  # the interval of 90 %
 WITH_QUANTILES = (bbb.likelihoods.Gaussian, bbb.likelihoods.HeteroscedasticGaussian)
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Row = Annotated[list[Number], FailFast()]  # the first error is enough, each takes a kilobyte
 
 
 # --- what is asked and answered ---
@@ -37,8 +38,20 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 class Batch(BaseModel):
     """Inputs, each as the list of its numbers in the order of memory."""
 
-    model_config = ConfigDict(extra="forbid")
-    inputs: Annotated[list[list[Number]], Field(min_length=1)]
+    inputs: Annotated[list[Row], FailFast(), Field(min_length=1)]
+    max_rows: ClassVar[int]
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_size(cls, content: Any) -> Any:
+        """Check fields and number of rows, before any number is looked at."""
+        if isinstance(content, dict):
+            for name in content.keys() - {"inputs"}:
+                raise ValueError(f"field {name[:50]!r} is not permitted")
+            rows = content.get("inputs")
+            if isinstance(rows, list) and len(rows) > cls.max_rows:
+                raise ValueError(f"expected at most {cls.max_rows} inputs, got {len(rows)}")
+        return content
 
 
 class Answer(BaseModel):
@@ -102,7 +115,7 @@ class Settings:
     num_samples: int = 100
     seed: int = 0
     max_rows: int = 1024
-    max_bytes: int = 16 * 2**20
+    max_bytes: int = 4 * 2**20
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -160,8 +173,7 @@ class Served:
 
     def checked(self, rows: list[list[float]]) -> Tensor:
         """The rows as inputs of the network."""
-        limit, length = self.settings.max_rows, math.prod(self.shape)
-        require(len(rows) <= limit, f"expected at most {limit} inputs, got {len(rows)}")
+        length = math.prod(self.shape)
         for i, row in enumerate(rows):
             expected = f"expected {length} numbers, for shape {self.shape}"
             require(len(row) == length, f"input {i}: {expected}, got {len(row)}")
@@ -236,7 +248,7 @@ class LimitSize:
 async def explain(_: Request, error: Exception) -> JSONResponse:
     """Answers 422 with places and reasons, and without the values, which JSON may not have."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    detail = [{"loc": list(each["loc"]), "msg": each["msg"]} for each in found[:10]]
+    detail = [{"loc": list(each["loc"]), "msg": each["msg"][:200]} for each in found[:10]]
     return JSONResponse({"detail": detail}, 422)
 
 
@@ -258,8 +270,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             status="ok", input_shape=served.shape, num_samples=served.settings.num_samples
         )
 
-    @app.post("/predict")
+    class Limited(Batch):
+        max_rows = settings.max_rows
+
     def predict(batch: Batch) -> Answers:
         return Answers(answers=served.answer(batch.inputs))
+
+    predict.__annotations__["batch"] = Limited
+    app.post("/predict")(predict)
 
     return app

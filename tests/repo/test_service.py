@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import tracemalloc
 from functools import cache
 from pathlib import Path
 
@@ -172,6 +173,31 @@ def test_bad_input_is_422_with_the_reason(name, small):
     answer = small.post("/predict", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert re.search(reason, json.dumps(answer.json())), answer.text
+
+
+HOSTILE = {  # many values where few belong
+    "numbers for rows": '{"inputs": [' + "0," * 300_000 + "0]}",
+    "texts for numbers": '{"inputs": [[' + '"",' * 300_000 + "0]]}",
+    "texts in many rows": '{"inputs": [' + '["",0,0],' * 100_000 + "[0,0,0]]}",
+    "fields": "{" + ",".join(f'"f{i}": 0' for i in range(80_000)) + "}",
+    "a long name": '{"' + "x" * 1_000_000 + '": 0}',
+}
+
+
+@pytest.mark.parametrize("max_rows", [8, 10**6])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_body_of_many_errors_is_answered_by_one_in_little_memory(of_targets, name, max_rows):
+    service = client(of_targets[0], max_rows=max_rows)
+    body, headers = HOSTILE[name], {"content-type": "application/json"}
+    tracemalloc.start()
+    try:
+        answer = service.post("/predict", content=body, headers=headers)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 422 and len(answer.content) < 1000
+    assert len(answer.json()["detail"]) == 1
+    assert peak < 60e6  # JSON itself takes up to 15 bytes for each of the body; an error a kilobyte
 
 
 def test_a_body_too_large_or_of_unknown_length_is_not_read(small):
