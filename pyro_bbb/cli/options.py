@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -41,7 +43,10 @@ class Command:
 
     def run(self, console: Console) -> dict[str, Any]:
         """Do the work, and return what is printed as JSON."""
-        self.check()
+        try:
+            self.check()
+        except (OSError, ValueError) as error:  # of a path that cannot be one, too
+            raise BadInput(str(error)) from error
         with extra("cli"):
             work = getattr(commands, type(self).__name__.lower())  # imports it
         result: dict[str, Any] = work.run(self, console)
@@ -57,8 +62,9 @@ class WritingCommand(Command):
     """Replace what is at --out already."""
 
     def check(self) -> None:
-        """Check that ``--out`` is no input and that nothing is lost there."""
+        """Check that ``--out`` is no input and can be written, and that nothing is lost there."""
         inputs = getattr(self, "data", None), getattr(self, "model", None)
+        _check_writable("--out", self.out, folder=isinstance(self, Train | Prune))
         out = self.out.resolve()
         if out in [path.resolve() for path in inputs if path is not None]:
             raise BadInput(f"--out must not be the input {self.out}, choose another name")
@@ -171,8 +177,8 @@ class Predict(ReadingCommand, WritingCommand):
         """Check that a table can be written there, too."""
         if self.out.suffix not in (".csv", *PARQUET):
             raise BadInput(f"--out must end in {', '.join(('.csv', *PARQUET))}, got {self.out}")
-        _check_folder(self.out)
         super().check()
+        _check_folder(self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +227,8 @@ class Report(ReadingCommand, WritingCommand):
 
     def check(self) -> None:
         """Check that a file can be written there, too."""
-        _check_folder(self.out)
         super().check()
+        _check_folder(self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +246,10 @@ class Demo(Command):
     """Passes over the rows; by default as many as suit the table."""
     seed: int = 0
     """Seed of tables, training and predictions."""
+
+    def check(self) -> None:
+        """Check that the folder can be written."""
+        _check_writable("--out", self.out / "digits-model", folder=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +273,11 @@ class Play(Command):
     no_browser: bool = False
     """Print the address of the page, and open no browser."""
 
+    def check(self) -> None:
+        """Check that the networks can be saved, where they are to be trained."""
+        if self.model is not None and not os.path.exists(self.model / "spec.json"):
+            _check_writable("--model", self.model, folder=True)
+
 
 COMMANDS: dict[str, Callable[..., Command]] = {
     each.__name__.lower(): each for each in (Train, Predict, Evaluate, Prune, Report, Demo, Play)
@@ -272,6 +287,26 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         raise BadInput(f"--out must be a file in a folder that exists, got {path}")
+
+
+def _check_writable(option: str, path: Path, *, folder: bool) -> None:
+    """Raise BadInput unless a file or folder can be written, outside of the folders of models."""
+    try:
+        out = path.resolve()
+        name = f".{out.name}.{'x' * 8}{out.suffix}"  # of a temporary file
+        with suppress(FileNotFoundError):
+            (out / ("x" * 80) if folder else out.with_name(name)).lstat()
+        nearest = next(x for x in ((out,) if folder else ()) + tuple(out.parents) if x.is_dir())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{option} cannot be written: {error}") from error
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {path} cannot be written: no permission for {nearest}")
+    for parent in out.parents:
+        if (parent / "spec.json").exists() and any(parent.glob("tensors-*.safetensors")):
+            raise BadInput(
+                f"{option} {path} is inside the model {parent}, whose files it might replace: "
+                "choose another folder"
+            )
 
 
 def _require(option: str, value: Any, expected: str, holds: Callable[[Any], bool]) -> None:

@@ -2,6 +2,7 @@
 """The command line: every command on small tables, and what it says of bad ones."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -654,6 +655,71 @@ def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
     code, _, err = run(capsys, "predict", folder / "price", table, *words)
     assert code == 2 and "--keep: there is no column 'nothing'" in err
     assert not out.exists()
+
+
+def test_no_file_of_a_model_is_written_over(capsys, folder, tmp_path):
+    table, model, other = folder / "houses.csv", tmp_path / "price", tmp_path / "town"
+    for each in (model, other):
+        shutil.copytree(folder / each.name, each)
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "page.html").symlink_to(model / "spec.json")
+    before = {path: path.read_bytes() for each in (model, other) for path in each.iterdir()}
+    for words in (
+        ("report", model, "--out", model / "spec.json"),
+        ("report", model, "--out", other / "spec.json"),
+        ("report", model, "--out", model / "new.html"),
+        ("report", model, "--out", tmp_path / "link" / "spec.json"),
+        ("report", model, "--out", tmp_path / "page.html"),
+        ("predict", model, table, "--out", model / "new.csv"),
+        ("prune", model, "--data", table, "--out", model / "pruned"),
+        ("prune", model, "--data", table, "--out", tmp_path / "link" / "deep" / "er"),
+        ("train", table, "--target", "price", "--out", other / "x"),
+        ("demo", "--out", model),
+    ):
+        force = () if words[0] == "demo" else ("--force",)
+        code, _, err = run(capsys, *words, *force)
+        assert code == 2 and "is inside the model" in err, words
+    assert {path: path.read_bytes() for each in (model, other) for path in each.iterdir()} == before
+
+
+def test_what_cannot_be_written_is_found_before_any_work(capsys, folder, tmp_path, monkeypatch):
+    table, model, taken = folder / "houses.csv", folder / "price", tmp_path / "taken"
+    taken.touch()
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked and access(path, mode))
+    monkeypatch.setattr(commands.train, "run", None)  # would be a TypeError
+    train = ("train", table, "--target", "price")
+    for out, reason in (
+        (taken, "Not a directory"),
+        (taken / "x", "Not a directory"),
+        (tmp_path / ("m" * 300), "File name too long"),
+        (tmp_path / ("m" * 300) / "x", "File name too long"),
+        (f"{tmp_path}/a\0b", "null byte"),
+        (locked / "m", "no permission"),
+        (locked, "no permission"),
+    ):
+        for words in (
+            train,
+            ("prune", model, "--data", table),
+            ("demo",),
+            ("play", "--no-browser"),
+        ):
+            force = ("--force",) if words[0] in ("train", "prune") else ()
+            option = "--model" if words[0] == "play" else "--out"
+            code, _, err = run(capsys, *words, option, out, *force)
+            assert code == 2 and reason in err and option in err, (words, err)
+        for words in (("predict", model, table), ("report", model)):
+            suffix = ".csv" if words[0] == "predict" else ""
+            file = f"{out}/x{suffix}" if Path(out).name in ("taken", "locked") else f"{out}{suffix}"
+            code, _, err = run(capsys, *words, "--out", file, "--force")
+            assert code == 2 and "--out" in err, (words, err)
+    long = tmp_path / ("p" * 245 + ".csv")  # whose temporary file would have too long a name
+    code, _, err = run(capsys, "predict", model, table, "--out", long)
+    assert code == 2 and "File name too long" in err
+    code, _, err = run(capsys, "predict", "m" * 300, table, "--out", tmp_path / "p.csv")
+    assert code == 2 and "File name too long" in err
 
 
 def test_nothing_is_written_over_without_force(capsys, folder, tmp_path):
