@@ -1,13 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, and descriptions in JSON that are checked when read.
 
+A description contains the SHA-256 of its own text, computed with zeros for it.
+"""
+
+import dataclasses
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Size
+
+_ZEROS = "0" * 64
+_HASH = re.compile("[0-9a-f]{64}")
+_LARGEST = 2**26  # bytes of a description
+
+
+class LoadError(ValueError):
+    """The files are damaged, of a newer format, or of another model."""
 
 
 @contextmanager
@@ -21,43 +39,162 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def write_json(path: str | os.PathLike[str], kind: str, content: dict[str, Any]) -> None:
-    """Write a small record of a kind, atomically."""
-    text = json.dumps({"format": kind, "version": 1, **content}, allow_nan=False, indent=1)
-    with replacing(as_path(path)) as part:
-        part.write_text(text + "\n", encoding="utf-8")
-
-
-def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """Read what `write_json` wrote.
+def read_file(path: Path, size: int | None = None) -> bytes:
+    """Read a regular file of a known size, or a description of at most 64 MiB.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it does not hold a record of that kind and version.
-        TypeError: the path is of another type.
+        LoadError: it has another size, or is a pipe or a device, which may have no end.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise LoadError(f"{path} must be a regular file, not a folder, a pipe or a device")
+    if size is None and status.st_size > _LARGEST:
+        raise LoadError(f"{path} has {status.st_size} bytes, more than a description may have")
+    if size is not None and status.st_size != size:
+        raise LoadError(f"{path} is truncated or altered: it has {status.st_size} bytes of {size}")
+    return path.read_bytes()
+
+
+def seal(content: dict[str, Any], kind: str, version: int) -> bytes:
+    """Return JSON of the content after the format's name, its version and the text's hash.
+
+    Raises:
+        ValueError: the text is larger than a description may be.
+    """
+    head = {"format": kind, "version": version, "sha256": _ZEROS}
+    text = json.dumps({**head, **content}, indent=1, allow_nan=False).encode() + b"\n"
+    if len(text) > _LARGEST:
+        raise ValueError(f"a description must have at most {_LARGEST} bytes, got {len(text)}")
+    return text.replace(_ZEROS.encode(), sha256(text).hexdigest().encode(), 1)
+
+
+def unseal(text: bytes, path: Path, kind: str, newest: int, unhashed: int = 0) -> dict[str, Any]:
+    """Return the content that `seal` wrote; LoadError for any other text.
+
+    Args:
+        text: content of the file.
+        path: the file, for errors.
+        kind: the format's name.
+        newest: version of the format up to which it is read.
+        unhashed: version up to which descriptions had no hash.
     """
     try:
-        content = json.loads(as_path(path).read_text(encoding="utf-8"))
+        content = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"path must lead to JSON of {kind}, but {path} is none: {error}"
-        ) from error
-    found = content if isinstance(content, dict) else {}
-    if found.get("format") != kind:
-        raise ValueError(f"path must lead to a file of format {kind!r}, but {path} has another")
-    if found.get("version") != 1:
-        raise ValueError(f"{path} must have version 1, got {found.get('version')!r}")
-    return found
+        raise LoadError(f"{path} is truncated or altered, and no longer JSON: {error}") from error
+    if not isinstance(content, dict) or content.pop("format", None) != kind:
+        raise LoadError(f"{path} is of something else: its 'format' must be {kind!r}")
+    version = content.pop("version", None)
+    if type(version) is not int or version < 1:
+        raise LoadError(f"{path} is altered: its 'version' must be a positive integer")
+    if version > newest:
+        raise LoadError(
+            f"{path} has format version {version}, this pyro_bbb reads up to {newest}: use the "
+            f"newer pyro_bbb that wrote it, {content.get('versions')}"
+        )
+    if version > unhashed:
+        stated = content.pop("sha256", None)
+        zeroed = text.replace(str(stated).encode(), _ZEROS.encode(), 1)
+        if not is_hash(stated) or sha256(zeroed).hexdigest() != stated:
+            raise LoadError(f"{path} is altered: it does not have the sha256 that it states")
+    return content
+
+
+def is_hash(value: Any) -> bool:
+    """Return whether a value is a SHA-256 in hexadecimal digits."""
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
+def write_json(path: str | os.PathLike[str], kind: str, content: dict[str, Any]) -> None:
+    """Write a small record of a kind, atomically."""
+    with replacing(as_path(path)) as part:
+        part.write_bytes(seal(content, kind, 2))
 
 
 @contextmanager
-def reading_json(path: str | os.PathLike[str], kind: str) -> Iterator[dict[str, Any]]:
-    """Gives what `read_json` reads; where its content is no valid one, a ValueError says so."""
-    content = read_json(path, kind)
-    try:
+def reading_json(
+    path: str | os.PathLike[str], kind: str, form: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield what `write_json` wrote; errors in its use become LoadError.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        LoadError: it is not a record of that kind and form, or is altered.
+        TypeError: the path is of another type.
+    """
+    file = as_path(path)
+    content = unseal(read_file(file), file, kind, newest=2, unhashed=1)
+    with loading(file):
+        require_form(content, form)
         yield content
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"path leads to {path}, which is altered: {error!r}") from error
+
+
+@contextmanager
+def loading(path: str | os.PathLike[str], versions: Any = None) -> Iterator[None]:
+    """Turn every error inside into a `LoadError` that names the file."""
+    try:
+        yield
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+    except Exception as error:  # the description is altered, or of other code
+        by = "" if versions is None else f", saved by {versions},"
+        raise LoadError(f"{path}{by} does not build: {type(error).__name__}: {error}") from error
+
+
+def require_form(value: Any, hint: Any, where: str = "the description") -> None:
+    """Raise LoadError, which names the field, unless a value that was JSON is of a type.
+
+    Args:
+        value: the value; lists may have become tuples.
+        hint: a type as in an annotation, a dataclass, or a dict with the type of each key.
+        where: name of the value.
+    """
+    if found := _misfit(value, hint, where):
+        raise LoadError(found)
+
+
+def _misfit(value: Any, hint: Any, where: str) -> str | None:
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
+    items: Any = ()
+    if dataclasses.is_dataclass(hint) or isinstance(hint, Mapping):
+        hints, optional = _fields(hint)
+        names = value.keys() if isinstance(value, dict) else set()
+        if not isinstance(value, dict) or not hints.keys() - optional <= names <= hints.keys():
+            return f"{where} must have the keys {list(hints)}, got {list(names) or value!r:.200}"
+        items = ((value[name], hints[name], f"{where}.{name}") for name in names)
+    elif origin in (list, tuple, Sequence, Size) and isinstance(value, list | tuple):
+        items = ((x, (*arguments, Any)[0], f"{where}[{i}]") for i, x in enumerate(value))
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        items = ((x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items())
+    elif not _fits(value, hint, origin, arguments):
+        words = hint.__name__ if isinstance(hint, type) and not arguments else hint
+        return f"{where} must be {words}, got {value!r:.200}"
+    return next(filter(None, (_misfit(*item) for item in items)), None)
+
+
+def _fits(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
+    if origin in (Union, UnionType):
+        return any(_misfit(value, kind, "") is None for kind in arguments)
+    if origin is Literal:
+        return value in arguments
+    if hint is float:
+        return type(value) in (int, float)
+    if hint in (int, bool, str):
+        return type(value) is hint
+    anything = origin in (Any, Callable) or not isinstance(origin, type)
+    return anything or isinstance(value, origin)
+
+
+def _fields(hint: Any) -> tuple[Mapping[str, Any], set[str]]:
+    """Return the types of a record's fields, and the names of those with a default."""
+    if isinstance(hint, Mapping):
+        return hint, set()
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(hint)
+    return get_type_hints(hint), {
+        x.name for x in fields if not x.default is x.default_factory is missing
+    }
 
 
 def as_path(path: Any) -> Path:
@@ -67,3 +204,14 @@ def as_path(path: Any) -> Path:
     if not Path(path).name:
         raise ValueError(f"path must name a file, got {path!r}")
     return Path(path)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("duplicate key")
+    return content
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON number")

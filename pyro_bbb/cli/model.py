@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pyro_bbb import persistence
+from pyro_bbb._utils.files import require_form
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.cli.encoding import Column, encode, unseen, with_dates
 from pyro_bbb.cli.errors import BadInput
@@ -69,7 +70,10 @@ class Model:
         """The model in a folder; nothing of it is executed."""
         try:
             loaded = persistence.load(folder)
+            if _KEY not in loaded.metadata:
+                raise BadInput(f"{folder} holds a model that `train` has not made")
             about = loaded.metadata[_KEY]
+            require_form(about, About, f"{folder}: metadata[{_KEY!r}]")
             columns = [Column(**each) for each in about.pop("columns")]
             regresses = about["task"] == "regression"
             if regresses:  # saves without the entry refuse by the epistemic std
@@ -80,8 +84,6 @@ class Model:
             raise BadInput(f"{folder} holds no model: {error}") from error
         except persistence.LoadError as error:
             raise BadInput(str(error)) from error
-        except (KeyError, TypeError) as error:
-            raise BadInput(f"{folder} holds a model that `train` has not made") from error
 
     def read(
         self, options: ReadingCommand, path: Path, say: Callable[[str], None], *, truth: bool

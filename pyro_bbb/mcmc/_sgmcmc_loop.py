@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.mcmc._langevin import ChainState, Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
@@ -19,6 +20,7 @@ from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
 from pyro_bbb.persistence.state_dict import cpu_copy
 
 _KIND = "sgmcmc"
+_FORM = {"kind": str, "run": dict[str, Any], "done": int, "seconds": float}
 
 
 class DivergedError(ArithmeticError):
@@ -163,7 +165,9 @@ class SavedRun:
             return
         tidy(self.folder)
         require_run(self.folder, spec, _KIND, "run_sgmcmc", self.definition)
-        run.restore(spec, tensors)
+        with loading(self.folder):
+            require_form(spec, _FORM)
+            run.restore(spec, tensors)
 
     def maybe_write(self, run: Run) -> None:
         """Write a checkpoint where one is due."""

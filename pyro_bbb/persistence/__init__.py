@@ -5,7 +5,7 @@ Imports the rooms up to `models`. A class registers itself by `pyro_bbb._utils.s
 torch's layers are listed in ``_torch_layers.py``. ``archive.py`` writes and checks the files.
 """
 
+from pyro_bbb._utils.files import LoadError
 from pyro_bbb.persistence._save_load import Loaded, load, save
-from pyro_bbb.persistence.archive import LoadError
 
 __all__ = ["LoadError", "Loaded", "load", "save"]

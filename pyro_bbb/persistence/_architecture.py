@@ -8,12 +8,13 @@ leads only to a class that `saveable` registered, or to one of torch's layers in
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Tensor, nn
 
+from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.saving import SAVED_CLASSES, Arguments, Modules, SavedClass
 from pyro_bbb.networks import Converted, mix_in
 from pyro_bbb.persistence._torch_layers import LAYERS
@@ -52,7 +53,8 @@ def build(blueprint: Blueprint, path: str, tensors: dict[str, Tensor]) -> nn.Mod
     """
     modules: Modules = {}
     for node_path, node in blueprint.items():
-        modules[node_path] = _build(modules, tensors, **node)
+        with loading(node_path):
+            modules[node_path] = _build(modules, tensors, **node)
     for node_path, node in blueprint.items():
         for name, (owner, owner_name) in node.get("tied", {}).items():
             converted: Any = modules[node_path]
@@ -106,6 +108,10 @@ def _build(
     values = {key: decode(value, tensors) for key, value in arguments.items()}
     prior: Any = parts.pop("prior") if random else None
     saved = _saved_class(kind)
+    if kind in LAYERS:  # whose constructors do not check their arguments
+        hints = get_type_hints(saved.cls.__init__)
+        for key, value in values.items():
+            require_form(value, hints.get(key, Any), key)
     module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, parts)
     if converted:
         mix_in(module, _Context())

@@ -7,7 +7,6 @@ declare but its forward pass samples.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,17 @@ from pyro.poutine import Trace
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch.distributions import ExpTransform
 
+from pyro_bbb._utils.files import require_form
 from pyro_bbb.guides import GUIDES, Ensemble, Guide
 from pyro_bbb.guides.latents import Latent
 
 Record = dict[str, Any]
+_FORM = {
+    "name": str,
+    "options": dict[str, Any],
+    "pruned": bool,
+    "found": dict[str, dict[str, Any]],
+}
 
 
 def record(guide: Any, declared: set[str]) -> Record:
@@ -43,9 +49,9 @@ def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix:
     """Return a record's guide for a model; ``fill`` copies the tensors saved under ``prefix``."""
     if record["name"] == "ensemble":
         return _ensemble(record, model, fill, prefix)
-    _require_keys(record, {"name", "options", "pruned", "found"})
+    require_form(record, _FORM, prefix)
     cls: Any = GUIDES[record["name"]]
-    _require_keys(record["options"], set(cls.option_names()))
+    require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
     guide: Guide = cls(model, **record["options"])
     if record["found"]:
         guide._add_latents(_trace(record["found"]))
@@ -58,7 +64,8 @@ def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix:
 def _ensemble(
     record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str
 ) -> Ensemble:
-    _require_keys(record, {"name", "members", "calls"})
+    form = {"name": str, "members": list[dict[str, Any]], "calls": int}
+    require_form(record, form, prefix)
     first, *others = (
         make(member, model, fill, f"{prefix}member.{i}.")
         for i, member in enumerate(record["members"])
@@ -66,13 +73,8 @@ def _ensemble(
     ensemble = Ensemble(model, lambda model: first, 1)
     for member in others:
         ensemble.add(member)
-    ensemble._calls = operator.index(record["calls"])
+    ensemble._calls = record["calls"]
     return ensemble
-
-
-def _require_keys(record: Record, keys: set[str]) -> None:
-    if record.keys() != keys:
-        raise KeyError(f"a guide's record must have the keys {sorted(keys)}, got {list(record)}")
 
 
 def _latent(latent: Latent) -> Record:

@@ -18,6 +18,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device
 from pyro_bbb._utils.version import __version__
@@ -25,9 +26,9 @@ from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe
 from pyro_bbb.persistence._guides import make, record
-from pyro_bbb.persistence._schema import about, require_json, require_same, require_types
+from pyro_bbb.persistence._schema import FORM, require_json, require_same
 from pyro_bbb.persistence.adapters import WHY, add_base, copy_on_cpu, is_adapted, take_base
-from pyro_bbb.persistence.archive import Json, LoadError, read, write
+from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.state_dict import State, cpu_copy
 
@@ -133,8 +134,8 @@ def load(
         if not (given is None or isinstance(given, kind)):
             raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
     spec, tensors = read(_folder(path))
-    with torch.random.fork_rng(devices=[]), about(path, spec.get("versions")):
-        require_types(spec)
+    with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
+        require_form(spec, FORM)
         loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
     for part in (loaded.model, loaded.guide):
         part.to(device=target, dtype=dtype)

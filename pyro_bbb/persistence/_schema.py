@@ -4,43 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from os import PathLike
 from typing import Any
 
-from pyro_bbb.persistence.archive import Json, LoadError
+from pyro_bbb._utils.files import LoadError
 
-_TYPES: dict[str, type] = {
-    "versions": dict,
+FORM: dict[str, Any] = {  # types of a description's fields
+    "versions": dict[str, str],
     "num_data": int,
-    **dict.fromkeys(("network", "likelihood", "guide", "sites", "latents"), dict),
-    **dict.fromkeys(("evaluating", "frozen"), list),
-    "aliases": dict,
-    "metadata": dict,
+    **dict.fromkeys(("network", "likelihood", "guide"), dict[str, Any]),
+    **dict.fromkeys(("sites", "latents"), dict[str, list[int]]),
+    **dict.fromkeys(("evaluating", "frozen"), list[str]),
+    "aliases": dict[str, str],
+    "metadata": dict[str, Any],
 }
-
-
-@contextmanager
-def about(path: str | PathLike[str], versions: Json) -> Iterator[None]:
-    """Turn every error inside into a `LoadError` that names the save."""
-    try:
-        yield
-    except LoadError as error:
-        raise LoadError(f"{path}: {error}") from error
-    except Exception as error:  # the description is altered, or of other code
-        raise LoadError(
-            f"{path}, saved by {versions}, does not build: {type(error).__name__}: {error}"
-        ) from error
-
-
-def require_types(spec: dict[str, Json]) -> None:
-    """Raise LoadError if keys of a description are missing, unexpected or of another type."""
-    if others := spec.keys() ^ _TYPES.keys():
-        raise LoadError(f"the description has missing or unexpected keys: {sorted(others)}")
-    for name, kind in _TYPES.items():
-        if type(spec[name]) is not kind:
-            raise LoadError(f"{name} must be {kind.__name__}, got {type(spec[name]).__name__}")
 
 
 def require_same(kind: str, saved: dict[str, list[int]], found: dict[str, list[int]]) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pyro_bbb._utils.files import LoadError, require_form
 from pyro_bbb.networks import Adapted, copy_sharing
-from pyro_bbb.persistence.archive import Json, LoadError
+from pyro_bbb.persistence.archive import Json
 from pyro_bbb.persistence.state_dict import State, digest
 
 WHY = "its adapters belong to a network that the save does not hold; adapt() makes it"
@@ -43,6 +44,7 @@ def add_base(base: Json, part: nn.Module, prefix: str, tensors: dict[str, Tensor
     Raises:
         LoadError: the frozen parameters are others, or the adapters.
     """
+    require_form(base, {"names": list[str], "sha256": str, "scales": dict[str, float]}, "base")
     found = {prefix + name: value for name, value in part.named_parameters()}
     if missing := [name for name in base["names"] if name not in found]:
         raise LoadError(f"network must have the frozen parameters {missing}, as the saved one has")

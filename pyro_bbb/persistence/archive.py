@@ -23,19 +23,22 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.files import (
+    LoadError,
+    is_hash,
+    loading,
+    read_file,
+    require_form,
+    seal,
+    unseal,
+)
 
 Json: TypeAlias = Any
 FORMAT, VERSION = "pyro_bbb", 1
 _SPEC = "spec.json"
-_ZEROS = "0" * 64
 _MOST = 8  # differences that an error lists
-_HASH = re.compile("[0-9a-f]{64}")
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
 _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
-
-
-class LoadError(ValueError):
-    """The files are damaged, of a newer format, or of another model."""
 
 
 def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
@@ -45,7 +48,7 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
     """
     data = serialise(dict(tensors))
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
-    text = seal({"tensors": identity, **spec})
+    text = seal({"tensors": identity, **spec}, FORMAT, VERSION)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait=True):
         before, now = _present_tensors(folder), _tensors_name(identity)
@@ -63,13 +66,12 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
         LoadError: a file is damaged or missing, or of a newer format.
     """
     while True:
-        text = (folder / _SPEC).read_bytes()
-        spec = unseal(text, folder / _SPEC)
+        text, spec = _read_spec(folder)
         file = folder / _tensors_name(spec["tensors"])
         try:
-            data = file.read_bytes()
+            data = read_file(file, spec["tensors"]["bytes"])
         except FileNotFoundError as error:
-            if (folder / _SPEC).read_bytes() != text:
+            if read_file(folder / _SPEC) != text:
                 continue  # another process has just replaced both
             raise LoadError(f"{file} is missing, which {_SPEC} describes") from error
         return spec, _parse_tensors(data, spec.pop("tensors"), file)
@@ -99,7 +101,7 @@ def require_run(
         LoadError: it is of another kind.
         ValueError: the run that it is of had another configuration.
     """
-    if spec.get("kind") != kind:
+    if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
     if "model.likelihood" not in spec["run"]:
         raise ValueError(
@@ -114,48 +116,18 @@ def require_run(
         )
 
 
-def seal(content: dict[str, Json]) -> bytes:
-    """Return JSON of the content after the format's name, its version and the text's hash."""
-    head = {"format": FORMAT, "version": VERSION, "sha256": _ZEROS}
-    text = json.dumps({**head, **content}, indent=1, allow_nan=False).encode() + b"\n"
-    return text.replace(_ZEROS.encode(), sha256(text).hexdigest().encode(), 1)
-
-
-def unseal(text: bytes, path: Path) -> dict[str, Json]:
-    """Return the content that `seal` wrote; LoadError for any other text."""
-    try:
-        spec = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is truncated or altered, and no longer JSON: {error}") from error
-    if not isinstance(spec, dict) or spec.pop("format", None) != FORMAT:
-        raise LoadError(f"{path} is not of a saved model: its 'format' must be {FORMAT!r}")
-    version = spec.pop("version", None)
-    if type(version) is not int or version < 1:
-        raise LoadError(f"{path} is altered: its 'version' must be a positive integer")
-    if version > VERSION:
-        raise LoadError(
-            f"{path} has format version {version}, this pyro_bbb reads up to {VERSION}: use the "
-            f"newer pyro_bbb that wrote it, {spec.get('versions')}"
-        )
-    said = spec.pop("sha256", None)
-    if (
-        not _is_hash(said)
-        or sha256(text.replace(said.encode(), _ZEROS.encode(), 1)).hexdigest() != said
-    ):
-        raise LoadError(f"{path} is altered: it does not have the sha256 that it states")
-    tensors = spec.get("tensors")
-    if not (isinstance(tensors, dict) and tensors.keys() == {"sha256", "bytes"}):
-        raise LoadError(f"{path} must describe the file of tensors")
-    if not (_is_hash(tensors["sha256"]) and type(tensors["bytes"]) is int):
-        raise LoadError(f"{path} must give the file of tensors a sha256 and bytes")
-    return spec
+def _read_spec(folder: Path) -> tuple[bytes, dict[str, Json]]:
+    """Return the text of a description, and its content."""
+    path = folder / _SPEC
+    spec = unseal(text := read_file(path), path, FORMAT, VERSION)
+    with loading(path):
+        require_form(spec.get("tensors"), {"sha256": str, "bytes": int}, "tensors")
+    if not is_hash(spec["tensors"]["sha256"]):
+        raise LoadError(f"{path} must give the file of tensors a sha256")
+    return text, spec
 
 
 def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[str, Tensor]:
-    if len(data) != identity["bytes"]:
-        raise LoadError(
-            f"{file} is truncated or altered: it has {len(data)} bytes of {identity['bytes']}"
-        )
     if sha256(data).hexdigest() != identity["sha256"]:
         raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} states")
     try:
@@ -167,7 +139,7 @@ def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[s
 def _present_tensors(folder: Path) -> str | None:
     """Return the name of the file of tensors in a folder's present description."""
     try:
-        return _tensors_name(unseal((folder / _SPEC).read_bytes(), folder)["tensors"])
+        return _tensors_name(_read_spec(folder)[1]["tensors"])
     except (FileNotFoundError, LoadError):
         return None
 
@@ -214,21 +186,6 @@ def _replace(path: Path, data: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _is_hash(value: Json) -> bool:
-    return isinstance(value, str) and _HASH.fullmatch(value) is not None
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate key")
-    return found
-
-
-def _refuse(constant: str) -> Json:
-    raise ValueError(f"{constant} is not a JSON number")
 
 
 Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]

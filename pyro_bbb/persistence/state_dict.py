@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_bbb.persistence.archive import LoadError
+from pyro_bbb._utils.files import LoadError
 
 
 @dataclass(frozen=True)

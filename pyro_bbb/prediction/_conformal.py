@@ -42,6 +42,12 @@ from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import RegressionPrediction
 
 _FORMAT = "pyro_bbb.conformal"
+_FORM = {
+    "level": float,
+    "score": str,
+    "num_calibration": int,
+    "threshold": float | list[float] | list[list[Any]],
+}
 _OF_TARGETS, _OF_CLASSES = ("standardized",), ("adaptive", "randomized")
 _CALIBRATION, _NEW = 0, 1  # streams of random numbers, independent also for one seed
 
@@ -143,11 +149,11 @@ class ConformalPredictor:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file is damaged or of another kind.
+            LoadError: the file is damaged or altered, or of another kind.
             TypeError: an argument is of the wrong kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
-        with reading_json(path, _FORMAT) as content:
+        with reading_json(path, _FORMAT, _FORM) as content:
             loaded = cls(
                 predict_fn,
                 probability("level", content["level"]),
@@ -155,8 +161,9 @@ class ConformalPredictor:
                 count("num_calibration", content["num_calibration"]),
                 torch.tensor(content["threshold"], dtype=torch.double),
             )
-        if not (loaded.threshold.isfinite() & (loaded.threshold >= 0)).all():
-            raise ValueError(f"path leads to {path}, whose threshold must be finite, at least 0")
+            threshold = loaded.threshold
+            if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
+                raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
         return loaded
 
     def _require(self, scores: tuple[str, ...], other: str) -> None:

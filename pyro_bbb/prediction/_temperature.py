@@ -79,11 +79,11 @@ class TemperatureScaled:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file is damaged or of another kind.
+            LoadError: the file is damaged or altered, or of another kind.
             TypeError: an argument is of the wrong kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
-        with reading_json(path, _FORMAT) as content:
+        with reading_json(path, _FORMAT, {"temperature": float}) as content:
             return cls(predict_fn, positive("temperature", content["temperature"]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import as_number, count, require_dense
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
-from pyro_bbb.persistence import Loaded, LoadError, load, save
+from pyro_bbb.persistence import Loaded, load, save
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.sklearn._fitting import FittedPosterior, learn, learn_on
 from pyro_bbb.sklearn._params import Recipe
@@ -29,6 +30,16 @@ Self = TypeVar("Self", bound="BayesianEstimator")
 _ROWS = 2**14  # rows of one pass where only summaries of the draws stay in memory
 _RECIPE = tuple(Recipe.__dataclass_fields__)
 _KEY = "estimator"  # in the metadata of a save
+SCALING = {"mean": list[float], "scale": list[float]}
+_FORM = {  # of what an estimator saves there
+    "class": str,
+    "parameters": dict[str, Any],
+    "seed": int,
+    "seen": int,
+    "features": int,
+    "names": list[str] | None,
+    "x": SCALING,
+}
 
 
 class Uncertainty(NamedTuple):
@@ -56,6 +67,7 @@ class BayesianEstimator(BaseEstimator):
 
     num_samples: int
     random_state: Any
+    _form: ClassVar[dict[str, Any]] = {}  # of further fields that `_record` adds
 
     def __init__(self, **parameters: Any) -> None:
         for name, value in parameters.items():
@@ -166,17 +178,23 @@ class BayesianEstimator(BaseEstimator):
             FileNotFoundError: there is nothing saved at that path.
             LoadError: a file is damaged, or of something else.
         """
-        return cls.from_loaded(load(path))
+        loaded = load(path)
+        with loading(path):
+            return cls.from_loaded(loaded)
 
     @classmethod
     def from_loaded(cls: type[Self], loaded: Loaded) -> Self:
         """The estimator from what `pyro_bbb.load` returned for its folder."""
-        record = loaded.metadata.get(_KEY, {})
-        if record.get("class") != cls.__name__:
-            raise LoadError(f"expected a saved {cls.__name__}, got {record.get('class')!r}")
-        new = cls(**record["parameters"])
-        new._seed = record["seed"]
-        new._restore(record)
+        record: Any = loaded.metadata.get(_KEY)
+        name = record.get("class") if isinstance(record, dict) else record
+        if name != cls.__name__:
+            raise LoadError(f"expected a saved {cls.__name__}, got {name!r}")
+        with loading(f"metadata[{_KEY!r}]"):
+            require_form(record, _FORM | cls._form)
+            new = cls(**record["parameters"])
+            require_form(new.num_samples, int, "num_samples")
+            new._seed = record["seed"]
+            new._restore(record)
         new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
         return new
 
@@ -193,7 +211,7 @@ class BayesianEstimator(BaseEstimator):
         self.n_features_in_ = record["features"]
         if record["names"] is not None:
             self.feature_names_in_ = np.array(record["names"], dtype=object)
-        self.x_scaling_ = from_json(record["x"])
+        self.x_scaling_ = from_json(record["x"], [self.n_features_in_])
 
     def _json_parameters(self) -> dict[str, Json]:
         parameters = self.get_params(deep=False)
@@ -229,7 +247,9 @@ def as_json(scaling: Standardization) -> dict[str, Json]:
     return {"mean": scaling.mean.tolist(), "scale": scaling.scale.tolist()}
 
 
-def from_json(record: dict[str, Any]) -> Standardization:
-    """The standardisation of what `as_json` gave."""
+def from_json(record: dict[str, Any], shape: list[int]) -> Standardization:
+    """The standardisation, of rows of a shape, of what `as_json` gave."""
     mean, scale = (torch.tensor(record[key], dtype=torch.double) for key in ("mean", "scale"))
+    if not list(mean.shape) == list(scale.shape) == shape:
+        raise LoadError(f"mean and scale must be of {shape} columns, got {record}")
     return Standardization(mean, scale)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.files import LoadError
 from pyro_bbb._utils.validation import count, require_dense
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.prediction import ClassificationPrediction
@@ -65,6 +66,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         n_features_in_: number of inputs.
         feature_names_in_: their names, where a data frame was given.
     """
+
+    _form: ClassVar[dict[str, Any]] = {
+        "classes": list[str] | list[int] | list[float] | list[bool],
+    }
 
     def __init__(
         self,
@@ -282,4 +287,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def _restore(self, record: dict[str, Any]) -> None:
         super()._restore(record)
+        if len(record["classes"]) < 2:
+            raise LoadError(f"classes must be two at least, got {record['classes']}")
         self.classes_ = np.array(record["classes"])

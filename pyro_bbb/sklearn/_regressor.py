@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.prediction import RegressionPrediction
 from pyro_bbb.sklearn._base import (
+    SCALING,
     BayesianEstimator,
     Uncertainty,
     as_json,
@@ -83,6 +84,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     noise: Any
+    _form: ClassVar[dict[str, Any]] = {"y": SCALING, "y_shape": list[int]}
 
     def __init__(
         self,
@@ -329,8 +331,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _restore(self, record: dict[str, Any]) -> None:
         super()._restore(record)
-        self.y_scaling_ = from_json(record["y"])
         self._y_shape = tuple(record["y_shape"])
+        self.y_scaling_ = from_json(record["y"], list(self._y_shape or (1,)))
 
 
 def _no_scaling(columns: int) -> Standardization:

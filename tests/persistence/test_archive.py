@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import threading
 import time
 
@@ -14,7 +15,8 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.persistence import LoadError, archive
-from pyro_bbb.persistence.archive import VERSION, read, seal, write
+from pyro_bbb.persistence.archive import FORMAT, VERSION, read, seal, write
+from pyro_bbb.sklearn import BayesianRegressor
 from tests._support.crash_injection import Crash, crash_at
 
 
@@ -83,9 +85,9 @@ def test_every_error_says_what_is_wrong(saved):
     for damaged, message in [
         ("", "no longer JSON"),
         ("[" * 100_000, "no longer JSON"),
-        ("[]", "is not of a saved model"),
-        ("{}", "is not of a saved model: its 'format' must be 'pyro_bbb'"),
-        (text.replace('"pyro_bbb"', '"other"', 1), "is not of a saved model"),
+        ("[]", "is of something else"),
+        ("{}", "is of something else: its 'format' must be 'pyro_bbb'"),
+        (text.replace('"pyro_bbb"', '"other"', 1), "is of something else"),
         (
             text.replace('"version": 1', '"version": 2', 1),
             r"version 2, this pyro_bbb reads up to 1",
@@ -123,12 +125,96 @@ def test_nothing_there(tmp_path):
         save(tmp_path / "file", 1.0)
 
 
+# --- files that have no end, or would fill the memory ---
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def huge(path):
+    with path.open("wb") as file:
+        file.truncate(2**40)  # without a block on the disk
+
+
+def a_folder(path):
+    path.mkdir()
+
+
+@pytest.fixture
+def impatient():
+    """An error after a minute, instead of waiting for ever."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def checkpointed(folder):
+    model, guide = pair()
+    bbb.fit(model, guide, DATA, epochs=1, checkpoint=folder, progress=False)
+
+
+def sampled(folder):
+    options = {"num_samples": 1, "warmup_steps": 0, "thin": 1, "progress": False}
+    bbb.run_sgmcmc(pair()[0], DATA, checkpoint=folder, **options)
+
+
+def predictor(x):
+    raise AssertionError("is not called")
+
+
+DATA = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
+READERS = {
+    "load": bbb.load,
+    "fit": checkpointed,
+    "run_sgmcmc": sampled,
+    "regressor": BayesianRegressor.load,
+    "conformal": lambda folder: bbb.ConformalPredictor.load(folder / "spec.json", predictor),
+    "temperature": lambda folder: bbb.TemperatureScaled.load(folder / "spec.json", predictor),
+}
+
+
+@pytest.mark.parametrize("make", [fifo, device, huge, a_folder])
+@pytest.mark.parametrize("name", READERS)
+def test_only_regular_files_of_a_bounded_size_are_read(tmp_path, impatient, name, make):
+    make(tmp_path / "spec.json")
+    with pytest.raises(LoadError, match=r"spec\.json (must be a regular file|has 1099511627776)"):
+        READERS[name](tmp_path)
+
+
+@pytest.mark.parametrize("make", [fifo, device, huge, a_folder])
+def test_so_are_tensors_and_what_a_save_replaces(saved, impatient, make):
+    file = tensors_of(saved)
+    file.unlink()
+    make(file)
+    with pytest.raises(LoadError, match=r"safetensors (must be a regular|is truncated or altered)"):
+        bbb.load(saved)
+    if make is not a_folder:
+        (saved / "spec.json").unlink()
+        make(saved / "spec.json")
+        save(saved, 2.0)
+        assert number_of(saved) == 2.0
+
+
+def test_a_description_that_could_not_be_read_is_not_written(saved):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(ValueError, match="a description must have at most 67108864 bytes, got"):
+        bbb.save(saved, *pair(), metadata={"text": "x" * 2**26})
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
 # --- what someone else has written, with right hashes ---
 
 
 def forge(path, spec):
     content = {k: v for k, v in spec.items() if k not in ("format", "version", "sha256")}
-    (path / "spec.json").write_bytes(seal(content))
+    (path / "spec.json").write_bytes(seal(content, FORMAT, VERSION))
 
 
 def test_a_forged_description_of_right_hash_loads_as_what_it_says(saved):

@@ -14,6 +14,7 @@ import pyro_bbb as bbb
 from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.prediction._conformal import _uniform
+from tests._support.forged import rewrite
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 REPETITIONS = 4000
@@ -285,23 +286,44 @@ def test_saved_and_loaded(kind, tmp_path):
 @pytest.mark.parametrize(
     ("altered", "message"),
     [
-        ({"format": "pyro_bbb.temperature"}, "of format 'pyro_bbb.conformal'"),
-        ({"version": 2}, "must have version 1, got 2"),
+        ({"format": "pyro_bbb.temperature"}, "'format' must be 'pyro_bbb.conformal'"),
+        ({"version": 3}, "has format version 3, this pyro_bbb reads up to 2"),
         ({"level": 1.5}, "level must be in"),
+        ({"level": "0.9"}, "level must be float, got '0.9'"),
+        ({"other": 1}, "must have the keys"),
         ({"score": "best"}, "score must be one of"),
         ({"num_calibration": 0}, "num_calibration must be"),
-        ({"threshold": "high"}, "which is altered"),
-        ({"threshold": [math.nan]}, "threshold must be finite"),
+        ({"threshold": "high"}, "threshold must be .*, got 'high'"),
+        ({"threshold": [math.nan]}, "NaN is not a JSON number"),
+        ({"threshold": [1e999]}, "Infinity is not a JSON number"),
+        ({"threshold": []}, "threshold must be finite"),
         ({"threshold": [-1.0]}, "at least 0"),
     ],
 )
 def test_altered_files_are_errors(altered, message, tmp_path):
     path = tmp_path / "sets.json"
     calibrated("adaptive").save(path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **altered}))
-    with pytest.raises(ValueError, match=message) as caught:
+    rewrite(path, **altered)
+    with pytest.raises(bbb.LoadError, match=message) as caught:
         bbb.ConformalPredictor.load(path, CLASSIFIERS["right"])
     assert str(path) in str(caught.value)
+
+
+def test_an_edited_number_is_noticed_and_a_file_of_the_first_version_loads(tmp_path):
+    path, first = tmp_path / "sets.json", calibrated("standardized")
+    first.save(path)
+    text = path.read_text()
+    path.write_text(text.replace('"num_calibration": 40', '"num_calibration": 41'))
+    with pytest.raises(bbb.LoadError, match="does not have the sha256 that it states"):
+        bbb.ConformalPredictor.load(path, first.predict_fn)
+    content = json.loads(text)
+    del content["sha256"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(bbb.LoadError, match="does not have the sha256"):
+        bbb.ConformalPredictor.load(path, first.predict_fn)
+    path.write_text(json.dumps(content | {"version": 1}))  # had no hash
+    again = bbb.ConformalPredictor.load(path, first.predict_fn)
+    assert torch.equal(again.threshold, first.threshold)
 
 
 def test_truncated_and_incomplete_files_are_errors(tmp_path):
@@ -310,5 +332,5 @@ def test_truncated_and_incomplete_files_are_errors(tmp_path):
     text = path.read_text()
     for wrong in (text[:-9], "[]", "", text.replace('"level"', '"other"')):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="path"):
+        with pytest.raises(bbb.LoadError, match="sets.json"):
             bbb.ConformalPredictor.load(path, CLASSIFIERS["right"])

@@ -10,6 +10,7 @@ import torch
 import pyro_bbb as bbb
 from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from tests._support.forged import rewrite
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 S, N = 5, 4000
@@ -237,9 +238,13 @@ def test_saved_and_loaded(tmp_path):
 def test_altered_files_are_errors(temperature, tmp_path):
     path = tmp_path / "t.json"
     bbb.TemperatureScaled(predict_classes, 2.0).save(path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "temperature": temperature}))
-    with pytest.raises(ValueError, match="which is altered"):
+    edited = path.read_text().replace("2.0", json.dumps(temperature))
+    path.write_text(edited)
+    with pytest.raises(bbb.LoadError, match="does not have the sha256|NaN is not a JSON number"):
+        bbb.TemperatureScaled.load(path, predict_classes)
+    rewrite(path, temperature=temperature)
+    with pytest.raises(bbb.LoadError, match=r"t.json.*temperature must be|NaN"):
         bbb.TemperatureScaled.load(path, predict_classes)
     path.write_text("{}")
-    with pytest.raises(ValueError, match="of format 'pyro_bbb.temperature'"):
+    with pytest.raises(bbb.LoadError, match="'format' must be 'pyro_bbb.temperature'"):
         bbb.TemperatureScaled.load(path, predict_classes)

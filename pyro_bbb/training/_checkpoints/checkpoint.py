@@ -19,6 +19,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from pyro_bbb._utils.files import loading
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb.persistence.archive import (
     Json,
@@ -86,7 +87,8 @@ class Checkpoint:
 
     def _resume(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         require_run(self.folder, spec, _KIND, "fit", self.run)
-        self.state.restore(spec, tensors)
+        with loading(self.folder):
+            self.state.restore(spec, tensors)
 
     def maybe_write(self, epoch_ended: bool) -> None:
         """Write a checkpoint where one is due."""

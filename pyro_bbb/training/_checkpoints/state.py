@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pyro_bbb._utils.files import LoadError, require_form
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence.adapters import add_base, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, of_all, of_one
@@ -32,6 +34,20 @@ class Progress:
     finished: bool = False  # nothing is left to do
     baseline: list[float] | None = None  # of objective and data cost, nats per example; once known
     best_epoch: int | None = None  # by the validation so far, from 0
+
+
+_FORM = {  # of the description, by `TrainingState.save`
+    "kind": str,
+    "run": dict[str, Any],
+    "optimizer": dict[str, Any],
+    "aliases": dict[str, str],
+    "frozen": list[str],
+    "turns": list[int],
+    "begun": bool,
+    "skipped": list[int],
+    "progress": Progress,
+    "processes": int,
+}
 
 
 @dataclass(frozen=True)
@@ -73,10 +89,14 @@ class TrainingState:
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         """Go back to such a state."""
+        base = {"base": dict[str, Any]} if is_adapted(self.model) else {}
+        require_form(spec, {**_FORM, **base})
         state = State(tensors, spec["aliases"], spec["frozen"])
-        if "base" in spec:
+        if base:
             add_base(spec["base"], self.model, "model.", tensors)
-        self.optim.set_state(decode(spec["optimizer"], tensors))
+        self._restore_optimizer(decode(spec["optimizer"], tensors))
+        if unnamed := [name for name in tensors if name.startswith("optimizer.")]:
+            raise LoadError(f"optimizer must name all of its tensors, got others {unnamed}")
         state.fill(self.model, "model.")
         state.fill(self.guide, "guide.")
         for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):
@@ -99,6 +119,21 @@ class TrainingState:
             torch.cuda.set_rng_state(mine["random.cuda"], self.device)
         if not as_many:  # new streams for all, from the state of the first
             processes.begin_stream()
+
+    def _restore_optimizer(self, saved: dict[str, Any]) -> None:
+        """Go back to an optimiser's state, whose options are of the types of the present ones."""
+        groups = self.optim.get_state().get("param_groups", [])
+        types = [{name: type(value) for name, value in group.items()} for group in groups]
+        pairs = zip(types, saved.get("param_groups", ()), strict=True)
+        for i, (expected, group) in enumerate(pairs):
+            found = {name: type(value) for name, value in group.items()}
+            if found != expected:
+                raise LoadError(f"param_groups[{i}] of optimizer must have {expected}, got {found}")
+        entries = saved.get("state", {})
+        names = [name for entry in entries.values() for name in entry]
+        if {int, *map(type, entries)} != {int} or {str, *map(type, names)} != {str}:
+            raise LoadError(f"state of optimizer must have names by integers, got {list(entries)}")
+        self.optim.set_state(saved)
 
     def _ensembles(self) -> list[Ensemble]:
         return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
