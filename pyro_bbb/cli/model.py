@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pyro_bbb import persistence
-from pyro_bbb._utils.files import require_form
+from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.cli.encoding import Column, encode, unseen, with_dates
 from pyro_bbb.cli.errors import BadInput
@@ -72,18 +72,27 @@ class Model:
             loaded = persistence.load(folder)
             if _KEY not in loaded.metadata:
                 raise BadInput(f"{folder} holds a model that `train` has not made")
-            about = loaded.metadata[_KEY]
-            require_form(about, About, f"{folder}: metadata[{_KEY!r}]")
-            columns = [Column(**each) for each in about.pop("columns")]
-            regresses = about["task"] == "regression"
-            if regresses:  # saves without the entry refuse by the epistemic std
-                about.setdefault("uncertainty", "epistemic")
-            kind: Any = BayesianRegressor if regresses else BayesianClassifier
-            return cls(kind.from_loaded(loaded), About(columns=columns, **about))
+            with loading(folder):
+                return cls._of(loaded, loaded.metadata[_KEY])
         except OSError as error:
             raise BadInput(f"{folder} holds no model: {error}") from error
         except persistence.LoadError as error:
             raise BadInput(str(error)) from error
+
+    @classmethod
+    def _of(cls, loaded: persistence.Loaded, about: dict[str, Any]) -> Model:
+        require_form(about, About, f"metadata[{_KEY!r}]")
+        columns = [Column(**each) for each in about.pop("columns")]
+        regresses = about["task"] == "regression"
+        if regresses:  # saves without the entry refuse by the epistemic std
+            about.setdefault("uncertainty", "epistemic")
+        kind: Any = BayesianRegressor if regresses else BayesianClassifier
+        estimator = kind.from_loaded(loaded)
+        if (width := sum(column.width for column in columns)) != estimator.n_features_in_:
+            raise persistence.LoadError(
+                f"columns must become {estimator.n_features_in_} numbers, got {width}"
+            )
+        return cls(estimator, About(columns=columns, **about))
 
     def read(
         self, options: ReadingCommand, path: Path, say: Callable[[str], None], *, truth: bool
