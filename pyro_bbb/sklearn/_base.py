@@ -239,7 +239,7 @@ def rows_of_weight(
         wrong = f"{weight.min()} in row {weight.argmin()}" if weight.min() < 0 else "0 in all rows"
         raise ValueError(f"sample_weight must be at least 0, not all 0, got {wrong}")
     rows = weight > 0
-    return X[rows], y[rows], torch.from_numpy(weight[rows])
+    return X[rows], y[rows], torch.tensor(weight[rows])
 
 
 def as_json(scaling: Standardization) -> dict[str, Json]:

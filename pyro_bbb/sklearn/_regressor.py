@@ -300,7 +300,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _warn_if_too_narrow(self, rows: NDArray[np.float64], targets: NDArray[np.float64]) -> None:
         """Warn where intervals miss more of the training targets than chance may."""
         step = -(-len(rows) // _CHECKED)
-        y = torch.from_numpy(targets.reshape(len(targets), -1)[::step])  # [n, targets]
+        y = torch.tensor(targets.reshape(len(targets), -1)[::step])  # [n, targets]
         prediction = self._ask(rows[::step], _DRAWS)
         if not isinstance(prediction, RegressionPrediction):
             return
