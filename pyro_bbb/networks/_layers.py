@@ -122,5 +122,7 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
 def _require_pair(name: str, value: Any, least: int = 1) -> None:
     """Height and width, or one number for both."""
     pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
-    if not all(isinstance(x, Integral) and not isinstance(x, bool) and x >= least for x in pair):
+    if not all(
+        isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= least for x in pair
+    ):
         raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")
