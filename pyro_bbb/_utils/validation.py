@@ -15,6 +15,7 @@ from torch import Tensor
 _LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
 
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_MOST_DENSE = 1  # GiB that a sparse matrix may take when it is made dense
 
 
 def as_float(number: Any) -> float:
@@ -136,26 +137,32 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
 
 def tensor(name: str, value: Any) -> Tensor:
     """A tensor as it is, or one of a numeric numpy array."""
-    found = of_array(require_dense(name, value))
+    found = of_array(as_dense(name, value))
     if not isinstance(found, Tensor):
         kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
     return found
 
 
-def require_dense(name: str, value: Any) -> Any:
-    """The value, if it is not sparse; the error has the memory that it takes when dense."""
+def as_dense(name: str, value: Any) -> Any:
+    """Return a sparse matrix, of scipy or torch, as a dense one; any other value as it is.
+
+    Raises:
+        TypeError: the dense one would take more than 1 GiB.
+    """
     of_torch = isinstance(value, Tensor)
-    if value.layout in _SPARSE if of_torch else hasattr(value, "nnz") and hasattr(value, "toarray"):
-        memory = math.prod(value.shape) * value.dtype.itemsize / 2**30
+    if value.layout not in _SPARSE if of_torch else not hasattr(value, "toarray"):
+        return value
+    memory = math.prod(value.shape) * value.dtype.itemsize / 2**30
+    if memory > _MOST_DENSE:
         make = "to_dense" if of_torch else "toarray"
         raise TypeError(
-            f"{name} must be dense, got a sparse {type(value).__name__} of shape "
-            f"{list(value.shape)}, which takes {memory:.2g} GiB when dense: pass "
-            f"{name}.{make}(), fewer columns (TruncatedSVD, feature selection), or to fit a "
+            f"{name} must take at most {_MOST_DENSE} GiB when dense, got a sparse "
+            f"{type(value).__name__} of shape {list(value.shape)}, which takes {memory:.2g} GiB: "
+            f"pass {name}.{make}(), fewer columns (TruncatedSVD, feature selection), or to fit a "
             "DataLoader whose collate_fn makes each minibatch dense"
         )
-    return value
+    return value.to_dense() if of_torch else value.toarray()
 
 
 def of_array(value: Any) -> Any:

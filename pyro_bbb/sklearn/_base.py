@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import lock_methods
-from pyro_bbb._utils.validation import as_number, count, require_dense
+from pyro_bbb._utils.validation import as_dense, as_number, count
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.persistence import Loaded, load, save
@@ -88,6 +88,11 @@ class BayesianEstimator(BaseEstimator):
         """Passes over the rows in the latest training."""
         return len(self.history_)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     # --- training ---
 
     def _recipe(self) -> Recipe:
@@ -117,7 +122,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _rows(self, X: ArrayLike) -> NDArray[np.float64]:
         check_is_fitted(self)
-        require_dense("X", X)
+        X = as_dense("X", X)
         rows: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, order="C", reset=False)
         return rows
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.files import LoadError
-from pyro_bbb._utils.validation import count, require_dense
+from pyro_bbb._utils.validation import as_dense, count
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.prediction import ClassificationPrediction
 from pyro_bbb.sklearn._base import (
@@ -166,7 +166,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             return self._fit(X, y, classes, sample_weight)
         if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
-        require_dense("X", X)
+        X = as_dense("X", X)
         rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
         rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
         self._learn_on(rows, (codes := self._encoded(labels)), self._by_class(codes, weight))
@@ -240,8 +240,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: Any
     ) -> BayesianClassifier:
-        require_dense("X", X)
-        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C")
+        rows, labels = validate_data(self, as_dense("X", X), y, dtype=np.float64, order="C")
         check_classification_targets(labels)
         self.classes_ = unique_labels(labels if classes is None else classes)
         if len(self.classes_) < 2:

@@ -15,7 +15,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.validation import count, require_dense
+from pyro_bbb._utils.validation import as_dense, count
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.prediction import RegressionPrediction
@@ -277,7 +277,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         rows, targets = validate_data(
             self,
-            require_dense("X", X),
+            as_dense("X", X),
             y,
             reset=reset,
             dtype=np.float64,
