@@ -160,7 +160,8 @@ class Categorical(Likelihood):
     """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C).
 
     A network with channels first, as one that ends in a convolution, returns its outputs after
-    ``.movedim(1, -1)``; where C, H and W are equal no shape shows that this was forgotten.
+    ``.movedim(1, -1)``. Where C, H and W are equal, training refuses outputs that are those of a
+    convolution, batch normalisation or upsampling as they are; no shape shows another mistake.
 
     Args:
         ignore_index: label of targets that do not count, as pixels of no class; an integer.

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -16,6 +17,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
@@ -37,10 +40,12 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_number, tensor
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.likelihoods import Likelihood, align
+from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
 
 __all__ = ["BayesianModel"]
+
+_CHANNELS_FIRST = (_ConvNd, _BatchNorm, nn.Upsample)
 
 
 class BayesianModel(PyroModule):
@@ -262,10 +267,13 @@ class BayesianModel(PyroModule):
         x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
         with own_store(self), quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block():
-            with evaluating(self), self._pyro_context:
+            with evaluating(self), self._pyro_context, _latest_channels(self.network) as latest:
                 outputs = _outputs(self.network, x[:2], len(x))
-                if y is not None:
-                    self.likelihood.check(outputs, y)
+                if y is None:
+                    return
+                if isinstance(self.likelihood, Categorical) and y.shape[1:] == outputs.shape[2:]:
+                    _refuse_channels_first(outputs, latest)
+                self.likelihood.check(outputs, y)
 
 
 def require_guide(guide: Any) -> None:
@@ -298,6 +306,38 @@ def _outputs(network: nn.Module, x: Rows, rows: int) -> Tensor:
         hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in indices)
         raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
     return outputs
+
+
+@contextmanager
+def _latest_channels(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Record what the latest layer with channels first returns."""
+    latest: list[Tensor] = []
+
+    def record(module: nn.Module, inputs: Any, outputs: Tensor) -> None:
+        latest[:] = [outputs]
+
+    layers = [part for part in network.modules() if isinstance(part, _CHANNELS_FIRST)]
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield latest
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _refuse_channels_first(outputs: Tensor, latest: list[Tensor]) -> None:
+    """Raise ValueError if the logits are a layer's output as it is, so that channels are first.
+
+    Their shape does not show it where there are as many classes as rows and columns.
+    """
+    for channels in latest:
+        same = channels.data_ptr() == outputs.data_ptr() and channels.shape == outputs.shape
+        if outputs.dim() > 2 and same and channels.stride() == outputs.stride():
+            raise ValueError(
+                "the classes must be the last dimension of the outputs, got outputs "
+                f"{[*outputs.shape[1:]]} of a layer with the channels first: return "
+                "outputs.movedim(1, -1)"
+            )
 
 
 def _refuse_unknown(model: nn.Module, store: dict[str, Tensor]) -> None:

@@ -393,6 +393,23 @@ class Segmentation(torch.nn.Module):
         return self.conv(x).movedim(1, -1) if self.last else self.conv(x)
 
 
+@pytest.mark.parametrize("end", [None, torch.nn.BatchNorm2d(5), torch.nn.Upsample(scale_factor=1)])
+def test_classes_that_are_not_last_are_refused_where_all_sizes_are_equal(end):
+    x, y = torch.randn(6, 1, 5, 5), torch.randint(0, 5, (6, 5, 5))
+    for last in (False, True):
+        network = Segmentation(5, last=last)
+        network.conv = torch.nn.Sequential(network.conv, *filter(None, [end]))
+        model = bbb.BayesianModel(bbb.bayesianize(network), bbb.likelihoods.Categorical(), 6)
+        guide = bbb.AutoSoftplusNormal(model)
+        if last:
+            bbb.fit(model, guide, (x, y), epochs=1, progress=False)
+        else:
+            with pytest.raises(
+                ValueError, match=r"channels first: return outputs.movedim\(1, -1\)"
+            ):
+                bbb.fit(model, guide, (x, y), epochs=1, progress=False)
+
+
 @pytest.mark.parametrize("classes", [3, 4, 5])
 def test_classes_that_are_not_last_are_refused_with_the_remedy(classes):
     x, y = torch.randn(6, 1, 4, 5), torch.randint(0, 3, (6, 4, 5))
