@@ -13,7 +13,6 @@ import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -154,14 +153,13 @@ class Served:
             quantiles=QUANTILES if normal else (),
         )
         self.dtype = next(iter(self.ensemble.drawn.weights().values())).dtype
-        self.turn = Lock()
         found = self.run(torch.zeros(1, *self.shape, dtype=self.dtype))  # or fail at the start
         if next(iter(found.values())).dim() != 2:
             raise ValueError("expected a model of one class, or of one row of targets, per input")
 
     def run(self, x: Tensor) -> dict[str, Tensor]:
-        """What the networks say; one call at a time, as they share their buffers."""
-        with self.turn, torch.inference_mode():
+        """Return the networks' answer; calls may come from several threads."""
+        with torch.inference_mode():
             found: dict[str, Tensor] = self.ensemble(x)
         return found
 
