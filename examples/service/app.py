@@ -165,7 +165,11 @@ class Served:
 
     def answer(self, rows: list[list[float]]) -> list[ClassAnswer | TargetAnswer]:
         """One answer per row, or an error 422."""
-        found = self.run(self.checked(rows))
+        x = self.checked(rows)
+        try:
+            found = self.run(x)
+        except ValueError as error:
+            raise HTTPException(422, f"the answer is not finite: {error}") from error
         require(all(value.isfinite().all() for value in found.values()), "the answer is not finite")
         return self.of_classes(**found) if "probs" in found else self.of_targets(**found)
 

@@ -102,7 +102,7 @@ def name_parts(root: PyroModule) -> None:
 
 
 class Context(_Context):
-    """Pyro's cache of a running module's values; a copy, or a pickle, begins without them."""
+    """Pyro's cache of a running module's values; a copy begins without them, a saved one too."""
 
     def __reduce__(self) -> Any:
         return Context, ()

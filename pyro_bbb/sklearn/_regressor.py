@@ -315,7 +315,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
                     "(tol=0 or epochs=), or take another noise, as 'negative_binomial' for counts",
-                    stacklevel=3,
+                    stacklevel=4,  # past the lock
                 )
 
     def _with_units(self, prediction: Any) -> RegressionPrediction:

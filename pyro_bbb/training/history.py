@@ -125,7 +125,7 @@ class History(Record):
         rows = [
             [f"{i + 1:,}", f"{loss[i]:.4g}", f"{self.nll[i]:,.0f}", f"{self.kl[i]:,.0f}"]
             + [f"{self.lr[i]:.2g}", f"{self.seconds[i]:.2g}"]
-            + [f"{self.validation_loss[i]:.4g}"] * validated
+            + ([f"{self.validation_loss[i]:.4g}"] if validated else [])
             for i in at
         ]
         columns = PRINTED + ["validation (nats)"] * validated

@@ -113,7 +113,7 @@ PROBABILITIES = {
     "rows differ": ({"y": LABELS[:2]}, r"expected y of shape \[4\] to match probs, got \[2\]"),
     "logits": ({"probs": PROBS.log()}, "probs must be non-negative with rows summing to 1"),
     "no sum": ({"probs": PROBS * 2}, "probs must be non-negative with rows summing to 1"),
-    "draws": ({"probs": PROBS.expand(2, 4, 3)}, r"expected probs of shape \[n, classes\]"),
+    "draws": ({"probs": PROBS.expand(2, 4, 3)}, r"expected y of shape \[2, 4\] to match probs"),
     "label 3": ({"y": LABELS + 1}, "y must hold labels in 0 .. 2"),
     "label -1": ({"y": LABELS - 1}, r"labels in 0 \.\. 2, got labels in -1 \.\. 1"),
     "NaN": ({"probs": PROBS * NAN}, "probs must not have NaN, got one at element 0"),
@@ -121,9 +121,9 @@ PROBABILITIES = {
     "words": ({"probs": np.array(["a"] * 4)}, "probs must be a tensor.*got ndarray"),
     "integers": ({"probs": PROBS.long()}, "probs must be a floating tensor.*int64"),
     "one row": ({"probs": PROBS[0]}, r"probs of shape \[n, classes\], got \[3\]"),
-    "a list": ({"y": LABELS.tolist()}, "y must be a tensor of integer labels, got list"),
-    "floats": ({"y": LABELS.float()}, "y must be.*integer labels, got dtype torch.float32"),
-    "flags": ({"y": LABELS.bool()}, "y must be.*integer labels, got dtype torch.bool"),
+    "a list": ({"y": LABELS.tolist()}, "y must be a tensor of integer labels .*got list"),
+    "floats": ({"y": LABELS.float()}, "y must be.*integer labels .*got dtype torch.float32"),
+    "flags": ({"y": LABELS.bool()}, "y must be.*integer labels .*got dtype torch.bool"),
     "a column": ({"y": LABELS[:, None]}, r"y of shape \[4\].*got \[4, 1\]"),
 }
 ONE = {
