@@ -116,7 +116,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, Prior | Likelihood):
         values.update(module.named_buffers(recurse=False))
     values.update({key: x for key, x in vars(module).items() if key not in _INTERNAL})
-    return _chosen(values)
+    return _chosen({key: x for key, x in values.items() if not _is_record(x)})
+
+
+def _is_record(value: Any) -> bool:
+    """Return whether a value is a container that is empty or holds tensors, as activations."""
+    if not isinstance(value, Mapping | list | tuple | set):
+        return False
+    items = value.values() if isinstance(value, Mapping) else value
+    return not value or any(isinstance(item, Tensor) or _is_record(item) for item in items)
 
 
 def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1027,7 +1027,10 @@ CALIBRATED = [
         bad={
             "a number": ({"path": 3}, "path must be a path"),
             "nothing there": ({"path": str(folder() / "none")}, "none"),
-            "a temperature": ({"path": saved_record(scaled)}, "format' must be 'pyro_bbb.conformal'"),
+            "a temperature": (
+                {"path": saved_record(scaled)},
+                "format' must be 'pyro_bbb.conformal'",
+            ),
             "no JSON": ({"path": __file__}, "JSON"),
         },
         **A_PATH,
