@@ -26,7 +26,9 @@ from torch.distributions import constraints
 
 from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating, seeded
-from pyro_bbb._utils.inputs import Rows
+from pyro_bbb._utils.inputs import Rows, weight_of
+from pyro_bbb.data import Minibatches
+from pyro_bbb.likelihoods import Bernoulli, Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import Batch, Batches
 from pyro_bbb.training.history import History
@@ -92,7 +94,24 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
     with quiet, seeded(0), poutine.block(), evaluating(batches.model):
         least = _least(batches.model, parts, kl_weight)
         nats = [batches.processes.largest(each) / batches.model.num_data for each in least]
+    # a rare class may be absent from the few examples, whose cost is then below the entropy
+    nats[1] = max(nats[1], _entropy_of_labels(batches))
     return nats if max(nats) < math.inf else None
+
+
+def _entropy_of_labels(batches: Batches) -> float:
+    """Return the least data cost of constant class probabilities, in nats per example.
+
+    It is the entropy of the labels in memory, and 0 for other targets or weighted examples.
+    """
+    source = batches.source
+    of_classes = type(batches.model.likelihood) in (Categorical, Bernoulli)
+    if not (of_classes and isinstance(source, Minibatches) and source.y.dim() == 1):
+        return 0.0
+    if weight_of(source.x) is not None:
+        return 0.0
+    counts = source.y[source.y >= 0].unique(return_counts=True)[1].double()
+    return float((counts / len(source.y) * (counts.sum() / counts).log()).sum())
 
 
 def warn_if_undertrained(history: History) -> None:

@@ -9,8 +9,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb.distributions import observation
 
-LOC = torch.tensor([[0.0, 4.0], [1.0, -2.0], [0.5, 0.5]], dtype=torch.double)[..., None]
-SCALE = torch.tensor([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0]], dtype=torch.double)[..., None]
+LOC = torch.tensor([4.0, -2.0, 0.5], dtype=torch.double)[:, None, None]  # of three draws
+SCALE = torch.tensor([2.0, 0.3, 1.0], dtype=torch.double)[:, None, None]
 FAMILIES = {
     "Normal": dist.Normal,
     "our Normal": observation.Normal,

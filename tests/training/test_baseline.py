@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
 import pyro_bbb as bbb
+from pyro_bbb.sklearn import BayesianClassifier
 from pyro_bbb.training import _baseline
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._schedules import default_lr
@@ -307,3 +308,15 @@ def test_it_is_adams_alone(digits):
     }
     assert rates[None][0].steps.lr[0] == 0.03
     assert rates[torch.optim.AdamW][0].steps.lr[0] == 0.001
+
+
+def test_a_rare_class_that_few_examples_lack_gives_no_false_alarm():
+    """The data cost of a posterior that ignores the data is at least the labels' entropy."""
+    y = (torch.arange(2000) % 100 == 1).long()  # rows 0, 8, 16, ... estimate the data cost
+    x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)) + 3.0 * y[:, None]
+    estimator = BayesianClassifier(hidden_sizes=8, epochs=20, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bbb.training.UndertrainedWarning)
+        history = estimator.fit(x.numpy(), y.numpy()).history_
+    entropy = -0.01 * math.log(0.01) - 0.99 * math.log(0.99)
+    assert entropy * (1 - 1e-6) <= history.baseline_nll_per_example < 2 * entropy
