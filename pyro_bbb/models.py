@@ -271,8 +271,9 @@ class BayesianModel(PyroModule):
                 outputs = _outputs(self.network, x[:2], len(x))
                 if y is None:
                     return
-                if isinstance(self.likelihood, Categorical) and y.shape[1:] == outputs.shape[2:]:
-                    _refuse_channels_first(outputs, latest)
+                if isinstance(self.likelihood, Categorical):
+                    if tensor("y", y).shape[1:] == outputs.shape[2:]:
+                        _refuse_channels_first(outputs, latest)
                 self.likelihood.check(outputs, y)
 
 

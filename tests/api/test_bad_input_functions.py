@@ -1050,7 +1050,7 @@ CALIBRATED = [
         bad={
             "a number": ({"path": 3}, "path must be a path"),
             "nothing there": ({"path": str(folder() / "none")}, "none"),
-            "sets": ({"path": saved_record(sets)}, "of format 'pyro_bbb.temperature'"),
+            "sets": ({"path": saved_record(sets)}, "format' must be 'pyro_bbb.temperature'"),
         },
         **A_PATH,
     ),
