@@ -58,9 +58,10 @@ class SeveralInputs:
     def __getitem__(self, rows: Any) -> SeveralInputs:
         return self.map(lambda part: part[rows])
 
-    def split(self, size: int) -> list[SeveralInputs]:
-        """Parts of at most ``size`` rows."""
-        return [self[i : i + size] for i in range(0, len(self), size)]
+    def split(self, sizes: int | list[int]) -> list[SeveralInputs]:
+        """Return views of at most so many rows each, or of the given numbers of rows."""
+        parts = [part.split(sizes) for part in self.parts.values()]
+        return [_with_parts(self, tensors) for tensors in zip(*parts, strict=True)]
 
     def tensor_split(self, count: int) -> list[SeveralInputs]:
         """As many parts as asked for, of about equally many rows."""

@@ -123,10 +123,10 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if not self.shuffle:
-            order = torch.arange(len(self.x)).to(self.x.device)
-        else:
-            with GLOBAL_LOCK:
-                order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
+            yield from zip(self.x.split(self.sizes), self.y.split(self.sizes), strict=True)
+            return
+        with GLOBAL_LOCK:
+            order = torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
         for rows in order.split(self.sizes):
             yield self.x.index_select(0, rows), self.y.index_select(0, rows)
 
