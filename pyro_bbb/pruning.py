@@ -45,7 +45,8 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
         TypeError: the guide has no posterior mean and scale per weight.
     """
     if not hasattr(guide, "weight_names"):
-        raise TypeError(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
+        found = f"{type(guide).__name__}: train a guide that has means and scales by bbb.fit"
+        raise TypeError(f"guide must be an AutoSoftplusNormal, got {found}")
     return {name: _ratio(guide.loc(name), guide.scale(name)) for name in guide.weight_names}
 
 

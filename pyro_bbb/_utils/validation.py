@@ -190,6 +190,13 @@ def as_device(device: Any) -> torch.device:
         raise ValueError(f"device {device!r} is not available: {error}") from error
 
 
+def floating(dtype: Any) -> torch.dtype | None:
+    """The float type, or ``None``."""
+    if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    return dtype
+
+
 def kind(name: str, value: Any, expected: type) -> Any:
     """The value, if it is an instance of a class."""
     if not isinstance(value, expected):

@@ -44,7 +44,8 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     """
     kind("model", model, BayesianModel)
     if not hasattr(guide, "median") or isinstance(guide, GuideMessenger):
-        raise TypeError(f"guide must have medians without inputs, got {type(guide).__name__}")
+        found = f"{type(guide).__name__}; bbb.to_ensemble takes draws"
+        raise TypeError(f"guide must have medians without inputs, got {found}")
     with own_store(model, guide):
         weights = {name: value.detach().clone() for name, value in guide.median().items()}
     return merge_adapters(plain_copy(model.network, "network", weights)).eval()

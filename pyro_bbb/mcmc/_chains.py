@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,7 @@ from pyro_bbb._handlers.vmap import one_by_one
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.extras import extra
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import kind, one_of
+from pyro_bbb._utils.validation import as_device, count, floating, kind, one_of
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
 
@@ -59,6 +59,13 @@ class Chains(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.by_chain)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"by_chain": dict(self.by_chain)}  # a proxy has no pickle
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
+
     __eq__ = object.__eq__  # a mapping's own would compare tensors
     __hash__ = object.__hash__
 
@@ -67,6 +74,35 @@ class Chains(Mapping[str, Tensor]):
         return (
             f"Chains({chains} chains of {draws} draws of {list(self)}, "
             f"{int(self.diverging.sum())} diverging, {self.seconds:.1f} s)"
+        )
+
+    def thin(self, num_samples: int) -> Chains:
+        """Keep some of the draws, evenly spaced in each chain, such as for a smaller save.
+
+        Args:
+            num_samples: draws to keep at most, of all chains together; each keeps at least its
+                last one.
+
+        Raises:
+            ValueError: the number is not positive.
+        """
+        chains, draws = self.diverging.shape
+        left = min(draws, max(1, count("num_samples", num_samples) // chains))
+        rows = torch.arange(1, left + 1) * draws // left - 1
+        return self._map(lambda values: values[:, rows] if values.dim() > 1 else values)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Chains:
+        """Return the chains on a device, and floating-point numbers in a type, as torch's `to`.
+
+        Raises:
+            ValueError: the device is not available.
+            TypeError: the type is not a floating one.
+        """
+        device, dtype = None if device is None else as_device(device), floating(dtype)
+        return self._map(
+            lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None)
         )
 
     def r_hat(self) -> dict[str, Tensor]:
@@ -134,6 +170,14 @@ class Chains(Mapping[str, Tensor]):
         if int(arviz.__version__.split(".")[0]) == 0:
             return arviz.from_dict(**groups)
         return arviz.from_dict(groups)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Chains:
+        """Apply a function to each tensor; those of two or more dimensions go by draw."""
+        tensors: Any = {
+            name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
+        by_chain = {name: function(x) for name, x in self.by_chain.items()}
+        return replace(self, by_chain=by_chain, **tensors)
 
     def _diagnose(self, statistic: str, **options: Any) -> dict[str, Tensor]:
         draws = self.diverging.shape[1]

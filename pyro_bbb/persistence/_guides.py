@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guides as plain data (`record`), and made from such data (`make`).
+"""Posteriors as plain data (`record`), and made from such data (`make`): guides, and `Chains`.
 
 A record has the guide's name in `GUIDES`, its options, and the latents that the model does not
-declare but its forward pass samples.
+declare but its forward pass samples; of chains, the type of the draws and all that is not a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.indep_messenger import CondIndepStackFrame
+from torch import Size, Tensor
 from torch.distributions import ExpTransform
 
-from pyro_bbb._utils.files import require_form
+from pyro_bbb._utils.files import LoadError, require_form
 from pyro_bbb.guides import GUIDES, Ensemble, Guide
 from pyro_bbb.guides.latents import Latent
+from pyro_bbb.persistence.state_dict import State
 
 Record = dict[str, Any]
 _FORM = {
@@ -27,16 +29,28 @@ _FORM = {
     "pruned": bool,
     "found": dict[str, dict[str, Any]],
 }
+_CHAINS, _DRAWS = "chains", "by_chain."
+_FORM_OF_CHAINS = {
+    "name": str,
+    "latents": list[str],
+    "dtype": Literal["float64", "float32", "float16", "bfloat16"],
+    "numbers": dict[str, float],
+}
 
 
 def record(guide: Any, declared: set[str]) -> Record:
     """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
+    if is_chains(guide):
+        dtype = str(next(iter(guide.values())).dtype).removeprefix("torch.")
+        numbers = {name: x for name, x in vars(guide).items() if isinstance(x, int | float)}
+        return {"name": _CHAINS, "latents": [*guide], "dtype": dtype, "numbers": numbers}
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]
         return {"name": "ensemble", "members": members, "calls": guide._calls % guide.size}
     name = next((name for name, cls in GUIDES.items() if cls is type(guide)), None)
     if name is None:
-        raise TypeError(f"guide must be one of {sorted(GUIDES)}, got a {type(guide).__name__}")
+        names = f"one of {sorted(GUIDES)} or Chains"
+        raise TypeError(f"guide must be {names}, got a {type(guide).__name__}")
     return {
         "name": name,
         "options": guide.options,
@@ -45,10 +59,12 @@ def record(guide: Any, declared: set[str]) -> Record:
     }
 
 
-def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str) -> Guide:
-    """Return a record's guide for a model; ``fill`` copies the tensors saved under ``prefix``."""
+def make(record: Record, model: Any, state: State, prefix: str) -> Any:
+    """Return a record's posterior for a model, with the tensors saved under ``prefix``."""
+    if record["name"] == _CHAINS:
+        return _chains(record, state.tensors, prefix)
     if record["name"] == "ensemble":
-        return _ensemble(record, model, fill, prefix)
+        return _ensemble(record, model, state, prefix)
     require_form(record, _FORM, prefix)
     cls: Any = GUIDES[record["name"]]
     require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
@@ -57,17 +73,52 @@ def make(record: Record, model: Any, fill: Callable[[Guide, str], None], prefix:
         guide._add_latents(_trace(record["found"]))
     if record["pruned"]:
         guide = guide.without({})
-    fill(guide, prefix)
+    state.fill(guide, prefix)
     return guide
 
 
-def _ensemble(
-    record: Record, model: Any, fill: Callable[[Guide, str], None], prefix: str
-) -> Ensemble:
+def shapes(guide: Any) -> Mapping[str, Size]:
+    """Return the shape of each latent of a posterior."""
+    if is_chains(guide):
+        return {name: values.shape[2:] for name, values in guide.by_chain.items()}
+    latents: Mapping[str, Size] = guide.latent_shapes()
+    return latents
+
+
+def is_chains(guide: Any) -> bool:
+    """Return whether a posterior is `Chains`, whose room imports this one."""
+    from pyro_bbb.mcmc import Chains
+
+    return isinstance(guide, Chains)
+
+
+def chains_tensors(chains: Any, prefix: str) -> dict[str, Tensor]:
+    """Return draws, in float32 at most, and diagnostics by name; `make` takes them back."""
+    tensors = {name: x for name, x in vars(chains).items() if isinstance(x, Tensor)}
+    for name, draws in chains.by_chain.items():
+        tensors[_DRAWS + name] = draws.float() if draws.dtype == torch.float64 else draws
+    return {prefix + name: x for name, x in tensors.items()}
+
+
+def _chains(record: Record, tensors: dict[str, Tensor], prefix: str) -> Any:
+    from pyro_bbb.mcmc import Chains
+
+    require_form(record, _FORM_OF_CHAINS, prefix)
+    dtype, draws = getattr(torch, record["dtype"]), prefix + _DRAWS
+    by_chain = {name: tensors.pop(draws + name).to(dtype) for name in record["latents"]}
+    names = [name for name in tensors if name.startswith(prefix)]
+    fields: dict[str, Any] = {name.removeprefix(prefix): tensors.pop(name) for name in names}
+    chains = Chains(by_chain=by_chain, **fields, **record["numbers"])
+    if wrong := [k for k, x in by_chain.items() if x.shape[:2] != chains.diverging.shape]:
+        raise LoadError(f"chains must hold equally many draws of each latent, not of {wrong}")
+    return chains
+
+
+def _ensemble(record: Record, model: Any, state: State, prefix: str) -> Ensemble:
     form = {"name": str, "members": list[dict[str, Any]], "calls": int}
     require_form(record, form, prefix)
     first, *others = (
-        make(member, model, fill, f"{prefix}member.{i}.")
+        make(member, model, state, f"{prefix}member.{i}.")
         for i, member in enumerate(record["members"])
     )
     ensemble = Ensemble(model, lambda model: first, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save` and `load`: a model and its guide as a folder of two files.
+"""`save` and `load`: a model and its guide or chains as a folder of two files.
 
 ``tensors-<hash>.safetensors`` holds parameters and buffers; ``spec.json`` describes the network,
 priors, likelihood and guide by registered names. Loading executes nothing from either.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_device
+from pyro_bbb._utils.validation import as_device, floating
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence._architecture import build, describe
-from pyro_bbb.persistence._guides import make, record
+from pyro_bbb.persistence._guides import chains_tensors, is_chains, make, record, shapes
 from pyro_bbb.persistence._schema import FORM, require_json, require_same
 from pyro_bbb.persistence.adapters import WHY, add_base, copy_on_cpu, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, read, write
@@ -76,7 +76,8 @@ def save(
     Args:
         path: the folder; created if missing.
         model: the model; not changed.
-        guide: one of `guides.GUIDES` for that model, trained, pruned or fresh.
+        guide: one of `guides.GUIDES` for that model, trained, pruned or fresh; or the `Chains` of
+            a sampler, whose draws are saved in float32 (fewer of them by `Chains.thin`).
         metadata: further content of JSON's types, such as `History.as_dict` or scores.
 
     Raises:
@@ -124,9 +125,7 @@ def load(
         TypeError: an argument is of another kind.
         ValueError: the device is not available.
     """
-    target = as_device("cpu" if device is None else device)
-    if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    target, dtype = as_device("cpu" if device is None else device), floating(dtype)
     for name, given, kind in (
         ("network", network, nn.Module),
         ("likelihood", likelihood, Likelihood),
@@ -137,10 +136,9 @@ def load(
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
         require_form(spec, FORM)
         loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
-    for part in (loaded.model, loaded.guide):
-        part.to(device=target, dtype=dtype)
-    _move_initial(loaded.model, target, dtype)
-    return loaded
+    model, guide = (part.to(device=target, dtype=dtype) for part in loaded)
+    _move_initial(model, target, dtype)
+    return replace(loaded, model=model, guide=guide)
 
 
 def _content(
@@ -149,7 +147,7 @@ def _content(
     """Return the description and the tensors to be written."""
     sites = _lists(model.latent_shapes())
     guide_record = record(guide, set(sites))
-    latents = _lists(guide.latent_shapes())
+    latents = _lists(shapes(guide))
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
     state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
@@ -157,7 +155,10 @@ def _content(
     network = {"unknown": WHY} if adapted else _describe(model.network, "network", state.tensors)
     likelihood = _describe(model.likelihood, "likelihood", state.tensors)
     state.add(model, "model.")
-    state.add(guide, "guide.")
+    if is_chains(guide):
+        state.tensors.update(chains_tensors(guide, "guide."))
+    else:
+        state.add(guide, "guide.")
     if adapted:
         network["base"] = take_base(model, state)
     spec = {
@@ -206,8 +207,8 @@ def _load(
     state.fill(model, "model.")
     for name, part in model.named_modules():
         part.training = name not in evaluating
-    new_guide = make(guide, model, state.fill, "guide.")
-    require_same("latent", latents, _lists(new_guide.latent_shapes()))
+    new_guide = make(guide, model, state, "guide.")
+    require_same("latent", latents, _lists(shapes(new_guide)))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
     return Loaded(model, new_guide, metadata, versions)

@@ -265,6 +265,12 @@ CHAINS = [
         },
     ),
     Row(
+        "Chains.thin",
+        lambda: {"self": chains(), "num_samples": 2},
+        bad={"none": ({"num_samples": 0}, "num_samples must be an integer of at least 1")},
+    ),
+    Row("Chains.to", lambda: {"self": chains(), "device": "cpu", "dtype": torch.float64}),
+    Row(
         "Chains.to_arviz",
         lambda: {"self": chains()},
         bad={

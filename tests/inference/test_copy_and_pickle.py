@@ -114,3 +114,16 @@ def test_predictions_pickle(likelihood, y):
         assert [f.name for f in fields(twin)] == [f.name for f in fields(prediction)]
         assert torch.equal(twin.log_prob(y), before)
     assert torch.equal(prediction.log_prob(y), before)
+
+
+def test_copies_of_chains_are_independent():
+    model, _ = make("mlp")
+    data = X, torch.zeros(6, 2)
+    options = {"num_samples": 2, "warmup_steps": 2, "thin": 1, "lr": 1e-4, "progress": False}
+    chains = bbb.run_sgmcmc(model, data, **options)
+    for twin in (copy.deepcopy(chains), pickle.loads(pickle.dumps(chains))):
+        assert all(torch.equal(twin[name], chains[name]) for name in chains)
+        twin.by_chain["network.fc1.bias"].zero_()
+        assert chains["network.fc1.bias"].any()
+        with pytest.raises(TypeError):
+            twin.by_chain["network.fc1.bias"] = 0

@@ -53,6 +53,12 @@ def saved(*parts, **options):
     return write
 
 
+def of_chains():
+    model = mixed(likelihood=likelihoods.Gaussian(0.5))[0]
+    options = {"num_samples": 2, "warmup_steps": 1, "thin": 1, "lr": 1e-4, "seed": 0}
+    return model, bbb.run_sgmcmc(model, (X, Y), num_chains=2, progress=False, **options)
+
+
 def trained(make=mixed, **options):
     def write(folder):
         def train():
@@ -126,7 +132,8 @@ CASES = {
     "adapters": saved(*adapted(), network=adapted()[0].network),
     "checkpoint": trained(),
     "checkpoint of adapters": trained(adapted),
-    "chains": sampled,
+    "chains": saved(*of_chains()),
+    "checkpoint of chains": sampled,
     "conformal": calibrated,
     "temperature": tempered,
     "regressor": estimated(BayesianRegressor, Y[:, 0].numpy()),

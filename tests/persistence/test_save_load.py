@@ -728,3 +728,59 @@ def test_what_the_first_format_saved_still_loads(tmp_path):
     assert isinstance(loaded.model.network[0].prior.priors[0], priors.LearnedScaleMixture)
     shutil.copytree(GOLDEN, tmp_path / "copy")
     assert_same(loaded, bbb.load(tmp_path / "copy"), inputs(2))
+
+
+# --- chains ---
+
+
+def sampled(dtype=torch.float32):
+    torch.manual_seed(0)
+    model = bbb.BayesianModel(mlp(), Gaussian(dist.HalfNormal(1.0)), num_data=6).to(dtype)
+    options = {"num_chains": 3, "num_samples": 4, "warmup_steps": 5, "thin": 2, "lr": 1e-4}
+    y = torch.randn(6, 2, generator=torch.Generator().manual_seed(2)).to(dtype)
+    return model, bbb.run_sgmcmc(model, (X.to(dtype), y), **options, seed=0, progress=False), y
+
+
+def test_chains_are_a_posterior_that_is_saved(tmp_path):
+    model, chains, y = sampled()
+    bbb.save(tmp_path, model, chains, metadata={"a": 1})
+    loaded = bbb.load(tmp_path)
+    assert loaded.metadata == {"a": 1} and repr(loaded.guide) == repr(chains)
+    for name, value in vars(chains).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(loaded.guide, name), value), name
+    assert all(torch.equal(loaded.guide[name], chains[name]) for name in chains)
+    for use in (
+        lambda *of: bbb.predict(*of, X).components.loc,
+        lambda *of: bbb.to_ensemble(*of)(X)["mean"],
+        lambda *of: bbb.evaluate(*of, (X, y)).predictions["test"].mean,
+        lambda *of: bbb.conformal(lambda x: bbb.predict(*of, x), (X, y), 0.5).interval(X)[0],
+    ):
+        assert torch.equal(use(*loaded), use(model, chains))
+    for refuse, remedy in ((lambda *of: bbb.prune(of[1], 0.5), "fit"), (bbb.to_module, "ensemble")):
+        with pytest.raises(TypeError, match=f"guide must .*Chains.*{remedy}"):
+            refuse(*loaded)
+
+
+def test_chains_are_saved_in_float32_and_loaded_in_their_type(tmp_path):
+    model, chains, _ = sampled(torch.float64)
+    bbb.save(tmp_path, model, chains)
+    loaded = bbb.load(tmp_path)
+    for name, values in loaded.guide.items():
+        assert values.dtype == torch.float64
+        torch.testing.assert_close(values, chains[name].float().double(), rtol=0, atol=0)
+    single = bbb.load(tmp_path, dtype=torch.float32)
+    assert {x.dtype for x in single.guide.values()} == {torch.float32}
+    assert bbb.predict(*single, X).mean.dtype == torch.float32
+
+
+def test_thinned_chains_keep_their_last_draws_and_diagnostics():
+    _, chains, _ = sampled()
+    thin = chains.thin(7)  # of 12: two of each of the three chains
+    assert torch.equal(thin.log_density, chains.log_density[:, [1, 3]])
+    assert all(
+        torch.equal(x, chains.by_chain[name][:, [1, 3]]) for name, x in thin.by_chain.items()
+    )
+    assert thin.step_size.shape == (3,) and thin.seconds == chains.seconds
+    assert torch.equal(chains.thin(1).log_density, chains.log_density[:, [3]])
+    assert torch.equal(chains.thin(99).log_density, chains.log_density)
