@@ -480,7 +480,7 @@ def test_arviz_gets_every_group():
 def test_arviz_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"pyro-bbb\[mcmc\]"):
-        of_draws(torch.randn(2, 9)).r_hat()
+        of_draws(torch.randn(2, 9)).to_arviz()
 
 
 @pytest.mark.parametrize("version", ["0.23.4", "1.3.0"])

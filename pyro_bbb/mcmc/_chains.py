@@ -14,12 +14,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_bbb import metrics
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.vmap import one_by_one
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.extras import extra
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_device, count, floating, kind, one_of
+from pyro_bbb._utils.validation import as_device, count, floating, kind
 from pyro_bbb.data import as_tensors
 from pyro_bbb.models import BayesianModel
 
@@ -108,16 +109,12 @@ class Chains(Mapping[str, Tensor]):
     def r_hat(self) -> dict[str, Tensor]:
         r"""Rank-normalised split $\hat R$ by site name, an entry for each of the latent's.
 
-        Near 1 where the chains agree; above 1.01 they do not yet (Vehtari et al. 2021,
-        "Rank-Normalization, Folding, and Localization: An Improved R-hat").
+        Near 1 where the chains agree; above 1.01 they do not yet. See `metrics.r_hat`.
 
         Raises:
             ValueError: there is only one chain, or fewer than four draws.
-            ImportError: ArviZ is not installed.
         """
-        if len(self.diverging) < 2:
-            raise ValueError("r_hat compares chains, got 1; run with num_chains of at least 2")
-        return self._diagnose("rhat", method="rank")
+        return {name: metrics.r_hat(values) for name, values in self.by_chain.items()}
 
     def ess(self, kind: str = "bulk") -> dict[str, Tensor]:
         """Effective number of independent draws by site name, an entry for each of the latent's.
@@ -128,10 +125,8 @@ class Chains(Mapping[str, Tensor]):
 
         Raises:
             ValueError: an unknown kind, or fewer than four draws.
-            ImportError: ArviZ is not installed.
         """
-        one_of("kind", kind, ["bulk", "tail", "mean", "sd"])
-        return self._diagnose("ess", method=kind)
+        return {name: metrics.ess(values, kind) for name, values in self.by_chain.items()}
 
     def to_arviz(self, model: BayesianModel | None = None, data: Any = None) -> Any:
         """The chains as ArviZ holds them: `InferenceData`, or a `DataTree` from ArviZ 1 on.
@@ -178,13 +173,6 @@ class Chains(Mapping[str, Tensor]):
         }
         by_chain = {name: function(x) for name, x in self.by_chain.items()}
         return replace(self, by_chain=by_chain, **tensors)
-
-    def _diagnose(self, statistic: str, **options: Any) -> dict[str, Tensor]:
-        draws = self.diverging.shape[1]
-        if draws < 4:
-            raise ValueError(f"diagnostics need at least 4 draws per chain, got {draws}")
-        found = getattr(_arviz(), statistic)(self.to_arviz(), **options)
-        return {name: torch.as_tensor(found[name].values) for name in self}
 
 
 @locked
