@@ -40,6 +40,7 @@ from .mcmc import Chains as Chains
 from .mcmc import DivergedError as DivergedError
 from .mcmc import run_nuts as run_nuts
 from .mcmc import run_sgmcmc as run_sgmcmc
+from .mcmc import sample as sample
 from .models import BayesianModel as BayesianModel
 from .networks import BayesianConv2d as BayesianConv2d
 from .networks import BayesianLeNet5 as BayesianLeNet5

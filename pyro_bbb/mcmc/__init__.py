@@ -7,7 +7,8 @@ module here beside ``_kernel.py``, one on minibatches an update in ``_langevin.p
 
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._run import run_nuts
+from pyro_bbb.mcmc._sample import sample
 from pyro_bbb.mcmc._sgmcmc import run_sgmcmc
 from pyro_bbb.mcmc._sgmcmc_loop import DivergedError
 
-__all__ = ["Chains", "DivergedError", "run_nuts", "run_sgmcmc"]
+__all__ = ["Chains", "DivergedError", "run_nuts", "run_sgmcmc", "sample"]

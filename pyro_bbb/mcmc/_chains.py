@@ -47,6 +47,12 @@ class Chains(Mapping[str, Tensor]):
     """Leapfrog step after warm-up, ``[chains]``."""
     seconds: float
     """Wall time of the whole run, with warm-up."""
+    restarts: Tensor | None = None
+    """Times that `sample` returned a diverged chain with a smaller step, ``[chains]``."""
+    r_hat_of_functions: float | None = None
+    """R-hat at which `sample` stopped: 95 % of the compared outputs have at most this."""
+    ess_of_functions: float | None = None
+    """Effective sample size likewise: 95 % have at least this."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_chain", MappingProxyType(dict(self.by_chain)))

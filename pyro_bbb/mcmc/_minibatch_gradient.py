@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -71,6 +71,20 @@ class Shuffled:
     def first(self) -> tuple[Rows, Tensor]:
         """The first rows, as many as in a minibatch."""
         return self.x[: self.batch_size], self.y[: self.batch_size]
+
+    def random_state(self, z: Tensor) -> dict[str, Tensor]:
+        """Return what later minibatches and draws on the device of ``z`` depend on."""
+        state = {"order": self.order.clone(), "random.cpu": torch.get_rng_state()}
+        if z.is_cuda:
+            state["random.cuda"] = torch.cuda.get_rng_state(z.device)
+        return state
+
+    def restore_random_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to it."""
+        self.order = state["order"]
+        torch.set_rng_state(state["random.cpu"])
+        if "random.cuda" in state:
+            torch.cuda.set_rng_state(state["random.cuda"], self.y.device)
 
     def __iter__(self) -> Iterator[tuple[Rows, Tensor]]:
         while True:

@@ -190,10 +190,12 @@ def _join(potential: Potential, records: list[ChainRecord], seconds: float) -> C
 
     with torch.no_grad():
         by_chain = potential.constrain(stacked("z"))
-    names = ("log_density", "diverging", "acceptance", "num_gradients")
     return Chains(
         by_chain={name: values.contiguous() for name, values in by_chain.items()},
-        **{name: stacked(name) for name in names},
+        log_density=stacked("log_density"),
+        diverging=stacked("diverging"),
+        acceptance=stacked("acceptance"),
+        num_gradients=stacked("num_gradients"),
         step_size=torch.tensor([record.step_size for record in records]),
         seconds=seconds,
     )

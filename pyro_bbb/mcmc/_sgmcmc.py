@@ -34,7 +34,7 @@ from pyro_bbb.mcmc._initial_positions import draw_positions
 from pyro_bbb.mcmc._langevin import Cycles, Langevin
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.mcmc._potential import Potential
-from pyro_bbb.mcmc._sgmcmc_loop import DivergedError, Run, SavedRun
+from pyro_bbb.mcmc._sgmcmc_loop import SAVED_FORM, DivergedError, Run, SavedRun
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.persistence.definition import definition, in_words
@@ -126,15 +126,16 @@ def run_sgmcmc(
     langevin = _langevin(model, sampler, momentum, preconditioner)
     count("num_chains", num_chains), count("batch_size", batch_size)
     lr, temperature = positive("lr", lr), at_least_zero("temperature", temperature)
-    saved = _folder(checkpoint, checkpoint_every)
-    x, y = _all_data(model, data, device, sample_weight)
+    saved = checkpoint_folder(checkpoint, checkpoint_every)
+    x, y = all_data(model, data, device, sample_weight)
     with seeded(seed), own_store(model):
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
         z = draw_positions(potential, init, num_chains)
         gradient = MinibatchGradient(potential, z, batches.first())
         run = Run(langevin, schedule, gradient, batches, z, lr, temperature)
-        save = SavedRun(*saved, _definition(model, run, init, seed)) if saved else None
+        definition = _definition(model, run, init, seed, z)
+        save = SavedRun(*saved, definition, "run_sgmcmc", SAVED_FORM) if saved else None
         if save:
             save.resume(run)
         try:
@@ -160,26 +161,34 @@ def _chains(potential: Potential, run: Run) -> Chains:
     )
 
 
-def _definition(model: BayesianModel, run: Run, init: Any, seed: int | None) -> dict[str, Json]:
+def _definition(
+    model: BayesianModel, run: Run, init: Any, seed: int | None, z: Tensor
+) -> dict[str, Json]:
     """The definition of a run by name."""
-    x, y = run.batches.x, run.batches.y
-    constants = model.state_dict()  # parameters and buffers that are not sampled
     return {
-        "version of pyro_bbb": __version__,
-        "version of torch": str(torch.__version__),
         **vars(run.langevin),
         **{f"cycles.{name}": value for name, value in vars(run.cycles).items()},
         "lr": run.lr,
         "temperature": run.temperature,
-        "batch_size": run.batches.batch_size,
+        **run_definition(model, run.batches, init, seed, z),
+    }
+
+
+def run_definition(
+    model: BayesianModel, batches: Shuffled, init: Any, seed: int | None, z: Tensor
+) -> dict[str, Json]:
+    """Return what defines any run on minibatches: versions, model, data, seed and start."""
+    constants = model.state_dict()  # parameters and buffers that are not sampled
+    return {
+        "version of pyro_bbb": __version__,
+        "version of torch": str(torch.__version__),
+        "batch_size": batches.batch_size,
         "seed": seed,
         **definition(model, "model"),
         **{f"model.{name}": in_words(value) for name, value in constants.items()},
         "init": in_words(init),
-        "data": digest([*input_tensors(x), y])[:16],
-        "initial positions": list(run.state.z.shape)
-        if seed is None
-        else digest([run.state.z])[:16],
+        "data": digest([*input_tensors(batches.x), batches.y])[:16],
+        "initial positions": list(z.shape) if seed is None else digest([z])[:16],
     }
 
 
@@ -206,7 +215,7 @@ def _langevin(
     return Langevin(sampler, c, preconditioner is not None, model.num_data)
 
 
-def _folder(checkpoint: Any, every: int) -> tuple[Path, int] | None:
+def checkpoint_folder(checkpoint: Any, every: int) -> tuple[Path, int] | None:
     count("checkpoint_every", every)
     if checkpoint is None:
         return None
@@ -215,7 +224,7 @@ def _folder(checkpoint: Any, every: int) -> tuple[Path, int] | None:
     return Path(checkpoint), every
 
 
-def _all_data(
+def all_data(
     model: BayesianModel, data: Any, device: Any, sample_weight: Any
 ) -> tuple[Rows, Tensor]:
     """All of the data, checked, and the model on their device."""

@@ -19,8 +19,7 @@ from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
 from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
 from pyro_bbb.persistence.state_dict import cpu_copy
 
-_KIND = "sgmcmc"
-_FORM = {"kind": str, "run": dict[str, Any], "done": int, "seconds": float}
+SAVED_FORM = {"kind": str, "run": dict[str, Any], "done": int, "seconds": float}
 
 
 class DivergedError(ArithmeticError):
@@ -39,7 +38,7 @@ class DivergedError(ArithmeticError):
         self.chains: Any = None
         super().__init__(
             f"energy or gradient of chain {chain} is not finite at step {step}; the samples before "
-            "are in this error's .chains. Try a lower lr or standardised data."
+            "are in this error's .chains. Try standardised data, or a lower lr of run_sgmcmc."
         )
 
 
@@ -122,9 +121,7 @@ class Run:
     def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
         """All that changes, as a description and tensors."""
         tensors = {name: cpu_copy(value) for name, value in vars(self.state).items()}
-        tensors |= {"order": self.batches.order.clone(), "random.cpu": torch.get_rng_state()}
-        if self.state.z.is_cuda:
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.state.z.device)
+        tensors |= self.batches.random_state(self.state.z)
         if self.samples.z:
             tensors["samples.z"] = cpu_copy(torch.stack(self.samples.z))
             tensors["samples.log_density"] = cpu_copy(torch.stack(self.samples.log_density))
@@ -138,10 +135,7 @@ class Run:
         if "samples.z" in tensors:
             found = (tensors[f"samples.{name}"].to(z.device) for name in vars(self.samples))
             self.samples = Samples(*map(list, found))
-        self.batches.order = tensors["order"]
-        torch.set_rng_state(tensors["random.cpu"])
-        if z.is_cuda:
-            torch.cuda.set_rng_state(tensors["random.cuda"], z.device)
+        self.batches.restore_random_state(tensors)
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,10 @@ class SavedRun:
     folder: Path
     every: int  # steps from one checkpoint to the next
     definition: dict[str, Json]
+    owner: str  # the function
+    form: dict[str, Any]  # of the description
 
-    def resume(self, run: Run) -> None:
+    def resume(self, run: Any) -> None:
         """Go on from the checkpoint, if there is one.
 
         Raises:
@@ -164,13 +160,17 @@ class SavedRun:
         except FileNotFoundError:
             return
         tidy(self.folder)
-        require_run(self.folder, spec, _KIND, "run_sgmcmc", self.definition)
+        require_run(self.folder, spec, self.owner, self.owner, self.definition)
         with loading(self.folder):
-            require_form(spec, _FORM)
+            require_form(spec, self.form)
             run.restore(spec, tensors)
 
     def maybe_write(self, run: Run) -> None:
         """Write a checkpoint where one is due."""
         if run.done % self.every == 0 or run.done == run.cycles.steps:
-            spec, tensors = run.save()
-            write(self.folder, {"kind": _KIND, "run": self.definition, **spec}, tensors)
+            self.write(run)
+
+    def write(self, run: Any) -> None:
+        """Write a checkpoint."""
+        spec, tensors = run.save()
+        write(self.folder, {"kind": self.owner, "run": self.definition, **spec}, tensors)

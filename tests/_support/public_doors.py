@@ -237,6 +237,10 @@ def of_models(folder):
         options = {"num_samples": 4, "warmup_steps": 4, "batch_size": 10, "lr": 1e-4, "seed": 1}
         return values(bbb.run_sgmcmc(model, PAIR, **options, progress=False).thin(2).to("cpu"))
 
+    def sampled():
+        options = {"num_chains": 2, "max_steps": 60, "num_samples": 32, "seed": 1}
+        return values(bbb.sample(model, PAIR, **options, progress=False))
+
     def pruned():
         return tensors(bbb.prune(guide, 0.5)) + values(bbb.signal_to_noise(guide))
 
@@ -255,6 +259,7 @@ def of_models(folder):
         "flipout local_reparameterization sticking_the_landing": estimated,
         "save load": saved,
         "run_nuts Chains Chains.to_arviz Chains.r_hat Chains.ess": nuts,
+        "sample": sampled,
         "run_sgmcmc Chains.thin Chains.to": sgmcmc,
         "prune signal_to_noise": pruned,
         "from_guide": lambda: tensors(bbb.priors.from_guide(normal)),

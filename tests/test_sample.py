@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains that tune themselves: known posteriors, restarts, budgets, and resuming."""
+
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import pyro_bbb as bbb
+from pyro_bbb.mcmc import _sample
+from pyro_bbb.mcmc._sample import TUNED_SAMPLERS, Kernel, State, _turn
+
+SIGMAS = 6  # standard errors
+NOISE, PRIOR = 0.5, 0.8
+
+
+def regression(rows=60, features=6):
+    """Linear regression of ill-conditioned inputs with known noise: the posterior is a Normal."""
+    scales = torch.diag(torch.logspace(0, -1, features))
+    x = torch.randn(rows, features) @ scales
+    y = x.sum(1, keepdim=True) + NOISE * torch.randn(rows, 1)
+    network = bbb.BayesianMLP([features, 1], prior=dist.Normal(0.0, PRIOR))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(NOISE), rows)
+    design = torch.cat([x, torch.ones(rows, 1)], dim=1).double()
+    precision = design.T @ design / NOISE**2 + torch.eye(features + 1) / PRIOR**2
+    mean = torch.linalg.solve(precision, design.T @ y.double().flatten()) / NOISE**2
+    return model, (x, y), mean, precision
+
+
+def curve(likelihood=None, outputs=1, rows=40):
+    x = torch.linspace(-2, 2, rows)[:, None]
+    y = x.sin() + 0.1 * torch.randn(rows, 1)
+    network = bbb.BayesianMLP([1, 8, outputs], activation=nn.Tanh)
+    return bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(0.1), rows), (x, y)
+
+
+QUICK = {"num_chains": 4, "max_steps": 120, "num_samples": 64, "progress": False, "seed": 0}
+
+
+# --- known posteriors ---
+
+
+@pytest.mark.parametrize("sampler", TUNED_SAMPLERS)
+def test_a_normal_posterior_is_found(sampler):
+    """In whitened coordinates all means are 0 and all variances 1."""
+    torch.manual_seed(0)
+    model, data, mean, precision = regression()
+    options = {"batch_size": len(data[0])} if sampler == "sghmc" else {}
+    chains = bbb.sample(
+        model, data, sampler=sampler, num_samples=2000, seed=1, progress=False, **options
+    )
+    vectors = torch.cat([values.flatten(1) for values in chains.values()], dim=1).double()
+    white = (vectors - mean) @ torch.linalg.cholesky(precision)
+    by_chain = white.unflatten(0, (32, -1))
+    error = by_chain.std((0, 1)) / bbb.metrics.ess(by_chain, "mean").sqrt()
+    assert (white.mean(0).abs() < SIGMAS * error).all()
+    spread = bbb.metrics.ess(by_chain, "sd").rsqrt() / math.sqrt(2)  # of a standard deviation
+    # a step of mclmc may be wrong by 2.2 % of an energy's standard deviation
+    assert ((white.std(0) - 1).abs() < SIGMAS * spread + 0.03).all()
+    assert chains.r_hat_of_functions <= 1.05 and chains.ess_of_functions >= 200
+    assert not chains.diverging.any()
+
+
+def test_the_turn_is_the_papers_equation():
+    """By cosh and sinh, in double precision; and for a force whose cosh overflows."""
+    torch.manual_seed(1)
+    u = nn.functional.normalize(torch.randn(5, 7), dim=1).double()
+    force = torch.randn(5, 7, dtype=torch.double)
+    size, epsilon = force.norm(dim=1, keepdim=True), torch.full((5, 1), 0.7).double()
+    n, delta = force / size, epsilon * size / 6
+    cosine = (n * u).sum(1, keepdim=True)
+    bottom = delta.cosh() + cosine * delta.sinh()
+    expected = (u + n * (delta.sinh() + cosine * (delta.cosh() - 1))) / bottom
+    turned, kinetic = _turn(u, force, epsilon)
+    torch.testing.assert_close(turned, expected)
+    torch.testing.assert_close(kinetic, 6 * bottom.log().squeeze(1))
+    turned, kinetic = _turn(u.float(), 1e5 * force.float(), epsilon.float())
+    torch.testing.assert_close(turned, n.float(), atol=1e-6, rtol=0)
+    assert kinetic.isfinite().all()
+
+
+@pytest.mark.slow
+def test_latent_noise_and_a_gap():
+    """The band opens in the gap, and the noise is found."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.linspace(-2.5, -1, 40), torch.linspace(0.8, 2.5, 40)])[:, None]
+    y = torch.sin(2.2 * x) + 0.1 * torch.randn(80, 1)
+    network = bbb.BayesianMLP([1, 20, 1], activation=nn.Tanh, prior=bbb.priors.FanInNormal(2.5))
+    noise = bbb.likelihoods.Gaussian(dist.HalfNormal(torch.tensor(1.0)))
+    model = bbb.BayesianModel(network, noise, 80)
+    chains = bbb.sample(model, (x, y), num_chains=16, max_steps=2000, seed=0, progress=False)
+    gap = torch.linspace(-1, 0.8, 40)[:, None]
+    on, off = (bbb.predict(model, chains, inputs, num_samples=1000) for inputs in (x, gap))
+    assert off.epistemic_std.mean() > 3 * on.epistemic_std.mean()
+    assert 0.08 < chains["likelihood.scale"].mean() < 0.13
+    low, high = off.interval(0.9)
+    truth = torch.sin(2.2 * gap)
+    assert ((low <= truth) & (truth <= high)).float().mean() > 0.95
+
+
+# --- restarts ---
+
+
+def test_diverged_chains_return_and_are_counted(monkeypatch):
+    """One of four chains has an infinite error in its first step of sampling."""
+    model, data = curve()
+    calls = 0
+
+    def step(*arguments):
+        nonlocal calls
+        calls += 1
+        state, error, acceptance = _sample._mclmc_step(*arguments)
+        if calls == 1:
+            error[2] = math.inf
+            state.z[2] = math.nan
+        return state, error, acceptance
+
+    kernel = _sample._kernel("mclmc", 25)
+    broken = Kernel(kernel.begin, step, kernel.change, kernel.epsilon)
+    monkeypatch.setattr(_sample, "_kernel", lambda *_: broken)
+    chains = bbb.sample(model, data, **QUICK)
+    assert chains.restarts.tolist() == [0, 0, 1, 0]
+    assert all(values.isfinite().all() for values in chains.values())
+
+
+def test_chains_that_cannot_move_raise(monkeypatch):
+    model, data = curve()
+
+    def step(state, *_):
+        infinite = torch.full_like(state.energy, math.inf)
+        return State(state.z * math.nan, state.motion, infinite, state.gradient), infinite, infinite
+
+    kernel = _sample._kernel("mclmc", 25)
+    broken = Kernel(kernel.begin, step, kernel.change, kernel.epsilon)
+    monkeypatch.setattr(_sample, "_kernel", lambda *_: broken)
+    with pytest.raises(bbb.DivergedError, match="energy or gradient of chain 0 is not finite"):
+        bbb.sample(model, data, **QUICK)
+
+
+@pytest.mark.parametrize(
+    "prior", ["normal", "laplace", "student_t", "scale_mixture", "fan_in_normal"]
+)
+@pytest.mark.parametrize("hidden", [2, 6])
+def test_deep_networks_stay_finite(hidden, prior):
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    y = x.prod(1, keepdim=True) + 0.1 * torch.randn(40, 1)
+    network = bbb.BayesianMLP([3, *[8] * hidden, 2], prior=prior)
+    model = bbb.BayesianModel(network, bbb.likelihoods.HeteroscedasticGaussian(), 40)
+    chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
+    assert all(values.isfinite().all() for values in chains.values())
+    assert not chains.diverging.any()
+
+
+# --- what ends a run, and what it returns ---
+
+
+def test_minibatches_above_some_thousand_rows():
+    torch.manual_seed(0)
+    x = torch.randn(5000, 2)
+    y = (x[:, 0] > 0).long()
+    model = bbb.BayesianModel(bbb.BayesianMLP([2, 4, 2]), bbb.likelihoods.Categorical(), 5000)
+    chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
+    probs = bbb.predict(model, chains, x).probs
+    assert (probs.argmax(1) == y).float().mean() > 0.97
+
+
+def test_budgets_and_counts():
+    model, data = curve()
+    chains = bbb.sample(model, data, **QUICK)
+    assert chains.diverging.shape == (4, 16)
+    again = bbb.sample(model, data, **QUICK)
+    assert all(torch.equal(chains[name], again[name]) for name in chains)
+    options = QUICK | {"max_steps": 10**6, "num_samples": 10**6}
+    assert bbb.sample(model, data, seconds=2.0, **options).seconds < 4.0
+    one = bbb.sample(model, data, **QUICK | {"num_chains": 1})
+    assert one.r_hat_of_functions is None and one.ess_of_functions > 0
+
+
+def test_weights_of_examples_repeat_them():
+    model, data = curve()
+    weight = torch.full((40,), 2.0)
+    twice = bbb.BayesianModel(model.network, model.likelihood, 80)
+    doubled = tuple(torch.cat([part, part]) for part in data)
+    options = QUICK | {"max_steps": 12, "init": 0.1}
+    by_weight = bbb.sample(model, data, sample_weight=weight, **options)
+    by_rows = bbb.sample(twice, doubled, **options)
+    name = "network.fc1.weight"
+    torch.testing.assert_close(by_weight[name], by_rows[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("killed_at", [7, 40, 110])
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, killed_at):
+    model, data = curve()
+    whole = bbb.sample(model, data, **QUICK)
+    steps = []
+
+    def interrupted(method):
+        def step(self):
+            method(self)
+            steps.append(self.counters.done)
+            if len(steps) == killed_at:
+                raise KeyboardInterrupt
+
+        return step
+
+    for name in ("_train", "_sample"):
+        monkeypatch.setattr(_sample._Run, name, interrupted(getattr(_sample._Run, name)))
+    saved = {"checkpoint": tmp_path, "checkpoint_every": 5}
+    with pytest.raises(KeyboardInterrupt):
+        bbb.sample(model, data, **QUICK, **saved)
+    resumed = bbb.sample(model, data, **QUICK, **saved)
+    assert len(steps) < killed_at + whole.num_gradients.numel() * 2
+    for name in whole:
+        assert torch.equal(whole[name], resumed[name])
+    with pytest.raises(ValueError, match="different configuration: max_steps: 120 there"):
+        bbb.sample(model, data, **QUICK | {"max_steps": 130}, **saved)
