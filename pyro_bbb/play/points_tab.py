@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_bbb.play import render as pictures
 from pyro_bbb.play.elements import button, card
-from pyro_bbb.play.regression import MOST, Curve, examples
+from pyro_bbb.play.regression import MOST, bands, examples
 from pyro_bbb.prediction import RegressionPrediction
 
 _CLICK = """(event) => {
@@ -25,9 +25,9 @@ class Points:
     """A plot to click on, and buttons and fields that do the same."""
 
     def __init__(self) -> None:
-        self.curve, self.points = Curve(), list[tuple[float, float]]()
+        self.points = list[tuple[float, float]]()
         self.band: RegressionPrediction | None = None
-        self.learning = self.stale = self.anew = False
+        self.learning = self.stale = False
         with ui.element("div").classes("columns curve"):
             with card("Click to place a point; the band follows"):
                 self.plot = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
@@ -50,7 +50,7 @@ class Points:
         ui.label("Begin with").classes("soft")
         with ui.element("div").classes("buttons"):
             for name, (x, y) in examples().items():
-                button(name, partial(self.begin, _pairs(x, y)), f"Begin with {name}")
+                button(name, partial(self.change, _pairs(x, y)), f"Begin with {name}")
 
     async def click(self, event: GenericEventArguments) -> None:
         """A point where the click was."""
@@ -64,11 +64,6 @@ class Points:
         if x is None or y is None or max(abs(x), abs(y)) > 1 or len(self.points) >= MOST:
             return
         await self.change([*self.points, (float(x), float(y))])
-
-    async def begin(self, points: list[tuple[float, float]]) -> None:
-        """Learns these points from the start, whatever was there before."""
-        self.anew = True
-        await self.change(points)
 
     async def change(self, points: list[tuple[float, float]]) -> None:
         """Learns these points; those that come meanwhile are next."""
@@ -86,13 +81,11 @@ class Points:
 
     async def _learn(self) -> None:
         self.stale = False
-        if self.anew or not self.points:
-            self.curve.forget()
-            self.anew, self.band = False, None
         if not self.points:
+            self.band = None
             return
         x, y = (torch.tensor(part)[:, None] for part in zip(*self.points, strict=True))
-        stages = self.curve.learn(x, y)
+        stages = bands(x, y)
         while not self.stale and (band := await run.io_bound(next, stages, None)) is not None:
             self.band = band
             self.show()
@@ -105,7 +98,7 @@ class Points:
         self.status.text = f"{count}; {waiting}" if self.points else "no points"
 
 
-_LIMIT = "A mean-field posterior, as here, is too sure between two groups of points."
+_LIMIT = "Chains of networks that fit the points: where there are none, they disagree."
 
 
 def _pairs(x: Tensor, y: Tensor) -> list[tuple[float, float]]:
