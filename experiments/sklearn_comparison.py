@@ -8,7 +8,7 @@ splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336; 
 with scikit-learn, in random splits. On the first splits of each set every method is fitted and
 predicts the test rows:
 
-- ``BayesianRegressor()``, its default settings whatever the set;
+- ``BayesianRegressor(inference="variational")``, its default settings whatever the set;
 - ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
   part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
   units) and ``RandomForestRegressor``, inputs scaled where the method needs it;

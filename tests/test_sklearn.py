@@ -4,6 +4,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import joblib
 import numpy as np
@@ -47,28 +48,38 @@ def classifier(**options):
     return BayesianClassifier(**QUICK | options)
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    return regressor().fit(X, Y)
+def chains(make=BayesianRegressor, **options):
+    """Chains of few steps, as a result that time cuts short differs from run to run."""
+    few = {"hidden_sizes": (4,), "max_epochs": 60, "num_samples": 10, "random_state": 0}
+    return make(**few | {"inference": "chains"} | options)
 
 
-@pytest.fixture(scope="module")
-def sorter():
-    return classifier().fit(X, LABELS)
+@pytest.fixture(scope="module", params=[regressor, chains])
+def fitted(request):
+    return request.param().fit(X, Y)
+
+
+@pytest.fixture(scope="module", params=[classifier, lambda: chains(BayesianClassifier)])
+def sorter(request):
+    return request.param().fit(X, LABELS)
 
 
 # --- scikit-learn's own checks: none is left out or skipped for our sake ---
 
-# by local reparameterisation a row that is given twice has two draws, and a weight of 2 one
+# by local reparameterisation a row that is given twice has two draws, and a weight of 2 one;
+# chains round sums of weights and of rows differently
 BY_WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")}
 
 
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+@pytest.mark.parametrize("inference", ["variational", "chains"])
 @pytest.mark.slow
-def test_every_check_of_scikit_learn_passes(kind):
+def test_every_check_of_scikit_learn_passes(kind, inference):
+    few = {"epochs": 8, "batch_size": 100, "inference": inference}
+    estimator = chains(kind) if inference == "chains" else kind(**QUICK | few)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # checks that are skipped, or look for warnings themselves
-        found = check_estimator(kind(**QUICK | {"epochs": 8, "batch_size": 100}), on_fail=None)
+        found = check_estimator(estimator, on_fail=None)
     failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
     assert failed.keys() <= BY_WEIGHTS
     skipped = {each["check_name"] for each in found if each["status"] == "skipped"}
@@ -83,14 +94,18 @@ def test_a_weight_is_as_many_rows(make, check):
     getattr(estimator_checks, check)(type(estimator).__name__, estimator)
 
 
-@pytest.mark.parametrize("make", [regressor, classifier])
+@pytest.mark.parametrize(
+    "make", [pytest.param(chains, marks=pytest.mark.slow), regressor, classifier]
+)
 def test_rows_of_weight_zero_are_left_out(make):
-    y = Y if make is regressor else LABELS
+    y = LABELS if make is classifier else Y
     weight = np.arange(60) % 2
     found = make().fit(X, y, sample_weight=weight)
     expected = make().fit(X[1::2], y[1::2])
-    proba = "predict" if make is regressor else "predict_proba"
+    proba = "predict_proba" if make is classifier else "predict"
     assert np.allclose(getattr(found, proba)(X), getattr(expected, proba)(X))
+    if make is chains:
+        return
     again = make().partial_fit(X, y, sample_weight=weight).partial_fit(X, y, sample_weight=weight)
     assert again.posterior_.num_seen == 60
 
@@ -205,7 +220,7 @@ def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
         if device == "save":
             each.save(tmp_path / ask, metadata={"note": "x"})
             twin = type(each).load(tmp_path / ask)
-            assert twin.get_params()["lr"] == 0.1
+            assert twin.get_params() == each.get_params() | {"hidden_sizes": [*each.hidden_sizes]}
         elif device == "joblib":
             joblib.dump(each, tmp_path / ask)
             twin = joblib.load(tmp_path / ask)
@@ -237,6 +252,8 @@ def test_it_learns_in_the_targets_unit_whatever_the_scales(fitted):
     aleatoric, epistemic = fitted.predict_uncertainty(X)
     np.testing.assert_allclose(np.hypot(aleatoric, epistemic), std, rtol=1e-12)
     assert np.ptp(aleatoric) < 1e-9 * aleatoric[0]  # one noise for all inputs
+    if fitted.inference == "chains":
+        return
     moved = regressor().fit(X * 8 + 3, 4 * Y - 7)  # powers of 2 round nothing but the shift
     np.testing.assert_allclose(moved.predict(X * 8 + 3), 4 * mean - 7, rtol=1e-6)
 
@@ -267,9 +284,15 @@ def test_drawn_targets_have_the_predictive_distribution(fitted):
     assert np.array_equal(again, fitted.sample_y(X[:4], 3, random_state=1))
 
 
-def test_several_targets_keep_their_own_units():
+BY_BOTH = pytest.mark.parametrize(
+    "make", [regressor, pytest.param(partial(chains, max_epochs=300), marks=pytest.mark.slow)]
+)
+
+
+@BY_BOTH
+def test_several_targets_keep_their_own_units(make):
     both = np.stack([Y, -1e-3 * Y], axis=1)
-    fitted = regressor().fit(X, both)
+    fitted = make().fit(X, both)
     assert fitted.score(X, both) > 0.9
     assert fitted.predict(X).shape == (60, 2)
     assert fitted.sample_y(X, 3).shape == (60, 2, 3)
@@ -279,11 +302,12 @@ def test_several_targets_keep_their_own_units():
         fitted.partial_fit(X, Y)
 
 
+@BY_BOTH
 @pytest.mark.parametrize("noise", sorted(_recipe.NOISES))
-def test_noise_by_name(noise):
+def test_noise_by_name(noise, make):
     counts = noise in ("poisson", "negative_binomial")
     y = np.round(np.exp(X[:, 0] - 4)) if counts else Y
-    fitted = regressor(noise=noise).fit(X, y)
+    fitted = make(noise=noise).fit(X, y)
     assert fitted.score(X, y) > 0.5
     draws = fitted.sample_y(X, 2)
     assert not counts or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
@@ -301,7 +325,8 @@ def counts_of(level, rows=300, seed=0, spread=0.0):
 
 
 def test_intervals_of_large_counts_hold_their_level():
-    fitted = BayesianRegressor(noise="poisson", random_state=0).fit(*counts_of(500))
+    options = {"noise": "poisson", "inference": "variational", "random_state": 0}
+    fitted = BayesianRegressor(**options).fit(*counts_of(500))
     x, y = counts_of(500, seed=1)
     low, high = fitted.predict_interval(x)
     assert 0.8 < ((y >= low) & (y <= high)).mean() < 0.97
@@ -493,6 +518,95 @@ def test_classes_may_come_later():
         estimator.partial_fit(X, LABELS, classes=["no", "yes"])
 
 
+# --- chains ---
+
+
+def test_auto_takes_chains_for_small_tables_with_default_options():
+    def by_chains(rows=100, hidden=(50,), **options):
+        recipe = BayesianRegressor(hidden_sizes=hidden, **options)._recipe()
+        return recipe.by_chains([3, *hidden, 1], rows)
+
+    assert by_chains() and by_chains(noise="student_t", prior="laplace", num_samples=5)
+    assert by_chains(5000) and not by_chains(5001)
+    assert by_chains(hidden=(999,)) and not by_chains(hidden=(1000,))  # 4,996 and 5,001 weights
+    changes = {"guide": "delta", "epochs": 9, "max_epochs": 9, "lr": 0.1, "temperature": 1.0}
+    for name, value in changes.items():
+        assert not by_chains(**{name: value})
+    assert by_chains(10**6, max_epochs=9, inference="chains")
+    assert not by_chains(inference="variational")
+    assert not BayesianRegressor()._recipe(for_further_rows=True).by_chains([3, 1], 9)
+    assert not BayesianClassifier()._recipe().by_chains([3, 1], 9)
+
+
+def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):
+    monkeypatch.setattr(_learner, "fit", lambda *args, **options: None)
+    options = {"prior": "learned_scale_mixture", "random_state": 0}
+    auto, plain = (
+        BayesianRegressor(inference=name, **options).fit(X, Y) for name in ("auto", "variational")
+    )
+    assert type(auto.posterior_.guide) is guides.AutoSoftplusNormal
+    assert np.array_equal(auto.predict(X), plain.predict(X))
+
+
+def test_chains_have_their_own_default_prior():
+    recipe = BayesianRegressor()._recipe()
+    assert recipe.make_prior(chains=True).gain == 2.5
+    assert recipe.make_prior().gain == pytest.approx(2**0.5)
+    assert "loc: 0.0, scale: 1.0" in repr(BayesianClassifier()._recipe().make_prior())
+
+
+def test_predictions_spread_over_all_chains():
+    class Draws(dict):
+        diverging = torch.zeros(3, 4)
+
+    numbers = Draws(w=torch.arange(12))
+    for count, most in ((1, 1), (4, 1), (12, 1), (30, 3)):
+        drawn = _learner._networks(numbers, count, seed=1)["w"]
+        assert len(drawn) == count and drawn.bincount(minlength=12).max() <= most
+        assert (drawn // 4).unique().numel() == min(count, 3)
+    seeds = [_learner._networks(numbers, 1, seed)["w"].item() for seed in range(100)]
+    assert len(set(seeds)) == 12  # one network may be any
+
+
+def test_passes_of_chains_are_counted(fitted):
+    if fitted.inference == "chains":
+        assert fitted.n_iter_ == fitted.posterior_.guide.num_gradients.sum(1).max() > 0
+        assert not len(fitted.history_)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.5}, "lr must stay at its default for inference='chains'.*0.5.*'variational'"),
+        ({"guide": "delta"}, "guide must stay at its default"),
+        ({"prior": "learned_scale_mixture"}, "trained parameter 'network.*'variational'"),
+    ],
+)
+def test_what_chains_do_not_use_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        chains(**options).fit(X, Y)
+
+
+def test_chains_are_not_learned_on_from_further_rows():
+    estimator = chains(max_epochs=20).partial_fit(X, Y)
+    with pytest.raises(TypeError, match="got Chains: fit all rows at once.*'variational'"):
+        estimator.partial_fit(X, Y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curve", [lambda x: 0.3 * x**3 - x, lambda x: np.sin(2.2 * x) + 0.2 * x])
+def test_the_band_opens_in_a_gap_by_default_options(curve):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-2.5, -1, 40), rng.uniform(0.8, 2.5, 40)])
+    fitted = BayesianRegressor(random_state=0).fit(x[:, None], curve(x) + 0.1 * rng.normal(size=80))
+    gap = np.linspace(-1, 0.8, 100)
+    low, high = fitted.predict_interval(gap[:, None])
+    assert ((curve(gap) > low) & (curve(gap) < high)).mean() >= 0.95
+    inside, on_data = (fitted.predict_uncertainty(at[:, None]).epistemic.mean() for at in (gap, x))
+    assert inside > 3 * on_data
+    assert np.sqrt(np.mean((fitted.predict(x[:, None]) - curve(x)) ** 2)) < 0.06
+
+
 # --- bad input ---
 
 BAD = {
@@ -504,6 +618,8 @@ BAD = {
     "guide": ({"guide": "nice"}, "guide must be callable or one of"),
     "guide of a kind": ({"guide": 3}, "guide must be callable or one of"),
     "estimator": ({"estimator": "nice"}, "estimator must be one of"),
+    "inference": ({"inference": "exact"}, "inference must be one of"),
+    "seconds": ({"seconds": 0}, "seconds must be positive"),
     "noise": ({"noise": "nice"}, "noise must be a number, a distribution"),
     "noise 0": ({"noise": 0}, "noise must be positive"),
     "noise of a kind": ({"noise": [1]}, "noise must be a number, a distribution"),

@@ -22,6 +22,7 @@ from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.options import Missing, ReadingCommand, Task
 from pyro_bbb.cli.table_io import column, listed, read
 from pyro_bbb.cli.tasks import targets
+from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
@@ -170,6 +171,18 @@ class Answers:
         """As columns: prediction, interval or set, aleatoric, epistemic, refused."""
         parts = _numeric(self) if is_regression(self.prediction) else _labels(self)
         return pl.DataFrame(parts | {"refused": self.refused()})
+
+
+def posterior_in_words(model: Model) -> str:
+    """Describe the inference; of chains their number, and whether they agree."""
+    guide = model.estimator.posterior_.guide
+    if not isinstance(guide, Chains):
+        return f"posterior by variational inference ({type(guide).__name__})"
+    words = f"posterior by {len(guide.diverging)} chains of {guide.diverging.shape[1]} draws"
+    if guide.r_hat_of_functions is None or guide.ess_of_functions is None:
+        return words
+    quality = f"R-hat {guide.r_hat_of_functions:.3f}, ESS {guide.ess_of_functions:.0f}"
+    return f"{words} ({quality} of its function)"
 
 
 def is_regression(prediction: Any) -> bool:

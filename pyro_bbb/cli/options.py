@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
 Decimal: TypeAlias = Literal[".", ","]
+Inference: TypeAlias = Literal["auto", "variational", "chains"]
 Task: TypeAlias = Literal["regression", "classification"]
 PARQUET = (".parquet", ".pq")
 
@@ -130,6 +131,12 @@ class Train(ReadingCommand, WritingCommand):
     noise: str | None = None
     """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
     negative_binomial."""
+    inference: Inference | None = None
+    """Chains sample the posterior: the band opens where there are no data. Variational inference is
+    fast for any size. By default auto for a regression (chains up to 5,000 rows and weights, unless
+    --epochs is given), and variational for a classification."""
+    seconds: float = 30.0
+    """The most seconds that chains may take."""
     epochs: int | None = None
     """Passes over the rows; by default as many as suit the table."""
     held_out: float = 0.1
@@ -149,6 +156,7 @@ class Train(ReadingCommand, WritingCommand):
             _require("hidden", units, "at least 1", lambda x: x >= 1)
         if self.epochs is not None:
             _require("epochs", self.epochs, "at least 1", lambda x: x >= 1)
+        _require("seconds", self.seconds, "positive", lambda x: x > 0)
         _require("seed", self.seed, "in [0, 2**32)", lambda x: 0 <= x < 2**32)
         super().check()
 

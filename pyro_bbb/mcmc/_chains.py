@@ -96,7 +96,11 @@ class Chains(Mapping[str, Tensor]):
         chains, draws = self.diverging.shape
         left = min(draws, max(1, count("num_samples", num_samples) // chains))
         rows = torch.arange(1, left + 1) * draws // left - 1
-        return self._map(lambda values: values[:, rows] if values.dim() > 1 else values)
+        thinned = self._map(lambda values: values[:, rows] if values.dim() > 1 else values)
+        # a draw took the gradients of those left out before it, too
+        total = self.num_gradients.cumsum(1)[:, rows]
+        num_gradients = total.diff(dim=1, prepend=torch.zeros_like(total[:, :1]))
+        return replace(thinned, num_gradients=num_gradients)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -8,6 +8,7 @@ declare but its forward pass samples; of chains, the type of the draws and all t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -42,7 +43,8 @@ def record(guide: Any, declared: set[str]) -> Record:
     """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
     if is_chains(guide):
         dtype = str(next(iter(guide.values())).dtype).removeprefix("torch.")
-        numbers = {name: x for name, x in vars(guide).items() if isinstance(x, int | float)}
+        values = vars(guide).items()
+        numbers = {name: x for name, x in values if isinstance(x, int | float) and isfinite(x)}
         return {"name": _CHAINS, "latents": [*guide], "dtype": dtype, "numbers": numbers}
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import as_dense, as_number, count
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import Likelihood
+from pyro_bbb.mcmc import Chains
 from pyro_bbb.persistence import Loaded, load, save
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.sklearn._fitting import FittedPosterior, learn, learn_on
@@ -29,6 +31,8 @@ from pyro_bbb.training.history import History
 Self = TypeVar("Self", bound="BayesianEstimator")
 _ROWS = 2**14  # rows of one pass where only summaries of the draws stay in memory
 _RECIPE = tuple(Recipe.__dataclass_fields__)
+_OF_FIT = ("guide", "estimator", "epochs", "n_iter_no_change", "tol", "lr", "temperature")
+_OF_BOTH = ("max_epochs", "batch_size")  # options that chains take, too
 _KEY = "estimator"  # in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
 _FORM = {  # of what an estimator saves there
@@ -65,6 +69,8 @@ class BayesianEstimator(BaseEstimator):
     posterior_: FittedPosterior
     x_scaling_: Standardization
 
+    default_prior: ClassVar[str]  # of variational inference
+    inference: str
     num_samples: int
     random_state: Any
     _form: ClassVar[dict[str, Any]] = {}  # of further fields that `_record` adds
@@ -80,12 +86,15 @@ class BayesianEstimator(BaseEstimator):
 
     @property
     def history_(self) -> History:
-        """The record of the latest training."""
+        """The record of the latest training; empty for chains, see ``posterior_.guide``."""
         return self.posterior_.history
 
     @property
     def n_iter_(self) -> int:
-        """Passes over the rows in the latest training."""
+        """Passes over the rows in the latest training; of chains, by those that gave draws."""
+        guide = self.posterior_.guide
+        if isinstance(guide, Chains):
+            return int(guide.num_gradients.sum(1).max())
         return len(self.history_)
 
     def __sklearn_tags__(self) -> Any:
@@ -95,9 +104,20 @@ class BayesianEstimator(BaseEstimator):
 
     # --- training ---
 
-    def _recipe(self) -> Recipe:
+    def _recipe(self, *, for_further_rows: bool = False) -> Recipe:
+        """The parameters, with ``inference="auto"`` resolved where it does not depend on data."""
         count("num_samples", self.num_samples)
-        return Recipe(**{name: getattr(self, name) for name in _RECIPE})
+        values = {name: getattr(self, name) for name in _RECIPE}
+        usual = inspect.signature(type(self).__init__).parameters
+        changed = [n for n in (*_OF_FIT, *_OF_BOTH) if getattr(self, n) != usual[n].default]
+        if self.inference == "auto" and (changed or for_further_rows):
+            values["inference"] = "variational"
+        if self.inference == "chains" and (unused := [n for n in changed if n in _OF_FIT]):
+            raise ValueError(
+                f"{unused[0]} must stay at its default for inference='chains', which does not use "
+                f"it, got {getattr(self, unused[0])!r}; inference='variational' does"
+            )
+        return Recipe(**values)
 
     def _learn(
         self,
@@ -106,9 +126,9 @@ class BayesianEstimator(BaseEstimator):
         likelihood: Likelihood,
         outputs: int,
         weight: Tensor | None,
+        recipe: Recipe,
     ) -> None:
         """Trains a new network on checked rows, and on targets as the likelihood takes them."""
-        recipe = self._recipe()
         self._seed = as_random_seed(self.random_state)
         x, self.x_scaling_ = standardize(torch.tensor(X), sample_weight=weight)
         self.posterior_ = learn(recipe, likelihood, x, y, outputs, self._seed, weight)

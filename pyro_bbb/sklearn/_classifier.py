@@ -24,6 +24,7 @@ from pyro_bbb.sklearn._base import (
     as_random_seed,
     rows_of_weight,
 )
+from pyro_bbb.sklearn._params import Recipe
 
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
@@ -33,14 +34,22 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is logistic
             regression.
         activation: name, or what makes the module between two layers, such as ``torch.nn.ReLU``.
-        prior: prior of the weights, in whatever form `pyro_bbb.priors` takes; ``None`` is its
-            default.
+        prior: prior of the weights, in any form that `pyro_bbb.priors` takes; ``None`` is
+            ``"normal"`` for a guide, and ``FanInNormal(2.5)`` for chains.
+        inference: ``"chains"`` samples the posterior by `pyro_bbb.sample`: its band opens where
+            there are no data. ``"variational"`` trains a guide by `pyro_bbb.fit`: fast for any
+            size, and too sure between and beyond the data. ``"auto"`` takes chains on a CPU for
+            up to 5,000 weights and rows, if the options of training (``guide`` to
+            ``temperature``) are left at their defaults.
+        seconds: the most seconds that chains may take; fewer where they agree before. A result cut
+            short by time is not a function of ``random_state``; one cut short by ``max_epochs`` is.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
             of a model.
         estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             by itself, as the next three say.
-        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
+        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps, and
+            10,000 of each chain.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
@@ -61,12 +70,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Attributes:
         classes_: the labels.
-        posterior_: the model, its guide, the record of the training.
+        posterior_: the model, its guide or chains, the record of the training.
         x_scaling_: means and standard deviations of the inputs.
         n_features_in_: number of inputs.
         feature_names_in_: their names, where a data frame was given.
     """
 
+    default_prior = "normal"
     _form: ClassVar[dict[str, Any]] = {
         "classes": list[str] | list[int] | list[float] | list[bool],
     }
@@ -76,7 +86,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         hidden_sizes: Any = (50,),
         *,
         activation: Any = "relu",
-        prior: Any = "normal",
+        prior: Any = None,
+        inference: str = "variational",
+        seconds: float = 30.0,
         guide: Any = "softplus_normal",
         estimator: str = "auto",
         epochs: int | None = None,
@@ -96,6 +108,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             hidden_sizes=hidden_sizes,
             activation=activation,
             prior=prior,
+            inference=inference,
+            seconds=seconds,
             guide=guide,
             estimator=estimator,
             epochs=epochs,
@@ -129,7 +143,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 of range.
             TypeError: a parameter of another kind.
         """
-        return self._fit(X, y, None, sample_weight)
+        return self._fit(X, y, None, sample_weight, self._recipe())
 
     def partial_fit(
         self,
@@ -140,8 +154,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     ) -> BayesianClassifier:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
-        The first call is one of `fit`, and decides on the scales of the inputs. Rows given twice
-        count as two observations.
+        The first call is one of `fit`, by a guide unless ``inference="chains"``, and decides on
+        the scales of the inputs. Rows given twice count as two observations.
 
         Args:
             X: inputs, ``[n, features]``.
@@ -163,7 +177,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 f"got {self.class_weight!r}; or give weights of the rows as sample_weight"
             )
         if not hasattr(self, "posterior_"):
-            return self._fit(X, y, classes, sample_weight)
+            recipe = self._recipe(for_further_rows=True)
+            return self._fit(X, y, classes, sample_weight, recipe)
         if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
         X = as_dense("X", X)
@@ -238,7 +253,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return found
 
     def _fit(
-        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: Any
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None,
+        sample_weight: Any,
+        recipe: Recipe,
     ) -> BayesianClassifier:
         rows, labels = validate_data(self, as_dense("X", X), y, dtype=np.float64, order="C")
         check_classification_targets(labels)
@@ -248,7 +268,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
         codes = self._encoded(labels)
         weight = self._by_class(codes, weight)
-        self._learn(rows, codes, Categorical(), len(self.classes_), weight)
+        self._learn(rows, codes, Categorical(), len(self.classes_), weight, recipe)
         return self
 
     def _by_class(self, codes: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 """A posterior learned from arrays, learned on from further ones, and asked.
 
 All of it is in double precision: networks for tables are small, and predictions for a row are then
-the same to the last digits whatever rows are asked with it.
+the same to the last digits whatever rows are asked with it. Only chains run in single precision.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Gaussian, Likelihood, align
+from pyro_bbb.mcmc import Chains, sample
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP, Offset
 from pyro_bbb.prediction import Prediction, predict
 from pyro_bbb.priors import Prior, from_guide
-from pyro_bbb.sklearn._params import Recipe, constant_outputs
+from pyro_bbb.sklearn._params import Recipe, constant_outputs, with_priors
 from pyro_bbb.training import fit
 from pyro_bbb.training.history import History
 
@@ -36,15 +37,19 @@ _SMALL = 2**16  # weights
 
 @dataclass(frozen=True)
 class FittedPosterior:
-    """A model with its trained guide, and the record of the training."""
+    """A model with its trained guide or its chains, and the record of the training."""
 
     model: BayesianModel
-    guide: Any
+    guide: Any  # or Chains, whose record is empty
     history: History
     num_seen: float  # rows, or their weights, that it was learned from, over all calls
 
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """By the same networks in each call with one seed."""
+        if isinstance(self.guide, Chains):
+            draws = _networks(self.guide, num_samples, seed)
+            device = next(iter(draws.values())).device
+            return predict(self.model, draws, x.to(device), num_samples=num_samples)
         device = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
         with _threads_for(self.model):
@@ -52,12 +57,13 @@ class FittedPosterior:
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields. A guide leaves its model out of its own state, and has it back below."""
-        if not isinstance(self.guide, Guide):
+        if not isinstance(self.guide, Guide | Chains):
             raise TypeError(f"guide must be one of pyro_bbb's to be kept, got {self.guide!r}")
         return dict(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state["guide"]._model = (state["model"],)
+        if isinstance(state["guide"], Guide):
+            state["guide"]._model = (state["model"],)
         vars(self).update(state)
 
 
@@ -71,9 +77,15 @@ def learn(
     weight: Tensor | None,
 ) -> FittedPosterior:
     """Train a new network on rows ``[n, d]``, targets ``[n, ...]`` and weights of the rows."""
+    offset = constant_outputs(likelihood, y, outputs, weight)
+    sizes = [x.shape[1], *recipe.hidden, outputs]
+    if recipe.by_chains(sizes, len(x)):
+        with seeded(seed):
+            network = _network(recipe, sizes, recipe.make_prior(chains=True), offset)
+        model = BayesianModel(network, with_priors(likelihood), num_data=len(x))
+        if recipe.can_sample(model):
+            return _sampled(recipe, model, x, y, seed, weight)
     with seeded(seed):
-        offset = constant_outputs(likelihood, y, outputs, weight)
-        sizes = [x.shape[1], *recipe.hidden, outputs]
         network = _network(recipe, sizes, recipe.make_prior(), offset)
         model = BayesianModel(network, likelihood, num_data=len(x)).double()
         guide = _double(recipe.make_guide(model))
@@ -151,6 +163,35 @@ def _constant_nll(model: BayesianModel, y: Tensor, seed: int, weight: Tensor | N
         return -float((log_prob if weight is None else weight * log_prob).sum())
 
 
+def _sampled(
+    recipe: Recipe, model: BayesianModel, x: Tensor, y: Tensor, seed: int, weight: Tensor | None
+) -> FittedPosterior:
+    """Sample the weights' posterior in single precision, and keep it in double."""
+    limit: Any = {} if recipe.max_epochs is None else {"max_steps": recipe.max_epochs}
+    chains = sample(
+        model.float(),
+        (x.float(), y.float() if y.is_floating_point() else y),
+        seconds=recipe.seconds,
+        batch_size=recipe.batch_size,
+        device=recipe.device,
+        seed=seed,
+        progress=recipe.progress,
+        sample_weight=weight,
+        **limit,
+    )
+    chains = chains.to(dtype=torch.float64)
+    return FittedPosterior(model.double(), chains, History(), _seen(x, weight))
+
+
+def _networks(chains: Chains, num_samples: int, seed: int) -> dict[str, Tensor]:
+    """Return as many draws, evenly spaced over all chains from a random start, in random order."""
+    total = chains.diverging.numel()
+    with seeded(seed):
+        start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
+    rows = ((order + start) * total / num_samples).long()
+    return {name: draws[rows] for name, draws in chains.items()}
+
+
 def _double(guide: Any) -> Any:
     return guide.double() if isinstance(guide, nn.Module) else guide
 
@@ -184,7 +225,10 @@ def _as_prior(guide: Any) -> Prior:
         return from_guide(guide)
     except TypeError as error:  # as of an ensemble
         kind = type(guide).__name__
-        raise TypeError(f"guide must have Normal marginals to be learned on, got {kind}") from error
+        raise TypeError(
+            f"guide must have Normal marginals to be learned on, got {kind}: fit all rows at once, "
+            "or take inference='variational' and a guide that has them"
+        ) from error
 
 
 def _start_from(guide: Any, before: Any) -> None:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -26,7 +27,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb import guides
-from pyro_bbb._utils.validation import as_number, at_least_zero, count, one_of, positive
+from pyro_bbb._utils.validation import (
+    as_device,
+    as_number,
+    at_least_zero,
+    count,
+    one_of,
+    positive,
+)
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import (
@@ -39,7 +47,8 @@ from pyro_bbb.likelihoods import (
     Poisson,
     StudentT,
 )
-from pyro_bbb.priors import Function, Prior, as_prior
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.priors import FanInNormal, Function, Prior, as_prior
 from pyro_bbb.sklearn._stopping import Plateau
 from pyro_bbb.training import KLSchedule
 
@@ -48,6 +57,9 @@ _WINDOW = 200  # steps over which the ELBO is averaged, where nothing is said
 _LEAST_EPOCHS = 5
 _BATCHES = (64, 1024)  # smallest and largest batch where its size is not given
 _CHUNKS = 100  # batches per epoch, between these
+INFERENCES = ("auto", "variational", "chains")
+_MOST = 5000  # weights, and rows, for which "auto" samples
+_GAIN = 2.5  # of the prior of chains: a gain of sqrt(2) is too smooth for gaps of some curves
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -76,6 +88,9 @@ class Recipe:
     hidden_sizes: Any
     activation: Any
     prior: Any
+    default_prior: str
+    inference: str
+    seconds: float
     guide: Any
     estimator: str
     epochs: int | None
@@ -94,11 +109,13 @@ class Recipe:
         _hidden(self.hidden_sizes)
         _named("activation", self.activation, ACTIVATIONS)
         _named("guide", self.guide, guides.GUIDES)
+        one_of("inference", self.inference, INFERENCES)
         one_of("estimator", self.estimator, ["auto", *ESTIMATORS])
         for name in ("epochs", "max_epochs", "n_iter_no_change", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 count(name, value)
         at_least_zero("tol", self.tol)
+        positive("seconds", self.seconds)
         positive("lr", self.lr)
         positive("temperature", self.temperature)
 
@@ -112,12 +129,32 @@ class Recipe:
         make: Callable[[], nn.Module] = _named("activation", self.activation, ACTIVATIONS)
         return make()
 
-    def make_prior(self) -> Prior:
-        """A prior of the network's own, in double precision."""
-        prior = copy.deepcopy(as_prior(self.prior))
+    def by_chains(self, sizes: list[int], rows: int) -> bool:
+        """Return whether a network of such layers on so many rows is sampled by chains."""
+        weights = sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
+        on_cpu = as_device(self.device or "cpu").type == "cpu"
+        small = on_cpu and max(weights, rows) <= _MOST
+        return self.inference == "chains" or (self.inference == "auto" and small)
+
+    def can_sample(self, model: BayesianModel) -> bool:
+        """Return whether all unknowns of a model have a prior: chains train no parameters."""
+        learned = [name for name, x in model.named_parameters() if x.requires_grad]
+        if learned and self.inference == "chains":
+            raise ValueError(
+                f"inference='chains' samples, and the model has the trained parameter "
+                f"{learned[0]!r}: take a prior without, or inference='variational'"
+            )
+        return not learned
+
+    def make_prior(self, *, chains: bool = False) -> Prior:
+        """A prior of the network's own, in double precision, or in single for chains."""
+        usual = FanInNormal(_GAIN) if chains else self.default_prior
+        prior = copy.deepcopy(as_prior(usual if self.prior is None else self.prior))
         for part in prior.modules():
             if isinstance(part, Function):
-                part.function = partial(_in_double, part.function)
+                part.function = partial(
+                    _cast, torch.float32 if chains else torch.float64, part.function
+                )
         return prior
 
     def make_guide(self, model: Callable[..., Any]) -> Any:
@@ -178,6 +215,19 @@ def make_noise(noise: Any, unit: Tensor) -> Likelihood:
     raise wrong(f"noise must be {kinds}, got {noise!r}")
 
 
+def with_priors(likelihood: Likelihood) -> Likelihood:
+    """Return a likelihood of which nothing is a point estimate, as far as it is one of ours."""
+    missing: Any = {} if likelihood.ignored is None else {"missing": "ignore"}
+    if not any(x.requires_grad for x in likelihood.parameters()):
+        return likelihood
+    if type(likelihood) is Gaussian:
+        return Gaussian(dist.HalfNormal(likelihood.scale.detach()), **missing)
+    if type(likelihood) is NegativeBinomial:  # 0.1 to 400 times the start in 95 %
+        start = likelihood.total_count.detach().log() + 2.0
+        return NegativeBinomial(dist.LogNormal(start, torch.full_like(start, 2.0)), **missing)
+    return likelihood
+
+
 def constant_outputs(
     likelihood: Likelihood, y: Tensor, outputs: int, weight: Tensor | None
 ) -> Tensor:
@@ -215,6 +265,6 @@ def _hidden(sizes: Any) -> list[int]:
     return [count("hidden_sizes", size) for size in sizes]
 
 
-def _in_double(function: Callable[..., Any], *args: Any) -> Any:
+def _cast(dtype: torch.dtype, function: Callable[..., Any], *args: Any) -> Any:
     made = function(*args)
-    return map_tensors(made, Tensor.double) if isinstance(made, Distribution) else made
+    return map_tensors(made, lambda x: x.to(dtype)) if isinstance(made, Distribution) else made

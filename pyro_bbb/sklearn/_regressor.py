@@ -18,6 +18,7 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.validation import as_dense, count
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
+from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import RegressionPrediction
 from pyro_bbb.sklearn._base import (
     SCALING,
@@ -28,7 +29,7 @@ from pyro_bbb.sklearn._base import (
     from_json,
     rows_of_weight,
 )
-from pyro_bbb.sklearn._params import make_noise
+from pyro_bbb.sklearn._params import Recipe, make_noise
 
 _LARGEST = 1e150  # of targets, as variances have to be finite
 
@@ -45,21 +46,29 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is linear
             regression.
         activation: name, or what makes the module between two layers, such as ``torch.nn.ReLU``.
-        prior: prior of the weights, in whatever form `pyro_bbb.priors` takes; ``None`` is its
-            default.
+        prior: prior of the weights, in any form that `pyro_bbb.priors` takes; ``None`` is
+            ``"fan_in_normal"`` for a guide, and ``FanInNormal(2.5)`` for chains.
+        inference: ``"chains"`` samples the posterior by `pyro_bbb.sample`: its band opens where
+            there are no data. ``"variational"`` trains a guide by `pyro_bbb.fit`: fast for any
+            size, and too sure between and beyond the data. ``"auto"`` takes chains on a CPU for
+            up to 5,000 weights and rows, if the options of training (``guide`` to
+            ``temperature``, all but ``noise``) are left at their defaults.
+        seconds: the most seconds that chains may take; fewer where they agree before. A result cut
+            short by time is not a function of ``random_state``; one cut short by ``max_epochs`` is.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
             of a model.
         estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
-        noise: ``"learned"`` (one standard deviation for all inputs), ``"latent"`` (the same with a
-            posterior), ``"heteroscedastic"`` (it depends on the input), ``"student_t"`` (heavy
-            tails), ``"poisson"`` (counts), ``"negative_binomial"`` (counts that vary more, by a
-            learned dispersion), or a number, the known standard deviation in the targets' unit. Or
-            a distribution, its prior, or a likelihood of `pyro_bbb.likelihoods`, which are in units
-            of the targets' own standard deviation. Outputs of counts are around the log of the
-            mean count.
+        noise: ``"learned"`` (one standard deviation for all inputs; chains sample it), ``"latent"``
+            (the same with a posterior also by a guide), ``"heteroscedastic"`` (it depends on the
+            input), ``"student_t"`` (heavy tails), ``"poisson"`` (counts), ``"negative_binomial"``
+            (counts that vary more, by a learned dispersion), or a number, the known standard
+            deviation in the targets' unit. Or a distribution, its prior, or a likelihood of
+            `pyro_bbb.likelihoods`, which are in units of the targets' own standard deviation.
+            Outputs of counts are around the log of the mean count.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             by itself, as the next three say.
-        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
+        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps, and
+            10,000 of each chain.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
@@ -76,7 +85,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         progress: whether to show a progress bar.
 
     Attributes:
-        posterior_: the model, its guide, the record of the training.
+        posterior_: the model, its guide or chains, the record of the training.
         x_scaling_: means and standard deviations of the inputs.
         y_scaling_: those of the targets; 0 and 1 for counts.
         n_features_in_: number of inputs.
@@ -84,6 +93,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     noise: Any
+    default_prior = "fan_in_normal"
     _form: ClassVar[dict[str, Any]] = {"y": SCALING, "y_shape": list[int]}
 
     def __init__(
@@ -91,7 +101,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         hidden_sizes: Any = (50,),
         *,
         activation: Any = "relu",
-        prior: Any = "fan_in_normal",
+        prior: Any = None,
+        inference: str = "auto",
+        seconds: float = 30.0,
         guide: Any = "softplus_normal",
         estimator: str = "auto",
         noise: Any = "learned",
@@ -111,6 +123,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             hidden_sizes=hidden_sizes,
             activation=activation,
             prior=prior,
+            inference=inference,
+            seconds=seconds,
             guide=guide,
             estimator=estimator,
             noise=noise,
@@ -153,6 +167,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             ValueError: data that are not finite or do not fit, or a parameter out of range.
             TypeError: a parameter of another kind.
         """
+        self._warn_if_too_narrow(*self._fit(X, y, sample_weight, self._recipe()))
+        return self
+
+    def _fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: Any, recipe: Recipe
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Learn, and return the rows and targets of positive weight."""
         rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=True), sample_weight)
         columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
         scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
@@ -161,17 +182,17 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             scaled, self.y_scaling_ = columns, _no_scaling(columns.shape[1])
         self._y_shape = targets.shape[1:]
         outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
-        self._learn(rows, scaled, likelihood, outputs, weight)
-        self._warn_if_too_narrow(rows, targets)
-        return self
+        self._learn(rows, scaled, likelihood, outputs, weight, recipe)
+        return rows, targets
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None
     ) -> BayesianRegressor:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
-        The first call is one of `fit`, and decides on the scales of inputs and targets. Rows given
-        twice count as two observations. A learned noise becomes its running estimate.
+        The first call is one of `fit`, by a guide unless ``inference="chains"``, and decides on
+        the scales of inputs and targets. Rows given twice count as two observations. A learned
+        noise becomes its running estimate.
 
         Args:
             X: inputs, ``[n, features]``.
@@ -183,10 +204,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
         Raises:
             ValueError: as for `fit`, or the guide has no Normal marginals to be a prior.
-            TypeError: as for `fit`, or likewise.
+            TypeError: as for `fit`, or likewise, as chains.
         """
         if not hasattr(self, "posterior_"):
-            return self.fit(X, y, sample_weight)
+            recipe = self._recipe(for_further_rows=True)
+            self._warn_if_too_narrow(*self._fit(X, y, sample_weight, recipe))
+            return self
         rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=False), sample_weight)
         if targets.shape[1:] != self._y_shape:
             expected = ", ".join(["n", *map(str, self._y_shape)])
@@ -310,11 +333,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             at, below = (prediction.cdf(y - one).cpu() for one in (0, int(counts)))
             inside = ((at >= tail) & (below <= 1 - tail)).sum(0).numpy()
             chance = binom.cdf(inside, len(y), _LEVEL).min() * y.shape[1]
-            if chance < _FALSE_ALARM and len(getattr(self.history_, "steps", ())) >= _STEPS:
+            chains = isinstance(self.posterior_.guide, Chains)
+            long = chains or len(getattr(self.history_, "steps", ())) >= _STEPS
+            if chance < _FALSE_ALARM and long:
+                more = "seconds=" if chains else "tol=0 or epochs="
                 warnings.warn(
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
-                    "(tol=0 or epochs=), or take another noise, as 'negative_binomial' for counts",
+                    f"({more}), or take another noise, as 'negative_binomial' for counts",
                     stacklevel=4,  # past the lock
                 )
 

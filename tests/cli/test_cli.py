@@ -96,6 +96,23 @@ def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
     assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed
 
 
+@pytest.mark.slow
+def test_chains_are_saved_asked_and_reported(capsys, folder, tmp_path):
+    table, model = folder / "houses.csv", tmp_path / "m"
+    words = ("--target", "price", "--drop", "id", "--inference", "chains", "--seconds", 2)
+    code, out, err = run(capsys, "train", table, *words, "--out", model)
+    assert code == 0 and re.search(r"posterior by 32 chains of \d+ draws \(R-hat .*ESS", out), err
+    scores = as_json(capsys, "evaluate", model, table)["scores"]
+    assert scores["r2"] > 0.8
+    assert as_json(capsys, "predict", model, table, "--out", tmp_path / "p.csv")["rows"] == 120
+    as_json(capsys, "report", model, table, "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "The network has 401 weights, their posterior by 32 chains" in page
+    words = ("prune", model, "--data", table, "--out", tmp_path / "small")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "guide must be an AutoSoftplusNormal, got Chains: train a guide" in err
+
+
 def test_the_threshold_answers_the_share_asked_for(folder):
     model = Model.load(folder / "price")
     assert model.about.scores["refused"] <= 0.05 + 1 / model.about.held_out
@@ -791,6 +808,7 @@ def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
         ["train", table, "--target", "y", "--out", model.parent],
         ["train", table, "--target", "y", *out, "--level", "90"],
         ["train", table, "--target", "y", *out, "--epochs", "0"],
+        ["train", table, "--target", "y", *out, "--seconds", "0"],
         ["train", table, "--target", "y", *out, "--separator", "::"],
         ["predict", "no model", table, *out],
         ["predict", model, "no.csv", *out],

@@ -16,7 +16,7 @@ from pyro_bbb.cli.commands.evaluate import judged
 from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.figures import Picture, of_answers, of_weights
 from pyro_bbb.cli.metrics import CLASS_COLUMNS, SCORE_NAMES, cautions, class_rows, refusal, score
-from pyro_bbb.cli.model import About, Model
+from pyro_bbb.cli.model import About, Model, posterior_in_words
 from pyro_bbb.cli.options import Report
 
 _LEAST_CERTAIN = 10  # rows that are listed
@@ -82,9 +82,11 @@ def _of_columns(model: Model) -> Section:
         )
         for each in about.columns
     ]
-    weights = sum(x.numel() for x in model.estimator.posterior_.guide.parameters()) // 2
+    sites = model.estimator.posterior_.model.latent_shapes()
+    weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
     pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
-    text = f"The network has {weights} weights{pruned}; it takes these columns."
+    text = f"The network has {weights} weights{pruned}, their {posterior_in_words(model)}. "
+    text += "It takes these columns."
     headings = ("column", "kind", "values", "some missing")
     return Section("Network and columns", text, headings, rows, of_weights(model))
 

@@ -13,7 +13,7 @@ from pyro_bbb.cli.console import Console
 from pyro_bbb.cli.encoding import Column, date_form, encode, identifies_rows, learn, with_dates
 from pyro_bbb.cli.errors import BadInput
 from pyro_bbb.cli.metrics import by_row, cautions, described, with_refusal
-from pyro_bbb.cli.model import About, Estimator, Model
+from pyro_bbb.cli.model import About, Estimator, Model, posterior_in_words
 from pyro_bbb.cli.options import Task, Train
 from pyro_bbb.cli.table_io import column, listed, read
 from pyro_bbb.cli.tasks import recognise, require_classes, targets
@@ -125,11 +125,13 @@ def _fit(
     arguments: dict[str, Any] = {
         "hidden_sizes": list(options.hidden),
         "epochs": options.epochs,
+        "seconds": options.seconds,
         "random_state": options.seed,
         "progress": console.shows_progress,
     }
-    if options.prior is not None:
-        arguments["prior"] = options.prior
+    for name in ("prior", "inference"):
+        if (value := getattr(options, name)) is not None:
+            arguments[name] = value
     if options.noise is not None:
         if task == "classification":
             raise BadInput("--noise is an option of regressions, this is a classification")
@@ -147,6 +149,7 @@ def _report(options: Train, model: Model, console: Console) -> dict[str, Any]:
     interrupted = model.estimator.history_.interrupted
     if interrupted:
         console.print("interrupted: what was learned until then is saved")
+    console.print(posterior_in_words(model))
     judged = f"{about.held_out} rows held out" if about.held_out else "the rows of training"
     console.print(f"scores on {judged}:")
     console.print(described(about.scores))
