@@ -33,6 +33,8 @@ from .estimators import local_reparameterization as local_reparameterization
 from .estimators import sticking_the_landing as sticking_the_landing
 from .evaluation import Comparison as Comparison
 from .evaluation import Evaluation as Evaluation
+from .evaluation import Verdict as Verdict
+from .evaluation import check as check
 from .evaluation import compare as compare
 from .evaluation import evaluate as evaluate
 from .guides import AutoSoftplusNormal as AutoSoftplusNormal

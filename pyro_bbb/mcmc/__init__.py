@@ -7,6 +7,7 @@ module here beside ``_kernel.py``, one on minibatches an update in ``_langevin.p
 
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._run import run_nuts
+from pyro_bbb.mcmc._sample import probe_inputs as probe_inputs
 from pyro_bbb.mcmc._sample import sample
 from pyro_bbb.mcmc._sgmcmc import run_sgmcmc
 from pyro_bbb.mcmc._sgmcmc_loop import DivergedError

@@ -13,15 +13,13 @@ replaced by Normal scores of their ranks. Source: Vehtari, Gelman, Simpson, Carp
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_bbb._utils.validation import of_array, one_of
 from pyro_bbb.metrics._scores import _describe, _vector
-
-Sorted: TypeAlias = tuple[Tensor, Tensor]
 
 _BLOCK = 2**21  # draws diagnosed at once, which bounds the memory
 
@@ -46,7 +44,7 @@ def r_hat(values: Tensor) -> Tensor:
         raise ValueError(
             "values must hold at least 2 chains, got 1; run with num_chains of at least 2"
         )
-    return _by_function(_larger_r_hat, draws)
+    return _by_function(_r_hat, draws)
 
 
 def ess(values: Tensor, kind: str = "bulk") -> Tensor:
@@ -87,21 +85,17 @@ def pareto_k(log_weights: Tensor) -> float:
         ValueError: it is empty, not one-dimensional, or has a NaN or ``inf``.
     """
     log_weights = _vector("log_weights", log_weights)
-    if (log_weights == math.inf).any() or log_weights.max() == -math.inf:
-        raise ValueError("log_weights must be below inf, and one must be finite")
-    number = len(log_weights)
-    weights = (log_weights - log_weights.max()).sort().values.exp()
+    if not (most := log_weights.max()).isfinite():
+        raise ValueError(
+            f"log_weights must be below inf, and one must be finite, got at most {most}"
+        )
+    weights, number = (log_weights - most).sort().values.exp(), len(log_weights)
     size = math.ceil(min(number / 5, 3 * math.sqrt(number)))
     cutoff = weights[max(number - 1 - size, 0)].clamp(min=torch.finfo(weights.dtype).tiny)
-    tail = weights[weights > cutoff] - cutoff
-    if len(tail) < 5:
+    x = weights[weights > cutoff] - cutoff  # exceedances, ascending
+    if (n := len(x)) < 5:
         return -math.inf if cutoff == 1 else math.inf
-    return _generalised_pareto_shape(tail)
-
-
-def _generalised_pareto_shape(x: Tensor) -> float:
-    """Zhang and Stephens' (2009) posterior mean of ``k`` for ascending exceedances ``[n]``."""
-    n = len(x)
+    # posterior mean by a grid of theta = -k / scale, whose profile likelihood has k in closed form
     points = torch.arange(1, 31 + math.isqrt(n), dtype=x.dtype) - 0.5
     theta = 1 / x[-1] + (1 - (len(points) / points).sqrt()) / (3 * x[int(n / 4 + 0.5) - 1])
     k = torch.log1p(-theta[:, None] * x).mean(1)
@@ -112,7 +106,6 @@ def _generalised_pareto_shape(x: Tensor) -> float:
 
 
 def _draws(values: Tensor) -> Tensor:
-    """Check draws; return them on the CPU."""
     values = of_array(values)
     if not isinstance(values, Tensor) or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"values must be a tensor of real numbers, got {_describe(values)}")
@@ -125,18 +118,14 @@ def _draws(values: Tensor) -> Tensor:
 
 def _by_function(statistic: Callable[[Tensor], Tensor], draws: Tensor) -> Tensor:
     """Apply a statistic of ``[functions, chains, draws]`` to ``[chains, draws, ...]``."""
-    chains, length, *shape = draws.shape
-    rows = draws.reshape(chains, length, -1)
-    blocks = rows.split(max(_BLOCK // (chains * length), 1), 2)
-    results = []
-    for block in blocks:
+    functions, results = draws.flatten(2) if draws.ndim > 2 else draws[..., None], []
+    for block in functions.split(max(_BLOCK // draws[..., 0].numel(), 1), 2):
         values = block.permute(2, 0, 1).double().contiguous()
-        valid = values.isfinite().flatten(1).all(1)
-        results.append(statistic(values).where(valid, math.nan))
-    return torch.cat(results).reshape(shape)
+        results.append(statistic(values).where(values.isfinite().all(2).all(1), math.nan))
+    return torch.cat(results).reshape(draws.shape[2:])
 
 
-def _larger_r_hat(values: Tensor) -> Tensor:
+def _r_hat(values: Tensor) -> Tensor:
     halves = _halves(values)
     order, ordered = _sorted(halves.flatten(1))
     number = ordered.shape[1]
@@ -149,9 +138,7 @@ def _larger_r_hat(values: Tensor) -> Tensor:
 
 def _plain_r_hat(values: Tensor) -> Tensor:
     n = values.shape[2]
-    within = values.var(2).mean(1)
-    between = n * values.mean(2).var(1)
-    return ((between / within + n - 1) / n).sqrt()
+    return ((n * values.mean(2).var(1) / values.var(2).mean(1) + n - 1) / n).sqrt()
 
 
 def _halves(values: Tensor) -> Tensor:
@@ -160,7 +147,9 @@ def _halves(values: Tensor) -> Tensor:
     return torch.cat([values[..., :half], values[..., -half:]], 1)
 
 
-def _sorted(rows: Tensor, algorithm: Literal["quicksort", "stable"] = "quicksort") -> Sorted:
+def _sorted(
+    rows: Tensor, algorithm: Literal["quicksort", "stable"] = "quicksort"
+) -> tuple[Tensor, Tensor]:
     """Sort each row; return the permutations and the sorted values."""
     order = torch.from_numpy(rows.numpy().argsort(1, kind=algorithm))  # faster than torch's
     return order, rows.gather(1, order)
@@ -224,13 +213,9 @@ def _bulk_ess(values: Tensor) -> Tensor:
     return _plain_ess(_normal_scores(*_sorted(halves.flatten(1))).view_as(halves))
 
 
-def _sd_ess(values: Tensor) -> Tensor:
-    return _plain_ess(_halves((values - values.mean((1, 2), keepdim=True)).square()))
-
-
 _ESS: dict[str, Callable[[Tensor], Tensor]] = {
     "bulk": _bulk_ess,
     "tail": _tail_ess,
     "mean": lambda values: _plain_ess(_halves(values)),
-    "sd": _sd_ess,
+    "sd": lambda values: _plain_ess(_halves((values - values.mean((1, 2), True)).square())),
 }

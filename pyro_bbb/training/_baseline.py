@@ -90,10 +90,8 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
     size = (batches.batch_size or len(batches.examples[1])) * batches.accumulate
     x, y = batches.spread(max(size, num_steps * size // 100))
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    quiet = pyro.validation_enabled(False)  # outputs may be infinite
-    with quiet, seeded(0), poutine.block(), evaluating(batches.model):
-        least = _least(batches.model, parts, kl_weight)
-        nats = [batches.processes.largest(each) / batches.model.num_data for each in least]
+    least = least_costs(batches.model, parts, kl_weight)
+    nats = [batches.processes.largest(each) / batches.model.num_data for each in least]
     # a rare class may be absent from the few examples, whose cost is then below the entropy
     nats[1] = max(nats[1], _entropy_of_labels(batches))
     return nats if max(nats) < math.inf else None
@@ -162,8 +160,17 @@ def _warn(reached: str, baseline: str) -> None:
     )
 
 
-def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> tuple[float, float]:
+@torch.no_grad()
+def least_costs(
+    model: BayesianModel, parts: Sequence[Batch], kl_weight: float = 1.0
+) -> tuple[float, float]:
     """Return the least negative ELBO, of the best three by more draws, and the least data cost."""
+    quiet = pyro.validation_enabled(False)  # outputs may be infinite
+    with quiet, seeded(0), poutine.block(), evaluating(model):
+        return _least(model, parts, kl_weight)
+
+
+def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> tuple[float, float]:
     costs = []
 
     def estimate(factors: Mapping[str, float]) -> float:

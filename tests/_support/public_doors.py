@@ -26,7 +26,7 @@ from tests._support.guide_names import ANY_MODEL
 PACKAGES = "bandits deployment estimators evaluation guides mcmc models networks persistence"
 PACKAGES += " prediction priors pruning sklearn training"
 RESULTS = "Comparison ClassificationPrediction EpochEnd Evaluation GaussianPrediction Loaded"
-RESULTS += " RegressionPrediction Uncertainty"
+RESULTS += " RegressionPrediction Uncertainty Verdict"
 PARTS = "Adapted BayesianConv2d BayesianLeNet5 BayesianLinear ByName Converted FanInNormal"
 PARTS += " FromGuide Function HierarchicalNormal Independent KLSchedule LearnedNormal"
 PARTS += " LearnedScaleMixture Prior"
@@ -300,6 +300,8 @@ def of_predictions():
     def scored():
         evaluation = bbb.evaluate(model, guide, PAIR, num_samples=5, seed=1)
         bbb.compare({"one": evaluation, "other": evaluation})
+        verdict = bbb.check(model, guide, PAIR, num_samples=100, seconds=0, seed=1)
+        assert [row.value for row in verdict.rows]
         return [torch.tensor(list(evaluation.scores["test"].values()))]
 
     def acquired():
@@ -320,7 +322,7 @@ def of_predictions():
             bbb.temperature_scaling(of_classes, (X, labels))(X).probs,
             scaled(X).probs,
         ],
-        "evaluate compare": scored,
+        "evaluate compare check": scored,
         "batch_bald diverse_bald": acquired,
         "to_ensemble DrawnEnsemble.forward DrawnEnsemble.sample_means": ensembled,
     }

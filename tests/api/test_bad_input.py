@@ -90,6 +90,7 @@ EXEMPT = {
     "ConformalPredictor": "a record that conformal makes",
     "Evaluation": "a record that evaluate makes",
     "Comparison": "a record that compare makes",
+    "Verdict": "a record that check makes",
     "TemperatureScaled": "a record that temperature_scaling makes",
     **dict.fromkeys(["*Error"], "an exception"),
 }

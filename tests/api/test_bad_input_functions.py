@@ -70,6 +70,12 @@ def of_wide():
     return of_labels(lambda model: bbb.AutoSoftplusNormal(model, init_rho=-1.0))
 
 
+def of_posterior():
+    """The same, as `check` names it."""
+    wide = of_wide()
+    return {"model": wide["model"], "posterior": wide["guide"]}
+
+
 def of_rewards():
     """What an agent of two actions needs; its network sees the action in the first input."""
     torch.manual_seed(1)
@@ -1116,6 +1122,26 @@ EVALUATED = [
         },
         fine={"a Dataset": {"test": TensorDataset(X, LABELS)}, "no ood": {"ood": None}},
         aka={"ood": r"\bx\b|\binput", "test": r"\bdata\b|\bx\b|\by\b"},
+    ),
+    Row(
+        "check",
+        lambda: {**of_posterior(), "data": (X, LABELS), "num_samples": 100, "seconds": 0.0},
+        bad={
+            "rows": ({"data": (X[:3], LABELS[:3])}, "data must hold all .* training rows, got 3"),
+            "few": ({"num_samples": 99}, "num_samples must be .*100"),
+            "time": ({"seconds": -1.0}, "seconds must be"),
+        },
+        fine={"probes": {"probes": 9 * X}},
+        aka={"posterior": r"\bguide\b"},
+        skip={
+            f"seconds: {size}": "samples chains"
+            for size in ("tiny", "huge", "numpy", "numpy, single")
+        },
+    ),
+    Row(
+        "Verdict.plot",
+        lambda: {"self": bbb.Verdict((), (), {"on the data": X}, {}), "figure": Figure()},
+        bad={"axes": ({"figure": Figure().subplots()}, "figure must be a Figure, got Axes")},
     ),
     Row(
         "Evaluation.of",
