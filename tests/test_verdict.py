@@ -124,7 +124,7 @@ def test_counts_and_classes_that_are_right_are_trusted():
             bias: 0.5 + 0.01 * torch.randn(200, 1),
         }
         right = bbb.check(model, draws, (x, y), seconds=0, seed=0)
-        assert right.sentence.startswith("Trust the band on the data; off the data nothing was")
+        assert right.sentence.startswith("Trust the band on the data; off the data nothing could")
         sure = {name: 4 * values for name, values in draws.items()}
         assert failed(bbb.check(model, sure, (x, y), seconds=0, seed=0))[0] == "calibration, all"
 
@@ -151,6 +151,15 @@ def test_a_factorised_posterior_of_correlated_weights_has_the_known_ratio_of_dev
     assert row.value < 0.3
     assert "do not trust it off the data: sd 0." in verdict.sentence
     assert verdict.sentence.endswith("Next: bbb.sample(model, data)")
+
+
+def test_chains_that_do_not_mix_are_no_reference():
+    problem = Conjugate(inputs())
+    stuck = {name: values.clone() for name, values in problem.chains().by_chain.items()}
+    for values in stuck.values():
+        values[1::2] += 0.5
+    verdict = bbb.check(problem.model, problem.draws(), problem.data, reference=as_chains(stuck))
+    assert "nothing could be compared" in verdict.sentence and not failed(verdict)
 
 
 def test_chains_that_do_not_mix_are_seen():
@@ -210,8 +219,11 @@ def test_it_draws_what_it_has():
     for reference in (None, problem.chains()):
         verdict = bbb.check(problem.model, problem.chains(), problem.data, reference=reference)
         left, right = verdict.plot().axes
-        assert left.get_ylabel() == "coverage" and right.get_xlabel().startswith("sd of the")
-        assert len(right.lines) == (3 if reference else 0)
+        assert left.get_ylabel() == "coverage"
+        on, off, _ = right.lines
+        gold = verdict.functions[ON][:1000] if reference is None else verdict.reference[ON]
+        torch.testing.assert_close(torch.tensor(on.get_xdata()), gold.std(0))
+        torch.testing.assert_close(torch.tensor(off.get_ydata()), verdict.functions[OFF].std(0))
 
 
 def test_pyros_own_chains_are_chains():

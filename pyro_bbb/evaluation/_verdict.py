@@ -123,10 +123,14 @@ def check(
             with suppress(DivergedError):
                 reference = sample(model, (x, y), probes=off, seconds=left, progress=False)
         gold = {} if reference is None else _functions(model, reference, inputs, 10**6)
+    mixed = dict.fromkeys(gold, True)
+    if reference is not None:
+        for row in _of_chains(gold, tuple(reference.diverging.shape), 0):
+            mixed[row.region or ON] &= bool(row.passed)
     if gold:  # functions decide, and not the weights behind them
         rows = [row._replace(passed=None) if "Pareto" in row.name else row for row in rows]
-    rows += [row for at in gold for row in _of_reference(at, functions[at], gold[at])]
-    for failed in [row for row in rows if row.passed is False][:1]:  # perhaps the noise is right
+    rows += [row for at in gold for row in _of_reference(at, functions[at], gold[at], mixed[at])]
+    for failed in [row for row in rows if row.passed is False][:1]:  # the noise may be right
         data_rows = [row._replace(remedy=failed.remedy) for row in data_rows]
     return Verdict((*rows, *data_rows), calibration, functions, gold)
 
@@ -160,7 +164,7 @@ class Verdict:
         elif any(row.passed and row.region != ON for row in self.rows):
             return "Trust the band on the data and off it."
         else:
-            text = f"off the data nothing was compared. Next: {_SAMPLE}"
+            text = f"off the data nothing could be compared. Next: {_SAMPLE}"
         return f"Trust the band on the data; {text}"
 
     def __str__(self) -> str:
@@ -172,14 +176,14 @@ class Verdict:
         return f"Verdict({self.sentence!r})"
 
     def plot(self, figure: Figure | None = None) -> Figure:
-        """Draw the calibration, and the functions' standard deviations against the reference's.
+        """Draw the calibration, and the functions' deviations against those of the reference.
 
         Args:
             figure: an empty figure to draw on, as for `Evaluation.plot`.
 
         Returns:
             The figure. To the right a dot is an input; above the line the posterior is wider than
-            the reference. Without reference the panel has a histogram.
+            the reference, or than the first half of its own draws if there is none.
 
         Raises:
             TypeError: ``figure`` is of another kind.
@@ -189,21 +193,17 @@ class Verdict:
         from pyro_bbb import plots
 
         with plots.style():
-            figure = Figure(figsize=(8.4, 3.4)) if figure is None else figure
+            figure = Figure(figsize=(7.4, 3.4)) if figure is None else figure
             left, right = kind("figure", figure, Figure).subplots(1, 2)
             if self.calibration:
                 draw = plots.reliability if len(self.calibration) == 2 else plots.coverage
                 draw(left, *self.calibration)
-            sds = {region: values.std(0) for region, values in self.functions.items()}
-            if not self.reference:
-                inside = sds.pop(ON)
-                plots.entropy_histogram(right, inside, sds).set_xlabel("sd of the functions")
-                return figure
-            for region, color in zip(sds, (plots.BLUE, plots.VERMILLION), strict=False):
-                gold = self.reference[region].std(0)
-                right.plot(gold, sds[region], ".", color=color, label=region)
+            for (at, values), color in zip(self.functions.items(), plots.CYCLE, strict=False):
+                gold = self.reference[at] if self.reference else values.tensor_split(2)[0]
+                right.plot(gold.std(0), values.std(0), ".", color=color, label=at)
             right.axline((0, 0), slope=1, color=plots.BLACK, linestyle=":", linewidth=1.0)
-            right.set(xlabel="sd of the chains' functions", ylabel="sd of this posterior's")
+            right.set(xlabel="sd of the reference", ylabel="sd of the posterior")
+            right.set(xlim=(0, None), ylim=(0, None))
             right.legend()
         return figure
 
@@ -229,11 +229,8 @@ def _functions(
     """Draw means, or class probabilities, ``[draws, values]`` by region."""
     values = {}
     for region, x in inputs.items():
-        prediction = predict(model, posterior, x, num_samples=num_samples, estimator="reparam")
-        if isinstance(prediction, ClassificationPrediction):
-            draws = prediction.sample_probs
-        else:
-            draws = prediction.sample_means
+        found: Any = predict(model, posterior, x, num_samples=num_samples, estimator="reparam")
+        draws = found.sample_probs if hasattr(found, "sample_probs") else found.sample_means
         values[region] = draws.flatten(1).double().cpu()
     return values
 
@@ -294,8 +291,8 @@ def _of_guide(
     yield Row("Pareto k", k, "<= 0.7", k <= 0.7, None if k <= 0.7 else OFF, text)
 
 
-def _of_reference(region: str, values: Tensor, gold: Tensor) -> Iterator[Row]:
-    """Check draws of functions against those of chains, ``[draws, values]``."""
+def _of_reference(region: str, values: Tensor, gold: Tensor, mixed: bool) -> Iterator[Row]:
+    """Check draws of functions against those of chains, ``[draws, values]``, if these are mixed."""
     levels = (torch.arange(200, dtype=gold.dtype) + 0.5) / 200
 
     def distance(a: Tensor, b: Tensor) -> float:
@@ -303,7 +300,7 @@ def _of_reference(region: str, values: Tensor, gold: Tensor) -> Iterator[Row]:
 
     spread = gold.std(0).mean()
     floor, far = distance(*gold.tensor_split(2)), distance(values, gold)
-    ratio, sure = float(values.std(0).mean() / spread), floor <= 0.25  # or chains are no reference
+    ratio, sure = float(values.std(0).mean() / spread), mixed and floor <= 0.25
     text, passed = f"sd {ratio:.2f} of the chains'", 0.8 <= ratio <= 1.25 if sure else None
     yield Row(f"sd / the chains', {region}", ratio, "0.8 to 1.25", passed, region, text)
     text, passed = f"functions {far:.2f} sd from the chains'", far <= 0.25 + floor if sure else None

@@ -340,7 +340,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 warnings.warn(
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
-                    f"({more}), or take another noise, as 'negative_binomial' for counts",
+                    f"({more}), or another noise, as 'negative_binomial' for counts; see bbb.check",
                     stacklevel=4,  # past the lock
                 )
 

@@ -139,11 +139,11 @@ _NOTHING = (
 _NARROW = (
     "The guide's standard deviations are too small, or its means too large, for the prior, and "
     "predictions are likely overconfident: train longer, or with a larger lr. See "
-    "docs/guide/trained.md."
+    "docs/guide/trained.md, and bbb.check."
 )
 _FAR = (
     "The guide is far from the posterior: train longer, or with a larger lr. See "
-    "docs/guide/trained.md."
+    "docs/guide/trained.md, and bbb.check."
 )
 _COLLAPSED = (
     "The guide has learned little or nothing: it has collapsed to the prior, or the inputs tell no "
