@@ -138,6 +138,18 @@ def test_chains_that_do_not_mix_are_seen_and_no_reference():
     assert "50.0% of the draws diverged" in problem.check(diverging).sentence
 
 
+def test_targets_are_predicted_without_themselves():
+    problem = Conjugate(inputs(n=60, d=15))
+    (x, y), verdict = problem.data, problem.check(problem.draws(), num_samples=2000)
+    design = torch.cat([x, torch.ones(60, 1)], 1).double()
+    leverage = ((design @ problem.covariance) * design).sum(1) / 0.5**2
+    residual = (y[:, 0] - design @ problem.mean) / 0.5
+    exact = torch.special.ndtr(residual / (1 - leverage).sqrt())
+    error = (verdict.calibration[0][:, 0] - exact).abs().mean()
+    with_themselves = torch.special.ndtr(residual / (1 + leverage).sqrt())
+    assert error < 0.2 * (with_themselves - exact).abs().mean()
+
+
 @pytest.mark.parametrize("factor", [0.3, 3.0])
 def test_a_wrong_noise_is_seen(factor):
     problem = Conjugate(inputs(), assumed=0.5 * factor)

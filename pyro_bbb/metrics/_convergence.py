@@ -41,9 +41,7 @@ def r_hat(values: Tensor) -> Tensor:
         ValueError: there is only one chain, or fewer than four draws.
     """
     if (draws := _draws(values)).shape[0] < 2:
-        raise ValueError(
-            "values must hold at least 2 chains, got 1; run with num_chains of at least 2"
-        )
+        raise ValueError("values must be of 2 chains, got 1; run with num_chains of at least 2")
     return _by_function(_r_hat, draws)
 
 
@@ -86,9 +84,7 @@ def pareto_k(log_weights: Tensor) -> float:
     """
     log_weights = _vector("log_weights", log_weights)
     if not (most := log_weights.max()).isfinite():
-        raise ValueError(
-            f"log_weights must be below inf, and one must be finite, got at most {most}"
-        )
+        raise ValueError(f"log_weights must be below inf, one above -inf, got at most {most}")
     weights, number = (log_weights - most).sort().values.exp(), len(log_weights)
     size = math.ceil(min(number / 5, 3 * math.sqrt(number)))
     cutoff = weights[max(number - 1 - size, 0)].clamp(min=torch.finfo(weights.dtype).tiny)
