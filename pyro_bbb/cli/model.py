@@ -178,11 +178,10 @@ def posterior_in_words(model: Model) -> str:
     guide = model.estimator.posterior_.guide
     if not isinstance(guide, Chains):
         return f"posterior by variational inference ({type(guide).__name__})"
-    words = f"posterior by {len(guide.diverging)} chains of {guide.diverging.shape[1]} draws"
-    if guide.r_hat_of_functions is None or guide.ess_of_functions is None:
-        return words
-    quality = f"R-hat {guide.r_hat_of_functions:.3f}, ESS {guide.ess_of_functions:.0f}"
-    return f"{words} ({quality} of its function)"
+    chains, draws = guide.diverging.shape
+    r_hat, ess = guide.r_hat_of_functions or math.nan, guide.ess_of_functions or math.nan
+    words = f"posterior by {chains} chains of {draws} draws"
+    return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
 
 
 def is_regression(prediction: Any) -> bool:

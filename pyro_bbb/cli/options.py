@@ -132,9 +132,8 @@ class Train(ReadingCommand, WritingCommand):
     """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
     negative_binomial."""
     inference: Inference | None = None
-    """Chains sample the posterior: the band opens where there are no data. Variational inference is
-    fast for any size. By default auto for a regression (chains up to 5,000 rows and weights, unless
-    --epochs is given), and variational for a classification."""
+    """By default auto for a regression: chains, whose band opens where there are no data, for 5,000
+    rows and weights at most and without --epochs; and variational for a classification."""
     seconds: float = 30.0
     """The most seconds that chains may take."""
     epochs: int | None = None

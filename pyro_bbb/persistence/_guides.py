@@ -83,8 +83,7 @@ def shapes(guide: Any) -> Mapping[str, Size]:
     """Return the shape of each latent of a posterior."""
     if is_chains(guide):
         return {name: values.shape[2:] for name, values in guide.by_chain.items()}
-    latents: Mapping[str, Size] = guide.latent_shapes()
-    return latents
+    return dict(guide.latent_shapes())
 
 
 def is_chains(guide: Any) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A regression on points that somebody places: chains of a small network's posterior.
 
-Both axes run from -1 to 1. Short chains give a first band within a second or two, longer ones the
-band that stays: narrow at the points, open between and beyond them.
+Both axes run from -1 to 1. Short chains give a first band, longer ones the band that stays.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ GRID = torch.linspace(-1, 1, 101)[:, None]  # where the band is drawn
 NOISE = 0.1  # known sd of the points around the curve
 MOST = 200  # points
 DRAWS = 100
-STEPS = (200, 1000)  # of each chain, for the first band and the last
+STEPS = (300, 1000)  # of each chain, for the first band and the last
 _UNIT = 1.7  # from the axes to the network's units, in which points on all of an axis have sd 1
 
 

@@ -31,8 +31,8 @@ from pyro_bbb.training.history import History
 Self = TypeVar("Self", bound="BayesianEstimator")
 _ROWS = 2**14  # rows of one pass where only summaries of the draws stay in memory
 _RECIPE = tuple(Recipe.__dataclass_fields__)
-_OF_FIT = ("guide", "estimator", "epochs", "n_iter_no_change", "tol", "lr", "temperature")
-_OF_BOTH = ("max_epochs", "batch_size")  # options that chains take, too
+_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")  # options
+_OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
 _KEY = "estimator"  # in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
 _FORM = {  # of what an estimator saves there
@@ -104,15 +104,15 @@ class BayesianEstimator(BaseEstimator):
 
     # --- training ---
 
-    def _recipe(self, *, for_further_rows: bool = False) -> Recipe:
+    def _recipe(self) -> Recipe:
         """The parameters, with ``inference="auto"`` resolved where it does not depend on data."""
         count("num_samples", self.num_samples)
         values = {name: getattr(self, name) for name in _RECIPE}
         usual = inspect.signature(type(self).__init__).parameters
-        changed = [n for n in (*_OF_FIT, *_OF_BOTH) if getattr(self, n) != usual[n].default]
-        if self.inference == "auto" and (changed or for_further_rows):
+        changed = [n for n in _OF_TRAINING if getattr(self, n) != usual[n].default]
+        if self.inference == "auto" and changed:
             values["inference"] = "variational"
-        if self.inference == "chains" and (unused := [n for n in changed if n in _OF_FIT]):
+        if self.inference == "chains" and (unused := [n for n in changed if n in _OF_GUIDES]):
             raise ValueError(
                 f"{unused[0]} must stay at its default for inference='chains', which does not use "
                 f"it, got {getattr(self, unused[0])!r}; inference='variational' does"
@@ -251,6 +251,17 @@ class BayesianEstimator(BaseEstimator):
                     "joblib.dump keeps objects"
                 )
         return parameters
+
+
+def takes_further_rows(estimator: Any) -> bool:
+    """Return whether there is `partial_fit`, for `available_if`; the reason why not is raised."""
+    guide = getattr(getattr(estimator, "posterior_", None), "guide", None)
+    if estimator.inference == "chains" or isinstance(guide, Chains):
+        raise AttributeError(
+            "chains have no Normal marginals that could be the prior of further rows: fit all rows "
+            "at once, or take inference='variational'"
+        )
+    return True
 
 
 def rows_of_weight(

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.files import LoadError
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_dense, count
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.prediction import ClassificationPrediction
@@ -23,6 +26,7 @@ from pyro_bbb.sklearn._base import (
     Uncertainty,
     as_random_seed,
     rows_of_weight,
+    takes_further_rows,
 )
 from pyro_bbb.sklearn._params import Recipe
 
@@ -36,20 +40,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         activation: name, or what makes the module between two layers, such as ``torch.nn.ReLU``.
         prior: prior of the weights, in any form that `pyro_bbb.priors` takes; ``None`` is
             ``"normal"`` for a guide, and ``FanInNormal(2.5)`` for chains.
-        inference: ``"chains"`` samples the posterior by `pyro_bbb.sample`: its band opens where
-            there are no data. ``"variational"`` trains a guide by `pyro_bbb.fit`: fast for any
-            size, and too sure between and beyond the data. ``"auto"`` takes chains on a CPU for
-            up to 5,000 weights and rows, if the options of training (``guide`` to
-            ``temperature``) are left at their defaults.
-        seconds: the most seconds that chains may take; fewer where they agree before. A result cut
-            short by time is not a function of ``random_state``; one cut short by ``max_epochs`` is.
+        inference: how the posterior is found, as in `BayesianRegressor`; by default by a guide.
+        seconds: the most seconds that chains may take.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or what makes a guide
             of a model.
         estimator: how gradients are estimated, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             by itself, as the next three say.
-        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps, and
-            10,000 of each chain.
+        max_epochs: the most passes over the rows; by default as many as make some 4,000 steps.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
@@ -145,6 +143,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         return self._fit(X, y, None, sample_weight, self._recipe())
 
+    @available_if(takes_further_rows)
+    @locked
     def partial_fit(
         self,
         X: ArrayLike,
@@ -154,7 +154,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     ) -> BayesianClassifier:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
-        The first call is one of `fit`, by a guide unless ``inference="chains"``, and decides on
+        Chains have no such method. The first call is one of `fit` by a guide, and decides on
         the scales of the inputs. Rows given twice count as two observations.
 
         Args:
@@ -177,7 +177,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 f"got {self.class_weight!r}; or give weights of the rows as sample_weight"
             )
         if not hasattr(self, "posterior_"):
-            recipe = self._recipe(for_further_rows=True)
+            recipe = replace(self._recipe(), inference="variational")
             return self._fit(X, y, classes, sample_weight, recipe)
         if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")

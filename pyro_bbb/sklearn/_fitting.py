@@ -185,10 +185,9 @@ def _sampled(
 
 def _networks(chains: Chains, num_samples: int, seed: int) -> dict[str, Tensor]:
     """Return as many draws, evenly spaced over all chains from a random start, in random order."""
-    total = chains.diverging.numel()
     with seeded(seed):
         start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
-    rows = ((order + start) * total / num_samples).long()
+    rows = ((order + start) * chains.diverging.numel() / num_samples).long()
     return {name: draws[rows] for name, draws in chains.items()}
 
 
@@ -225,10 +224,7 @@ def _as_prior(guide: Any) -> Prior:
         return from_guide(guide)
     except TypeError as error:  # as of an ensemble
         kind = type(guide).__name__
-        raise TypeError(
-            f"guide must have Normal marginals to be learned on, got {kind}: fit all rows at once, "
-            "or take inference='variational' and a guide that has them"
-        ) from error
+        raise TypeError(f"guide must have Normal marginals to be learned on, got {kind}") from error
 
 
 def _start_from(guide: Any, before: Any) -> None:

@@ -27,14 +27,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb import guides
-from pyro_bbb._utils.validation import (
-    as_device,
-    as_number,
-    at_least_zero,
-    count,
-    one_of,
-    positive,
-)
+from pyro_bbb._utils.validation import as_number, at_least_zero, count, one_of, positive
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import (
@@ -132,8 +125,7 @@ class Recipe:
     def by_chains(self, sizes: list[int], rows: int) -> bool:
         """Return whether a network of such layers on so many rows is sampled by chains."""
         weights = sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
-        on_cpu = as_device(self.device or "cpu").type == "cpu"
-        small = on_cpu and max(weights, rows) <= _MOST
+        small = max(weights, rows) <= _MOST and str(self.device or "cpu").startswith("cpu")
         return self.inference == "chains" or (self.inference == "auto" and small)
 
     def can_sample(self, model: BayesianModel) -> bool:
@@ -218,11 +210,10 @@ def make_noise(noise: Any, unit: Tensor) -> Likelihood:
 def with_priors(likelihood: Likelihood) -> Likelihood:
     """Return a likelihood of which nothing is a point estimate, as far as it is one of ours."""
     missing: Any = {} if likelihood.ignored is None else {"missing": "ignore"}
-    if not any(x.requires_grad for x in likelihood.parameters()):
-        return likelihood
-    if type(likelihood) is Gaussian:
+    learned = any(x.requires_grad for x in likelihood.parameters())
+    if learned and type(likelihood) is Gaussian:
         return Gaussian(dist.HalfNormal(likelihood.scale.detach()), **missing)
-    if type(likelihood) is NegativeBinomial:  # 0.1 to 400 times the start in 95 %
+    if learned and type(likelihood) is NegativeBinomial:  # 0.1 to 400 times the start in 95 %
         start = likelihood.total_count.detach().log() + 2.0
         return NegativeBinomial(dist.LogNormal(start, torch.full_like(start, 2.0)), **missing)
     return likelihood

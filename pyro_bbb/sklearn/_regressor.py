@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 from sklearn.base import RegressorMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import validate_data
 
 from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_dense, count
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
@@ -28,6 +31,7 @@ from pyro_bbb.sklearn._base import (
     as_random_seed,
     from_json,
     rows_of_weight,
+    takes_further_rows,
 )
 from pyro_bbb.sklearn._params import Recipe, make_noise
 
@@ -185,12 +189,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self._learn(rows, scaled, likelihood, outputs, weight, recipe)
         return rows, targets
 
+    @available_if(takes_further_rows)
+    @locked
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None
     ) -> BayesianRegressor:
         """Learns from further rows without the earlier ones: the posterior is their prior.
 
-        The first call is one of `fit`, by a guide unless ``inference="chains"``, and decides on
+        Chains have no such method. The first call is one of `fit` by a guide, and decides on
         the scales of inputs and targets. Rows given twice count as two observations. A learned
         noise becomes its running estimate.
 
@@ -204,10 +210,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
         Raises:
             ValueError: as for `fit`, or the guide has no Normal marginals to be a prior.
-            TypeError: as for `fit`, or likewise, as chains.
+            TypeError: as for `fit`, or likewise.
         """
         if not hasattr(self, "posterior_"):
-            recipe = self._recipe(for_further_rows=True)
+            recipe = replace(self._recipe(), inference="variational")
             self._warn_if_too_narrow(*self._fit(X, y, sample_weight, recipe))
             return self
         rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=False), sample_weight)

@@ -746,9 +746,7 @@ def test_chains_are_a_posterior_that_is_saved(tmp_path):
     bbb.save(tmp_path, model, chains, metadata={"a": 1})
     loaded = bbb.load(tmp_path)
     assert loaded.metadata == {"a": 1} and repr(loaded.guide) == repr(chains)
-    for name, value in vars(chains).items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(getattr(loaded.guide, name), value), name
+    assert torch.equal(loaded.guide.log_density, chains.log_density)
     assert all(torch.equal(loaded.guide[name], chains[name]) for name in chains)
     for use in (
         lambda *of: bbb.predict(*of, X).components.loc,
@@ -783,4 +781,4 @@ def test_thinned_chains_keep_their_last_draws_and_diagnostics():
     )
     assert thin.step_size.shape == (3,) and thin.seconds == chains.seconds
     assert torch.equal(chains.thin(1).log_density, chains.log_density[:, [3]])
-    assert torch.equal(chains.thin(99).log_density, chains.log_density)
+    assert torch.equal(thin.num_gradients, 2 * chains.num_gradients[:, :2])
