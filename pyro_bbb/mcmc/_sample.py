@@ -60,13 +60,15 @@ from pyro_bbb.mcmc._sgmcmc_loop import DivergedError, SavedRun
 from pyro_bbb.metrics import ess, r_hat
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json
-from pyro_bbb.prediction._weight_samples import default_rows, per_draw
+from pyro_bbb.prediction import default_rows, per_draw
 
 TUNED_SAMPLERS = ("mclmc", "hmc", "sghmc")
 _FULL_BATCH = 4096  # rows up to which a step takes all data
 _BATCH = 512  # rows of a minibatch above
-_NUMBERS = 2**19  # of all chains' positions together, where num_chains is not given
-_R_HAT, _ESS, _SHARE = 1.05, 200.0, 0.95  # of function values that have to be as good
+_MOST_CHAINS, _LEAST_CHAINS = 64, 8  # where num_chains is not given:
+_WORK = 2**24  # of a step of all chains, in rows times latents
+_TRAINING_BATCH = 128  # rows of a training step
+_R_HAT, _ESS, _FRACTION = 1.2, 400.0, 0.95  # of function values that have to be as good
 _PROBED = 64  # training inputs, and as many others, at which functions are compared
 _LR = 0.01  # Adam's
 _BLOCK = 100  # training steps between two looks at the energy
@@ -107,9 +109,10 @@ def sample(
 
     The chains are trained first, all at once (Adam, until the energy stops falling), then sampled
     in rounds of doubling length. Sampling stops when the chains agree on the network's function:
-    at 95 % of the compared outputs $\hat R \le 1.05$ and an effective sample size of at least 200;
-    or when ``seconds`` or ``max_steps`` are used up. A chain whose energy error is infinite or
-    above 1,000 nats returns to its last position with half the step; ``restarts`` counts it.
+    at 95 % of the compared outputs the effective sample size is at least 400 (for four chains
+    $\hat R$ is then below 1.01) and $\hat R$ at most 1.2 (for many short ones); or when
+    ``seconds`` or ``max_steps`` are used up. A chain whose energy error is infinite or above 1,000
+    nats returns to its last position with half the step; ``restarts`` counts it.
 
     Networks are in evaluation mode; parameters that are not random stay as they are.
 
@@ -119,7 +122,8 @@ def sample(
             them.
         sampler: ``"mclmc"`` (microcanonical Langevin) or ``"hmc"``, with all data in each step;
             ``"sghmc"`` on minibatches. By default mclmc up to 4,096 rows, sghmc above.
-        num_chains: number of chains; by default 32, and 4 to 32 for more than 16,000 latents.
+        num_chains: number of chains; by default 64, fewer where rows times latents are more than
+            262,144, and at least 8.
         num_samples: draws kept in all, spread over the last round of all chains.
         seconds: budget of wall time, within which the last round is shortened to fit. The result
             is a function of the seed only where something else ends the run.
@@ -180,7 +184,7 @@ def sample(
 
 
 @dataclass
-class State:
+class SamplerState:
     """Positions of all chains ``[chains, d]``, with what each sampler keeps between steps."""
 
     z: Tensor
@@ -190,7 +194,7 @@ class State:
 
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # energies and gradients at positions
-Step = Callable[[State, Evaluate, Tensor, Tensor], tuple[State, Tensor, Tensor]]
+Step = Callable[[SamplerState, Evaluate, Tensor, Tensor], tuple[SamplerState, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -230,8 +234,8 @@ def _unit(u: Tensor) -> Tensor:
 
 
 def _mclmc_step(
-    state: State, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
-) -> tuple[State, Tensor, Tensor]:
+    state: SamplerState, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
+) -> tuple[SamplerState, Tensor, Tensor]:
     d = state.z.shape[1]
     # partial refreshment of the velocity over the length L = sqrt(d)
     nu = (torch.expm1(2 * epsilon / math.sqrt(d)) / d).sqrt()
@@ -242,7 +246,7 @@ def _mclmc_step(
     energy, gradient = evaluate(z)
     u, second = _turn(u, -scale * gradient, epsilon / 2)
     error = first + second + energy - state.energy
-    return State(z, u, energy, gradient), error, torch.ones_like(error)
+    return SamplerState(z, u, energy, gradient), error, torch.ones_like(error)
 
 
 def _mclmc_change(d: int, error: Tensor, *_: Any) -> Tensor:
@@ -252,8 +256,8 @@ def _mclmc_change(d: int, error: Tensor, *_: Any) -> Tensor:
 
 
 def _hmc_step(
-    state: State, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
-) -> tuple[State, Tensor, Tensor]:
+    state: SamplerState, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
+) -> tuple[SamplerState, Tensor, Tensor]:
     p = torch.randn_like(state.z)
     start = state.energy + p.square().sum(1) / 2
     h = epsilon * (0.8 + 0.4 * torch.rand_like(epsilon))  # no resonance with a frequency
@@ -266,7 +270,7 @@ def _hmc_step(
     error = energy + p.square().sum(1) / 2 - start
     acceptance = torch.exp(-error).clamp(max=1.0).nan_to_num(0.0)
     accepted = torch.rand_like(acceptance) < acceptance
-    proposal = State(z, p, energy, gradient)
+    proposal = SamplerState(z, p, energy, gradient)
     # a rejected proposal is not a divergence
     error = torch.where(accepted | error.isfinite(), error.clamp(max=_DIVERGED / 2), error)
     return _where(accepted, proposal, state), error, acceptance
@@ -277,23 +281,25 @@ def _hmc_change(error: Tensor, acceptance: Tensor, epsilon: float) -> Tensor:
 
 
 def _sghmc_step(
-    state: State, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
-) -> tuple[State, Tensor, Tensor]:
+    state: SamplerState, evaluate: Evaluate, scale: Tensor, epsilon: Tensor
+) -> tuple[SamplerState, Tensor, Tensor]:
     # BAOAB with friction 1: kick, drift, noise, drift
     energy, gradient = evaluate(state.z)
     p = state.motion - epsilon * scale * gradient
+    heat = p.square().mean(1) - 1
     decay = torch.exp(-epsilon)
     z = state.z + epsilon / 2 * scale * p
     p = decay * p + (1 - decay.square()).sqrt() * torch.randn_like(p)
     z = z + epsilon / 2 * scale * p
-    heat = p.square().mean(1) - 1
     heat = torch.where(energy.isfinite() & gradient.isfinite().all(1), heat, math.inf)
-    return State(z, p, energy, gradient), heat, torch.ones_like(heat)
+    return SamplerState(z, p, energy, gradient), heat, torch.ones_like(heat)
 
 
 def _sghmc_change(error: Tensor, acceptance: Tensor, epsilon: float) -> Tensor:
-    """Return a change slower than heat decays, which takes 1 / (2 epsilon) steps."""
-    return (1 - error.mean() / _HEAT).clamp(-2.0, 1.0) * epsilon / 4
+    """Return a change slower than heat decays, in 1 / (2 epsilon) steps, unless it runs away."""
+    heat = error.mean()
+    change = (1 - heat / _HEAT).clamp(-2.0, 1.0) * epsilon / 4
+    return torch.where(heat > 10 * _HEAT, -0.2, change).clamp(max=-math.log(epsilon))
 
 
 def _kernel(sampler: str, d: int) -> Kernel:
@@ -310,10 +316,10 @@ def _kernel(sampler: str, d: int) -> Kernel:
     return Kernel(lambda z: _unit(torch.randn_like(z)), _mclmc_step, change, epsilon, tolerance)
 
 
-def _where(chains: Tensor, new: State, old: State) -> State:
+def _where(chains: Tensor, new: SamplerState, old: SamplerState) -> SamplerState:
     """Return ``new`` for the chosen chains, ``[chains]``, and ``old`` for the others."""
     pick = chains[:, None]
-    return State(
+    return SamplerState(
         torch.where(pick, new.z, old.z),
         torch.where(pick, new.motion, old.motion),
         torch.where(chains, new.energy, old.energy),
@@ -331,7 +337,8 @@ class _Counters:
     done: int = 0  # gradients of each chain
     seconds: float = 0.0
     trained: int = 0  # number of the last training step
-    energy: float = math.inf  # mean over the chains, at the last look
+    energy: float = math.inf  # mean over the chains and the last block of training steps
+    block: float = 0.0  # sum of the chains' mean energies in this block
     begun: int = 0  # gradients before the round
     length: int = 0  # gradients of the round, 0 in training
     log_epsilon: float = 0.0  # logarithm of the step in whitened coordinates
@@ -367,13 +374,13 @@ class _Run:
         max_steps: int,
         seconds: float | None,
     ) -> None:
-        self.potential, self.batches, self.kernel, self.inputs = potential, batches, kernel, inputs
+        self.potential, self.kernel, self.inputs = potential, kernel, inputs
+        self.all_batches = batches
         self.draws, self.max_steps, self.budget = draws, max_steps, seconds or math.inf
         self.began = time.perf_counter()
-        self._gradient = MinibatchGradient(potential, z, batches.first())
-        self._stream = iter(batches)
+        self._draw_from(Shuffled(batches.x, batches.y, min(batches.batch_size, _TRAINING_BATCH)), z)
         zeros = torch.zeros_like(z)
-        self.state = self.anchor = State(z, kernel.begin(z), zeros[:, 0], zeros)
+        self.state = self.anchor = SamplerState(z, kernel.begin(z), zeros[:, 0], zeros)
         self.adam = [zeros, zeros]  # moving means of the gradient and of its square
         self.scale, self.factor = torch.ones_like(z[0]), torch.ones_like(z[:, 0])
         self.restarts = torch.zeros(len(z), dtype=torch.long, device=z.device)
@@ -382,6 +389,11 @@ class _Run:
             trained=max(1, max_steps // 5), log_epsilon=math.log(kernel.epsilon)
         )
         self._forget()
+
+    def _draw_from(self, batches: Shuffled, z: Tensor) -> None:
+        """Take minibatches from now on from these."""
+        self.batches, self._stream = batches, iter(batches)
+        self._gradient = MinibatchGradient(self.potential, z, batches.first())
 
     def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return energies and gradients given the next minibatch."""
@@ -422,10 +434,11 @@ class _Run:
         direction = self.adam[0] / (1 - 0.9**t) / (self.adam[1] / (1 - 0.999**t)).sqrt().add(1e-8)
         lr = _LR * min(1.0, (counters.trained - t) / _BLOCK)
         self.state = replace(self.state, z=self.state.z - lr * self.factor[:, None] * direction)
-        if t % _BLOCK == 0 and t + _BLOCK < counters.trained:
-            now = float(energy[~bad].mean())
+        counters.block += float(energy[~bad].mean())
+        if t % _BLOCK == 0:
+            now, counters.block = counters.block / _BLOCK, 0.0
             slow = counters.energy - now < _FALL * self.scale.numel()
-            if slow or counters.seconds > self.budget / 5:
+            if t + _BLOCK < counters.trained and (slow or counters.seconds > self.budget / 5):
                 counters.trained = t + _BLOCK
             counters.energy = now
         if t >= counters.trained:
@@ -434,6 +447,8 @@ class _Run:
     def _begin_sampling(self) -> None:
         """Whiten by the spread of the trained chains, and choose the length of the first round."""
         counters = self.counters
+        if self.all_batches.batch_size > self.batches.batch_size:
+            self._draw_from(self.all_batches, self.state.z)
         energy, gradient = self.evaluate(self.state.z)
         self.state = replace(self.state, energy=energy, gradient=gradient)
         bad = ~(energy.isfinite() & gradient.isfinite().all(1))
@@ -466,9 +481,13 @@ class _Run:
             self.state, self.evaluate, self.scale, epsilon * self.factor[:, None]
         )
         bad = ~(error.abs() < _DIVERGED)
-        self.anchor, self.state = _where(bad, self.anchor, self.state), state
         if bad.any():
+            self.anchor, self.state = _where(bad, self.anchor, self.state), state
             self._return(bad)
+        else:
+            self.anchor, self.state = self.state, state
+        erring = ~bad & (error.abs() > self.kernel.tolerance)
+        self.factor = torch.where(erring, 0.8 * self.factor, self.factor)
         counters.done += self.kernel.gradients
         if counters.done <= last:
             self._tune(error, acceptance, bad, last)
@@ -486,14 +505,13 @@ class _Run:
             self._end_round()
 
     def _tune(self, error: Tensor, acceptance: Tensor, bad: Tensor, last: int) -> None:
-        """Change the common step size, and each chain's factor: down where it errs, or up to 1."""
+        """Change the common step size, and bring each chain's factor back to 1."""
         counters, good = self.counters, ~bad
         if good.any():
             epsilon = math.exp(counters.log_epsilon)
             change = float(self.kernel.change(error[good], acceptance[good], epsilon))
             counters.log_epsilon += min(max(change, -0.2), 0.2)
-        erring = good & (error.abs() > self.kernel.tolerance)
-        self.factor = torch.where(erring, 0.9 * self.factor, self.factor**0.995)
+        self.factor = self.factor**0.995
         if 2 * (counters.done - counters.begun) > last - counters.begun:
             counters.averaged += 1
             counters.mean_log_epsilon += (
@@ -504,17 +522,19 @@ class _Run:
 
     def _return(self, bad: Tensor) -> None:
         """Return diverged chains to where they were, with half the step, or to another chain."""
-        self.factor = torch.where(bad, self.factor / 2, self.factor)
+        counters, origin = self.counters, self.anchor
         self.restarts, self.returned = self.restarts + bad, self.returned | bad
-        origin = self.anchor
-        if (lost := self.factor < _SMALLEST).any():
-            if lost.all():
-                raise DivergedError(int(lost.nonzero()[0]), self.counters.done + 1)
+        if counters.length and 2 * bad.sum() > len(bad):  # the common step is too large
+            counters.log_epsilon -= math.log(2)
+            if counters.log_epsilon < math.log(self.kernel.epsilon * _SMALLEST**3):
+                raise DivergedError(int(bad.nonzero()[0]), counters.done + 1)
+        else:
+            self.factor = torch.where(bad, self.factor / 2, self.factor)
+        if (lost := self.factor < _SMALLEST).any() and not lost.all():
             others = (~lost).nonzero().squeeze(1)
-            rows = torch.where(
-                lost, others[torch.randint(len(others), lost.shape)], torch.arange(len(lost))
-            )
-            origin = State(*(value[rows] for value in vars(origin).values()))
+            anywhere = others[torch.randint(len(others), bad.shape, device=bad.device)]
+            rows = torch.where(lost, anywhere, torch.arange(len(bad), device=bad.device))
+            origin = SamplerState(*(value[rows] for value in vars(origin).values()))
             self.factor = torch.where(lost, 1.0, self.factor)
         origin = replace(origin, motion=self.kernel.begin(origin.z))
         self.state = _where(bad, origin, self.state)
@@ -565,8 +585,8 @@ class _Run:
             effective = ess(values)
             moving = effective.isfinite()  # what is constant agrees
             if moving.any():
-                r = r_hat(values)[moving].quantile(_SHARE) if chains > 1 else math.nan
-                worst.append((float(r), float(effective[moving].quantile(1 - _SHARE))))
+                r = r_hat(values)[moving].quantile(_FRACTION) if chains > 1 else math.nan
+                worst.append((float(r), float(effective[moving].quantile(1 - _FRACTION))))
         if not worst:
             return None, math.inf
         r = max(pair[0] for pair in worst)
@@ -609,14 +629,16 @@ class _Run:
         device = self.state.z.device
         on_device = {name: value.to(device) for name, value in tensors.items()}
         self.counters = _Counters(**{name: spec[name] for name in vars(self.counters)})
-        self.state = State(*(on_device[f"state.{name}"] for name in vars(self.state)))
-        self.anchor = State(*(on_device[f"anchor.{name}"] for name in vars(self.anchor)))
+        self.state = SamplerState(*(on_device[f"state.{name}"] for name in vars(self.state)))
+        self.anchor = SamplerState(*(on_device[f"anchor.{name}"] for name in vars(self.anchor)))
         self.adam = [on_device[f"adam.{i}"] for i in range(2)]
         for name in ("scale", "factor", "restarts", "returned"):
             setattr(self, name, on_device[name])
         if "positions" in tensors:
             for name in _DRAWS:
                 setattr(self, name, list(on_device[name]))
+        if self.counters.length and self.all_batches.batch_size > self.batches.batch_size:
+            self._draw_from(self.all_batches, self.state.z)
         self.batches.restore_random_state(tensors)
 
 
@@ -676,5 +698,5 @@ def _choose(sampler: str | None, batch_size: int | None, rows: int) -> tuple[str
 def _chain_count(potential: Potential, num_chains: int | None) -> int:
     if num_chains is not None:
         return count("num_chains", num_chains)
-    latents = potential.parts[-1].stop
-    return min(32, max(4, _NUMBERS // latents))
+    work = potential.parts[-1].stop * len(potential.y)
+    return min(_MOST_CHAINS, max(_LEAST_CHAINS, _WORK // work))

@@ -25,6 +25,8 @@ from pyro_bbb.prediction._predict import (
 )
 from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 from pyro_bbb.prediction._temperature import TemperatureScaled, temperature_scaling
+from pyro_bbb.prediction._weight_samples import default_rows as default_rows
+from pyro_bbb.prediction._weight_samples import per_draw as per_draw
 
 __all__ = [
     "ClassificationPrediction",
