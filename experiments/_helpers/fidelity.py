@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from _helpers.repeats import over
-from _helpers.run import Data, Picture, Run
+from _helpers.run import Data, Picture, Run, Table
 from _helpers.scores import scores
 from pyro_bbb import metrics, plots
 from pyro_bbb.prediction import GaussianPrediction
@@ -263,6 +263,23 @@ def verdict(nuts: dict[str, Any]) -> str:
         f"The four chains do NOT agree (R-hat up to {worst:.3f}, 1.01 or more): "
         f"NUTS is no reference here, and distances to it mean little; {rest}"
     )
+
+
+def title(name: str) -> str:
+    """The name of a problem in words."""
+    return name.replace("_", " ").capitalize()
+
+
+def nuts_table(records: dict[str, Any]) -> Table:
+    """Convergence and costs of NUTS on every problem, given its diagnostics."""
+    columns = ("NUTS", "R-hat, on", "off", "ESS, on", "off", "floor, off", "gradients", "seconds")
+    rows = []
+    for name, nuts in records.items():
+        cells = [f"{nuts['r_hat'][at]:.3f}" for at in ("on", "off")]
+        cells += [f"{nuts['ess'][at]:,.0f}" for at in ("on", "off")]
+        cells += [f"{nuts['floor']['off']['function']:.3f}", f"{nuts['gradients_per_draw']:.0f}"]
+        rows.append([title(name), *cells, f"{nuts['seconds']:.0f}"])
+    return Table(columns, rows)
 
 
 def draw_bands(

@@ -6,7 +6,7 @@ Fashion-MNIST, ``load_uci`` the UCI regression sets with their splits (``read_uc
 their layout), ``load_mushrooms`` the UCI mushrooms; ``as_tensors`` takes what users have, ``split``
 holds rows out for validation, ``standardize`` scales columns, and ``Minibatches`` is one epoch's
 worth of shuffled batches. ``rotate``, ``translate`` and ``corrupt`` make images that are shifted;
-``k_center`` chooses a few examples that stand for all.
+``k_center`` chooses a few that stand for all. ``reference`` loads a posterior sampled by NUTS.
 
 The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
 ``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
@@ -25,10 +25,13 @@ from pyro_bbb.data._images import load_images
 from pyro_bbb.data._standardize import Standardization, standardize
 from pyro_bbb.data._tables import UCIData, load_mushrooms, load_uci, read_uci
 from pyro_bbb.data._tensors import Minibatches, as_tensors, split
+from pyro_bbb.data.references import REFERENCES, Reference, reference
 
 __all__ = [
     "CORRUPTIONS",
     "Minibatches",
+    "REFERENCES",
+    "Reference",
     "Standardization",
     "UCIData",
     "as_tensors",
@@ -38,6 +41,7 @@ __all__ = [
     "load_mushrooms",
     "load_uci",
     "read_uci",
+    "reference",
     "rotate",
     "split",
     "standardize",

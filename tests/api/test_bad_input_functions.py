@@ -332,6 +332,24 @@ DATA = [
         },
         bad={"1": ({"number": 1}, r"number must be in \[0, 0\], got 1")},
     ),
+    Row(
+        "data.reference",
+        lambda: {"name": "yacht", "root": "no such folder"},
+        bad={"unknown": ({"name": "yachts"}, "name must be one of")},
+        also=(FileNotFoundError,),
+        skip={"root: None": "would begin a download"},
+        fails=True,
+    ),
+    Row(
+        "data.Reference.compare",
+        lambda: {"self": bbb.data.reference("sine"), "functions": torch.zeros(2, 64)},
+        bad={
+            "probes": ({"functions": torch.zeros(2, 9)}, r"finite, \[draws, 64, 1\], got \[2, 9\]"),
+            "NaN": ({"functions": torch.full((2, 64), NAN)}, "functions must be finite"),
+            "list": ({"functions": [[0.0] * 64]}, "functions must be a tensor"),
+        },
+        fine={"numpy": {"functions": np.zeros((2, 64))}},
+    ),
 ]
 
 TRAINING = [

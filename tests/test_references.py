@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reference posteriors: what their files hold, and distances to them."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import wasserstein_distance
+
+import pyro_bbb as bbb
+from pyro_bbb import metrics
+from pyro_bbb.data import REFERENCES, references
+
+FROM_FILES = {"airfoil", "boston", "energy", "wine", "yacht"}  # of the UCI repository
+ROOT = os.environ.get("PYRO_BBB_DATA")
+KEYS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+HERE = [name for name in REFERENCES if ROOT or name not in FROM_FILES]
+
+
+def draws(*size, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- what the files hold ---
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_data_probes_and_model_are_those_that_nuts_was_given(name):
+    reference = bbb.data.reference(name)
+    assert reference.functions.shape == (2000, 64, 1) and reference.functions.dtype == torch.float16
+    model = reference.make_model()
+    model.check(reference.x, reference.y)
+    model.check(reference.probes)
+    assert reference.on_data.sum() == 32
+    off = reference.probes[~reference.on_data]
+    assert not any((reference.x == probe).all(1).any() for probe in off)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_halves_of_the_chains_are_as_near_as_their_draws_allow(name):
+    reference = bbb.data.reference(name)
+    first, second = reference.functions.unflatten(0, (2, -1))
+    half = dataclasses.replace(reference, functions=second)
+    same = {"function": 0.0, "sd_ratio": 1.0}
+    assert half.compare(second) == {"on": same, "off": same}
+    ess = metrics.ess(reference.functions[..., 0].double().unflatten(0, (8, -1))).min()
+    for found in half.compare(first).values():
+        # means of halves of n effective draws differ by sqrt(4 / n) sd: four of these
+        assert found["function"] < 4 * (4 / ess) ** 0.5
+        assert 0.85 < found["sd_ratio"] < 1.15
+
+
+# --- loading ---
+
+
+def test_rows_that_are_not_there_are_asked_for(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"set PYRO_BBB_DATA=ROOT .*ROOT/airfoil/airfoil.csv"
+    ):
+        bbb.data.reference("airfoil", root=tmp_path)
+    with pytest.raises(FileNotFoundError, match="set PYRO_BBB_DATA=ROOT .*ROOT/uci/yacht/data.npz"):
+        bbb.data.reference("yacht", root=tmp_path)
+
+
+def test_other_rows_and_damaged_draws_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "airfoil").mkdir()
+    rows = np.random.default_rng(0).random((1503, 6))
+    path = tmp_path / "airfoil" / "airfoil.csv"
+    np.savetxt(path, rows, delimiter=",", header="names", comments="")
+    with pytest.raises(RuntimeError, match="airfoil: data, model and draws have the digest"):
+        bbb.data.reference("airfoil", root=tmp_path)
+    content = bytearray((references.FOLDER / "sine.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "sine.safetensors").write_bytes(content)
+    monkeypatch.setattr(references, "FOLDER", tmp_path)
+    with pytest.raises(RuntimeError, match=r"sine: .* replace .*sine.safetensors"):
+        bbb.data.reference("sine")
+
+
+# --- distances ---
+
+
+def test_distances_are_those_of_scipy():
+    reference = bbb.data.reference("sine")
+    gold = reference.functions[..., 0].double()
+    other = gold[:700] * 1.3 + draws(700, 64)
+    found = reference.compare(other)
+    for name, at in {"on": reference.on_data, "off": ~reference.on_data}.items():
+        pairs = zip(other[:, at].T.numpy(), gold[:, at].T.numpy(), strict=True)
+        expected = np.mean([wasserstein_distance(u, v) for u, v in pairs])
+        spread = float(gold[:, at].std(0).mean())
+        assert found[name]["function"] == pytest.approx(expected / spread, rel=1e-9)
+        assert found[name]["sd_ratio"] == pytest.approx(float(other[:, at].std(0).mean() / spread))
+    assert reference.distance(other) == found["off"]["function"]
+
+
+def test_a_shift_a_stretch_and_a_point_have_their_distances():
+    f = draws(500, 7)
+    spread, found = float(f.std(0).mean()), references.difference
+    assert found(f + 5, f) == {"function": pytest.approx(5 / spread), "sd_ratio": pytest.approx(1)}
+    assert found(3 * f, f)["sd_ratio"] == pytest.approx(3)
+    assert found(torch.cat([f, f]).flip(0), f)["function"] == pytest.approx(0, abs=1e-12)
+    point = found(f.mean(0, keepdim=True), f)
+    assert point == {
+        "function": pytest.approx(float((f - f.mean(0)).abs().mean() / spread)),
+        "sd_ratio": 0,
+    }
+
+
+@pytest.mark.parametrize("name", ["sine", "digits", "counts"])
+def test_predictions_are_compared_by_output_probability_or_log_rate(name):
+    reference = bbb.data.reference(name)
+    model = reference.make_model()
+    weights = bbb.AutoSoftplusNormal(model).sample_posterior(3)
+    prediction = bbb.predict(model, weights, reference.probes, num_samples=3, seed=0)
+    w1, b1, w2, b2 = (weights[f"network.{key}"] for key in KEYS)
+    h = (reference.probes @ w1.mT + b1[:, None]).tanh()
+    outputs = (h @ w2.mT + b2[:, None])[..., 0].detach()
+    expected = outputs.sigmoid() if name == "digits" else outputs
+    found = reference.as_draws(prediction)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-5)
