@@ -779,6 +779,5 @@ def test_thinned_chains_keep_their_last_draws_and_diagnostics():
     assert all(
         torch.equal(x, chains.by_chain[name][:, [1, 3]]) for name, x in thin.by_chain.items()
     )
-    assert thin.step_size.shape == (3,) and thin.seconds == chains.seconds
     assert torch.equal(chains.thin(1).log_density, chains.log_density[:, [3]])
     assert torch.equal(thin.num_gradients, 2 * chains.num_gradients[:, :2])
