@@ -33,6 +33,7 @@ from pyro_bbb.training.history import History
 
 _NOISE_DRAWS = 100  # networks by which the noise of further rows is estimated
 _SMALL = 2**16  # weights
+_CHAIN_STEPS = 1500  # gradients of each chain at most, where nothing is said
 
 
 @dataclass(frozen=True)
@@ -167,18 +168,19 @@ def _sampled(
     recipe: Recipe, model: BayesianModel, x: Tensor, y: Tensor, seed: int, weight: Tensor | None
 ) -> FittedPosterior:
     """Sample the weights' posterior in single precision, and keep it in double."""
-    limit: Any = {} if recipe.max_epochs is None else {"max_steps": recipe.max_epochs}
-    chains = sample(
-        model.float(),
-        (x.float(), y.float() if y.is_floating_point() else y),
-        seconds=recipe.seconds,
-        batch_size=recipe.batch_size,
-        device=recipe.device,
-        seed=seed,
-        progress=recipe.progress,
-        sample_weight=weight,
-        **limit,
-    )
+    steps = recipe.max_epochs or _CHAIN_STEPS
+    with _threads_for(model):
+        chains = sample(
+            model.float(),
+            (x.float(), y.float() if y.is_floating_point() else y),
+            seconds=recipe.seconds,
+            batch_size=recipe.batch_size,
+            device=recipe.device,
+            seed=seed,
+            progress=recipe.progress,
+            sample_weight=weight,
+            max_steps=steps,
+        )
     chains = chains.to(dtype=torch.float64)
     return FittedPosterior(model.double(), chains, History(), _seen(x, weight))
 

@@ -72,7 +72,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             by itself, as the next three say.
         max_epochs: the most passes over the rows; by default as many as make some 4,000 steps, and
-            10,000 of each chain.
+            1,500 gradients of each chain.
         n_iter_no_change: passes over which the negative ELBO is averaged; by default as many as
             make some 200 steps. Once an average is hardly lower than the lowest before, the
             learning rate falls to 0 along a cosine, in as many passes as there were.
