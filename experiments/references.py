@@ -322,7 +322,7 @@ DECISIVE = ("seed", "chains", "warmup", "chain_length", "saved", "max_tree_depth
 
 
 def settings(config: Config) -> dict[str, int]:
-    """What decides the draws, with the problem and the sampler."""
+    """Return the settings that decide the draws, beyond the problem and the sampler."""
     return {name: getattr(config, name) for name in DECISIVE}
 
 

@@ -34,7 +34,7 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
     "posteriors_lenet5": "experiments/posteriors.py --problems mnist_lenet5",
     "shift_fashion": "experiments/shift.py --problems fashion_mlp --images 1000",
     "shift_lenet5": "experiments/shift.py --problems mnist_lenet5 --images 1000",
-    "posterior_fidelity": "experiments/posterior_fidelity.py --compile",
+    "posterior_fidelity": "experiments/posterior_fidelity.py --page docs/fidelity.md",
     "lenet5_fashion_ivon": (
         "experiments/lenet5_mnist.py --preset ivon --dataset fashion_mnist --repeats 3 --compared 0"
     ),
