@@ -46,7 +46,7 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
-from pyro_bbb._utils.inputs import Rows, SeveralInputs, as_inputs, require_inputs
+from pyro_bbb._utils.inputs import Rows, SeveralInputs, as_inputs, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import count, kind, one_of, positive
@@ -82,7 +82,7 @@ _DIVERGED = 1000.0  # nats
 _SMALLEST = 2.0**-10  # factor of a chain's step, below which it restarts elsewhere
 _LEAST_DRAWS = 16  # of each chain, to compare them
 _DRAWS = ("positions", "log_density", "acceptance", "diverging")
-_FORM = {"kind": str, "run": dict[str, Any], "done": int, "seconds": float}
+_FORM = {"kind": str, "run": dict[str, Any], "counters": dict[str, Any]}
 
 
 @locked
@@ -161,7 +161,7 @@ def sample(
     sampler, batch_size = _choose(sampler, batch_size, len(y))
     draws = count("num_samples", num_samples)
     with seeded(seed), own_store(model):
-        inputs = _compared(x, probes)
+        inputs = _compared(model, x, probes)
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
         z = draw_positions(potential, init, _chain_count(potential, num_chains))
@@ -332,12 +332,13 @@ def _where(chains: Tensor, new: SamplerState, old: SamplerState) -> SamplerState
 
 @dataclass
 class _Counters:
-    """Numbers of a run that change."""
+    """Numbers of a run that change, in its checkpoint as JSON."""
 
     done: int = 0  # gradients of each chain
     seconds: float = 0.0
+    train_seconds: float = 0.0  # of these, in training
     trained: int = 0  # number of the last training step
-    energy: float = math.inf  # mean over the chains and the last block of training steps
+    energy: float | None = None  # mean over the chains and the last block of training steps
     block: float = 0.0  # sum of the chains' mean energies in this block
     begun: int = 0  # gradients before the round
     length: int = 0  # gradients of the round, 0 in training
@@ -437,10 +438,12 @@ class _Run:
         counters.block += float(energy[~bad].mean())
         if t % _BLOCK == 0:
             now, counters.block = counters.block / _BLOCK, 0.0
-            slow = counters.energy - now < _FALL * self.scale.numel()
-            if t + _BLOCK < counters.trained and (slow or counters.seconds > self.budget / 5):
-                counters.trained = t + _BLOCK
+            before = counters.energy
+            if before is not None and before - now < _FALL * self.scale.numel():
+                counters.trained = min(counters.trained, t + _BLOCK)
             counters.energy = now
+        if counters.seconds > self.budget / 5:
+            counters.trained = min(counters.trained, t + 1 + min(_BLOCK, t // 5))
         if t >= counters.trained:
             self._begin_sampling()
 
@@ -449,7 +452,9 @@ class _Run:
         counters = self.counters
         if self.all_batches.batch_size > self.batches.batch_size:
             self._draw_from(self.all_batches, self.state.z)
+        began = time.perf_counter()
         energy, gradient = self.evaluate(self.state.z)
+        per_step = max(time.perf_counter() - began, counters.seconds / counters.done)
         self.state = replace(self.state, energy=energy, gradient=gradient)
         bad = ~(energy.isfinite() & gradient.isfinite().all(1))
         if bad.any():
@@ -457,18 +462,23 @@ class _Run:
         self.anchor, self.factor = self.state, torch.ones_like(self.factor)
         self._whiten(self.state.z[None])
         # rounds of lengths n, 2n, 4n, ... that use up what is left, n from 200 to 400
-        left = self.max_steps - counters.done
-        if self.budget < math.inf:
-            per_step = counters.seconds / counters.done
-            left = min(left, round((self.budget - counters.seconds) / per_step))
+        left = self._left(per_step)
         rounds = max(1, int(math.log2(left / _ROUND + 1))) if left > 0 else 1
         counters.length = max(self._least, left // (2**rounds - 1))
-        counters.begun = counters.done
+        counters.begun, counters.train_seconds = counters.done, counters.seconds
+        counters.trained = counters.done
+
+    def _left(self, per_step: float) -> int:
+        """Gradients until a budget is used up, each of so many seconds."""
+        left = self.max_steps - self.counters.done
+        if self.budget == math.inf:
+            return left
+        return min(left, round((self.budget - self.counters.seconds) / per_step))
 
     @property
     def _least(self) -> int:
         """Gradients of the shortest round."""
-        return 2 * self.draws * self.kernel.gradients
+        return 2 * _LEAST_DRAWS * self.kernel.gradients
 
     # --- sampling ---
 
@@ -493,15 +503,15 @@ class _Run:
             self._tune(error, acceptance, bad, last)
             return
         thin = max(1, (counters.begun + counters.length - last) // self.draws)
-        if (counters.done - last) // thin > len(self.positions) and len(
-            self.positions
-        ) < self.draws:
+        count = len(self.positions)
+        if count < min(self.draws, (counters.done - last) // thin):
             self.positions.append(self.state.z)
             self.log_density.append(-self.state.energy)
             self.acceptance.append(acceptance)
             self.diverging.append(self.returned)
             self.returned = torch.zeros_like(self.returned)
-        if counters.done >= counters.begun + counters.length:
+        late = counters.seconds > self.budget and count >= _LEAST_DRAWS
+        if late or counters.done >= counters.begun + counters.length:
             self._end_round()
 
     def _tune(self, error: Tensor, acceptance: Tensor, bad: Tensor, last: int) -> None:
@@ -544,11 +554,8 @@ class _Run:
         counters = self.counters
         counters.r_hat, counters.ess = self._agreement()
         agree = (counters.r_hat or 1.0) <= _R_HAT and counters.ess >= _ESS
-        left = self.max_steps - counters.done
-        if self.budget < math.inf:
-            per_step = counters.seconds / counters.done
-            left = min(left, round((self.budget - counters.seconds) / per_step))
-        length = min(2 * counters.length, left)
+        per_step = (counters.seconds - counters.train_seconds) / (counters.done - counters.trained)
+        length = min(2 * counters.length, self._left(per_step))
         if agree or length < max(counters.length, self._least):
             counters.over = True
             return
@@ -622,13 +629,13 @@ class _Run:
             tensors[name] = getattr(self, name)
         if self.positions:
             tensors |= {name: torch.stack(getattr(self, name)) for name in _DRAWS}
-        return vars(self.counters), tensors | self.batches.random_state(self.state.z)
+        return {"counters": vars(self.counters)}, tensors | self.batches.random_state(self.state.z)
 
     def restore(self, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
         """Go back to the state of a checkpoint."""
         device = self.state.z.device
         on_device = {name: value.to(device) for name, value in tensors.items()}
-        self.counters = _Counters(**{name: spec[name] for name in vars(self.counters)})
+        self.counters = _Counters(**spec["counters"])
         self.state = SamplerState(*(on_device[f"state.{name}"] for name in vars(self.state)))
         self.anchor = SamplerState(*(on_device[f"anchor.{name}"] for name in vars(self.anchor)))
         self.adam = [on_device[f"adam.{i}"] for i in range(2)]
@@ -669,7 +676,7 @@ def probe_inputs(x: Tensor, count: int = _PROBED) -> Tensor:
     return torch.cat([middle, mean + 2 * (pairs[0, count // 2 :] - mean)])
 
 
-def _compared(x: Rows, probes: Any) -> list[Rows]:
+def _compared(model: BayesianModel, x: Rows, probes: Any) -> list[Rows]:
     """Training inputs, evenly spaced, and probes."""
     if isinstance(x, SeveralInputs):  # maybe with weights, which are not inputs
         args, kwargs = x.args, x.kwargs
@@ -677,7 +684,7 @@ def _compared(x: Rows, probes: Any) -> list[Rows]:
     rows = torch.arange(min(len(x), _PROBED)) * len(x) // min(len(x), _PROBED)
     inputs = [x.index_select(0, rows.to(x.device))]
     if probes is not None:
-        inputs.append(require_inputs(as_inputs(probes)).to(x.device))
+        inputs.append(to_precision(require_inputs(as_inputs(probes)), model).to(x.device))
     elif isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
         inputs.append(probe_inputs(x))
     return inputs
