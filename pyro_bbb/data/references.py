@@ -103,7 +103,10 @@ class Reference:
         elif hasattr(functions, "sample_means"):
             functions = functions.sample_means
             functions = functions.log() if self.likelihood[0] == "Poisson" else functions
-        draws = tensor("functions", functions).detach().cpu().double()
+        draws = tensor("functions", functions).detach()
+        if draws.is_meta or draws.is_complex():
+            raise TypeError(f"functions must be a tensor of real numbers, got {draws.dtype}")
+        draws = draws.cpu().double()
         draws = draws[..., 0] if draws.dim() == 3 and draws.shape[-1] == 1 else draws
         if draws.shape[1:] != (len(self.probes),) or not len(draws) or not draws.isfinite().all():
             expected = f"finite, [draws, {len(self.probes)}, 1]"

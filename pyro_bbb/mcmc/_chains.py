@@ -67,7 +67,7 @@ class Chains(Mapping[str, Tensor]):
         return len(self.by_chain)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"by_chain": dict(self.by_chain)}  # a proxy has no pickle
+        return vars(self) | {"by_chain": dict(self.by_chain)}  # a proxy cannot be copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
