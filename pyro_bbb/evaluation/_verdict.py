@@ -35,7 +35,7 @@ from pyro_bbb._utils.tables import as_text
 from pyro_bbb._utils.validation import at_least_zero, count, kind
 from pyro_bbb.data import as_tensors
 from pyro_bbb.likelihoods import align
-from pyro_bbb.mcmc import Chains, DivergedError, probe_inputs, sample
+from pyro_bbb.mcmc import Chains, DivergedError, probe_inputs, sample, spread_rows
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction import ClassificationPrediction, predict
 from pyro_bbb.training import least_costs, negative_elbo
@@ -107,11 +107,11 @@ def check(
     end, size = time.perf_counter() + seconds, sum(map(math.prod, model.latent_shapes().values()))
     affordable = seconds > 0 and max(len(y), size) <= _AFFORDABLE
     with seeded(seed), evaluating(model):
-        inputs = {ON: x[_spread(len(y), _INPUTS)]}
+        inputs = {ON: x[spread_rows(len(y), _INPUTS)]}
         if probes is not None:
             inputs[OFF] = probes
         elif isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
-            inputs[OFF] = _off(x[_spread(len(y), _ROWS)])
+            inputs[OFF] = _off(x[spread_rows(len(y), _ROWS)])
         shape, diverging = _chains(posterior)
         functions = _functions(model, posterior, inputs, math.prod(shape) or num_samples)
         data_rows, calibration = _of_data(model, posterior, x, y, num_samples)
@@ -212,11 +212,6 @@ class Verdict:
         return figure
 
 
-def _spread(length: int, most: int) -> Tensor:
-    """Indices of at most ``most`` rows, evenly spread."""
-    return torch.arange(min(length, most)) * length // min(length, most)
-
-
 def _off(x: Tensor) -> Tensor:
     """Inputs farther from the data ``[n, features]`` than 95 % of these are from each other."""
     sd = x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
@@ -224,7 +219,7 @@ def _off(x: Tensor) -> Tensor:
     candidates = probe_inputs(x, 16 * _INPUTS)
     distance, order = torch.cdist(candidates / sd, x / sd).min(1).values.sort(descending=True)
     far = max(_INPUTS, int((distance > between.quantile(0.95)).sum()))
-    return candidates[order[_spread(far, _INPUTS)]]
+    return candidates[order[spread_rows(far, _INPUTS)]]
 
 
 def _functions(
@@ -316,7 +311,7 @@ def _of_data(
     model: BayesianModel, posterior: Any, x: Any, y: Tensor, num_samples: int
 ) -> tuple[list[Row], tuple[Tensor, ...]]:
     """Check the leave-one-out predictions of the targets; return them, too."""
-    rows = _spread(len(y), _ROWS)
+    rows = spread_rows(len(y), _ROWS)
     x, y = x[rows], y[rows]
     prediction = predict(model, posterior, x, num_samples=num_samples, estimator="reparam")
     if isinstance(prediction, ClassificationPrediction):

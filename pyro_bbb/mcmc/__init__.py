@@ -9,6 +9,7 @@ from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._run import run_nuts
 from pyro_bbb.mcmc._sample import probe_inputs as probe_inputs
 from pyro_bbb.mcmc._sample import sample
+from pyro_bbb.mcmc._sample import spread_rows as spread_rows
 from pyro_bbb.mcmc._sgmcmc import run_sgmcmc
 from pyro_bbb.mcmc._sgmcmc_loop import DivergedError
 

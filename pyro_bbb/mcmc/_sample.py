@@ -666,6 +666,11 @@ def _functions(
                 yield values.flatten(1)
 
 
+def spread_rows(length: int, most: int) -> Tensor:
+    """Return indices of at most ``most`` rows, evenly spread."""
+    return torch.arange(min(length, most)) * length // min(length, most)
+
+
 def probe_inputs(x: Tensor, count: int = _PROBED) -> Tensor:
     """Return inputs off the data, made of rows ``[n, features]``: between them and beyond.
 
@@ -681,8 +686,7 @@ def _compared(model: BayesianModel, x: Rows, probes: Any) -> list[Rows]:
     if isinstance(x, SeveralInputs):  # maybe with weights, which are not inputs
         args, kwargs = x.args, x.kwargs
         x = args[0] if len(args) == 1 and not kwargs else SeveralInputs(args, kwargs)
-    rows = torch.arange(min(len(x), _PROBED)) * len(x) // min(len(x), _PROBED)
-    inputs = [x.index_select(0, rows.to(x.device))]
+    inputs = [x.index_select(0, spread_rows(len(x), _PROBED).to(x.device))]
     if probes is not None:
         inputs.append(to_precision(require_inputs(as_inputs(probes)), model).to(x.device))
     elif isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
