@@ -288,7 +288,7 @@ def test_drawn_targets_have_the_predictive_distribution(fitted):
 
 
 BY_BOTH = pytest.mark.parametrize(
-    "make", [regressor, pytest.param(partial(chains, max_epochs=300), marks=pytest.mark.slow)]
+    "make", [regressor, pytest.param(partial(chains, max_epochs=600), marks=pytest.mark.slow)]
 )
 
 
@@ -301,8 +301,9 @@ def test_several_targets_keep_their_own_units(make):
     assert fitted.sample_y(X, 3).shape == (60, 2, 3)
     ratio = fitted.predict(X, return_std=True)[1].mean(0)
     assert 300 < ratio[0] / ratio[1] < 3000
-    with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
-        fitted.partial_fit(X, Y)
+    if hasattr(fitted, "partial_fit"):  # chains have none
+        with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
+            fitted.partial_fit(X, Y)
 
 
 @BY_BOTH
