@@ -104,7 +104,7 @@ def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | No
 
 def table(results: dict[str, Any]) -> str:
     """The ratios as Markdown."""
-    lines = ["| network | method | beside | step | memory, tensors | memory, process |"]
+    lines = ["| network | method | compared with | step | memory, tensors | memory, process |"]
     lines.append("|---|---|---|---:|---:|---:|")
     for network, found in results.items():
         for name, ratios in found["ratios"].items():

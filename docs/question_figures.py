@@ -313,7 +313,7 @@ def peak_of_training(
     import resource  # of Unix alone
 
     x, y = torch.rand(512, 3, 64, 64), torch.randint(10, (512,))
-    of_curve(epochs=1)  # whatever the first training of a process loads
+    of_curve(epochs=1)  # loads what the first training of a process loads
     plain = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten()),
         *(nn.Linear(1024, 4000), nn.ReLU(), nn.Linear(4000, 1000), nn.ReLU()),

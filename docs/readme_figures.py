@@ -4,7 +4,7 @@
     python docs/readme_figures.py
 
 writes ``docs/images/gap.png``, a regression with a gap in its data, and
-``docs/images/answers.png``, digits and what is no digit. A deterministic network of the same layers
+``docs/images/answers.png``, digits and other images. A deterministic network of the same layers
 stands beside each.
 """
 
