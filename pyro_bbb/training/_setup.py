@@ -26,7 +26,7 @@ from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._config import FitConfig
-from pyro_bbb.training._runners.ivon_setup import natural_gradients
+from pyro_bbb.training._ivon import natural_gradients
 from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
 from pyro_bbb.training._validation import check_fit, warn_if_unscaled

@@ -10,7 +10,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.optim import IVON
-from pyro_bbb.training._runners.ivon import FlatPosterior
+from pyro_bbb.training._ivon import FlatPosterior
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_bbb.UndertrainedWarning")
 MIXTURE_OF_ONE = bbb.ScaleMixtureNormal(0.5, 0.5, 0.5)  # N(0, .5²), which IVON cannot know
@@ -57,8 +57,8 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
 
     def recorded(self, num_data):
         found = draw(self, num_data)
-        scale = (self.hessian * num_data + self.priors.precision).rsqrt()
-        draws.append((self.value - self.mean) / scale)
+        scale = (self.state["hessian"] * num_data + self.prior.precision).rsqrt()
+        draws.append((self.theta - self.loc).detach() / scale)
         return found
 
     if engine == "eager":  # a captured step calls neither again: it is compared with the eager one

@@ -51,7 +51,8 @@ class NonFiniteRollback:
         for buffer, value in saved:
             buffer.copy_(value)
         of_functions = pyro.get_param_store()._params.values()
-        for parameter in chain(of_functions, *(module.parameters() for module in self.modules)):
+        of_modules = (module.parameters() for module in self.modules)
+        for parameter in chain(of_functions, *of_modules, getattr(self.optim, "parameters", ())):
             parameter.grad = None  # of the particles before
         self.program.elbo.particles.clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,9 +18,8 @@ from torch import Tensor
 from torch.optim import Adam, AdamW
 
 from pyro_bbb._utils.context import ItemOnDevice
+from pyro_bbb.training._ivon import NaturalGradient, NaturalGradientELBO
 from pyro_bbb.training._runners.flat_adam import FlatAdam
-from pyro_bbb.training._runners.ivon import NaturalGradient
-from pyro_bbb.training._runners.ivon_objective import NaturalGradientELBO
 from pyro_bbb.training.objectives import (
     RecordedELBO,
     RecordedTraceELBO,
@@ -69,7 +69,7 @@ SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO | Natur
 def sync_free(elbo: RecordedELBO | NaturalGradientELBO) -> SyncFreeELBO:
     """The same objective with its numbers left on the device."""
     if isinstance(elbo, NaturalGradientELBO):
-        return elbo.without_sync()
+        return replace(elbo, sync_free=True, particles=[])
     kind = SyncFreeTraceMeanFieldELBO if elbo.closed_form else SyncFreeTraceELBO
     new = kind(
         num_particles=elbo.num_particles,

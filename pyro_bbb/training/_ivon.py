@@ -1,0 +1,552 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""IVON: natural-gradient descent of a diagonal Gaussian posterior.
+
+Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks", Algorithm 1. Each
+weight has a mean $m$, a momentum $g$ and a Hessian $h$ of the mean loss per example. The posterior
+is $N(m, \sigma^2)$ with $\sigma^{-2} = \lambda(h + \delta)$, where $\lambda$ is the number of data
+over the temperature, and the prior is $N(\mu_0, 1/(\lambda\delta))$. A step draws
+$\theta = m + \sigma\epsilon$. With the gradient $\hat g$ of the mean loss at $\theta$, and Price's
+estimate $\hat h = \hat g\,(\theta - m)/\sigma^2$ of its curvature (Price 1958),
+
+$$g \leftarrow \beta_1 g + (1-\beta_1)\hat g, \qquad
+  h \leftarrow h - (1-\beta_2)(h-\hat h) + \tfrac12(1-\beta_2)^2\frac{(h-\hat h)^2}{h+\delta},$$
+$$m \leftarrow m - \alpha\,\frac{g/(1-\beta_1^t) + \delta(m-\mu_0)}{h+\delta}.$$
+
+The last term of $h$ keeps $h + \delta$ positive, whatever the sign of $\hat h$ (Lin et al. 2020):
+the new $h + \delta$ is $\tfrac12\bigl(1 + (1 - x)^2\bigr)$ times the old one,
+$x = (1-\beta_2)(h-\hat h)/(h+\delta)$.
+
+Natural gradients follow $E_q[\nabla^2(-\ln p(D|\theta) - \ln p(\theta))]$ (Khan and Rue 2023). Of a
+fixed Normal prior this Hessian is $\delta$, as above. For every other prior $\delta = 0$ and
+$-\ln p(\theta)/\lambda$ joins the loss, so that its curvature is in $\hat h$.
+
+The network runs on plain tensors: there is no graph of the KL, nor one back to $\rho$. Sums over
+examples of $\hat g$ and $\hat h$ are the gradients of the vectors of ``loc`` and ``rho``, so they
+add up over the parts of a minibatch and over processes as gradients do; so does the number of
+examples, which is the gradient of ``totals``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro import distributions as dist
+from pyro import poutine
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from pyro_bbb._handlers.pruned_sites import UnprunedEntries, unpruned_entries
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.validation import positive, probability
+from pyro_bbb.distributions import SummedNormal, softplus
+from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.training._runners.flat_adam import FlatMemory
+from pyro_bbb.training._schedules import default_lr
+from pyro_bbb.training.objectives import LossParts, NonFiniteError, loss_parts, recorded_elbo
+
+if TYPE_CHECKING:
+    from pyro_bbb.training._batches import Batches
+    from pyro_bbb.training._config import FitConfig
+
+IVON_LR = 0.1  # in units of a Newton step
+_WINDOWS = 10.0  # decay times of the Hessian in a run
+# Bounds of the Hessian at the start: below, first steps are too large for networks; above, the
+# means of a short run move too slowly.
+_LEAST_HESSIAN, _MOST_HESSIAN = 1.0, 10.0
+_LOG_2PI = math.log(2 * math.pi)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IVON:
+    r"""Options of ``fit(..., optimizer="ivon")``: natural gradients for an `AutoSoftplusNormal`.
+
+    Each step moves the mean $m$ and the Hessian $h$ of the mean loss per example by Algorithm 1 of
+    Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks". The posterior
+    has $\sigma^{-2} = \lambda h + \Lambda_0$, $\lambda$ being the number of data over the
+    temperature and $\Lambda_0$ the precision of a fixed Normal prior. Every other prior joins the
+    loss, and its curvature is estimated with that of the likelihood.
+
+    Args:
+        hess_init: $h$ at the start; by default that of the guide's scales, clipped to [1, 10].
+        beta1: decay rate of the momentum.
+        beta2: decay rate of $h$, as in the paper. By default $1 - 10/\text{steps}$ (at least .9),
+            approached over the first quarter of a run: $e^{-9}$ of the initial $h$ is left, and the
+            means have settled before $h$ follows the noise.
+
+    Raises:
+        ValueError: a number is out of range.
+        TypeError: an option is not a number.
+    """
+
+    hess_init: float | None = None
+    beta1: float = 0.9
+    beta2: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hess_init is not None:
+            positive("hess_init", self.hess_init)
+        probability("beta1", self.beta1)
+        if self.beta2 is not None:
+            probability("beta2", self.beta2)
+
+    def hessian_decay(self, num_steps: int) -> tuple[float, float]:
+        """Return ``beta2`` in a run of ``num_steps``, and the part of 1 - beta2 a step adds."""
+        if self.beta2 is not None:
+            return self.beta2, 1.0
+        return 1 - min(_WINDOWS / num_steps, 0.1), 4 / num_steps
+
+
+class NaturalGradient(Adam):
+    """IVON's step for the latents of a posterior, and Adam's for all other parameters.
+
+    Args:
+        parameters: of model and guide.
+        lr: learning rate.
+        posterior: mean and Hessian of the guide's latents.
+        options: of the algorithm.
+        num_steps: steps of the run; the decay rate of the Hessian depends on it.
+        max_lr: largest learning rate of Adam.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        *,
+        posterior: FlatPosterior,
+        options: IVON,
+        num_steps: int,
+        max_lr: float,
+    ) -> None:
+        groups: list[dict[str, Any]] = [{"params": posterior.open()}]
+        super().__init__(groups, lr=lr, fused=True)
+        latents = {*posterior.locs, *posterior.rhos}
+        if others := [p for p in parameters if p not in latents]:
+            self.add_param_group({"params": others, "max_lr": max_lr})
+        self.posterior, self.beta1 = posterior, options.beta1
+        self.beta2, self.ramp = options.hessian_decay(num_steps)
+        self.defaults.update(asdict(options), beta2=self.beta2)
+        self.found_inf: Tensor | None = None  # 1 if a step must leave the state as it is
+        self.state[posterior.totals] = posterior.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one step of all parameters that have a gradient."""
+        posterior = self.posterior
+        if not all(p.requires_grad for p in (*posterior.locs, *posterior.rhos)):
+            raise ValueError(
+                "optimizer 'ivon' trains all latents of the guide, which must not be frozen"
+            )
+        self._update(posterior)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+        if len(self.param_groups) > 1:
+            super().step()
+
+    def _update(self, q: FlatPosterior) -> None:
+        """Algorithm 1, lines 3 to 8, in place: equations at the head of this file."""
+        m, g, h = q.loc.data, q.state["momentum"], q.state["hessian"]
+        examples, kl_weight = q.totals.grad.unbind()  # type: ignore[union-attr]
+        grad: Any = q.loc.grad
+        price: Any = q.rho.grad
+        if self.found_inf is not None:  # they leave the state as it is, if multiplied by 0
+            for sums in (grad, price):
+                sums.nan_to_num_(0.0, 0.0, 0.0)
+        num_data = q.state["num_data"].copy_(examples / kl_weight)
+        delta = q.prior.precision / num_data
+        lr, rate1, rate2, debias = self._rates(examples.dtype)
+        # (1 - beta2) (h - ĥ)
+        change = torch.addcmul(h, price, 1 / examples, value=-1, out=price).mul_(rate2)
+        curvature = torch.add(h, delta, out=q.theta)
+        h.sub_(change).addcdiv_(change.square_(), curvature, value=0.5)
+        g.mul_(1 - rate1).addcmul_(grad, rate1 / examples)
+        # alpha (g / (1 - beta1^t) + delta (m - mu_0))
+        ascent = torch.mul(g, lr / debias, out=price).addcmul_(m, lr * delta)
+        if q.prior.loc is not None:
+            ascent.sub_(lr * delta * q.prior.loc)
+        m.addcdiv_(ascent, torch.add(h, delta, out=q.theta), value=-1)
+        if q.unpruned is not None:
+            m.mul_(q.unpruned)
+
+    def _rates(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Count the step; return alpha, 1 - beta1 and 1 - beta2, or zeros, and 1 - beta1^t.
+
+        They are tensors, so that no step waits for its device.
+        """
+        count = self.posterior.state["step"]
+        moving = 1.0 if self.found_inf is None else 1 - self.found_inf.to(dtype)
+        count += moving
+        t = count.clamp(min=1).to(dtype)
+        lr = torch.as_tensor(self.param_groups[0]["lr"], dtype=dtype, device=t.device)
+        rate1 = (1 - self.beta1) * torch.ones_like(t)
+        rate2 = (t * self.ramp).clamp(max=1) * (1 - self.beta2)
+        return lr * moving, rate1 * moving, rate2 * moving, 1 - self.beta1**t
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; the posterior's vectors stay where they are."""
+        super().load_state_dict(state_dict)
+        totals, vectors = self.posterior.totals, self.posterior.state
+        for name, value in self.state[totals].items():
+            vectors[name].copy_(value)
+        self.state[totals] = vectors
+
+    def write(self) -> None:
+        """Write the posterior to the guide's parameters."""
+        self.posterior.write()
+
+    def close(self) -> None:
+        """Write the posterior, and give the guide's parameters their own memory back."""
+        self.posterior.close()
+
+
+@dataclass(frozen=True)
+class NormalPriors:
+    """Fixed Normal priors of the vector of weights: numbers, or ``[n]`` where they differ.
+
+    Entries with another prior, whose density is in the loss, and pruned ones have precision 0.
+    """
+
+    loc: Tensor | None  # None for 0
+    precision: Tensor
+    log_normalizer: Tensor  # sum of ln(precision / 2 pi) / 2 over the others
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Return the sum of the log-densities."""
+        distance = theta if self.loc is None else theta - self.loc
+        return self.log_normalizer - 0.5 * (self.precision * distance).dot(distance)
+
+
+class FlatPosterior:
+    """The means and Hessians of a guide's latents as vectors, and draws from the posterior.
+
+    Beside parameters and state it takes three vectors: of the draw, its gradient, and Price's
+    product. A second draw in a step takes two more.
+
+    Args:
+        locs: the guide's means by site name; they lie on the vector ``loc`` from `open` to `close`.
+        rhos: the guide's scales by site name, likewise on ``rho``; `write` sets them.
+        prior: fixed Normal priors of the vector's entries.
+        unpruned: true where an entry is not pruned, ``[n]``; ``None`` if none is.
+        hessian: $h$ at the start, ``[n]``.
+    """
+
+    def __init__(
+        self,
+        locs: Mapping[str, nn.Parameter],
+        rhos: Mapping[str, nn.Parameter],
+        prior: NormalPriors,
+        unpruned: Tensor | None,
+        hessian: Tensor,
+    ) -> None:
+        self.names, self.locs, self.rhos = list(locs), list(locs.values()), list(rhos.values())
+        self.prior, self.unpruned = prior, unpruned
+        self.state = {  # of the algorithm, in a checkpoint; num_data is lambda of the latest step
+            "step": torch.zeros((), device=hessian.device),
+            "hessian": hessian,
+            "momentum": torch.zeros_like(hessian),
+            "num_data": hessian.new_ones(()),
+        }
+        self.theta = torch.empty_like(hessian)  # the latest draw
+        self.square = self.log_scale = hessian.new_zeros(())  # sums of eps^2 and ln sigma there
+        self._sums = self._latest = torch.zeros_like(hessian), torch.zeros_like(hessian)
+        self.totals = nn.Parameter(hessian.new_zeros(2))  # its gradient: examples, KL weight
+        self.loc = self.rho = nn.Parameter(hessian.new_empty(0))  # once open
+        self._memory: list[FlatMemory] = []
+
+    def open(self) -> list[nn.Parameter]:
+        """Move the guide's parameters onto vectors, and return the parameters of the optimiser."""
+        self._memory = [FlatMemory(tensors, keep=False) for tensors in (self.locs, self.rhos)]
+        self.loc, self.rho = (nn.Parameter(memory.vector) for memory in self._memory)
+        return [self.totals, self.loc, self.rho]
+
+    @torch.no_grad()
+    def draw(self, num_data: Tensor | float) -> dict[str, Tensor]:
+        """Draw all latents given lambda; returns leaves of a graph, by site name."""
+        further = self.loc.grad is not None  # of a step
+        pair = torch.empty_like(self.theta), torch.empty_like(self.theta)
+        self._latest = pair if further else self._sums
+        gradient, work = self._latest
+        noise, scale = self.theta.normal_(), self._scale(num_data, out=work)
+        if self.unpruned is not None:
+            noise.mul_(self.unpruned)
+            scale.masked_fill_(~self.unpruned, 1.0)
+        self.square, self.log_scale = noise.dot(noise), scale.log().sum()
+        torch.addcmul(self.loc, scale, noise, out=self.theta)
+        draws = _views(self.theta, self.locs)
+        for theta, part in zip(draws, _views(gradient.zero_(), self.locs), strict=True):
+            theta.requires_grad_().grad = part  # to which the backward pass adds
+        return dict(zip(self.names, draws, strict=True))
+
+    @torch.no_grad()
+    def add(self, num_data: Tensor | float) -> None:
+        """Add the draw's gradient, and Price's product, to those of the step."""
+        gradient, price = self._latest
+        torch.sub(self.theta, self.loc, out=price).mul_(gradient)
+        price.mul_(
+            torch.mul(self.state["hessian"], num_data, out=self.theta).add_(self.prior.precision)
+        )
+        if self.loc.grad is None:
+            self.totals.grad, self.loc.grad, self.rho.grad = None, gradient, price
+        else:
+            self.loc.grad.add_(gradient)
+            self.rho.grad.add_(price)  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def count(self, examples: int, kl_weight: Tensor | float) -> None:
+        """Add to the number of examples and the weight of the KL of a step."""
+        pair = self.totals.new_tensor([examples, 0.0])
+        pair[1] = kl_weight
+        self.totals.grad = pair if self.totals.grad is None else self.totals.grad + pair
+
+    @torch.no_grad()
+    def log_prob(self) -> Tensor:
+        """Return the log-density of the latest draw."""
+        count = len(self.theta) if self.unpruned is None else self.unpruned.sum()
+        return -0.5 * self.square - self.log_scale - count * (0.5 * _LOG_2PI)
+
+    @torch.no_grad()
+    def write(self) -> None:
+        r"""Set $\rho = \ln(e^\sigma - 1) = \sigma + \ln(-\mathrm{expm1}(-\sigma))$."""
+        if not self._memory or not self.state["step"]:
+            return
+        scale = self._scale(self.state["num_data"], out=self.theta)
+        if self.unpruned is not None:
+            scale.mul_(self.unpruned)
+        torch.neg(scale, out=self.rho.data).expm1_().neg_().log_().add_(scale)
+
+    def close(self) -> None:
+        """Set ``rho``, and give the parameters their own memory back."""
+        self.write()
+        if self._memory:
+            del self.theta, self._sums, self._latest  # before that memory is taken
+        for memory in self._memory:
+            memory.close()
+        self._memory = []
+
+    def _scale(self, num_data: Tensor | float, out: Tensor) -> Tensor:
+        r"""Return $\sigma = (\lambda h + \Lambda_0)^{-1/2}$, with the prior's precision."""
+        return (
+            torch.mul(self.state["hessian"], num_data, out=out).add_(self.prior.precision).rsqrt_()
+        )
+
+
+@dataclass
+class NaturalGradientELBO:
+    """Loss of `SVI` for `NaturalGradient`, with the interface of the recorded objectives."""
+
+    posterior: FlatPosterior
+    guide: AutoSoftplusNormal
+    open_priors: frozenset[str]  # latents whose prior is not a fixed Normal
+    num_particles: int  # draws per step
+    unpruned: UnprunedEntries | None = None
+    sync_free: bool = False  # whether the numbers of a step stay on the device
+    kl_weight: float | Tensor = 1.0  # of the latest part of a minibatch
+    particles: list[list[Tensor]] = field(default_factory=list)  # loss, kl, log_guide and nll
+    closed_form = False
+
+    def loss_and_grads(
+        self, model: Any, guide: Any, x: Any, y: Tensor, kl_weight: float | Tensor
+    ) -> float:
+        """Add the gradients of a part of a minibatch to the parameters', and record its loss."""
+        self.kl_weight = kl_weight
+        for _ in range(self.num_particles):
+            num_data = len(y) / kl_weight
+            draws = self.posterior.draw(num_data)
+            with torch.enable_grad():
+                energy = self._energy(model, draws, x, y, kl_weight)
+            (energy / self.num_particles).backward()
+            self.posterior.add(num_data)
+        self.posterior.count(len(y), kl_weight)
+        return 0.0
+
+    __call__ = loss_and_grads
+
+    def _energy(
+        self, model: Any, draws: dict[str, Tensor], x: Any, y: Tensor, kl_weight: float | Tensor
+    ) -> Any:
+        r"""Return $-\ln p(D|\theta)$, less the weighted log-densities of open priors; record it."""
+        latents = self.guide.latents
+        closed = draws.keys() - self.open_priors
+        bounded = [n for n in draws if latents[n].transform is not None]
+        values = draws | {n: latents[n].constrain(draws[n]) for n in bounded}
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(x, y, kl_weight)
+        trace.compute_log_prob(lambda name, _: name not in closed)
+        sites = {n: site for n, site in trace.nodes.items() if site["type"] == "sample"}
+        nll: Any = -sum(site["log_prob_sum"] for n, site in sites.items() if n not in draws)
+        # ln |det J| of the bijections onto the supports
+        volume: Any = sum(
+            latents[n].transform.log_abs_det_jacobian(draws[n], values[n]).sum()  # type: ignore[union-attr]
+            for n in bounded
+        )
+        open_priors = [sites[n] for n in self.open_priors]
+        log_prior = sum(site["unscaled_log_prob"].detach().sum() for site in open_priors)
+        self._record(nll.detach(), log_prior, volume)
+        energy = nll - sum(site["log_prob_sum"] for site in open_priors)
+        return energy - kl_weight * volume if bounded else energy
+
+    @torch.no_grad()
+    def _record(self, nll: Tensor, log_open: Any, volume: Any) -> None:
+        log_guide = self.posterior.log_prob() - volume
+        kl = log_guide - (log_open + self.posterior.prior.log_prob(self.posterior.theta))
+        terms = [x.double() for x in (self.kl_weight * kl + nll, kl, log_guide, nll)]
+        if not self.sync_free and not terms[0].isfinite():
+            raise NonFiniteError("loss", sorted(self.open_priors) if nll.isfinite() else ["obs"])
+        self.particles.append(terms)
+
+    def take_parts(self) -> LossParts:
+        """Return the mean parts of the particles since the last call."""
+        loss, kl, log_guide, nll = torch.stack(self.take()).tolist()
+        return loss_parts(loss, kl, log_guide, nll, float(self.kl_weight))
+
+    def take(self) -> list[Tensor]:
+        """Return the means of loss, ``kl``, ``log_guide`` and ``nll``, on the device."""
+        particles, self.particles = self.particles, []
+        columns = zip(*particles, strict=True)
+        return [sum(others, first) / self.num_particles for first, *others in columns]
+
+
+def natural_gradients(
+    model: BayesianModel, guide: Any, batches: Batches, config: FitConfig, options: IVON
+) -> tuple[NaturalGradientELBO, partial[NaturalGradient]]:
+    """Return the objective and the optimiser of a run.
+
+    Raises:
+        ValueError: guide, schedule or options with which IVON cannot train.
+    """
+    _check(guide, config, len(batches))
+    locs, rhos = _parameters(guide)
+    normals = _fixed_normals(model, guide, *batches.examples)
+    entries = unpruned_entries(guide)
+    unpruned = None
+    if entries is not None:
+        masks = [
+            entries.masks.get(n, torch.ones_like(x, dtype=torch.bool)) for n, x in locs.items()
+        ]
+        unpruned = torch.cat([mask.flatten() for mask in masks])
+    prior = _priors(locs, normals, unpruned)
+    num_data = model.num_data / config.last_kl_weight(model.num_data)
+    hessian = _initial_hessian(rhos.values(), prior.precision, num_data, options.hess_init)
+    posterior = FlatPosterior(locs, rhos, prior, unpruned, hessian)
+    open_priors = frozenset(locs.keys() - normals.keys())
+    elbo = NaturalGradientELBO(posterior, guide, open_priors, config.num_particles, entries)
+    num_steps = config.epochs * len(batches)
+    optimizer = partial(
+        NaturalGradient,
+        posterior=posterior,
+        options=options,
+        num_steps=num_steps,
+        max_lr=default_lr(num_steps),
+    )
+    return elbo, optimizer
+
+
+def _check(guide: Any, config: FitConfig, num_batches: int) -> None:
+    if not isinstance(guide, AutoSoftplusNormal):
+        raise ValueError(
+            "optimizer 'ivon' trains a guide of independent Normals, AutoSoftplusNormal(model), "
+            f"got {type(guide).__name__}: take that guide, or another optimizer"
+        )
+    if config.estimator != "reparam":
+        raise ValueError(
+            "optimizer 'ivon' needs estimator='reparam': its Hessian comes from the noise of the "
+            f"weights, got estimator {config.estimator!r}"
+        )
+    if recorded_elbo(config.loss, config.num_particles).closed_form:
+        raise ValueError(
+            "optimizer 'ivon' has an objective of its own, recorded as by loss='trace', got "
+            f"loss {config.loss!r}"
+        )
+    plain = replace(config.schedule, warmup_epochs=0, cooling_epochs=0, initial_temperature=None)
+    sizes = {"num_batches": num_batches, "batch_size": 1, "num_data": num_batches}
+    weights = [plain.weight(batch=i, **sizes) for i in range(1, num_batches + 1)]
+    if not min(weights) > (1 - 1e-6) * max(weights):
+        raise ValueError(
+            "optimizer 'ivon' needs a kl_schedule that weighs all minibatches of an epoch alike, "
+            "as 'uniform' does, also with warm-up and temperature: got weights from "
+            f"{min(weights):.3g} to {max(weights):.3g}"
+        )
+
+
+def _parameters(guide: AutoSoftplusNormal) -> tuple[dict[str, nn.Parameter], ...]:
+    """Return the guide's ``loc`` and ``rho`` by site name."""
+    locs, rhos = (dict(guide.get_submodule(x).named_parameters()) for x in ("locs", "rhos"))
+    pairs = {name: (loc, rhos[name]) for name, loc in locs.items()}
+    frozen = [name for name, pair in pairs.items() if not all(x.requires_grad for x in pair)]
+    if frozen:
+        raise ValueError(
+            f"optimizer 'ivon' trains all latents of the guide, got frozen ones: {frozen}; another "
+            "optimizer leaves them as they are"
+        )
+    formats = {(str(x.dtype), str(x.device)) for x in locs.values()}
+    if len(formats) > 1:
+        raise ValueError(
+            f"optimizer 'ivon' needs latents of one precision on one device, got {sorted(formats)}"
+        )
+    return locs, rhos
+
+
+def _fixed_normals(
+    model: BayesianModel, guide: AutoSoftplusNormal, x: Any, y: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return location and scale of the latents whose prior is a Normal of fixed numbers.
+
+    A prior that depends on another latent or on a parameter needs a gradient, as the latents do.
+    """
+    draws = {n: v.detach().requires_grad_() for n, v in guide.median().items()}
+    conditioned = poutine.condition(model, data=draws)
+    with evaluating(model), torch.enable_grad():
+        trace = poutine.trace(conditioned).get_trace(x[:2], y[:2], 0.5)
+    normals = {}
+    for name, latent in guide.latents.items():
+        normal = innermost(trace.nodes[name]["fn"])
+        if latent.transform is None and type(normal) in (dist.Normal, SummedNormal):
+            if not (normal.loc.requires_grad or normal.scale.requires_grad):
+                normals[name] = normal.loc.expand(latent.shape), normal.scale.expand(latent.shape)
+    return normals
+
+
+def _priors(
+    locs: Mapping[str, Tensor],
+    normals: Mapping[str, tuple[Tensor, Tensor]],
+    unpruned: Tensor | None,
+) -> NormalPriors:
+    """Return the priors of the whole vector; one number for all entries where they agree."""
+    like = next(iter(locs.values())).detach()
+    loc, precision = like.new_zeros(2, sum(x.numel() for x in locs.values()))
+    tensors = [*locs.values()]
+    for name, mean, inverse in zip(
+        locs, _views(loc, tensors), _views(precision, tensors), strict=True
+    ):
+        if name in normals:
+            mean.copy_(normals[name][0])
+            inverse.copy_(normals[name][1].square().reciprocal())
+    if unpruned is not None:
+        precision.mul_(unpruned)
+    log_normalizer = 0.5 * (precision[precision > 0].double().log() - _LOG_2PI).sum().to(like)
+    if (precision == precision[0]).all():
+        precision = precision[0].clone()
+    return NormalPriors(loc if loc.any() else None, precision, log_normalizer)
+
+
+def _initial_hessian(
+    rhos: Iterable[Tensor], precision: Tensor, num_data: float, hess_init: float | None
+) -> Tensor:
+    """Return ``hess_init``, or the Hessian at which the posterior has the guide's scales."""
+    scale = softplus(torch.cat([rho.detach().flatten() for rho in rhos]))
+    if hess_init is not None:
+        return torch.full_like(scale, hess_init)
+    hessian = (scale.square().reciprocal() - precision) / num_data  # infinite for a pruned entry
+    return hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)
+
+
+def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return consecutive parts of a vector, in the shapes of tensors."""
+    parts = vector.split([x.numel() for x in like])
+    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
