@@ -50,7 +50,7 @@ def between():
         ["numbers that are added up", f"{found['floats']:,}"],
         ["bytes per step and process, by the formula", f"{volume:,}"],
         ["bytes per step and process, measured", f"{found['bytes_per_step'] / 2:,.0f}"],
-        ["ms of that sum, by itself", f"{1e3 * found['sum_seconds']:.2f}"],
+        ["ms of that sum, alone", f"{1e3 * found['sum_seconds']:.2f}"],
         ["ms of the sum of one number", f"{1e3 * found['smallest_sum_seconds']:.2f}"],
     ]
     return table(["between two processes", ""], rows)
