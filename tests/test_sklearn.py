@@ -26,11 +26,9 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods
-from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
-from pyro_bbb.sklearn import _fitting as _learner
-from pyro_bbb.sklearn import _params as _recipe
-from pyro_bbb.sklearn._fitting import learn, learn_on
-from pyro_bbb.sklearn._stopping import Plateau
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor, _posterior
+from pyro_bbb.sklearn._choices import NOISES
+from pyro_bbb.sklearn._plateau import Plateau
 from pyro_bbb.training import EpochEnd
 
 QUICK = {"hidden_sizes": (8,), "epochs": 40, "lr": 0.1, "num_samples": 10, "random_state": 0}
@@ -307,7 +305,7 @@ def test_several_targets_keep_their_own_units(make):
 
 
 @BY_BOTH
-@pytest.mark.parametrize("noise", sorted(_recipe.NOISES))
+@pytest.mark.parametrize("noise", sorted(NOISES))
 def test_noise_by_name(noise, make):
     counts = noise in ("poisson", "negative_binomial")
     y = np.round(np.exp(X[:, 0] - 4)) if counts else Y
@@ -354,14 +352,7 @@ def test_the_start_of_counts_is_their_mean_and_is_kept(noise, tmp_path):
 
 def test_the_start_of_classes_is_their_frequency():
     labels = np.array(["rare", "usual"])[(RNG.random(60) > 0.1).astype(int)]
-    network = (
-        classifier(epochs=2)
-        .fit(
-            X,
-            labels,
-        )
-        .posterior_.model.network
-    )
+    network = classifier(epochs=2).fit(X, labels).posterior_.model.network
     counts = (labels == "rare").sum() + 0.5, (labels == "usual").sum() + 0.5
     odds = (network.offset.values[1] - network.offset.values[0]).item()
     assert odds == pytest.approx(np.log(counts[1] / counts[0]))
@@ -466,40 +457,39 @@ def test_drawn_labels_come_from_each_networks_probabilities(sorter):
 
 def line(rows, noise, seed):
     """Rows of a line through 0, and inputs with mean 0, so that weight and bias are independent."""
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randn(rows // 2, 1, generator=generator, dtype=torch.float64)
-    x = torch.cat([half, -half])
-    return x, x + noise * torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    rng = np.random.default_rng(seed)
+    half = rng.normal(size=(rows // 2, 1))
+    x = np.concatenate([half, -half])
+    return x, x + noise * rng.normal(size=(rows, 1))
 
 
 def test_learning_on_is_bayes_rule_where_that_is_exact():
     options = {"prior": "normal", "temperature": 1.0, "epochs": 160, "batch_size": 100}
-    recipe = regressor(hidden_sizes=(), **options)._recipe()
-    (x1, y1), (x2, y2) = line(100, 1.0, 1), line(100, 1.0, 2)
-    first = learn(recipe, likelihoods.Gaussian(1.0), x1, y1, 1, seed=0, weight=None)
-    both = learn_on(recipe, first, x2, y2, seed=0, weight=None)
-    x, y = x1, y1
-    for posterior in (first, both):
-        precision = 1 + x.square().sum()
-        mean, sd = (x * y).sum() / precision, precision.rsqrt()
-        name = "network.fc1.weight"
-        assert abs(posterior.guide.loc(name) - mean) < 0.3 * sd
-        assert posterior.guide.scale(name).item() == pytest.approx(sd.item(), rel=0.1)
-        x, y = torch.cat([x1, x2]), torch.cat([y1, y2])
-    assert (first.num_seen, both.num_seen) == (100, 200)
+    estimator = regressor(hidden_sizes=(), noise=likelihoods.Gaussian(1.0), **options)
+    precision, sum_xy = 1.0, 0.0
+    for seed in (1, 2):
+        rows, targets = line(100, 1.0, seed)
+        estimator.partial_fit(rows, targets)
+        # N(0, 1) prior and unit noise in the scaled units: posterior precision 1 + sum x^2
+        x, y = estimator.x_scaling_(torch.tensor(rows)), estimator.y_scaling_(torch.tensor(targets))
+        precision, sum_xy = precision + x.square().sum(), sum_xy + (x * y).sum()
+        mean, sd = sum_xy / precision, precision.rsqrt()
+        guide, name = estimator.posterior_.guide, "network.fc1.weight"
+        assert abs(guide.loc(name) - mean) < 0.3 * sd
+        assert guide.scale(name).item() == pytest.approx(sd.item(), rel=0.1)
+        assert estimator.posterior_.num_seen == 100 * seed
 
 
 def test_learned_noise_is_a_running_estimate():
-    recipe = regressor(hidden_sizes=(), epochs=150, batch_size=1000, lr=0.3)._recipe()
+    estimator = regressor(hidden_sizes=(), epochs=150, batch_size=1000, lr=0.3)
     (x1, y1), (x2, y2) = line(200, 1.0, 1), line(600, 3.0, 2)
-    first = learn(
-        recipe, likelihoods.Gaussian.learned(torch.ones(1)), x1, y1, 1, seed=0, weight=None
-    )
-    assert first.model.likelihood.scale.item() == pytest.approx((y1 - x1).std().item(), rel=0.05)
-    both = learn_on(recipe, first, x2, y2, seed=0, weight=None)
-    expected = torch.cat([y1 - x1, y2 - x2]).std().item()
-    assert both.model.likelihood.scale.item() == pytest.approx(expected, rel=0.05)
-    assert first.model.likelihood.scale.item() < 1.3  # it stays as it was
+    first = estimator.partial_fit(x1, y1).posterior_.model.likelihood
+    noise = estimator.predict_uncertainty(x1).aleatoric[0]
+    assert noise == pytest.approx((y1 - x1).std(), rel=0.05)
+    before = first.scale.item()
+    after = estimator.partial_fit(x2, y2).predict_uncertainty(x1).aleatoric[0]
+    assert after == pytest.approx(np.concatenate([y1 - x1, y2 - x2]).std(), rel=0.05)
+    assert first.scale.item() == before  # that of the first posterior stays
 
 
 def test_partial_fit_learns_on_from_new_rows_only():
@@ -527,8 +517,8 @@ def test_classes_may_come_later():
 
 def test_auto_takes_chains_for_small_tables_with_default_options():
     def by_chains(rows=100, hidden=(50,), **options):
-        recipe = BayesianRegressor(hidden_sizes=hidden, **options)._recipe()
-        return recipe.by_chains([3, *hidden, 1], rows)
+        estimator = BayesianRegressor(hidden_sizes=hidden, **options)
+        return _posterior.prefers_chains(estimator, [3, *hidden, 1], rows)
 
     assert by_chains() and by_chains(noise="student_t", prior="laplace", num_samples=5)
     assert by_chains(5000) and not by_chains(5001)
@@ -537,11 +527,11 @@ def test_auto_takes_chains_for_small_tables_with_default_options():
     for name, value in changes.items():
         assert not by_chains(**{name: value})
     assert by_chains(10**6, max_epochs=9, inference="chains")
-    assert not BayesianClassifier()._recipe().by_chains([3, 1], 9)
+    assert not _posterior.prefers_chains(BayesianClassifier(), [3, 1], 9)
 
 
 def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):
-    monkeypatch.setattr(_learner, "fit", lambda *args, **options: None)
+    monkeypatch.setattr(_posterior, "fit", lambda *args, **options: None)
     options = {"prior": "learned_scale_mixture", "random_state": 0}
     auto, plain = (
         BayesianRegressor(inference=name, **options).fit(X, Y) for name in ("auto", "variational")
@@ -551,10 +541,9 @@ def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):
 
 
 def test_chains_have_their_own_default_prior():
-    recipe = BayesianRegressor()._recipe()
-    assert recipe.make_prior(chains=True).gain == 2.5
-    assert recipe.make_prior().gain == pytest.approx(2**0.5)
-    assert "loc: 0.0, scale: 1.0" in repr(BayesianClassifier()._recipe().make_prior())
+    assert _posterior.network_prior(BayesianRegressor(), chains=True).gain == 2.5
+    assert _posterior.network_prior(BayesianRegressor()).gain == pytest.approx(2**0.5)
+    assert "loc: 0.0, scale: 1.0" in repr(_posterior.network_prior(BayesianClassifier()))
 
 
 def test_predictions_spread_over_all_chains():
@@ -563,10 +552,10 @@ def test_predictions_spread_over_all_chains():
 
     numbers = Draws(w=torch.arange(12))
     for count, most in ((1, 1), (4, 1), (12, 1), (30, 3)):
-        drawn = _learner._networks(numbers, count, seed=1)["w"]
+        drawn = _posterior.evenly_spread(numbers, count, seed=1)["w"]
         assert len(drawn) == count and drawn.bincount(minlength=12).max() <= most
         assert (drawn // 4).unique().numel() == min(count, 3)
-    seeds = [_learner._networks(numbers, 1, seed)["w"].item() for seed in range(100)]
+    seeds = [_posterior.evenly_spread(numbers, 1, seed)["w"].item() for seed in range(100)]
     assert len(set(seeds)) == 12  # one network may be any
 
 
@@ -666,19 +655,18 @@ def test_bad_data_and_order_of_calls_are_named(fitted, tmp_path):
 
 
 def test_number_of_steps_suits_the_table():
-    recipe = BayesianRegressor()._recipe()
     for rows in (2, 50, 1000, 20_000, 300_000):
-        options = recipe.options(None, rows)
+        options = _posterior.training_length(BayesianRegressor(), None, rows)
         epochs, size = options["epochs"], options["batch_size"]
         steps = epochs * -(-rows // size)
         assert 3000 <= steps <= 6000 or (epochs == 5 and size == 1024)
-    options = BayesianRegressor(epochs=3, batch_size=7)._recipe().options(None, 100)
-    assert (options["epochs"], options["batch_size"]) == (3, 7) and "callbacks" not in options
+    fixed = BayesianRegressor(epochs=3, batch_size=7)
+    assert _posterior.training_length(fixed, None, 100) == {"epochs": 3, "batch_size": 7}
 
 
 def test_small_networks_train_on_one_thread_and_leave_the_number_as_it_was(monkeypatch):
     seen = []
-    monkeypatch.setattr(_learner, "fit", lambda *a, **k: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(_posterior, "fit", lambda *a, **k: seen.append(torch.get_num_threads()))
     torch.set_num_threads(2)
     try:
         regressor().fit(X, Y)
@@ -747,7 +735,7 @@ def test_where_training_ends_depends_on_no_bad_start(bad):
 def test_the_number_of_epochs_is_told():
     x, y = X[:60], X[:60, 0]
     quick = BayesianRegressor(tol=0.5, random_state=0).fit(x, y)
-    most = quick._recipe().options(None, 60)["epochs"]
+    most = _posterior.training_length(quick, None, 60)["epochs"]
     assert len(quick.history_) == quick.n_iter_ < most
     assert BayesianRegressor(max_epochs=7, random_state=0).fit(x, y).n_iter_ == 7
     assert BayesianRegressor(epochs=5, random_state=0).fit(x, y).n_iter_ == 5

@@ -7,14 +7,13 @@
     mean, std = regressor.predict(X_new, return_std=True)
     aleatoric, epistemic = regressor.predict_uncertainty(X_new)
 
-Inputs, and the targets of a regression, are scaled inside. Arrays, and data frames of numbers of
-pandas or polars, are taken.
-
-Imports any room but `cli` and `play`. A new estimator is one module here beside ``_regressor.py``.
+X is an array or a numeric data frame of pandas or polars. Inputs, and the targets of a regression,
+are scaled inside. Imports every package but the applications. A new estimator is one module beside
+``_regressor.py``.
 """
 
-from pyro_bbb.sklearn._base import Uncertainty
 from pyro_bbb.sklearn._classifier import BayesianClassifier
+from pyro_bbb.sklearn._estimator import BayesianEstimator, Uncertainty
 from pyro_bbb.sklearn._regressor import BayesianRegressor
 
-__all__ = ["BayesianClassifier", "BayesianRegressor", "Uncertainty"]
+__all__ = ["BayesianClassifier", "BayesianEstimator", "BayesianRegressor", "Uncertainty"]

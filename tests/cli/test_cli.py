@@ -28,7 +28,7 @@ from pyro_bbb.cli.metrics import SCORE_NAMES, by_row, cautions, quantile, score,
 from pyro_bbb.cli.model import About, Model, smallest_sets
 from pyro_bbb.cli.options import COMMANDS, ReadingCommand
 from pyro_bbb.cli.table_io import read
-from pyro_bbb.sklearn import _fitting as _learner
+from pyro_bbb.sklearn import _posterior
 
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
@@ -848,8 +848,8 @@ def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
 
 
 def test_an_interrupted_training_keeps_what_was_learned(capsys, folder, tmp_path, monkeypatch):
-    fit = _learner.fit
-    monkeypatch.setattr(_learner, "fit", lambda *a, **k: replace(fit(*a, **k), interrupted=True))
+    fit = _posterior.fit
+    monkeypatch.setattr(_posterior, "fit", lambda *a, **k: replace(fit(*a, **k), interrupted=True))
     words = ("--target", "price", "--drop", "id", "--epochs", 1, "--out", tmp_path / "m", "--json")
     code, out, _ = run(capsys, "train", folder / "houses.csv", *words)
     assert code == 130 and json.loads(out)["interrupted"]

@@ -164,11 +164,11 @@ def test_an_ensemble_runs_under_transformations():
 
 
 def test_estimators_count_rows_over_all_passes(monkeypatch):
-    from pyro_bbb.sklearn import BayesianRegressor, _base
+    from pyro_bbb.sklearn import BayesianRegressor, _estimator
 
     x = np.linspace(-1, 1, 40).reshape(20, 2)
     regressor = BayesianRegressor(epochs=1, noise="heteroscedastic", random_state=0).fit(x, x[:, 0])
-    monkeypatch.setattr(_base, "_ROWS", 8)
+    monkeypatch.setattr(_estimator, "_ROWS", 8)
     x = np.repeat(x, 2, axis=0)
     x[19] = [1e308, -1e308]
     with pytest.raises(ValueError, match="^from row 16 on, row 3 of x"):

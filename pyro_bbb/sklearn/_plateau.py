@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of an estimator's training, found from its ELBO."""
+"""Early stopping of an estimator's training at a plateau of its ELBO."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from statistics import fmean
 
 from pyro_bbb.training import EpochEnd
 
-_DECAY = 1.0  # epochs of the falling rate, for each of those before
+_DECAY = 1.0  # epochs of the falling rate, for each epoch before
 
 
 class Plateau:
-    """Schedule of the learning rate, and callback of `fit`, that end training at a plateau.
+    """Learning-rate schedule and callback of `fit` that end training at a plateau.
 
     The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is lower than
-    the lowest such average before by less than a fraction ``tol`` of all that it has fallen since
-    the first one. That one's negative log-likelihood counts as ``constant_nll`` at most, that of
-    constant outputs, so that a bad start makes no larger steps hardly lower. Then the rate falls
-    to 0 along a cosine, in as many epochs as there were. All of this takes ``max_epochs`` at most.
+    the lowest average before by less than a fraction ``tol`` of the total decrease since the first
+    one. The negative log-likelihood of the first average is capped at ``constant_nll``, that of
+    constant outputs, so that a bad start does not make every later decrease look small. Then the
+    rate falls to 0 along a cosine, in as many epochs as have passed; ``max_epochs`` is the limit.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class Plateau:
         self.max_epochs, self.window, self.tol = max_epochs, n_iter_no_change, tol
         self.constant_nll = constant_nll
         self.means: list[float] = []  # of the negative ELBO, in each window
-        self.last = max_epochs  # epochs with the falling rate included
+        self.last = max_epochs  # epochs in total, those of the falling rate included
         self.first = math.ceil(max_epochs / (1 + _DECAY))  # epoch from which on the rate falls
 
     def __call__(self, progress: float) -> float:
-        """The factor of the learning rate after a fraction of ``max_epochs``."""
+        """Return the factor of the learning rate after a fraction of ``max_epochs``."""
         epochs = progress * self.max_epochs
         falling = (epochs - self.first) / max(1, self.last - self.first)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, falling))))

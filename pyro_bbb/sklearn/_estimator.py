@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of the regressor and the classifier: parameters, learning, prediction, saving.
+
+The parameters are the fields of a dataclass, whose constructor is the one that scikit-learn
+expects: it stores every argument as it is. `fit` checks them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from os import PathLike
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_bbb import guides
+from pyro_bbb._utils.files import LoadError, loading, require_form
+from pyro_bbb._utils.locking import lock_methods, locked
+from pyro_bbb._utils.validation import (
+    as_dense,
+    as_number,
+    at_least_zero,
+    count,
+    one_of,
+    positive,
+)
+from pyro_bbb.data import Standardization, standardize
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.likelihoods import Likelihood
+from pyro_bbb.mcmc import Chains
+from pyro_bbb.persistence import Loaded, load, save
+from pyro_bbb.persistence.archive import Json
+from pyro_bbb.sklearn._choices import ACTIVATIONS, hidden_layers, named
+from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on
+from pyro_bbb.training.history import History
+
+Self = TypeVar("Self", bound="BayesianEstimator[Any]")
+Predictive = TypeVar("Predictive")
+_ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
+_OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")  # options without use for chains
+_OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
+_KEY = "estimator"  # of the estimator's record in the metadata of a save
+SCALING = {"mean": list[float], "scale": list[float]}
+_FORM = {
+    "class": str,
+    "parameters": dict[str, Any],
+    "seed": int,
+    "seen": int,
+    "features": int,
+    "names": list[str] | None,
+    "x": SCALING,
+}
+
+
+class Uncertainty(NamedTuple):
+    """Uncertainty of each prediction, by its source.
+
+    Attributes:
+        aleatoric: uncertainty from noise, or overlapping classes, even for known weights.
+        epistemic: uncertainty about the weights, which more data would remove.
+    """
+
+    aleatoric: NDArray[np.float64]
+    epistemic: NDArray[np.float64]
+
+
+@dataclass(eq=False, repr=False)
+class BayesianEstimator(BaseEstimator, Generic[Predictive]):
+    """Parameters and attributes that the regressor and the classifier share.
+
+    Args:
+        hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is a linear
+            model.
+        activation: name, or a function that makes the module between two layers, such as
+            ``torch.nn.ReLU``.
+        prior: prior of the weights, in any form that `pyro_bbb.priors` takes. ``None`` is
+            ``FanInNormal(2.5)`` for chains; for a guide it is ``"fan_in_normal"`` in the regressor
+            and ``"normal"`` in the classifier.
+        inference: ``"chains"`` samples the posterior by `pyro_bbb.sample`: its band opens where
+            there are no data. ``"variational"`` (the classifier's default) trains a guide by
+            `pyro_bbb.fit`: fast for any size, and too certain between and beyond the data.
+            ``"auto"`` (the regressor's) takes chains on a CPU for up to 5,000 weights and rows, if
+            the options of training are left at their defaults: ``guide``, ``estimator``,
+            ``epochs``, ``max_epochs``, ``n_iter_no_change``, ``tol``, ``batch_size``, ``lr`` and
+            ``temperature``.
+        seconds: limit of the chains' time; they stop earlier where they agree. A result that
+            ``max_epochs`` ends is a function of ``random_state``; one that time ends is not.
+        guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function that
+            makes a guide of a model.
+        estimator: estimator of the gradients, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
+        epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
+            at a plateau, which the next three describe.
+        max_epochs: limit of the passes over the rows; by default about 4,000 steps, and 1,500
+            gradients of each chain.
+        n_iter_no_change: passes over which the negative ELBO is averaged; by default about 200
+            steps. Once an average is hardly lower than the lowest before, the learning rate falls
+            to 0 along a cosine, in as many passes as have gone before.
+        tol: largest decrease that counts as hardly lower, as a fraction of the total decrease
+            since the first average, or since that of constant outputs where the first is worse.
+        batch_size: rows per step; by default from 64 for small tables to 1,024.
+        lr: learning rate at the start; it falls to 0 in the end.
+        temperature: factor of the prior's weight against the data. 1, the classifier's default, is
+            Bayes' rule; below 1 the posterior is narrower, and small networks fit better (the
+            regressor's default is 0.5).
+        num_samples: networks drawn for each prediction.
+        device: where to train and predict; by default on the CPU.
+        random_state: seed, as everywhere in scikit-learn. All predictions are by the same
+            networks.
+        progress: whether to show a progress bar.
+
+    Attributes:
+        posterior_: the model, its guide or chains, the record of the training.
+        x_scaling_: means and standard deviations of the inputs.
+        n_features_in_: number of inputs.
+        feature_names_in_: their names, where a data frame was given.
+    """
+
+    hidden_sizes: Any = (50,)
+    _: KW_ONLY
+    activation: Any = "relu"
+    prior: Any = None
+    inference: str = "variational"
+    seconds: float = 30.0
+    guide: Any = "softplus_normal"
+    estimator: str = "auto"
+    epochs: int | None = None
+    max_epochs: int | None = None
+    n_iter_no_change: int | None = None
+    tol: float = 0.02
+    batch_size: int | None = None
+    lr: float = 1e-2
+    temperature: float = 1.0
+    num_samples: int = 100
+    device: Any = None
+    random_state: Any = None
+    progress: bool = False
+
+    default_prior: ClassVar[str]  # of a guide
+    _form: ClassVar[dict[str, Any]] = {}  # of further fields that `_record` adds
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lock the public methods, and add the shared parameters to the docstring."""
+        super().__init_subclass__(**kwargs)
+        lock_methods(cls)  # scikit-learn's checks change the process's filters of warnings
+        cls.__doc__ = _with_shared_sections(inspect.cleandoc(cls.__doc__ or ""))
+
+    @property
+    def history_(self) -> History:
+        """The record of the latest training; empty for chains, see ``posterior_.guide``."""
+        return self.posterior_.history
+
+    @property
+    def n_iter_(self) -> int:
+        """Passes over the rows in the latest training; of chains, those of the longest one."""
+        guide = self.posterior_.guide
+        if isinstance(guide, Chains):
+            return int(guide.num_gradients.sum(1).max())
+        return len(self.history_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # --- learning ---
+
+    def changed_training_options(self) -> list[str]:
+        """Return the options of training a guide that differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return [name for name in _OF_TRAINING if getattr(self, name) != defaults[name]]
+
+    def _check_parameters(self) -> None:
+        """Raise an error for a parameter that is out of range or of another kind."""
+        count("num_samples", self.num_samples)
+        hidden_layers(self.hidden_sizes)
+        named("activation", self.activation, ACTIVATIONS)
+        named("guide", self.guide, guides.GUIDES)
+        one_of("inference", self.inference, ("auto", "variational", "chains"))
+        one_of("estimator", self.estimator, ["auto", *ESTIMATORS])
+        for name in ("epochs", "max_epochs", "n_iter_no_change", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                count(name, value)
+        at_least_zero("tol", self.tol)
+        for name in ("seconds", "lr", "temperature"):
+            positive(name, getattr(self, name))
+        unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]
+        if self.inference == "chains" and unused:
+            raise ValueError(
+                f"{unused[0]} must stay at its default for inference='chains', which does not use "
+                f"it, got {getattr(self, unused[0])!r}; inference='variational' does"
+            )
+
+    def _learn(
+        self,
+        X: NDArray[np.float64],
+        y: Tensor,
+        likelihood: Likelihood,
+        outputs: int,
+        weight: Tensor | None,
+        *,
+        by_guide: bool,
+    ) -> None:
+        """Learn a new network from checked rows, and targets in the form of the likelihood."""
+        self._seed = as_random_seed(self.random_state)
+        x, self.x_scaling_ = standardize(torch.tensor(X), sample_weight=weight)
+        rows = Rows(x, y, weight)
+        self.posterior_: FittedPosterior = learn(
+            self, likelihood, rows, outputs, self._seed, by_guide=by_guide
+        )
+
+    def _learn_on(self, X: NDArray[np.float64], y: Tensor, weight: Tensor | None) -> None:
+        """Learn from further checked rows."""
+        self._check_parameters()
+        rows = Rows(self.x_scaling_(torch.tensor(X)), y, weight)
+        self.posterior_ = learn_on(self, self.posterior_, rows, self._seed)
+
+    # --- prediction ---
+
+    @locked
+    def posterior_predictive(self, X: ArrayLike) -> Predictive:
+        """Return the whole posterior predictive: a mixture over the drawn networks.
+
+        Args:
+            X: inputs, ``[n, features]``.
+
+        Returns:
+            A `pyro_bbb.prediction.RegressionPrediction` in the targets' units, or a
+            `pyro_bbb.prediction.ClassificationPrediction` of the classes as in ``classes_``.
+        """
+        return self._predictive(self._rows(X))
+
+    def _rows(self, X: ArrayLike) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        X = as_dense("X", X)
+        rows: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, order="C", reset=False)
+        return rows
+
+    def _predictive(
+        self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
+    ) -> Predictive:
+        """Return the posterior predictive of checked rows, in the targets' units."""
+        x = self.x_scaling_(torch.tensor(rows))
+        draws = self.num_samples if num_samples is None else num_samples
+        prediction = self.posterior_.predict(x, draws, self._seed if seed is None else seed)
+        return self._with_units(prediction)
+
+    def _with_units(self, prediction: Any) -> Predictive:
+        """Return a prediction in the targets' units."""
+        unchanged: Predictive = prediction
+        return unchanged
+
+    def _summaries(self, X: ArrayLike, *names: str) -> list[NDArray[np.float64]]:
+        """Return properties of the predictive, computed for some rows at a time."""
+        rows = self._rows(X)
+        passes = []
+        for start in range(0, len(rows), _ROWS):
+            try:
+                prediction = self._predictive(rows[start : start + _ROWS])
+            except ValueError as error:  # it counts rows from the start of the pass
+                raise (ValueError(f"from row {start} on, {error}") if start else error) from error
+            passes.append([getattr(prediction, name).cpu().numpy() for name in names])
+        return [np.concatenate(parts) for parts in zip(*passes, strict=True)]
+
+    # --- saving ---
+
+    def save(
+        self, path: str | PathLike[str], *, metadata: Mapping[str, Json] | None = None
+    ) -> None:
+        """Save the fitted estimator as a folder that `load` reads without executing anything.
+
+        Args:
+            path: the folder, created if necessary; `pyro_bbb.load` reads it, too.
+            metadata: saved with it, of JSON's types, without the key ``estimator``.
+
+        Raises:
+            NotFittedError: it is not fitted.
+            TypeError: a parameter is an object, which JSON cannot hold; pickles (joblib) can.
+        """
+        check_is_fitted(self)
+        record: dict[str, Json] = {
+            "class": type(self).__name__,
+            "parameters": self._json_parameters(),
+        }
+        record.update(seed=self._seed, seen=self.posterior_.num_seen, **self._record())
+        merged = dict(metadata or {}) | {_KEY: record}
+        save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
+
+    @classmethod
+    def load(cls: type[Self], path: str | PathLike[str]) -> Self:
+        """Return the estimator that `save` wrote; nothing from the files is executed.
+
+        Raises:
+            FileNotFoundError: nothing is saved at that path.
+            LoadError: a file is damaged, or holds something else.
+        """
+        loaded = load(path)
+        with loading(path):
+            return cls.from_loaded(loaded)
+
+    @classmethod
+    def from_loaded(cls: type[Self], loaded: Loaded) -> Self:
+        """Return the estimator of a folder that `pyro_bbb.load` has read."""
+        record: Any = loaded.metadata.get(_KEY)
+        name = record.get("class") if isinstance(record, dict) else record
+        if name != cls.__name__:
+            raise LoadError(f"expected a saved {cls.__name__}, got {name!r}")
+        with loading(f"metadata[{_KEY!r}]"):
+            require_form(record, _FORM | cls._form)
+            new = cls(**record["parameters"])
+            require_form(new.num_samples, int, "num_samples")
+            new._seed = record["seed"]
+            new._restore(record)
+        new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
+        return new
+
+    def _record(self) -> dict[str, Json]:
+        """Return fitted attributes other than the posterior, as JSON."""
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "features": self.n_features_in_,
+            "names": None if names is None else names.tolist(),
+            "x": as_json(self.x_scaling_),
+        }
+
+    def _restore(self, record: dict[str, Any]) -> None:
+        self.n_features_in_ = record["features"]
+        if record["names"] is not None:
+            self.feature_names_in_ = np.array(record["names"], dtype=object)
+        self.x_scaling_ = from_json(record["x"], [self.n_features_in_])
+
+    def _json_parameters(self) -> dict[str, Json]:
+        plain = (type(None), bool, int, float, str)
+        parameters = self.get_params(deep=False)
+        for name, value in parameters.items():
+            several = isinstance(value, tuple | list | np.ndarray)
+            items = [*map(as_number, value if several else [value])]
+            if not all(isinstance(item, plain) for item in items):
+                raise TypeError(
+                    f"{name} must be a name, a number or None to be saved, got {value!r}; "
+                    "joblib.dump keeps objects"
+                )
+            parameters[name] = items if several else items[0]
+        return parameters
+
+
+def _with_shared_sections(text: str) -> str:
+    """Add the shared arguments and attributes at the end of a docstring's own sections."""
+    shared = inspect.cleandoc(BayesianEstimator.__doc__ or "").split("\n\n", 1)[1]
+    for section in shared.split("\n\n"):
+        title, entries = section.split("\n", 1)
+        if f"\n{title}\n" in text:
+            text = text.replace(f"\n{title}\n", f"\n{title}\n{entries}\n")
+        else:
+            text = f"{text}\n\n{section}"
+    return text
+
+
+def can_learn_on(estimator: Any) -> bool:
+    """Return True for `available_if`, or raise the reason why `partial_fit` is unavailable."""
+    guide = getattr(getattr(estimator, "posterior_", None), "guide", None)
+    if estimator.inference == "chains" or isinstance(guide, Chains):
+        raise AttributeError(
+            "chains have no Normal marginals that could be the prior of further rows: fit all rows "
+            "at once, or take inference='variational'"
+        )
+    return True
+
+
+def as_random_seed(random_state: Any) -> int:
+    """Return a seed from any value that scikit-learn takes as ``random_state``."""
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def rows_of_weight(
+    X: NDArray[np.float64], y: NDArray[Any], sample_weight: Any
+) -> tuple[NDArray[np.float64], NDArray[Any], Tensor | None]:
+    """Return the rows of positive weight, with their targets and weights."""
+    if sample_weight is None:
+        return X, y, None
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if (weight < 0).any() or not (weight > 0).any():
+        wrong = f"{weight.min()} in row {weight.argmin()}" if weight.min() < 0 else "0 in all rows"
+        raise ValueError(f"sample_weight must be at least 0, not all 0, got {wrong}")
+    rows = weight > 0
+    return X[rows], y[rows], torch.tensor(weight[rows])
+
+
+def as_json(scaling: Standardization) -> dict[str, Json]:
+    """Return mean and scale as JSON, exactly."""
+    return {"mean": scaling.mean.tolist(), "scale": scaling.scale.tolist()}
+
+
+def from_json(record: dict[str, Any], shape: list[int]) -> Standardization:
+    """Return the standardisation, of rows of a shape, from the result of `as_json`."""
+    mean, scale = (torch.tensor(record[key], dtype=torch.double) for key in ("mean", "scale"))
+    if not list(mean.shape) == list(scale.shape) == shape:
+        raise LoadError(f"mean and scale must be of {shape} columns, got {record}")
+    return Standardization(mean, scale)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The posterior of a table: learned from rows, updated by further rows, and queried.
+
+`learn` samples the weights by chains or trains a guide, as the estimator's ``inference`` says.
+`learn_on` applies Bayes' rule again (Nguyen et al. 2018): the posterior after n rows is the prior
+of m further rows, and a Gaussian's learned noise becomes its running estimate
+$\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$.
+
+All is in double precision, as networks for tables are small and the prediction of a row is then the
+same to the last digits among any other rows. Only the chains run in single precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_bbb import guides
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb.guides import Guide
+from pyro_bbb.likelihoods import Gaussian, Likelihood, align
+from pyro_bbb.mcmc import Chains, sample
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import BayesianMLP, Offset
+from pyro_bbb.prediction import Prediction, predict
+from pyro_bbb.priors import FanInNormal, Prior, from_guide
+from pyro_bbb.sklearn._choices import (
+    ACTIVATIONS,
+    constant_outputs,
+    hidden_layers,
+    make_prior,
+    named,
+    with_priors,
+)
+from pyro_bbb.sklearn._plateau import Plateau
+from pyro_bbb.training import KLSchedule, fit
+from pyro_bbb.training.history import History
+
+if TYPE_CHECKING:
+    from pyro_bbb.sklearn._estimator import BayesianEstimator
+
+_MOST = 5000  # weights, and rows, up to which inference="auto" samples
+_GAIN = 2.5  # of the chains' prior: a gain of sqrt(2) is too smooth for gaps of some curves
+_CHAIN_STEPS = 1500  # default limit of the gradients of each chain
+_STEPS, _LEAST_EPOCHS = 4000, 5  # default limit of the steps of training, and its least epochs
+_WINDOW = 200  # steps over which the ELBO is averaged by default
+_SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [64, 1024]
+_NOISE_DRAWS = 100  # networks drawn for the noise of further rows
+_ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to learn from: scaled inputs ``[n, d]``, targets ``[n, ...]``, weights ``[n]``."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def total(self) -> float:
+        """The number of rows, or the sum of their weights."""
+        return len(self.x) if self.weight is None else float(self.weight.sum())
+
+
+@dataclass(frozen=True)
+class FittedPosterior:
+    """A model with its trained guide or its chains, and the record of the training."""
+
+    model: BayesianModel
+    guide: Any  # or Chains, whose record is empty
+    history: History
+    num_seen: float  # rows, or their weights, that it was learned from, over all calls
+
+    def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
+        """Return the posterior predictive, by the same networks in each call with one seed."""
+        if isinstance(self.guide, Chains):
+            draws = evenly_spread(self.guide, num_samples, seed)
+            device = next(iter(draws.values())).device
+            return predict(self.model, draws, x.to(device), num_samples=num_samples)
+        device = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
+        options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
+        with _threads_for(self.model):
+            return predict(self.model, self.guide, x.to(device), **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all fields; a guide leaves its model out of its state, and gets it back below."""
+        if not isinstance(self.guide, Guide | Chains):
+            raise TypeError(f"guide must be one of pyro_bbb's to be kept, got {self.guide!r}")
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["guide"], Guide):
+            state["guide"]._model = (state["model"],)
+        vars(self).update(state)
+
+
+def evenly_spread(chains: Chains, num_samples: int, seed: int) -> dict[str, Tensor]:
+    """Return draws evenly spaced over all chains from a random start, in random order."""
+    with seeded(seed):
+        start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
+    rows = ((order + start) * chains.diverging.numel() / num_samples).long()
+    return {name: draws[rows] for name, draws in chains.items()}
+
+
+# --- learning ---
+
+
+def learn(
+    estimator: BayesianEstimator[Any],
+    likelihood: Likelihood,
+    rows: Rows,
+    outputs: int,
+    seed: int,
+    *,
+    by_guide: bool = False,
+) -> FittedPosterior:
+    """Learn the posterior of a new network, by a guide even where "auto" prefers chains."""
+    sizes = [rows.x.shape[1], *hidden_layers(estimator.hidden_sizes), outputs]
+    offset = constant_outputs(likelihood, rows.y, outputs, rows.weight)
+    if not by_guide and prefers_chains(estimator, sizes, len(rows.x)):
+        with seeded(seed):
+            network = _network(estimator, sizes, network_prior(estimator, chains=True), offset)
+        model = BayesianModel(network, with_priors(likelihood), num_data=len(rows.x))
+        learned = [name for name, x in model.named_parameters() if x.requires_grad]
+        if not learned:
+            return _sample_chains(estimator, model, rows, seed)
+        if estimator.inference == "chains":
+            raise ValueError(
+                f"inference='chains' samples, and the model has the trained parameter "
+                f"{learned[0]!r}: take a prior without, or inference='variational'"
+            )
+    with seeded(seed):
+        network = _network(estimator, sizes, network_prior(estimator), offset)
+        model, guide = _model_and_guide(estimator, network, likelihood, rows)
+    history = _train_guide(estimator, model, guide, rows, seed)
+    return FittedPosterior(model, guide, history, rows.total)
+
+
+def learn_on(
+    estimator: BayesianEstimator[Any], before: FittedPosterior, rows: Rows, seed: int
+) -> FittedPosterior:
+    """Learn from further rows, with the posterior as their prior."""
+    try:
+        prior = from_guide(before.guide)
+    except TypeError as error:
+        kind = type(before.guide).__name__
+        raise TypeError(f"guide must have Normal marginals to be learned on, got {kind}") from error
+    # a learned noise is held while the weights are trained
+    likelihood = copy.deepcopy(before.model.likelihood).requires_grad_(False)
+    old: Any = before.model.network
+    offset = old.offset.values if hasattr(old, "offset") else torch.zeros(old.sizes[-1])
+    with seeded(seed):
+        network = _network(estimator, old.sizes, prior, offset)
+        model, guide = _model_and_guide(estimator, network, likelihood, rows)
+    _copy_parameters(before.guide, guide)
+    history = _train_guide(estimator, model, guide, rows, seed)
+    after = FittedPosterior(model, guide, history, before.num_seen + rows.total)
+    _update_noise(after, before.num_seen, rows, seed)
+    return after
+
+
+def prefers_chains(estimator: BayesianEstimator[Any], sizes: Sequence[int], rows: int) -> bool:
+    """Return whether chains learn a network of these layers' sizes from this number of rows.
+
+    ``"auto"`` takes them on a CPU for at most 5,000 weights and rows, unless an option that
+    describes the training of a guide differs from its default.
+    """
+    if estimator.inference != "auto":
+        return bool(estimator.inference == "chains")
+    weights = sum((inputs + 1) * units for inputs, units in pairwise(sizes))
+    on_cpu = str(estimator.device or "cpu").startswith("cpu")
+    return max(weights, rows) <= _MOST and on_cpu and not estimator.changed_training_options()
+
+
+def network_prior(estimator: BayesianEstimator[Any], *, chains: bool = False) -> Prior:
+    """Return the weights' prior, in single precision for chains and in double for a guide."""
+    default = FanInNormal(_GAIN) if chains else estimator.default_prior
+    prior = default if estimator.prior is None else estimator.prior
+    return make_prior(prior, torch.float32 if chains else torch.float64)
+
+
+def _network(
+    estimator: BayesianEstimator[Any], sizes: Sequence[int], prior: Prior, offset: Tensor
+) -> BayesianMLP:
+    """Return a network whose outputs vary around an offset; an offset of 0 needs no layer."""
+    make_activation = named("activation", estimator.activation, ACTIVATIONS)
+    network = BayesianMLP(sizes, activation=make_activation, prior=prior)
+    if offset.any():
+        network.offset = Offset(len(offset))
+        network.offset.values.data = offset.detach().clone()
+    return network
+
+
+def _model_and_guide(
+    estimator: BayesianEstimator[Any], network: BayesianMLP, likelihood: Likelihood, rows: Rows
+) -> tuple[BayesianModel, Any]:
+    """Return the model of rows in double precision, and an untrained guide."""
+    model = BayesianModel(network, likelihood, num_data=len(rows.x)).double()
+    guide = named("guide", estimator.guide, guides.GUIDES)(model)
+    return model, guide.double() if isinstance(guide, nn.Module) else guide
+
+
+def _sample_chains(
+    estimator: BayesianEstimator[Any], model: BayesianModel, rows: Rows, seed: int
+) -> FittedPosterior:
+    """Sample the weights' posterior in single precision, and keep it in double."""
+    with _threads_for(model):
+        chains = sample(
+            model.float(),
+            (rows.x.float(), rows.y.float() if rows.y.is_floating_point() else rows.y),
+            seconds=estimator.seconds,
+            batch_size=estimator.batch_size,
+            device=estimator.device,
+            seed=seed,
+            progress=bool(estimator.progress),
+            sample_weight=rows.weight,
+            max_steps=estimator.max_epochs or _CHAIN_STEPS,
+        )
+    chains = chains.to(dtype=torch.float64)
+    return FittedPosterior(model.double(), chains, History(), rows.total)
+
+
+def _train_guide(
+    estimator: BayesianEstimator[Any], model: BayesianModel, guide: Any, rows: Rows, seed: int
+) -> History:
+    factorised = type(guide) is guides.AutoSoftplusNormal
+    method = estimator.estimator
+    if method == "auto":
+        method = "local_reparam" if factorised else "reparam"
+    with _threads_for(model):
+        return fit(
+            model,
+            guide,
+            (rows.x, rows.y),
+            lr=estimator.lr,
+            device=estimator.device,
+            progress=bool(estimator.progress),
+            seed=seed,
+            engine="compiled",
+            sample_weight=rows.weight,
+            estimator=method,
+            loss="mean_field" if factorised else "trace",
+            kl_schedule=KLSchedule(temperature=estimator.temperature),
+            **training_length(estimator, guide, len(rows.x), _constant_nll(model, rows, seed)),
+        )
+
+
+def training_length(
+    estimator: BayesianEstimator[Any], guide: Any, num_rows: int, constant_nll: float = math.inf
+) -> dict[str, Any]:
+    """Return the options of `fit` that set its batch size and its epochs.
+
+    Training takes a fixed number of epochs, or at most about 4,000 steps up to a plateau. A guide
+    that collects iterates trains for all of them, as its iterates begin at the plateau.
+    """
+    size = estimator.batch_size or min(max(_SMALLEST, num_rows // _BATCHES), _LARGEST)
+    if estimator.epochs:
+        return {"epochs": estimator.epochs, "batch_size": size}
+    steps_per_epoch = math.ceil(num_rows / size)
+    most = estimator.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
+    if guides.collected(guide):
+        return {"epochs": most, "batch_size": size}
+    window = estimator.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
+    plateau = Plateau(most, window, estimator.tol, constant_nll)
+    schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
+    return {"epochs": most, "batch_size": size, **schedule}
+
+
+@torch.no_grad()
+def _constant_nll(model: BayesianModel, rows: Rows, seed: int) -> float:
+    """Return the negative log-likelihood of the network that ignores its inputs, in nats."""
+    network: Any = model.network
+    outputs = torch.zeros(len(rows.y), network.sizes[-1], dtype=torch.double)
+    if hasattr(network, "offset"):
+        outputs = network.offset(outputs)
+    with seeded(seed), poutine.block(), own_store(model):  # a latent scale is drawn
+        observation = model.likelihood(outputs)
+        y = align(model.likelihood.prepare(rows.y, outputs), observation.event_shape)
+        log_prob = observation.log_prob(y)
+        return -float((log_prob if rows.weight is None else rows.weight * log_prob).sum())
+
+
+def _copy_parameters(before: Any, guide: Any) -> None:
+    """Start a guide from the values of another one, where both have a parameter."""
+    if isinstance(guide, nn.Module):
+        own = guide.state_dict()
+        shared = {
+            name: value
+            for name, value in before.state_dict().items()
+            if name in own and own[name].shape == value.shape
+        }
+        guide.load_state_dict(own | shared)
+
+
+def _update_noise(after: FittedPosterior, num_before: float, rows: Rows, seed: int) -> None:
+    """Update the running estimate of a Gaussian's learned noise."""
+    log_scale = getattr(after.model.likelihood, "scale_unconstrained", None)
+    if type(after.model.likelihood) is not Gaussian or not isinstance(log_scale, nn.Parameter):
+        return
+    means: Any = after.predict(rows.x, _NOISE_DRAWS, seed)
+    means = means.sample_means  # [s, n, targets]
+    # E_q[(y - f(x))^2] per row and target
+    squares = (rows.y.to(means.device) - means).square().mean(0)
+    weight = 1 if rows.weight is None else rows.weight.to(squares).unsqueeze(1)
+    variance = num_before * (2 * log_scale.detach()).exp() + (weight * squares).sum(0)
+    log_scale.detach().copy_(0.5 * (variance / after.num_seen).log())
+
+
+@contextmanager
+def _threads_for(model: BayesianModel) -> Iterator[None]:
+    """Run a small network on one processor thread."""
+    with GLOBAL_LOCK:  # the number of threads is global to the process
+        before = torch.get_num_threads()
+        if sum(shape.numel() for shape in model.latent_shapes().values()) < _ONE_THREAD:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
