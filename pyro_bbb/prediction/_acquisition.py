@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of inputs whose labels, bought together, tell most about the weights.
+r"""Select batches of inputs whose labels are jointly most informative about the weights.
 
-`ClassificationPrediction.epistemic` is what one label tells. The inputs of highest score resemble
-each other, so that a batch of them tells the same thing several times.
+`ClassificationPrediction.epistemic` is the information of one label. The inputs of highest score
+resemble each other, so that their labels carry the same information. For a batch B it is
+
+$$I(y_B; w) = H(y_B) - \sum_{i \in B} E_w H(y_i \mid w)$$
+
+(BatchBALD, Kirsch et al. 2019, arXiv:1906.08158). A further input i adds
+$H(y_i \mid y_B) - E_w H(y_i \mid w)$, where the draws of the weights give, for the values m of the
+labels $y_B$,
+
+$$H(y_i \mid y_B) = \sum_m p(m)\, H\Big(\sum_s p(w_s \mid m)\, p(y_i \mid w_s)\Big), \qquad
+  p(w_s \mid m) \propto p(m \mid w_s).$$
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.validation import as_seed, count, kind
 from pyro_bbb.prediction._classification import ClassificationPrediction
 
-_NUMBERS = 20_000_000  # of one part of a computation
+_NUMBERS = 20_000_000  # of one block of a computation
 _LOOKED_AT = 64  # inputs whose gain is computed at a time
 
 
@@ -27,24 +37,23 @@ def batch_bald(
     num_configurations: int = 10_000,
     seed: int = 0,
 ) -> Tensor:
-    r"""Inputs whose labels have the largest mutual information with the weights together.
+    r"""Return the inputs whose labels have the largest joint mutual information with the weights.
 
         prediction = bbb.predict(model, guide, x_pool, num_samples=100, seed=0)
         rows = bbb.batch_bald(prediction, size=10)
 
-    BatchBALD (Kirsch et al. 2019, arXiv:1906.08158, Algorithm 1): greedily, the next input
-    maximises $I(y_1, \dots, y_b; w) = H(y_1, \dots, y_b) - \sum_i E_w H(y_i | w)$, which has at
-    least $1 - 1/e$ of the best batch's information. The draws stand for the posterior. The joint
-    entropy is exact while the labels chosen have at most ``num_configurations`` values; later it is
-    estimated from so many sampled ones. An input tells the less, the more labels are known: so most
-    inputs are passed over, by what they told in the steps before (lazy greedy, Minoux 1978). Of a
-    few thousand inputs that takes seconds, and a minute where all tell about as much.
+    BatchBALD, Algorithm 1: greedily, the next input is the one that adds most, which reaches at
+    least $1 - 1/e$ of the best batch's information. The joint entropy is exact while the labels
+    chosen have at most ``num_configurations`` values; later it is estimated from as many sampled
+    ones. Gains only decrease, so that most inputs are skipped by their gains in the steps before
+    (lazy greedy, Minoux 1978). A few thousand inputs take seconds, and a minute where all gains
+    are about equal.
 
     Args:
         prediction: for the candidates, by draws of the weights common to all of them.
         size: how many to choose, at most n.
         num_configurations: values of the labels chosen so far, in the joint entropy.
-        seed: of sampled values; the global random state is left alone.
+        seed: seed of sampled values; the global random state is left alone.
 
     Returns:
         Their indices in the order in which they were chosen, int64 ``[size]``.
@@ -52,41 +61,87 @@ def batch_bald(
     Raises:
         ValueError: ``size`` or ``num_configurations`` is out of range, or the prediction has
             several labels for an input, draws of each input's outputs, or NaN.
-        TypeError: ``prediction`` is no `ClassificationPrediction`, or ``seed`` no integer.
+        TypeError: ``prediction`` is not a `ClassificationPrediction`, or ``seed`` not an integer.
     """
     probs = _common_draws(prediction, size)
     limit = count("num_configurations", num_configurations)
     generator = torch.Generator(probs.device).manual_seed(as_seed("seed", seed))
-    own_entropy = torch.special.entr(probs).sum(-1).mean(0)
-    joint: _Joint = _Exact(probs)
-    bounds = prediction.epistemic.to(probs)
+    own_entropy = torch.special.entr(probs).sum(-1).mean(0)  # E_w H(y_i | w), [n]
+    labels = LabelValues(probs.new_zeros(len(probs), 1), probs.new_ones(1))
+    gains = prediction.epistemic.to(probs)
     chosen: list[int] = []
     while len(chosen) < size:
-        chosen.append(_best(joint, own_entropy, bounds))
-        bounds[chosen[-1]] = -torch.inf
-        joint = joint.with_label(chosen, limit, generator)
+        if chosen:
+            labels = labels.with_last(probs[:, chosen], limit, generator)
+        chosen.append(_best(labels, probs, own_entropy, gains))
+        gains[chosen[-1]] = -torch.inf
     return torch.tensor(chosen, device=probs.device)
 
 
-def _best(joint: _Joint, own_entropy: Tensor, bounds: Tensor) -> int:
-    """The input whose label tells most beside those chosen; ``bounds`` become gains on the way.
-
-    Args:
-        joint: of the labels chosen.
-        own_entropy: of each input's label, given the weights, ``[n]``.
-        bounds: upper ones of what each input tells, ``[n]``; -inf for those chosen.
-    """
-    stale = torch.ones_like(bounds, dtype=torch.bool)
-    while stale[best := int(bounds.argmax())]:
-        rows = bounds.where(stale, -torch.inf).topk(min(_LOOKED_AT, len(bounds))).indices
-        rows = rows[bounds[rows] > -torch.inf]
-        bounds[rows] = joint.conditional_entropy(rows) - own_entropy[rows]
+def _best(labels: LabelValues, probs: Tensor, own_entropy: Tensor, gains: Tensor) -> int:
+    """Return the input of largest gain; ``gains`` of earlier steps are upper bounds, updated."""
+    stale = torch.ones_like(gains, dtype=torch.bool)
+    while stale[best := int(gains.argmax())]:
+        rows = gains.where(stale, -torch.inf).topk(min(_LOOKED_AT, len(gains))).indices
+        rows = rows[gains[rows] > -torch.inf]
+        gains[rows] = labels.conditional_entropy(probs[:, rows]) - own_entropy[rows]
         stale[rows] = False
     return best
 
 
+@dataclass(frozen=True)
+class LabelValues:
+    r"""Values m of the labels chosen so far: all of them, or a sample.
+
+    Args:
+        log_prob: $\log p(m \mid w_s)$, ``[draws, M]``.
+        mass: $p(m)$, ``[M]``; 1 / M for sampled values.
+        source: the draw by which each value was sampled, ``[M]``; ``None`` for all values.
+    """
+
+    log_prob: Tensor
+    mass: Tensor
+    source: Tensor | None = None
+
+    @cached_property
+    def posterior(self) -> Tensor:
+        r"""$p(w_s \mid m)$, ``[draws, M]``; 0 where m has no mass."""
+        return self.log_prob.softmax(0).nan_to_num(0.0)
+
+    def conditional_entropy(self, probs: Tensor) -> Tensor:
+        """Return $H(y_i | y_B)$ ``[n]`` for probabilities ``[draws, n, classes]``, in nats."""
+        entropies = []
+        for block in probs.split(max(1, _NUMBERS // (len(self.mass) * probs.shape[2])), dim=1):
+            mixture = (self.posterior.T @ block.flatten(1)).unflatten(
+                1, block.shape[1:]
+            )  # p(y_i | m)
+            entropies.append(self.mass @ torch.special.entr(mixture).sum(2))
+        return torch.cat(entropies)
+
+    def with_last(self, probs: Tensor, limit: int, generator: torch.Generator) -> LabelValues:
+        """Return the values with the last label; sampled where there are more than ``limit``.
+
+        Args:
+            probs: class probabilities of all chosen inputs, ``[draws, chosen, classes]``.
+            limit: largest number of values.
+            generator: source of sampled values.
+        """
+        if self.source is None and len(self.mass) * probs.shape[2] <= limit:
+            log_prob = (self.log_prob[:, :, None] + probs[:, -1].log()[:, None]).flatten(1)
+            return LabelValues(log_prob, log_prob.exp().mean(0))
+        log_prob, source, inputs = self.log_prob, self.source, [-1]
+        if source is None:  # equally many values of each draw, in random order
+            order = torch.randperm(limit, generator=generator, device=probs.device)
+            source = (torch.arange(limit, device=probs.device) % len(probs))[order]
+            log_prob, inputs = probs.new_zeros(len(probs), limit), list(range(probs.shape[1]))
+        for i in inputs:
+            labels = torch.multinomial(probs[source, i], 1, generator=generator)[:, 0]
+            log_prob = log_prob + probs[:, i, labels].log()
+        return LabelValues(log_prob, log_prob.new_full((limit,), 1 / limit), source)
+
+
 def diverse_bald(prediction: ClassificationPrediction, size: int) -> Tensor:
-    r"""Inputs of high mutual information that do not resemble each other.
+    r"""Return inputs of high mutual information that do not resemble each other.
 
     Cheaper than `batch_bald`: greedily, the next input maximises its own `epistemic` times the
     fraction of its variance that is left when the inputs chosen before are known, as in a pivoted
@@ -103,7 +158,7 @@ def diverse_bald(prediction: ClassificationPrediction, size: int) -> Tensor:
     Raises:
         ValueError: ``size`` is out of range, or the prediction has several labels for an input,
             draws of each input's outputs, or NaN.
-        TypeError: ``prediction`` is no `ClassificationPrediction`.
+        TypeError: ``prediction`` is not a `ClassificationPrediction`.
     """
     probs = _common_draws(prediction, size)
     residual = (probs - probs.mean(0)).transpose(0, 1).flatten(1)  # [n, draws * classes]
@@ -120,7 +175,7 @@ def diverse_bald(prediction: ClassificationPrediction, size: int) -> Tensor:
 
 
 def _common_draws(prediction: Any, size: Any) -> Tensor:
-    """Class probabilities of each draw of the weights, ``[draws, n, classes]`` in float64."""
+    """Return the class probabilities of each draw, ``[draws, n, classes]`` in float64."""
     probs: Tensor = kind("prediction", prediction, ClassificationPrediction).sample_probs.double()
     if probs.dim() != 3 or prediction.sampler != "weights":
         raise ValueError(
@@ -134,69 +189,3 @@ def _common_draws(prediction: Any, size: Any) -> Tensor:
             f"size must be at most the {probs.shape[1]} inputs of prediction, got {size}"
         )
     return probs
-
-
-class _Exact:
-    """All values of the labels chosen so far, and their probability under each draw."""
-
-    def __init__(self, probs: Tensor, values: Tensor | None = None) -> None:
-        self.probs = probs
-        self.values = probs.new_ones(len(probs), 1) if values is None else values  # [draws, M]
-
-    def conditional_entropy(self, rows: Tensor) -> Tensor:
-        """Entropy of each input's label when the labels chosen are known, ``[rows]``, nats."""
-        parts = [
-            torch.special.entr(each).sum((0, 2))
-            for each in _mixtures(self.values, self.probs[:, rows])
-        ]
-        return torch.cat(parts) - torch.special.entr(self.values.mean(0)).sum()
-
-    def with_label(self, chosen: list[int], limit: int, generator: torch.Generator) -> _Joint:
-        """The same with the label chosen last; sampled if that has more values than ``limit``."""
-        newest = self.probs[:, chosen[-1]]
-        if self.values.shape[1] * newest.shape[1] > limit:
-            return _Sampled(self.probs, chosen, limit, generator)
-        return _Exact(self.probs, (self.values[:, :, None] * newest[:, None]).flatten(1))
-
-
-class _Sampled:
-    """Sampled values of the labels chosen so far, and the draws' weights given each of them."""
-
-    def __init__(
-        self, probs: Tensor, chosen: list[int], number: int, generator: torch.Generator
-    ) -> None:
-        self.probs = probs
-        draws = torch.arange(number, device=probs.device) % len(probs)
-        self.own = draws[torch.randperm(number, generator=generator, device=probs.device)]
-        self.log_values = probs.new_zeros(len(probs), number)  # [draws, M]
-        self._add(chosen, generator)
-
-    def conditional_entropy(self, rows: Tensor) -> Tensor:
-        """Estimate it: the mean over sampled values; the label of the input is summed over."""
-        parts = [
-            torch.special.entr(each).sum(2).mean(0)
-            for each in _mixtures(self.weights, self.probs[:, rows])
-        ]
-        return torch.cat(parts)
-
-    def with_label(self, chosen: list[int], limit: int, generator: torch.Generator) -> _Joint:
-        """The same with the label chosen last."""
-        self._add(chosen[-1:], generator)
-        return self
-
-    def _add(self, rows: list[int], generator: torch.Generator) -> None:
-        """Sample further labels, by the draw of the weights that is each value's own."""
-        for row in rows:
-            labels = torch.multinomial(self.probs[self.own, row], 1, generator=generator)[:, 0]
-            self.log_values += self.probs[:, row, labels].log()
-        self.weights = self.log_values.softmax(0) * len(self.probs)  # of mean 1
-
-
-_Joint: TypeAlias = "_Exact | _Sampled"
-
-
-def _mixtures(values: Tensor, probs: Tensor) -> Iterator[Tensor]:
-    """Mean over the draws of values' and labels' probabilities, ``[M, some of n, classes]``."""
-    draws, _, classes = probs.shape
-    for part in probs.split(max(1, _NUMBERS // (values.shape[1] * classes)), dim=1):
-        yield (values.T @ part.flatten(1) / draws).unflatten(1, part.shape[1:])

@@ -18,26 +18,26 @@ PredictFn: TypeAlias = Callable[[Any], Prediction]
 
 
 def call_predict(predict_fn: PredictFn, x: Any) -> Prediction:
-    """The function's prediction at inputs; TypeError if it returns anything else."""
-    found = function("predict_fn", predict_fn, "from inputs to a Prediction")(x)
-    if not isinstance(found, ClassificationPrediction | RegressionPrediction):
-        raise TypeError(f"predict_fn must return a Prediction, got {type(found).__name__}")
-    if isinstance(found, ClassificationPrediction) and found.probs.isnan().any():
-        row = found.probs.isnan().flatten(1).any(1).nonzero()[0].item()
+    """Return the function's prediction at inputs, checked."""
+    prediction = function("predict_fn", predict_fn, "from inputs to a Prediction")(x)
+    if not isinstance(prediction, ClassificationPrediction | RegressionPrediction):
+        raise TypeError(f"predict_fn must return a Prediction, got {type(prediction).__name__}")
+    if isinstance(prediction, ClassificationPrediction) and prediction.probs.isnan().any():
+        row = prediction.probs.isnan().flatten(1).any(1).nonzero()[0].item()
         raise ValueError(f"predict_fn must give predictions without NaN, got one at row {row}")
-    return found
+    return prediction
 
 
 def predict_calibration(predict_fn: PredictFn, data: Any) -> tuple[Prediction, Tensor]:
-    """The prediction of calibration inputs, and their targets on its device, both checked."""
+    """Return the prediction of calibration inputs and their targets on its device, checked."""
     x, y = as_tensors(data)
-    # inputs as they were given, for `predict` takes arrays to its own device
+    # inputs as they were given: `predict` moves arrays to its own device
     prediction = call_predict(predict_fn, data[0] if isinstance(data, tuple | list) else x)
     if isinstance(prediction, ClassificationPrediction):
         y = prediction.labels(y.to(prediction.probs.device))
     else:
-        with suppress(NotImplementedError):  # by a distribution without mean
+        with suppress(NotImplementedError):  # a distribution without mean
             y = y.to(prediction.mean.device)
-    if prediction.log_prob(y).isnan().any():  # which raises where targets do not fit
+    if prediction.log_prob(y).isnan().any():  # raises for targets that do not fit
         raise ValueError("predict_fn must give predictions without NaN")
     return prediction, y

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted classes: probabilities, and the split of their entropy.
+r"""Predicted classes: probabilities, and the split of their entropy.
 
-The law of total entropy splits the uncertainty: aleatoric remains for known weights, epistemic is
-due to the weights.
+The predictive is the mean probability $\bar p_c = \frac1S\sum_s p_c(w_s)$. The law of total entropy
+splits its uncertainty,
+
+$$H(\bar p) = \underbrace{E_w H(p(w))}_{\text{aleatoric}}
+  + \underbrace{E_w \mathrm{KL}[p(w) \,\|\, \bar p]}_{\text{epistemic}}$$
+
+aleatoric remains for known weights, epistemic is due to the weights.
 """
 
 from __future__ import annotations
@@ -27,11 +32,11 @@ if TYPE_CHECKING:
 
 def class_log_probs(distribution: Any) -> Tensor | None:
     """Return the classes' log-probabilities ``[S, n, C]``; ``None`` where there are no classes."""
-    one = getattr(distribution, "parts", [distribution])[0]  # of stacked ones
-    if not isinstance(one, (Categorical, Bernoulli)):
+    first = getattr(distribution, "parts", [distribution])[0]  # of stacked ones
+    if not isinstance(first, (Categorical, Bernoulli)):
         return None
     logits: Tensor = distribution.logits
-    if isinstance(one, Categorical):
+    if isinstance(first, Categorical):
         return logits
     log_probs = torch.stack([logsigmoid(-logits), logsigmoid(logits)], dim=-1)
     # an infinite logit is an overflow: NaN, as from a softmax
@@ -50,10 +55,9 @@ class ClassificationPrediction:
 
     Args:
         sample_log_probs: log-probabilities of each draw, ``[S, n, C]``, nats.
-        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
-            input by itself.
-        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan", as
-            of the model's likelihood.
+        sampler: what `predict` drew: ``"weights"``, common to all inputs, or the ``"outputs"`` of
+            each input.
+        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan".
     """
 
     sample_log_probs: Tensor
@@ -97,7 +101,7 @@ class ClassificationPrediction:
 
     @property
     def confidence(self) -> Tensor:
-        """Its probability, ``[n]``."""
+        """Probability of `label`, ``[n]``."""
         return self.probs.amax(-1)
 
     @property
@@ -114,29 +118,29 @@ class ClassificationPrediction:
     def epistemic(self) -> Tensor:
         """Mutual information of class and weights, ``[n]``, nats (Houlsby et al. 2011, BALD).
 
-        As the mean KL from the predictive to the draws, which is 0 for one draw.
+        Computed as the mean KL from the predictive to the draws, which is 0 for one draw.
         """
         gain = self.sample_probs * (self.sample_log_probs - self.log_probs)
         return gain.where(self.sample_probs != 0, torch.zeros_like(gain)).sum(-1).mean(0)
 
     def refuse(self, threshold: float) -> Tensor:
-        """Inputs to abstain on: no class is more probable than the threshold; bool ``[n]``.
+        """Return the inputs to abstain on, bool ``[n]``: no class exceeds the threshold.
 
         Rare classes are refused most; `metrics.recall` and `metrics.refusal_p_value` measure that.
 
         Raises:
             ValueError: the threshold is outside [0, 1].
-            TypeError: it is no number.
+            TypeError: it is not a number.
         """
         return ~(self.confidence > fraction("threshold", threshold))  # NaN is refused
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-probability of the true labels under the predictive, ``[n]``, nats.
+        """Return the log-probability of the true labels under the predictive, ``[n]``, nats.
 
         Raises:
             ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
                 another device. Of two classes they may be bools or floats 0 and 1, and ``[n, 1]``.
-            TypeError: they are no tensor.
+            TypeError: they are not a tensor.
         """
         which = counted(tensor("y", y), self.ignored)
         labels = self.labels(y if which is None else y.masked_fill(~which, 0))
@@ -144,7 +148,7 @@ class ClassificationPrediction:
         return log_prob if which is None else log_prob.where(which.view_as(log_prob), 0.0)
 
     def labels(self, y: Tensor) -> Tensor:
-        """Targets as int64 labels of the predictions' shape ``[n]``.
+        """Return targets as int64 labels of the predictions' shape ``[n]``.
 
         Raises:
             ValueError: as for `log_prob`.

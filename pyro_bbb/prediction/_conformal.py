@@ -9,10 +9,9 @@ the model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores ha
 probability is $k / (n + 1)$, and given the calibration data it has the law Beta(k, n + 1 - k).
 
 Regression: $s = |y - \mu(x)| / \sigma(x)$, the residual in total standard deviations (Lei et al.
-2018, locally weighted). A factor corrects spreads that are wrong by one; it cannot make ends cross,
-as the summand of conformalised quantiles can, and needs no quantiles. Classes: adaptive prediction
-sets (Romano, Sesia and Candès 2020, arXiv:2006.02544), with $s$ the mass of the classes more
-probable than y, and where randomised $u\,p_y$ more, u uniform.
+2018, locally weighted). Classes: adaptive prediction sets (Romano, Sesia and Candès 2020,
+arXiv:2006.02544), where $s = \sum_{c: p_c > p_y} p_c$ is the mass of the classes more probable than
+y; randomised sets add $u\,p_y$ with u uniform in [0, 1].
 """
 
 from __future__ import annotations
@@ -29,14 +28,7 @@ from torch import Tensor
 
 from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import (
-    all_finite,
-    as_seed,
-    count,
-    function,
-    one_of,
-    probability,
-)
+from pyro_bbb._utils.validation import all_finite, as_seed, count, function, one_of, probability
 from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import RegressionPrediction
@@ -48,7 +40,7 @@ _FORM = {
     "num_calibration": int,
     "threshold": float | list[float] | list[list[Any]],
 }
-_OF_TARGETS, _OF_CLASSES = ("standardized",), ("adaptive", "randomized")
+_REAL, _CLASSES = ("standardized",), ("adaptive", "randomized")
 _CALIBRATION, _NEW = 0, 1  # streams of random numbers, independent also for one seed
 
 
@@ -72,7 +64,7 @@ class ConformalPredictor:
     threshold: Tensor
 
     def interval(self, x: Any) -> tuple[Tensor, Tensor]:
-        """Intervals of real targets or counts, mean ± threshold times standard deviation.
+        """Return intervals of real targets or counts: mean ± threshold times standard deviation.
 
         Ends are rounded outward, and those of counts are not below 0.
 
@@ -87,7 +79,7 @@ class ConformalPredictor:
             ValueError: the prediction has other dimensions than the calibration's, or no finite
                 mean and standard deviation.
         """
-        self._require(_OF_TARGETS, "label_set")
+        self._require(_REAL, "label_set")
         prediction = call_predict(self.predict_fn, x)
         if not isinstance(prediction, RegressionPrediction):
             raise TypeError(f"predict_fn must predict real targets or counts, got {prediction!r}")
@@ -100,7 +92,7 @@ class ConformalPredictor:
         return (lower.clamp(min=0) if prediction.components.support.is_discrete else lower), upper
 
     def label_set(self, x: Any, *, seed: int | None = None) -> Tensor:
-        """Sets of labels: the most probable classes, until the mass ahead of one is too large.
+        """Return sets of labels: the most probable classes, until the mass ahead is too large.
 
         Args:
             x: inputs that ``predict_fn`` takes.
@@ -112,11 +104,11 @@ class ConformalPredictor:
 
         Raises:
             TypeError: the calibration was of real targets, ``predict_fn`` gives another prediction,
-                or the seed is no integer.
+                or the seed is not an integer.
             ValueError: the prediction has other dimensions than the calibration's.
         """
         seed = None if seed is None else as_seed("seed", seed)
-        self._require(_OF_CLASSES, "interval")
+        self._require(_CLASSES, "interval")
         prediction = call_predict(self.predict_fn, x)
         if not isinstance(prediction, ClassificationPrediction):
             raise TypeError(f"predict_fn must predict classes, got {prediction!r}")
@@ -131,12 +123,8 @@ class ConformalPredictor:
             ValueError: it names no file.
             OSError: the file cannot be written.
         """
-        content = {
-            "level": self.level,
-            "score": self.score,
-            "num_calibration": self.num_calibration,
-        }
-        write_json(path, _FORMAT, {**content, "threshold": self.threshold.tolist()})
+        content = {name: getattr(self, name) for name in _FORM}
+        write_json(path, _FORMAT, content | {"threshold": self.threshold.tolist()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> ConformalPredictor:
@@ -157,21 +145,21 @@ class ConformalPredictor:
             loaded = cls(
                 predict_fn,
                 probability("level", content["level"]),
-                one_of("score", content["score"], _OF_TARGETS + _OF_CLASSES),
+                one_of("score", content["score"], _REAL + _CLASSES),
                 count("num_calibration", content["num_calibration"]),
                 torch.tensor(content["threshold"], dtype=torch.double),
             )
             threshold = loaded.threshold
             if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
                 raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
-        return loaded
+            return loaded
 
     def _require(self, scores: tuple[str, ...], other: str) -> None:
         if self.score not in scores:
             raise TypeError(f"self must be calibrated with a score of {scores}: take {other}")
 
     def _threshold(self, like: Tensor) -> Tensor:
-        """The threshold on the device of a prediction ``[n, ...]``, if it has its dimensions."""
+        """Return the threshold on the device of a prediction ``[n, ...]`` of its dimensions."""
         if like.shape[1:] != self.threshold.shape:
             expected = f"targets of shape {list(self.threshold.shape)} as in the calibration"
             raise ValueError(f"predict_fn must give {expected}, got {list(like.shape[1:])}")
@@ -217,18 +205,18 @@ def conformal(
     level, seed = probability("level", level), None if seed is None else as_seed("seed", seed)
     prediction, y = predict_calibration(predict_fn, data)
     if isinstance(prediction, RegressionPrediction):
-        score = one_of("score", _OF_TARGETS[0] if score is None else score, _OF_TARGETS)
+        score = one_of("score", _REAL[0] if score is None else score, _REAL)
         scores = _standardized(prediction, y)
     else:
-        score = one_of("score", _OF_CLASSES[0] if score is None else score, _OF_CLASSES)
-        of_classes = _class_scores(prediction, score, seed, _CALIBRATION)
-        scores = of_classes.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        score = one_of("score", _CLASSES[0] if score is None else score, _CLASSES)
+        class_scores = _class_scores(prediction, score, seed, _CALIBRATION)
+        scores = class_scores.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     threshold = scores.kthvalue(_rank(len(scores), level), dim=0).values.cpu()
     return ConformalPredictor(predict_fn, level, score, len(scores), threshold)
 
 
 def _rank(n: int, level: float) -> int:
-    """The rank k of the threshold, with the level as the decimal number that was written."""
+    """Return the rank k of the threshold; the level is the decimal number that was written."""
     exact = Fraction(repr(level))
     rank = math.ceil((n + 1) * exact)
     if rank > n:
@@ -238,7 +226,7 @@ def _rank(n: int, level: float) -> int:
 
 
 def _standardized(prediction: RegressionPrediction, y: Tensor) -> Tensor:
-    """Residuals in standard deviations, ``[n, d]``."""
+    r"""Return $s = |y - \mu| / \sigma$, ``[n, d]``."""
     mean, std = _moments(prediction)
     if not (std > 0).all():
         raise ValueError("predict_fn must give standard deviations above 0, got 0")
@@ -246,18 +234,18 @@ def _standardized(prediction: RegressionPrediction, y: Tensor) -> Tensor:
 
 
 def _moments(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
-    """Mean and total standard deviation, in float64."""
+    """Return mean and total standard deviation, in float64."""
     mean, std = prediction.mean.double(), prediction.std.double()
     if not (all_finite(mean) and all_finite(std)):
-        found = f"got {prediction!r} (a Student's t has them for more than 2 degrees of freedom)"
-        raise ValueError(f"predict_fn must give finite means and standard deviations, {found}")
+        hint = f"got {prediction!r} (a Student's t has them for more than 2 degrees of freedom)"
+        raise ValueError(f"predict_fn must give finite means and standard deviations, {hint}")
     return mean, std
 
 
 def _class_scores(
     prediction: ClassificationPrediction, score: str, seed: int | None, stream: int
 ) -> Tensor:
-    """Scores of classes, ``[n, C]``: the mass ahead, and where randomised u times their own."""
+    """Return the scores of classes, ``[n, C]``: the mass ahead, plus u times their own mass."""
     probs, order = prediction.probs.double().sort(dim=-1, descending=True, stable=True)
     scores = torch.cat([torch.zeros_like(probs[..., :1]), probs.cumsum(-1)[..., :-1]], -1)
     if score == "randomized":
@@ -268,7 +256,7 @@ def _class_scores(
 
 @locked
 def _uniform(shape: tuple[int, ...], seed: int | None, stream: int) -> Tensor:
-    """Uniform random numbers, float64."""
+    """Return uniform random numbers, float64."""
     if seed is None:
         return torch.rand(shape, dtype=torch.double)
     generator = np.random.default_rng([seed % 2**64, stream])

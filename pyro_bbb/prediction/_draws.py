@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Posterior draws of the weights: from a guide, from MCMC, or given by the user."""
+r"""Posterior draws of the weights, and the network's outputs for each of them.
+
+A draw $w_s \sim q(w)$, or $p(w \mid D)$ of a Markov chain, is one function $f(\cdot, w_s)$ for all
+inputs. Draws come in chunks that bound the memory. For few inputs the draws of a chunk run as one
+batched pass, and also for a few inputs at a time where the network has ordinary weights (as in
+front of a random last layer), whose outputs are common to all draws. Otherwise draws run one by
+one, in passes that are large enough without the others.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from pyro import poutine
@@ -13,79 +21,44 @@ from pyro.infer import MCMC
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.vmap import stack
-from pyro_bbb._ops.tuning import ONE_BY_ONE as _LARGE
-from pyro_bbb._ops.tuning import SAMPLE_CHUNK as _CHUNK
+from pyro_bbb._handlers.substitute import substituted
+from pyro_bbb._handlers.vmap import over_draws, stack
+from pyro_bbb._ops.tuning import BATCHED_BELOW, ONE_BY_ONE, SAMPLE_CHUNK
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import locked
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.prediction._weight_samples import Draws
+
+Draws: TypeAlias = Mapping[str, Tensor]  # [s, ...] by site name
+Part: TypeAlias = tuple[slice, slice, dict[str, Tensor]]  # draws, inputs, and values for these
+ALL = slice(None)
 
 
 def posterior_draws(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
-    """The posterior's draws in chunks, each ``[s, ...]`` by site name."""
+    """Yield the posterior's draws in chunks, each ``[s, ...]`` by site name."""
     return split_draws(model, guide, x, num_samples, Processes())[0]
 
 
 def split_draws(
     model: BayesianModel, guide: Any, x: Rows, num_samples: int, group: Processes
 ) -> tuple[Iterator[Draws], list[int]]:
-    """Draws of this process in chunks, at least one, and the number of draws of each process."""
-    given = given_draws(model, guide)
-    if given is None:
+    """Return this process's draws in chunks, at least one, and each process's number of draws."""
+    draws = given_draws(model, guide)
+    if draws is None:
         counts = group.split_counts(num_samples, unit=getattr(guide, "size", 1))
-        return _sample_guide(guide, x, group.at_least_one(counts)), counts
-    last = _count(given) - 1
+        return _guide_draws(guide, x, group.at_least_one(counts)), counts
+    last = _count(draws) - 1
     chosen = torch.linspace(0, last, min(num_samples, last + 1)).round().long()
     counts = group.split_counts(len(chosen))
     mine = chosen.split(counts)[group.rank]
-    return _select(given, mine if len(mine) else chosen[:1]), counts
-
-
-def _select(given: Draws, chosen: Tensor) -> Iterator[Draws]:
-    """Some of the given draws, in chunks."""
-    numbers = sum(values[0].numel() for values in given.values())
-    for rows in chosen.split(_chunk(numbers, one_by_one=True)):
-        yield {name: values[rows] for name, values in given.items()}
-
-
-def _sample_guide(guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
-    """Draws of a guide in chunks."""
-    parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
-    numbers = sum(parameter.numel() for parameter in parameters)
-    size = min(num_samples, _chunk(numbers, one_by_one=type(guide) is AutoSoftplusNormal))
-    members = getattr(guide, "size", 1)
-    size = math.ceil(size / members) * members  # an ensemble's draws go round its members
-    sample = _sampler(guide, x[:1])
-    for start in range(0, num_samples, size):
-        yield sample(min(size, num_samples - start))
-
-
-def _chunk(numbers: int, one_by_one: bool) -> int:
-    """Draws at once; one by one they take least memory, where that costs no time."""
-    return 1 if one_by_one and numbers >= _LARGE else max(1, _CHUNK // (1 + numbers))
-
-
-@locked
-def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
-    """A function from a number to so many draws; their common parts are computed once."""
-    if type(guide) is AutoSoftplusNormal:
-        posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
-        return locked(lambda count: {name: q.sample((count,)) for name, q in posteriors.items()})
-    if hasattr(guide, "sample_posterior"):
-        sample: Callable[[int], Draws] = guide.sample_posterior
-        return sample
-    return locked(lambda count: stack([_one_draw(guide, x) for _ in range(count)]))
-
-
-def _count(draws: Draws) -> int:
-    return len(next(iter(draws.values())))
+    mine = mine if len(mine) else chosen[:1]
+    chunk = _chunk(sum(values[0].numel() for values in draws.values()), one_by_one=True)
+    return ({name: v[rows] for name, v in draws.items()} for rows in mine.split(chunk)), counts
 
 
 def given_draws(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
-    """Draws that the user gave, checked; ``None`` where there is a guide to draw from."""
+    """Return the draws that the user gave, checked; ``None`` for a guide."""
     if isinstance(guide, MCMC):
         guide = guide.get_samples()
     if not isinstance(guide, Mapping):
@@ -98,10 +71,10 @@ def given_draws(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"guide must hold equally many draws of its latents, got {counts}")
     for name, shape in model.latent_shapes().items():
-        found = guide[name].shape[1:] if name in guide else shape
-        if found != shape:  # which might broadcast
+        own_shape = guide[name].shape[1:] if name in guide else shape
+        if own_shape != shape:  # which might broadcast
             raise ValueError(
-                f"guide must hold draws of {name!r} of shape {list(shape)}, got {list(found)}"
+                f"guide must hold draws of {name!r} of shape {list(shape)}, got {list(own_shape)}"
             )
     return dict(guide)
 
@@ -115,14 +88,88 @@ def _check_guide(guide: Any) -> None:
         raise ValueError(f"guide must be trained before, got {type(guide).__name__} that never ran")
 
 
-def medians(guide: Any, x: Rows) -> dict[str, Tensor]:
-    if not hasattr(guide, "median"):
-        raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
-    medians: dict[str, Tensor] = guide.median(x)
-    return medians
+def _guide_draws(guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
+    """Yield draws of a guide in chunks; an ensemble's chunks have equally many of each member."""
+    parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
+    numbers = sum(parameter.numel() for parameter in parameters)
+    chunk = min(num_samples, _chunk(numbers, one_by_one=type(guide) is AutoSoftplusNormal))
+    members = getattr(guide, "size", 1)
+    chunk = math.ceil(chunk / members) * members
+    sample = _sampler(guide, x[:1])
+    for start in range(0, num_samples, chunk):
+        yield sample(min(chunk, num_samples - start))
+
+
+def _chunk(numbers: int, one_by_one: bool) -> int:
+    """Return the draws of a chunk: 1 takes least memory, where that costs no time."""
+    return 1 if one_by_one and numbers >= ONE_BY_ONE else max(1, SAMPLE_CHUNK // (1 + numbers))
+
+
+@locked
+def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
+    """Return a function from a count to draws; what they have in common is computed once."""
+    if type(guide) is AutoSoftplusNormal:
+        posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
+        return locked(lambda count: {name: q.sample((count,)) for name, q in posteriors.items()})
+    if hasattr(guide, "sample_posterior"):
+        sample: Callable[[int], Draws] = guide.sample_posterior
+        return sample
+    return locked(lambda count: stack([_one_draw(guide, x) for _ in range(count)]))
 
 
 def _one_draw(guide: Any, x: Rows) -> dict[str, Tensor]:
     with torch.no_grad():
         trace = poutine.trace(guide).get_trace(x, None, 1.0)
     return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
+
+
+def _count(draws: Draws) -> int:
+    return len(next(iter(draws.values())))
+
+
+# --- outputs ---
+
+
+def default_rows(x: Rows) -> int:
+    """Return the inputs of one pass: on a CPU what its cache holds, else what keeps it busy."""
+    return 1024 if x.device.type == "cpu" else 8192
+
+
+def per_draw(
+    model: BayesianModel, posterior: Iterable[Draws], x: Rows, rows: int
+) -> Iterator[Part]:
+    """Yield the likelihood's arguments of draws, ``[s, n, ...]``, by passes of ``rows`` inputs."""
+    begin = 0
+    for draws in posterior:
+        count = _count(draws)
+        if block := _batched_rows(model, draws, x, rows):
+            # all draws w_s of the chunk in one pass: vmap over s
+            passes = [over_draws(partial(_run, model, [xs]), draws) for xs in x.split(block)]
+            yield slice(begin, begin + count), ALL, _joined(passes, 1)
+        else:
+            batches = x.split(rows)
+            for s in range(count):
+                arguments = _run(model, batches, {name: v[s] for name, v in draws.items()})
+                arguments = {name: value.unsqueeze(0) for name, value in arguments.items()}
+                yield slice(begin + s, begin + s + 1), ALL, arguments
+        begin += count
+
+
+def _batched_rows(model: BayesianModel, draws: Draws, x: Rows, rows: int) -> int:
+    """Return the inputs of a pass with all draws; 0 where each draw has passes of its own."""
+    count = _count(draws)
+    if count == 1 or len(x) < BATCHED_BELOW:
+        return rows if count > 1 else 0
+    of_convolutions = any(values.dim() > 3 for values in draws.values())  # slow when batched
+    all_random = next(model.network.parameters(), None) is None
+    return 0 if all_random or of_convolutions else min(rows, max(BATCHED_BELOW, rows // count))
+
+
+def _run(model: BayesianModel, batches: Iterable[Rows], draw: Draws) -> dict[str, Tensor]:
+    """Return the likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
+    with substituted(model, draw):
+        return _joined([model.predictive(x) for x in batches], 0)
+
+
+def _joined(passes: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    return {name: torch.cat([values[name] for values in passes], dim) for name in passes[0]}

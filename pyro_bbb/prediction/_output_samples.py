@@ -28,8 +28,8 @@ from pyro_bbb._utils.inputs import Rows, at_least_single, each, run_network
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
+from pyro_bbb.prediction._draws import Part
 from pyro_bbb.prediction._moment_tensor import Moments, Pass, inexact, is_of_likelihood
-from pyro_bbb.prediction._weight_samples import Part
 from pyro_bbb.priors import Prior
 
 

@@ -1,53 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`predict`: the posterior predictive at new inputs."""
+r"""`predict`: the posterior predictive at new inputs.
+
+$$p(y \mid x, D) \approx \frac1S \sum_s p(y \mid f(x, w_s)), \qquad w_s \sim q(w)$$
+
+Three samplers give the likelihood's arguments for the draws: ``"weights"`` runs the network for
+each $w_s$ (``_draws.py``), ``"outputs"`` draws the outputs of each input without a weight
+(``_output_samples.py``), ``"linearized"`` has Normal outputs in closed form (``_linearized.py``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyro
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.inputs import Rows, input_batches
+from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import count, kind, one_of, require_numbers
+from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
-from pyro_bbb.prediction._draws import given_draws, medians, split_draws
-from pyro_bbb.prediction._inputs import checked, on_device, rows_of_pass
-from pyro_bbb.prediction._linearized import (
-    PROBIT,
-    STDS,
-    GaussianPrediction,
-    is_gaussian,
-    per_normal_output,
-)
+from pyro_bbb.prediction._draws import ALL, Part, default_rows, given_draws, per_draw, split_draws
+from pyro_bbb.prediction._linearized import PROBIT, STDS, is_gaussian, per_normal_output
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
-from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
-from pyro_bbb.prediction._weight_samples import ALL, Part, default_rows, per_draw
+from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 Inputs: TypeAlias = "Array | Sequence[Array] | Mapping[str, Array] | Dataset[Any] | DataLoader[Any]"
-ESTIMATORS = ("reparam", "local_reparam")
-
-
-@dataclass(frozen=True)
-class PredictConfig:
-    """Options of one call of `predict`, checked."""
-
-    num_samples: int
-    rows: int  # inputs of one pass
-    sampler: str  # "weights", "outputs" or "linearized"
-    probit: bool = False
+SAMPLERS = {"reparam": "weights", "local_reparam": "outputs"}  # by the argument ``estimator``
 
 
 @locked
@@ -64,10 +53,9 @@ def predict(
 ) -> Prediction:
     """Predict at new inputs by draws from the posterior.
 
-    Two samplers do it, and the result says in ``sampler`` which one did. ``"weights"`` draws
-    networks; ``"outputs"`` draws the outputs of each input by itself, exactly and without a weight,
-    and is chosen for a single input of a plain dense network, and for a `LastLayer` guide. See
-    ``estimator``.
+    The result's ``sampler`` is ``"weights"`` where networks were drawn, and ``"outputs"`` where the
+    outputs of each input were drawn exactly, without a weight: for a single input of a plain dense
+    network, and for a `LastLayer` guide. See ``estimator``.
 
     Processes that `torchrun` started together share the draws, and each gets the result: all of
     them must call it, with the same arguments; see `alone`.
@@ -115,98 +103,30 @@ def predict(
     """
     kind("model", model, BayesianModel)
     require_guide(guide)
-    if isinstance(x, Dataset | DataLoader):
-        seed = int(torch.randint(2**62, ())) if seed is None else seed  # common draws
-        usual = "local_reparam" if isinstance(guide, LastLayer) else "reparam"
-        common = num_samples, None, seed, None if linearized else estimator or usual
-        batches = on_device(guide, input_batches(x, batch_size))
-        parts = [_predict(model, guide, each, *common, linearized) for each in batches]
-        return _prediction(model, *_concatenated(parts))
-    options = num_samples, batch_size, seed, estimator
-    return _prediction(model, *_predict(model, guide, x, *options, linearized))
-
-
-def _predict(
-    model: BayesianModel,
-    guide: Any,
-    x: Any,
-    num_samples: int,
-    batch_size: int | None,
-    seed: int | None,
-    estimator: str | None,
-    linearized: bool | str,
-) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a prediction, and the sampler."""
-    x = checked(model, guide, x)
-    config = _configure(model, guide, x, num_samples, batch_size, estimator, linearized)
-    cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
-    group = processes(x.device)
-    with (
-        seeded(seed, cpu_only=cpu_only),
-        own_store(model, guide),
-        group.own_stream() as begin_stream,
-    ):
-        begin_stream()
-        parts, counts = _parts(model, guide, x, config, group)
-        outputs = _collect(parts, model, x, group.at_least_one(counts))
-        joined = {name: group.join(y, counts) for name, y in outputs.items()}
-        return joined, config.sampler
-
-
-def _concatenated(parts: list[tuple[dict[str, Tensor], str]]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of several batches of inputs as one, on the CPU."""
-    if not parts:
-        raise ValueError("x must hold at least one input, got none")
-    first, sampler = parts[0]
-    columns = {name: [outputs[name].cpu() for outputs, _ in parts] for name in first}
-    return {name: torch.cat(values, 1) for name, values in columns.items()}, sampler
-
-
-def _configure(
-    model: BayesianModel,
-    guide: Any,
-    x: Rows,
-    num_samples: int,
-    batch_size: int | None,
-    estimator: str | None,
-    linearized: bool | str,
-) -> PredictConfig:
-    num_samples, rows = count("num_samples", num_samples), rows_of_pass(batch_size, x)
-    if linearized not in (False, True, PROBIT):
-        raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
-    if linearized:
-        if estimator is not None:
-            raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
-        return PredictConfig(num_samples, rows, "linearized", linearized == PROBIT)
-    if estimator is None:
-        single = len(x) == 1 and draws_of_each_input(model, guide, x)
-        exact = single or isinstance(guide, LastLayer)
-        return PredictConfig(num_samples, rows, "outputs" if exact else "weights")
-    one_of("estimator", estimator, ESTIMATORS)
-    return PredictConfig(num_samples, rows, "weights" if estimator == "reparam" else "outputs")
-
-
-def _parts(
-    model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
-) -> tuple[Iterable[Part], list[int]]:
-    """Outputs of this process's draws in parts, and the number of draws of each process."""
-    if config.sampler == "weights":
-        posterior, counts = split_draws(model, guide, x, config.num_samples, group)
-        return per_draw(model, posterior, x, config.rows), counts
-    if config.sampler == "linearized" or isinstance(guide, LastLayer):
-        return _normal_parts(model, guide, x, config, group)
-    counts = group.split_counts(config.num_samples)
-    return per_input(model, guide, x, group.at_least_one(counts), default_rows(x)), counts
-
-
-def _normal_parts(
-    model: BayesianModel, guide: Any, x: Rows, config: PredictConfig, group: Processes
-) -> tuple[Iterable[Part], list[int]]:
-    """As `_parts`, of outputs that are Normal."""
-    drawn = not (config.probit or is_gaussian(model))
-    counts = group.split_counts(config.num_samples if drawn else 1)
-    options = group.at_least_one(counts), config.rows, config.probit
-    return per_normal_output(model, guide, x, *options), counts
+    of_dataset = isinstance(x, Dataset | DataLoader)
+    if of_dataset and seed is None:
+        seed = int(torch.randint(2**62, ()))  # batches have common draws
+    results = []
+    for inputs, rows in _passes(model, guide, x, batch_size):
+        num_samples = count("num_samples", num_samples)
+        sampler = _sampler(model, guide, inputs, estimator, linearized, not of_dataset)
+        with _drawing(model, guide, inputs, seed) as group:
+            if sampler == "weights":
+                draws, counts = split_draws(model, guide, inputs, num_samples, group)
+                parts = per_draw(model, draws, inputs, rows)
+            elif sampler == "linearized" or isinstance(guide, LastLayer):
+                probit = linearized == PROBIT
+                drawn = not (probit or is_gaussian(model))
+                counts = group.split_counts(num_samples if drawn else 1)
+                own = group.at_least_one(counts)
+                parts = per_normal_output(model, guide, inputs, own, rows, probit)
+            else:
+                counts = group.split_counts(num_samples)
+                own = group.at_least_one(counts)
+                parts = per_input(model, guide, inputs, own, default_rows(inputs))
+            outputs = _collected(parts, model, inputs, group.at_least_one(counts))
+            results.append({name: group.join(y, counts) for name, y in outputs.items()})
+    return _prediction(model, results, sampler, of_dataset)
 
 
 @locked
@@ -231,62 +151,139 @@ def predict_mean(
     """
     kind("model", model, BayesianModel)
     require_guide(guide)
-    if isinstance(x, Dataset | DataLoader):
-        batches = on_device(guide, input_batches(x, batch_size))
-        parts = [_predict_mean(model, guide, each, None) for each in batches]
-        return _prediction(model, *_concatenated(parts))
-    return _prediction(model, *_predict_mean(model, guide, x, batch_size))
+    results = []
+    for inputs, rows in _passes(model, guide, x, batch_size):
+        with own_store(model, guide):
+            draws = given_draws(model, guide)
+            if draws is not None:
+                centre = {name: values.mean(0) for name, values in draws.items()}
+            elif hasattr(guide, "median"):
+                centre = guide.median(inputs[:1])
+            else:
+                raise TypeError(f"guide must have a method median, got {type(guide).__name__}")
+            single = {name: value.unsqueeze(0) for name, value in centre.items()}
+            results.append(_collected(per_draw(model, [single], inputs, rows), model, inputs, 1))
+    return _prediction(model, results, "weights", isinstance(x, Dataset | DataLoader))
 
 
-def _predict_mean(
+# --- inputs ---
+
+
+def _passes(
     model: BayesianModel, guide: Any, x: Any, batch_size: int | None
-) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a prediction by the centre of the posterior."""
-    x = checked(model, guide, x)
-    rows = rows_of_pass(batch_size, x)
-    with own_store(model, guide):
-        given = given_draws(model, guide)
-        if given is not None:
-            centre = {name: values.mean(0) for name, values in given.items()}
-        else:
-            centre = medians(guide, x[:1])
-        draws = {name: value.unsqueeze(0) for name, value in centre.items()}
-        outputs = _collect(per_draw(model, [draws], x, rows), model, x, 1)
-        return outputs, "weights"
+) -> Iterator[tuple[Rows, int]]:
+    """Yield checked inputs with the rows of one pass: all, or batch by batch of a dataset."""
+    if batch_size is not None:
+        batch_size = count("batch_size", batch_size)
+    if isinstance(x, Dataset | DataLoader):
+        empty = True
+        for batch in input_batches(x, batch_size):
+            empty = False
+            yield _checked(model, guide, batch, move=True), default_rows(batch)
+        if empty:
+            raise ValueError("x must hold at least one input, got none")
+        return
+    inputs = _checked(model, guide, x, move=not isinstance(x, Tensor))
+    yield inputs, batch_size or default_rows(inputs)
 
 
-def _collect(parts: Iterable[Part], model: BayesianModel, x: Rows, draws: int) -> dict[str, Tensor]:
-    """The tensors of a prediction, from parts written at their draws and inputs."""
+def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
+    """Return the inputs as finite tensors of the model's precision, on the guide's device."""
+    inputs: Rows = to_precision(require_inputs(x), guide, model)
+    if isinstance(guide, nn.Module):
+        values: Iterable[Any] = guide.parameters()
+    else:
+        values = guide.values() if isinstance(guide, Mapping) else ()
+    device = next((value.device for value in values if isinstance(value, Tensor)), inputs.device)
+    if move:
+        inputs = inputs.to(device)
+    for name, tensor in parts_of(inputs).items():
+        if device != tensor.device:
+            found = f"got a tensor on {tensor.device}"
+            raise ValueError(f"{name} must be on {device} as the guide is, {found}")
+        if not all_finite(tensor):
+            row = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0].item()
+            raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
+    return inputs
+
+
+# --- sampling ---
+
+
+def _sampler(
+    model: BayesianModel,
+    guide: Any,
+    x: Rows,
+    estimator: str | None,
+    linearized: bool | str,
+    may_be_single: bool,
+) -> str:
+    """Return ``"weights"``, ``"outputs"`` or ``"linearized"``."""
+    if linearized not in (False, True, PROBIT):
+        raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
+    if linearized:
+        if estimator is not None:
+            raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
+        return "linearized"
+    if estimator is not None:
+        return SAMPLERS[one_of("estimator", estimator, SAMPLERS)]
+    single = may_be_single and len(x) == 1 and draws_of_each_input(model, guide, x)
+    return "outputs" if single or isinstance(guide, LastLayer) else "weights"
+
+
+@contextmanager
+def _drawing(model: BayesianModel, guide: Any, x: Rows, seed: int | None) -> Iterator[Processes]:
+    """Set the seed, and give each of several processes its own random numbers."""
+    group = processes(x.device)
+    cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
+    with (
+        seeded(seed, cpu_only=cpu_only),
+        own_store(model, guide),
+        group.own_stream() as begin_stream,
+    ):
+        begin_stream()
+        yield group
+
+
+def _collected(
+    parts: Iterable[Part], model: BayesianModel, x: Rows, num_samples: int
+) -> dict[str, Tensor]:
+    """Return the tensors of a prediction ``[s, n, ...]``, each part written in its place.
+
+    For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
+    """
     collected = dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         try:
-            for which, inputs, part in parts:
-                for name, value in finished(model, part).items():
+            for draws, inputs, arguments in parts:
+                if STDS[0] not in arguments:
+                    log_probs = class_log_probs(model.observed(arguments))
+                    if log_probs is not None:
+                        arguments = {"sample_log_probs": log_probs}
+                for name, value in arguments.items():
                     if name not in collected:
                         n = value.shape[1] if inputs == ALL else len(x)
-                        collected[name] = value.new_empty(draws, n, *value.shape[2:])
-                    collected[name][which, inputs] = value
+                        collected[name] = value.new_empty(num_samples, n, *value.shape[2:])
+                    collected[name][draws, inputs] = value
         except RuntimeError:
-            model.check(x)  # says so if the inputs do not fit
+            model.check(x)  # explains inputs that do not fit
             raise
     return collected
 
 
-def _prediction(model: BayesianModel, outputs: dict[str, Tensor], sampler: str) -> Prediction:
+def _prediction(
+    model: BayesianModel, results: list[dict[str, Tensor]], sampler: str, of_dataset: bool
+) -> Prediction:
+    """Return the prediction with the tensors of one batch of inputs, or of several on the CPU."""
+    outputs = results[0]
+    if of_dataset:
+        outputs = {name: torch.cat([y[name].cpu() for y in results], 1) for name in outputs}
     require_numbers(outputs)
     common: dict[str, Any] = {"sampler": sampler, "ignored": model.likelihood.ignored}
     if "sample_log_probs" in outputs:
         return ClassificationPrediction(outputs["sample_log_probs"], **common)
-    stds: dict[str, Any] = {n: outputs.pop(n)[0] for n in STDS if n in outputs}
+    stds: dict[str, Any] = {name: outputs.pop(name)[0] for name in STDS if name in outputs}
     components = model.observed(outputs)
     if stds:
         return GaussianPrediction(components=components, **common, **stds)
     return RegressionPrediction(components, **common)
-
-
-def finished(model: BayesianModel, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a prediction from `predictive` of s draws, ``[s, n, ...]``."""
-    if STDS[0] in arguments:
-        return arguments
-    log_probs = class_log_probs(model.observed(arguments))
-    return arguments if log_probs is None else {"sample_log_probs": log_probs}

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted distributions of numbers: moments, quantiles, intervals, and the split of the variance.
+r"""Predicted distributions of numbers: moments, quantiles, intervals, split of the variance.
 
-The law of total variance splits the uncertainty: aleatoric remains for known weights, epistemic is
-due to the weights.
+The predictive is the mixture $\frac1S\sum_s p(y \mid f_s)$ over the draws. The law of total
+variance splits its uncertainty,
+
+$$\mathrm{Var}\,y = \underbrace{E\,\mathrm{Var}(y \mid w)}_{\text{aleatoric}}
+  + \underbrace{\mathrm{Var}\,E(y \mid w)}_{\text{epistemic}}$$
+
+aleatoric remains for known weights, epistemic is due to the weights.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -36,10 +41,9 @@ class RegressionPrediction:
 
     Args:
         components: the draws' distributions, batch shape ``[S, n, d]``, in the targets' unit.
-        sampler: `predict` drew ``"weights"``, common to all inputs, or the ``"outputs"`` of each
-            input by itself.
-        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan", as
-            of the model's likelihood.
+        sampler: what `predict` drew: ``"weights"``, common to all inputs, or the ``"outputs"`` of
+            each input.
+        ignored: entries of targets that do not count in `log_prob`: those of a label, or "nan".
     """
 
     components: Any
@@ -64,7 +68,7 @@ class RegressionPrediction:
     @property
     def sample_means(self) -> Tensor:
         """Each draw's mean, ``[S, n, d]``."""
-        means: Tensor = self._of_components("mean")
+        means: Tensor = self._component("mean")
         return means
 
     @cached_property
@@ -76,7 +80,7 @@ class RegressionPrediction:
     def aleatoric_std(self) -> Tensor:
         """Root of the expected noise variance, ``[n, d]``."""
         # squares in float64: those of a float32 soon under- or overflow
-        return self._of_components("stddev").double().square().mean(0).sqrt().to(self.mean)
+        return self._component("stddev").double().square().mean(0).sqrt().to(self.mean)
 
     @cached_property
     def epistemic_std(self) -> Tensor:
@@ -89,20 +93,21 @@ class RegressionPrediction:
         return torch.hypot(self.aleatoric_std, self.epistemic_std)
 
     def rescaled(self, mean: Tensor | float, scale: Tensor | float) -> RegressionPrediction:
-        """The prediction of $m + s z$ where this is of z: of standardised targets, in their unit.
+        """Return the prediction of $m + s z$ for this one of z: standardised targets in their unit.
 
         Args:
             mean: m, a number or ``[d]``.
-            scale: s, likewise, positive.
+            scale: s, a positive number or ``[d]``.
 
         Raises:
-            TypeError: the components are neither Normals nor Student's t, or a value is no number.
+            TypeError: the components are neither Normals nor Student's t, or a value is not a
+                number.
             ValueError: an argument is not finite, or the scale not positive.
         """
         family = type(self.components)
         if family not in LOCATION_SCALE:
-            found = family_of(self.components)
-            raise TypeError(f"only Normals and Student's t can be rescaled, got {found}")
+            own = family_of(self.components)
+            raise TypeError(f"only Normals and Student's t can be rescaled, got {own}")
         loc = self.components.loc
         m, s = _finite("mean", mean, loc), _finite("scale", scale, loc)
         if not (s > 0).all():
@@ -114,31 +119,31 @@ class RegressionPrediction:
         return RegressionPrediction(family(**moved), self.sampler, self.ignored)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of the true targets under the mixture, ``[n]``, nats.
+        """Return the log-density of the true targets under the mixture, ``[n]``, nats.
 
         Args:
             y: targets, ``[n, d]``, or ``[n]`` for d = 1.
 
         Raises:
             ValueError: the targets have another shape, or are on another device.
-            TypeError: they are no tensor of real numbers.
+            TypeError: they are not a tensor of real numbers.
         """
         y = align(self._real("y", y), self._shape[2:])
         if len(y) != self._shape[1]:
             raise ValueError(f"expected y of {self._shape[1]} rows, got {len(y)}")
         which = counted(y, self.ignored)
         y = y if which is None else y.masked_fill(~which, 0)
-        log_prob = self._of_components("log_prob", y)
+        log_prob = self._component("log_prob", y)
         log_prob = log_prob if which is None else log_prob.where(which, 0.0)
         log_prob = log_prob.reshape(*log_prob.shape[:2], -1).sum(2)
         return log_prob.logsumexp(0) - math.log(len(log_prob))
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a target at most ``value``, ``[n, d]``.
+        """Return the probability of a target at most ``value``, ``[n, d]``.
 
         Raises:
             ValueError: the values have a shape that does not broadcast, or are on another device.
-            TypeError: they are no tensor of real numbers.
+            TypeError: they are not a tensor of real numbers.
         """
         value, shape = self._real("value", value), self._shape
         try:
@@ -146,23 +151,23 @@ class RegressionPrediction:
         except RuntimeError as error:
             expected = f"broadcast to shape {list(shape[1:])}"
             raise ValueError(f"value must {expected}, got shape {list(value.shape)}") from error
-        cdf: Tensor = self._of_components("cdf", value)
+        cdf: Tensor = self._component("cdf", value)
         return cdf.mean(0)
 
     def quantile(self, probability: float) -> Tensor:
-        """The mixture's quantile, ``[n, d]``, by bisection of its distribution function in float64.
+        """Return the mixture's quantile, ``[n, d]``: its distribution function bisected in float64.
 
-        It is differentiable in the components' parameters; that of counts is constant.
+        It is differentiable in the components' parameters; the quantile of counts is constant.
 
         Raises:
             ValueError: the probability is outside (0, 1).
-            TypeError: it is no number.
+            TypeError: it is not a number.
         """
         probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
         with torch.no_grad():
             low, high = exact._bracket(probability)
-            discrete = self._of_components("support").is_discrete
+            discrete = self._component("support").is_discrete
             width = float((high - low).max())
             halvings = 2 + math.ceil(math.log2(width)) if discrete and width < math.inf else 64
             halvings = min(max(halvings, 1), 64)  # of counts to within a half
@@ -171,11 +176,11 @@ class RegressionPrediction:
             return root.round().to(self.mean)
         if self.components.event_shape:  # the density is of several numbers together
             return root.to(self.mean)
-        density = lambda value: exact._of_components("log_prob", value).exp().mean(0)  # noqa: E731
+        density = lambda value: exact._component("log_prob", value).exp().mean(0)  # noqa: E731
         return with_derivatives(root, exact.cdf, density).to(self.mean)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """The central interval of probability ``level`` under the mixture.
+        """Return the central interval of probability ``level`` under the mixture.
 
         Args:
             level: probability inside, in (0, 1).
@@ -196,11 +201,11 @@ class RegressionPrediction:
         shape: Size = self.components.batch_shape + self.components.event_shape
         return shape
 
-    def _of_components(self, name: str, *args: Tensor) -> Any:
+    def _component(self, name: str, *args: Tensor) -> Any:
         """Return an attribute of the components, or its value at ``args``."""
         try:
-            found = getattr(self.components, name)
-            return found(*args) if args else found
+            attribute = getattr(self.components, name)
+            return attribute(*args) if args else attribute
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"the likelihood's distribution {family_of(self.components)} has no {name}, which "
@@ -208,7 +213,7 @@ class RegressionPrediction:
             ) from error
 
     def _real(self, name: str, value: Tensor) -> Tensor:
-        """The value, if it is a tensor of real numbers on the device of the draws."""
+        """Return a checked tensor of real numbers on the device of the draws."""
         value = tensor(name, value)
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must hold real numbers, got dtype {value.dtype}")
@@ -218,7 +223,7 @@ class RegressionPrediction:
         return value
 
     def _bracket(self, probability: float) -> tuple[Tensor, Tensor]:
-        """Points on both sides of the quantile, from ever wider steps around any mean."""
+        """Return points on both sides of the quantile, by ever wider steps from the mean."""
         centre, width = self.mean.nan_to_num(0.0), self.std.nan_to_num(1.0, posinf=1.0)
         width = width + torch.finfo(width.dtype).tiny  # it may be 0, but must grow
         low, high = centre - width, centre + width
@@ -231,11 +236,43 @@ class RegressionPrediction:
         return low, high
 
 
+@dataclass(frozen=True, repr=False, kw_only=True)
+class GaussianPrediction(RegressionPrediction):
+    """A Normal predictive distribution: a Normal function with Normal noise.
+
+    Args:
+        components: the predictive distribution, batch shape ``[1, n, d]``.
+        sampler: ``"linearized"``, or ``"outputs"`` of a `LastLayer`.
+        function_std: standard deviation of the function, ``[n, d]``.
+        noise_std: standard deviation of the noise, ``[n, d]``.
+    """
+
+    function_std: Tensor
+    noise_std: Tensor
+
+    @cached_property
+    def aleatoric_std(self) -> Tensor:
+        """Standard deviation of the noise, ``[n, d]``."""
+        return self.noise_std
+
+    @cached_property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation of the function, ``[n, d]``."""
+        return self.function_std
+
+    def rescaled(self, mean: Tensor | float, scale: Tensor | float) -> GaussianPrediction:
+        """Return the prediction of $m + s z$, as `RegressionPrediction.rescaled` does."""
+        moved = super().rescaled(mean, scale).components
+        factor = (moved.scale / self.components.scale)[0]
+        stds = {"function_std": factor * self.function_std, "noise_std": factor * self.noise_std}
+        return replace(self, components=moved, **stds)
+
+
 Prediction: TypeAlias = ClassificationPrediction | RegressionPrediction
 
 
 def _finite(name: str, value: Tensor | float, like: Tensor) -> Tensor:
-    """The value as a tensor of the dtype and device of another one, if finite there."""
+    """Return the value as a finite tensor of the dtype and device of ``like``."""
     if not isinstance(value, Tensor):
         value = torch.tensor(checks.finite(name, value), dtype=torch.double)
     if not checks.all_finite(value.to(like)):

@@ -51,7 +51,7 @@ class TemperatureScaled:
     temperature: float
 
     def __call__(self, x: Any) -> Prediction:
-        """The prediction at inputs that ``predict_fn`` takes, of the same kind, labels and means.
+        """Return the prediction at inputs that ``predict_fn`` takes; labels and means stay.
 
         Raises:
             TypeError: ``predict_fn`` gives no prediction, or one of counts, which have no scale.
@@ -97,16 +97,15 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
             or a map-style ``Dataset`` of such pairs.
 
     Returns:
-        A function from inputs to predictions, with the temperature, that can be saved and stands
-        wherever ``predict_fn`` does. Its log-likelihood on the calibration data is not below that
-        of ``predict_fn``.
+        A function from inputs to predictions that can be saved and replaces ``predict_fn``
+        everywhere. Its log-likelihood on the calibration data is not below that of ``predict_fn``.
 
     Raises:
         ValueError: targets do not fit; the prediction has NaN or gives a target probability 0; or
             no temperature in [1e-4, 1e4] is best, as where all labels are predicted correctly.
         TypeError: an argument is of the wrong kind, or the prediction of counts.
     """
-    from scipy.optimize import minimize_scalar  # which takes longer to import than this room
+    from scipy.optimize import minimize_scalar  # its import takes longer than this package
 
     prediction, y = predict_calibration(predict_fn, data)
     exact = _exact(prediction)
@@ -120,20 +119,20 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
     # Brent's method returns the best of the points that it tried, and 0 is the first
     best: float = minimize_scalar(nll, bracket=(0.0, 0.1)).x
     if min(nll(best - math.log(2)), nll(best + math.log(2))) - nll(best) < _FLAT:
-        found = "their likelihood has no maximum there, as where all labels are right"
-        raise ValueError(f"data must have a best temperature in [1e-4, 1e4], but {found}")
+        reason = "their likelihood has no maximum there, as where all labels are right"
+        raise ValueError(f"data must have a best temperature in [1e-4, 1e4], but {reason}")
     return TemperatureScaled(predict_fn, math.exp(best))
 
 
 def _scaled(prediction: Prediction, temperature: float) -> Prediction:
-    """The prediction at a temperature."""
+    """Return the prediction at a temperature."""
     if isinstance(prediction, ClassificationPrediction):
         return replace(prediction, sample_log_probs=_tempered(prediction, temperature))
     return prediction.rescaled((1 - temperature) * prediction.mean, temperature)
 
 
 def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tensor:
-    """Log-probabilities of each draw, ``[S, n, C]``, whose mean has the temperature."""
+    """Return log-probabilities of each draw, ``[S, n, C]``, whose mean has the temperature."""
     old = prediction.log_probs
     new = (old / temperature).log_softmax(-1)
     log_ratio = (new - old).nan_to_num(nan=0.0)  # 0, too, where a probability is 0
@@ -146,7 +145,7 @@ def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tenso
 
 
 def _exact(prediction: Prediction) -> Prediction:
-    """The same predictive in float64, in which likelihoods are compared; of classes as one draw."""
+    """Return the predictive in float64, which likelihoods are compared in; classes as one draw."""
     if isinstance(prediction, ClassificationPrediction):
         return replace(prediction, sample_log_probs=prediction.log_probs.double().unsqueeze(0))
     components = map_tensors(prediction.components, Tensor.double)

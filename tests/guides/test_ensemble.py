@@ -171,7 +171,7 @@ def test_predictions_average_the_members_evenly_however_they_are_chunked(monkeyp
     x, _ = data()
     apart = torch.stack([bbb.predict_mean(model, member, x).mean for member in guide.members])
     for chunk in (2**24, 1, 200):
-        monkeypatch.setattr("pyro_bbb.prediction._draws._CHUNK", chunk)
+        monkeypatch.setattr("pyro_bbb.prediction._draws.SAMPLE_CHUNK", chunk)
         found = bbb.predict(model, guide, x, num_samples=6)
         torch.testing.assert_close(found.mean, apart.mean(0))
 

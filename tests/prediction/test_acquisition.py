@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of labels to buy: joint information by enumeration, and the greedy choice."""
+"""Batches of labels to acquire: joint information by enumeration, and the greedy choice."""
 
+import dataclasses
 import itertools
 import math
 
@@ -51,20 +52,22 @@ def test_sampled_entropy_has_the_enumerated_mean():
     # 40 estimates of 4 entropies by 900 values, 6 standard errors: false alarms 2.1e-6
     found = prediction(draws=5, n=7, classes=3)
     probs, chosen = found.sample_probs, [4, 1, 6]
-    exact = _acquisition._Exact(probs)
+    none = _acquisition.LabelValues(probs.new_zeros(5, 1), probs.new_ones(1))
+    exact = none
     for i in range(3):
-        exact = exact.with_label(chosen[: i + 1], 10**6, None)
+        exact = exact.with_last(probs[:, chosen[: i + 1]], 10**6, None)
     own = torch.special.entr(probs).sum(-1).mean(0)
     free = torch.tensor([0, 2, 3, 5])
-    entropy = exact.conditional_entropy(free)
+    entropy = exact.conditional_entropy(probs[:, free])
     for i, gain in zip(free.tolist(), (entropy - own[free]).tolist(), strict=True):
         told = information(found, [*chosen, i]) - information(found, chosen)
         assert gain == pytest.approx(told, abs=1e-12)
+    many = dataclasses.replace(none, log_prob=none.log_prob.repeat(1, 900), mass=torch.ones(900))
     sampled = [
-        _acquisition._Sampled(probs, chosen, 900, torch.Generator().manual_seed(seed))
+        many.with_last(probs[:, chosen], 900, torch.Generator().manual_seed(seed))
         for seed in range(40)
     ]
-    estimates = torch.stack([each.conditional_entropy(free) for each in sampled])
+    estimates = torch.stack([values.conditional_entropy(probs[:, free]) for values in sampled])
     error = estimates.std(0) / math.sqrt(40)
     assert ((estimates.mean(0) - entropy).abs() < 6 * error).all()
     assert (error < 0.01).all()
@@ -81,7 +84,7 @@ def test_few_configurations_choose_nearly_as_well():
 
 
 @pytest.mark.parametrize("choose", [bbb.batch_bald, bbb.diverse_bald])
-def test_copies_of_an_input_are_not_bought_together(choose):
+def test_copies_of_an_input_are_not_acquired_together(choose):
     found = prediction(draws=30, n=4, classes=3, sharpness=3.0)
     copies = found.sample_log_probs[:, [0, 0, 0, 1, 2, 3]]
     # a confident label is learned from once; its copies add nothing
@@ -108,10 +111,11 @@ def test_rare_values_do_not_underflow():
     found = ClassificationPrediction(logits.log_softmax(-1))
     rows = bbb.batch_bald(found, size=42, num_configurations=50).tolist()
     assert sorted(rows) == list(range(42))
-    joint = _acquisition._Sampled(found.sample_probs, rows, 50, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        joint.conditional_entropy(torch.arange(42)), torch.zeros(42).double()
+    probs, all_values = found.sample_probs, torch.zeros(3, 50).double()
+    values = _acquisition.LabelValues(all_values, torch.ones(50).double()).with_last(
+        probs[:, rows], 50, torch.Generator().manual_seed(0)
     )
+    torch.testing.assert_close(values.conditional_entropy(probs), torch.zeros(42).double())
 
 
 def test_the_last_inputs_come_too():

@@ -22,7 +22,7 @@ import pyro_bbb as bbb
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.distributions.observation import LogRatePoisson, NegativeBinomial, StudentT
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction, _draws
-from pyro_bbb.prediction._weight_samples import BATCHED_BELOW
+from pyro_bbb.prediction._draws import BATCHED_BELOW
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
 
@@ -151,11 +151,11 @@ def test_chunks_of_draws_join_in_order(double, monkeypatch):
     whole = bbb.predict(model, draws, x)
     counted = count_passes(model)
     numbers = sum(values[0].numel() for values in draws.values())
-    monkeypatch.setattr(_draws, "_CHUNK", 3 * (numbers + 1))
+    monkeypatch.setattr(_draws, "SAMPLE_CHUNK", 3 * (numbers + 1))
     parts = bbb.predict(model, draws, x)
     assert len(counted) == 3  # of 3, 3 and 1 draws
     torch.testing.assert_close(parts.sample_log_probs, whole.sample_log_probs)
-    monkeypatch.setattr(_draws, "_CHUNK", 1)  # less than one draw
+    monkeypatch.setattr(_draws, "SAMPLE_CHUNK", 1)  # less than one draw
     by_ones = bbb.predict(model, bbb.AutoSoftplusNormal(model), x, num_samples=4)
     assert by_ones.sample_probs.shape == (4, 5, 3)
 
