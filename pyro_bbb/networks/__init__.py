@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian layers and networks, and the conversion of any torch module.
+"""Bayesian layers and neural networks, and the conversion of any torch module.
 
-Imports the rooms up to `priors`. A new layer is a class in ``_layers.py``; a layer type that
-`bayesianize` should convert goes into ``_bayesianize.py``.
+A new layer is a class in ``_layers.py``. ``_bayesianize.py`` converts any network, recurrent ones
+too, ``_select.py`` reads the argument ``where``, and ``_adapters.py`` adds low-rank adapters.
+
+Imports the packages up to `priors`.
 """
 
-from pyro_bbb.networks._adapt import adapt
-from pyro_bbb.networks._adapt import copy_sharing as copy_sharing
-from pyro_bbb.networks._adapted_layers import Adapted, merge_adapters
+from pyro_bbb.networks._adapters import Adapted, adapt, merge_adapters
+from pyro_bbb.networks._adapters import copy_sharing as copy_sharing
 from pyro_bbb.networks._architectures import BayesianLeNet5, BayesianMLP
 from pyro_bbb.networks._architectures import Offset as Offset
 from pyro_bbb.networks._bayesianize import Converted, bayesianize, mix_in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian networks of layers: the multilayer perceptron and LeNet-5."""
+"""Bayesian neural networks: the multilayer perceptron and LeNet-5."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bayesianize`: conversion of any torch network to one with random weights.
 
-Every submodule becomes a `PyroModule` of its own class, and so its forward pass does not change. A
-selected parameter becomes a `PyroSample`, which the forward pass reads instead.
+Every submodule becomes a `PyroModule` that inherits from its class, so that its forward pass does
+not change. A selected parameter becomes a `PyroSample`, which the forward pass reads instead.
+Recurrent layers (RNN, LSTM, GRU) and embeddings have a class here.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def bayesianize(
             which match a module's path (with all submodules) or a parameter's full name; a module
             type (with all submodules); a function of path and module, for the module's own
             parameters; or a list of these, any of which selects. ``None`` selects all but the
-            parameters of normalisation layers, which a pattern, type or function has to match by
-            themselves.
+            parameters of normalisation layers, which a pattern, type or function has to match
+            directly.
 
     Returns:
         The network as a `PyroModule`, for `BayesianModel` or for Pyro alone.
@@ -77,8 +78,8 @@ def without_wrappers(module: nn.Module) -> nn.Module:
     module = module._modules.get("_orig_mod") or module
     for path, part in module.named_modules():
         if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
-            found = f"got {type(part).__name__} at {path!r}"
-            raise TypeError(f"module must not be wrapped, take its .module; {found}")
+            wrapper = f"got {type(part).__name__} at {path!r}"
+            raise TypeError(f"module must not be wrapped, take its .module; {wrapper}")
     if any("_orig_mod" in part._modules for part in module.modules()):
         module = copy.deepcopy(module)
         for part in list(module.modules()):
@@ -99,11 +100,11 @@ def make_random(network: nn.Module, chosen: list[ParameterPath], prior: Prior) -
 
 
 class Converted(PyroModule):
-    """Module of any class after conversion, through which its parameters are read."""
+    """Module of any class after conversion, which gives its forward pass the sampled weights."""
 
     plain_class: type[nn.Module]  # before conversion
     _pyro_bbb_initial: dict[str, Tensor]  # values of the sites before conversion
-    _pyro_bbb_tied: dict[str, tuple[PyroModule, str]]  # sites of other modules by the name here
+    _pyro_bbb_tied: dict[str, tuple[PyroModule, str]]  # name here: the module and name of the site
 
     def __repr__(self) -> str:
         with unseen(self):  # torch reads the weights
@@ -138,6 +139,9 @@ class Converted(PyroModule):
         return value
 
 
+# --- embeddings and recurrent layers ---
+
+
 class _ConvertedEmbedding(Converted):
     """Embedding whose padding row is constant."""
 
@@ -160,7 +164,7 @@ class _ConvertedRNN(Converted):
 
     @_flat_weights.setter
     def _flat_weights(self, value: list[Any]) -> None:
-        """Ignored: the weights are collected at every call."""
+        """Ignore the value: the weights are collected at every call."""
 
     def flatten_parameters(self) -> None:
         """Do nothing: weights are collected at every call, and not rearranged in memory."""
@@ -168,22 +172,23 @@ class _ConvertedRNN(Converted):
     _init_flat_weights = _update_flat_weights = flatten_parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the layer's own."""
+        """Run the layer, without torch's warning about weights in several blocks of memory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
             return super().forward(*args, **kwargs)
 
 
+# --- conversion ---
+
+
 @cache
 def _converted(cls: Any) -> Any:
-    """The class with Pyro mixed in."""
+    """Return the class with Pyro mixed in."""
     if issubclass(cls, Converted):
         return cls
-    base = Converted
-    if issubclass(cls, (nn.Embedding, nn.EmbeddingBag)):
-        base = _ConvertedEmbedding
-    if issubclass(cls, nn.RNNBase):
-        base = _ConvertedRNN
+    embedding = issubclass(cls, (nn.Embedding, nn.EmbeddingBag))
+    recurrent = issubclass(cls, nn.RNNBase)
+    base = _ConvertedRNN if recurrent else _ConvertedEmbedding if embedding else Converted
     body = {"plain_class": cls, "__module__": cls.__module__, "__doc__": cls.__doc__}
     return type(PyroModule)(f"Pyro{cls.__name__}", (base, PyroModule[cls]), body)  # type: ignore[misc]
 

@@ -77,8 +77,8 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
             ``[out_channels]``; ``None`` is `pyro_bbb.priors.default_prior`.
 
     Raises:
-        ValueError: a number is no integer of its range, channels cannot be split into the groups,
-            an unknown name, or the prior does not fit.
+        ValueError: a number is not an integer of its range, channels cannot be split into the
+            groups, an unknown name, or the prior does not fit.
     """
 
     plain_class, __repr__ = nn.Conv2d, repr_unseen

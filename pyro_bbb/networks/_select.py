@@ -74,26 +74,26 @@ def select_among(
     """
     chosen: set[ParameterPath] = set()
     for criterion in _criteria(where, argument):
-        found = {path for path in candidates if _selects(criterion, modules, path)}
-        if not found:
+        selected = {path for path in candidates if _selects(criterion, modules, path)}
+        if not selected:
             by = "module" if where is None else f"{argument}={criterion!r}"
             near = _near(criterion, modules, candidates)
             raise ValueError(f"{by} has no {what}{near}")
-        chosen |= found
+        chosen |= selected
     return [path for path in candidates if path in chosen]
 
 
 def without_parameters_inside(
     modules: dict[str, nn.Module], able: set[str], where: Where | None
 ) -> list[str]:
-    """Return modules that ``where`` names by themselves, with parameters but no able module."""
+    """Return modules that ``where`` names directly, with parameters but no able module."""
     return [
         path
         for criterion in ([] if where is None else _criteria(where))
         for path, module in modules.items()
         if _names(criterion, path, module) and not isinstance(module, _NORMS)
         if any(True for _ in module.parameters(recurse=False)) or vars(module).get("_pyro_samples")
-        if not any(each == path or each.startswith(path and f"{path}.") for each in able)
+        if not any(inner == path or inner.startswith(path and f"{path}.") for inner in able)
     ]
 
 
@@ -109,8 +109,8 @@ def _near(criterion: Any, modules: dict[str, nn.Module], parameters: list[Parame
 def _criteria(where: Any, argument: str = "where") -> list[Any]:
     if where is None:
         return [lambda path, module: not isinstance(module, _NORMS)]
-    given = list(where) if isinstance(where, (list, tuple)) else [where]
-    criteria = [x for each in given for x in (each.split("|") if isinstance(each, str) else [each])]
+    listed = list(where) if isinstance(where, (list, tuple)) else [where]
+    criteria = [c for x in listed for c in (x.split("|") if isinstance(x, str) else [x])]
     if not criteria:
         raise ValueError(f"{argument} must not be empty, got {where!r}")
     for criterion in criteria:
@@ -143,7 +143,7 @@ def _matches(criterion: str | type, path: str, module: nn.Module | None) -> bool
 
 
 def _names(criterion: Any, path: str, module: nn.Module) -> bool:
-    """Return whether a criterion selects a module by itself, not one around it."""
+    """Return whether a criterion selects a module directly, not one around it."""
     if isinstance(criterion, (str, type)):
         return _matches(criterion, path, module)
     return bool(criterion(path, module))
