@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of training, posteriors and predictions, each drawn on an Axes that the caller owns.
+"""Plots of training, posteriors and predictions, each drawn on an Axes that the caller owns.
 
 Every function takes the Axes first, draws, labels the axes with their units and returns the Axes,
 so that a finding can be put above it: ``plots.loss_parts(ax, history).set_title("...")``. Nothing
 here opens a window or changes matplotlib's settings: `style` is a context for that, and `axes`
-makes a figure for who has none.
+makes a new figure. Line styles and markers differ as well as colours, for grey print.
 
-The colours are those of `pyro_bbb._utils.colors`. Line styles and markers differ as well, for grey
-print.
-
-Imports rooms below, and matplotlib. A new plot goes into the module of what it shows.
+Imports the packages below, and matplotlib. A new plot goes into the module of what it shows.
 """
 
 from pyro_bbb._utils.colors import BLACK as BLACK
@@ -18,6 +15,7 @@ from pyro_bbb._utils.colors import CYCLE as CYCLE
 from pyro_bbb._utils.colors import ORANGE as ORANGE
 from pyro_bbb._utils.colors import SKY as SKY
 from pyro_bbb._utils.colors import VERMILLION as VERMILLION
+from pyro_bbb.plots._axes import axes, style
 from pyro_bbb.plots._classification import (
     class_probabilities,
     entropy_histogram,
@@ -26,7 +24,7 @@ from pyro_bbb.plots._classification import (
     votes,
 )
 from pyro_bbb.plots._regression import coverage, function_band, regression_band
-from pyro_bbb.plots._training import axes, image, loss_parts, style
+from pyro_bbb.plots._training import image, loss_parts
 from pyro_bbb.plots._weights import (
     prior_density,
     pruning_curve,

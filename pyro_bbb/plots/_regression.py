@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a regression: bands around a curve, sampled functions, coverage of intervals."""
+"""Plots of a regression: bands around a curve, sampled functions, coverage of intervals."""
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
 from pyro_bbb._utils.validation import kind, of_length, probability, tensor
-from pyro_bbb.plots._arrays import Array, as_numpy, flat
+from pyro_bbb.plots._axes import Array, as_numpy, flat, percent
 from pyro_bbb.prediction import RegressionPrediction
 
 
@@ -20,18 +19,14 @@ def regression_band(
     data: tuple[Tensor, Tensor] | None = None,
     truth: Tensor | None = None,
 ) -> Axes:
-    """Predictive mean with two bands of 2 sd: what more data would remove, and all of it.
+    """Draw the predictive mean with two bands of 2 sd: the epistemic one inside the total one.
 
     Args:
         ax: where to draw.
         x: increasing inputs, ``[n]`` or ``[n, 1]``.
-        prediction: at ``x``, of one output.
+        prediction: prediction at ``x``, of one output.
         data: training inputs and targets, drawn as points.
         truth: noise-free targets at ``x``, drawn as a dashed line.
-
-    Returns:
-        ``ax``: the epistemic band (sd of the sampled means) lies inside the total one, which adds
-        the noise.
     """
     rows = len(kind("prediction", prediction, RegressionPrediction).mean)
     at, mean = flat(of_length("x", x, rows)), flat(prediction.mean)
@@ -41,14 +36,8 @@ def regression_band(
         ax.fill_between(at, low, high, color=colour, alpha=0.45, lw=0, label=f"{name} ± 2 sd")
     ax.plot(at, mean, color=BLUE, linewidth=2.0, label="mean")
     if truth is not None:
-        ax.plot(
-            at,
-            flat(of_length("truth", truth, rows)),
-            color=BLACK,
-            linestyle="--",
-            linewidth=1.2,
-            label="truth",
-        )
+        curve = flat(of_length("truth", truth, rows))
+        ax.plot(at, curve, color=BLACK, linestyle="--", linewidth=1.2, label="truth")
     if data is not None:
         ax.plot(flat(data[0]), flat(data[1]), "o", color=VERMILLION, markersize=3.5, label="data")
     ax.margins(x=0)
@@ -65,7 +54,7 @@ def function_band(
     data: tuple[Tensor, Tensor] | None = None,
     level: float = 0.9,
 ) -> Axes:
-    """Draw sampled functions: their median and a central interval.
+    """Draw sampled functions: their median and a central interval. The legend is the caller's.
 
     Args:
         ax: where to draw.
@@ -73,10 +62,7 @@ def function_band(
         functions: values of S sampled functions there, ``[S, n]`` or ``[S, n, 1]``.
         reference: functions of another posterior; its band and median are outlined.
         data: training inputs and targets, drawn as points.
-        level: fraction of the functions inside the band, at each input by itself.
-
-    Returns:
-        ``ax``. The legend is left to the caller, who may have many such pictures.
+        level: fraction of the functions inside the band, at each input.
 
     Raises:
         ValueError: ``level`` is outside (0, 1), or shapes do not fit.
@@ -96,27 +82,24 @@ def function_band(
         ax.plot(at, high, color=BLACK, linewidth=1.0)
         ax.plot(at, middle, color=BLACK, linewidth=1.0, linestyle=":", label="reference, median")
     if data is not None:
-        inputs, targets = map(flat, data)
-        ax.plot(inputs, targets, "o", color=VERMILLION, markersize=2.5, label="data")
+        ax.plot(flat(data[0]), flat(data[1]), "o", color=VERMILLION, markersize=2.5, label="data")
     ax.margins(x=0)
     return ax
 
 
 def coverage(ax: Axes, pit: Tensor) -> Axes:
-    """Fraction of targets inside the central predictive intervals of each level.
+    """Draw the fraction of targets inside the central predictive intervals of each level.
+
+    On the dotted diagonal the intervals are calibrated, below it too narrow.
 
     Args:
         ax: where to draw.
         pit: the predictive's distribution function at the targets, ``prediction.cdf(y)``, of any
             shape, each in [0, 1].
 
-    Returns:
-        ``ax``, both axes in per cent. On the dotted diagonal the intervals are calibrated, below it
-        too narrow.
-
     Raises:
         ValueError: ``pit`` is empty, or a value outside [0, 1].
-        TypeError: it is no tensor.
+        TypeError: it is not a tensor.
     """
     values = flat(tensor("pit", pit))
     if not len(values) or not ((values >= 0) & (values <= 1)).all():
@@ -124,14 +107,13 @@ def coverage(ax: Axes, pit: Tensor) -> Axes:
     depth = np.sort(np.abs(2 * values - 1))  # the level at which an interval reaches the target
     ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
     ax.step(depth, np.arange(1, len(depth) + 1) / len(depth), where="post", color=BLUE)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    percent(ax.xaxis, ax.yaxis)
     ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
     return ax
 
 
 def _quantiles(functions: Tensor, level: float) -> Array:
-    """Lower end, median and upper end at each input, ``[3, n]``."""
+    """Return lower end, median and upper end at each input, ``[3, n]``."""
     values = as_numpy(functions).reshape(len(functions), -1)
     quantiles: Array = np.quantile(values, [0.5 - level / 2, 0.5, 0.5 + level / 2], axis=0)
     return quantiles

@@ -1,69 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of training, images and the style of all."""
+"""Plots of training, and images."""
 
 import math
-from contextlib import AbstractContextManager
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.rcsetup import cycler
 from torch import Tensor
 
-from pyro_bbb._utils.colors import BLACK, CYCLE, PURPLE, SKY, VERMILLION
+from pyro_bbb._utils.colors import BLACK, PURPLE, SKY, VERMILLION
 from pyro_bbb._utils.validation import kind, tensor
-from pyro_bbb.plots._arrays import as_numpy
+from pyro_bbb.plots._axes import as_numpy
 from pyro_bbb.training.history import History, Record
 
 
-def style() -> AbstractContextManager[None]:
-    """Matplotlib settings for reports: call as ``with plots.style(): ...``; undone on leaving."""
-    return matplotlib.rc_context(
-        {
-            "axes.prop_cycle": cycler(color=CYCLE),
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlelocation": "left",
-            "axes.titlesize": "medium",
-            "axes.titleweight": "bold",
-            "axes.axisbelow": True,
-            "figure.constrained_layout.use": True,
-            "figure.dpi": 100,
-            "figure.figsize": (4.8, 3.2),
-            "font.size": 10,
-            "legend.frameon": False,
-            "legend.fontsize": "small",
-            "savefig.dpi": 200,
-        }
-    )
-
-
-def axes(ax: Axes | None = None) -> Axes:
-    """The given Axes, or those of a new figure in this module's style.
-
-    Raises:
-        TypeError: ``ax`` is neither Axes nor None.
-    """
-    if ax is not None:
-        return kind("ax", ax, Axes)
-    with style():
-        return plt.subplots()[1]
-
-
 def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
-    r"""The two parts of the loss, $\pi\,KL$ (complexity) and $-\log p(D|w)$ (data), and their sum.
+    r"""Draw the two parts of the loss, $\pi\,KL$ and $-\log p(D|w)$, and their sum, in nats.
 
     A `History` of `fit` adds its baseline, the loss of a posterior that ignores the data, and the
     validation loss, times the number of training examples; a point marks its best epoch.
 
     Args:
-        ax: where to draw.
-        history: what `pyro_bbb.fit` returned, or its ``steps`` record. Values in nats.
+        ax: where to draw; logarithmic where every value is positive.
+        history: what `pyro_bbb.fit` returned, or its ``steps`` record.
         unit: what one entry of the record is, for the horizontal axis.
-
-    Returns:
-        ``ax``, logarithmic where every value is positive.
     """
     if not kind("history", history, Record).loss:
         raise ValueError("history must hold at least one entry, got none")
@@ -88,14 +47,11 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
 
 
 def image(ax: Axes, x: Tensor) -> Axes:
-    """A grey picture, dark ink on white paper, without ticks.
+    """Draw a grey image, dark ink on white paper, without ticks.
 
     Args:
         ax: where to draw.
         x: ``[height, width]``, ``[1, height, width]`` or flat ``[side * side]``.
-
-    Returns:
-        ``ax``.
 
     Raises:
         ValueError: ``x`` has another shape.

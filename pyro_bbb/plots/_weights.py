@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of weights: their posterior, their prior, and which of them can go."""
+"""Plots of weights: their posterior, their prior, and which of them can be removed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,28 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from pyro_bbb._utils.colors import BLACK, BLUE, CYCLE, ORANGE, SKY, VERMILLION
 from pyro_bbb._utils.validation import element_index, kind, tensor
 from pyro_bbb.guides import AutoSoftplusNormal
-from pyro_bbb.plots._arrays import Array, as_numpy
+from pyro_bbb.plots._axes import Array, as_numpy, flat, percent
 
 
 def weight_locs(ax: Axes, guide: AutoSoftplusNormal, *, sites: Sequence[str] | None = None) -> Axes:
-    """Distribution of the posterior means, one row for each site.
+    """Draw the distribution of the posterior means, one row for each site.
+
+    The height of a row is logarithmic in the count (a mixture prior piles most weights up at zero),
+    and each row is as high as its fullest bin.
 
     Args:
         ax: where to draw.
         guide: a guide with ``loc`` and ``scale`` for each of its ``site_names``.
         sites: names of sites, from top to bottom. Default: all weight matrices and kernels, that is
             the latents of two or more dimensions.
-
-    Returns:
-        ``ax``. The height of a row is logarithmic in the count (a mixture prior piles most weights
-        up at zero), and each row is as high as its fullest bin.
     """
     names = _sites(guide, sites)
     _ridges(ax, {name: as_numpy(guide.loc(name)) for name in names})
@@ -41,15 +40,14 @@ def weight_locs(ax: Axes, guide: AutoSoftplusNormal, *, sites: Sequence[str] | N
 def weight_scales(
     ax: Axes, guide: AutoSoftplusNormal, *, sites: Sequence[str] | None = None
 ) -> Axes:
-    """Distribution of the posterior standard deviations, one row for each site.
+    """Draw the distribution of the posterior standard deviations, one row for each site.
+
+    Scales of exactly 0 (pruned weights) are left out.
 
     Args:
         ax: where to draw.
         guide: a guide with ``loc`` and ``scale`` for each of its ``site_names``.
         sites: as for `weight_locs`.
-
-    Returns:
-        ``ax``, with a logarithmic scale axis. Scales of exactly 0 (pruned weights) are left out.
     """
     names = _sites(guide, sites)
     scales = {name: as_numpy(guide.scale(name)) for name in names}
@@ -61,16 +59,13 @@ def weight_scales(
 def weight_density(
     ax: Axes, guide: AutoSoftplusNormal, name: str, index: int | tuple[int, ...]
 ) -> Axes:
-    """Posterior density of one weight, $N(w | mu, sigma^2)$, and where zero lies.
+    r"""Draw the posterior density of one weight, $N(w | \mu, \sigma^2)$, and where zero lies.
 
     Args:
         ax: where to draw.
         guide: a guide with ``loc`` and ``scale``.
         name: a site of the guide.
         index: position of the weight in that site.
-
-    Returns:
-        ``ax``.
     """
     element_index("index", index, _with_scales(guide).loc(name).shape)
     loc, scale = float(guide.loc(name)[index]), float(guide.scale(name)[index])
@@ -87,15 +82,12 @@ def weight_density(
 
 
 def prior_density(ax: Axes, distribution: Distribution) -> Axes:
-    r"""A prior's density; of a scale mixture its two weighted components as well.
+    """Draw a prior's density, and the two weighted components of a scale mixture.
 
     Args:
-        ax: where to draw.
-        distribution: a scalar distribution over the real line with a finite ``stddev``. A
-            `pyro_bbb.ScaleMixtureNormal` is known by its ``pi``, ``sigma1`` and ``sigma2``.
-
-    Returns:
-        ``ax``, with a logarithmic density axis of eight decades at most.
+        ax: where to draw, with a logarithmic density axis of eight decades at most.
+        distribution: a scalar distribution over the real line with a finite ``stddev``; one with
+            ``pi``, ``sigma1`` and ``sigma2`` is a scale mixture.
     """
     if kind("distribution", distribution, Distribution).batch_shape:
         raise ValueError(f"distribution must be a scalar one, got {distribution}")
@@ -109,9 +101,9 @@ def prior_density(ax: Axes, distribution: Distribution) -> Axes:
     if all(hasattr(distribution, name) for name in ("pi", "sigma1", "sigma2")):
         pi, sigma1, sigma2 = (float(getattr(distribution, n)) for n in ("pi", "sigma1", "sigma2"))
         for fraction, sigma, colour in ((pi, sigma1, BLUE), (1 - pi, sigma2, VERMILLION)):
-            part = fraction * _density(Normal(0.0, sigma), w)
+            component = fraction * _density(Normal(0.0, sigma), w)
             label = f"{fraction:.2g} N(0, {sigma:.2g}²)"
-            ax.plot(as_numpy(w), part, color=colour, linestyle="--", label=label)
+            ax.plot(as_numpy(w), component, color=colour, linestyle="--", label=label)
         ax.legend()
     top = float(density.max())
     low = max(float(density.min()) / 10, top * 1e-8)
@@ -125,16 +117,13 @@ def pruning_curve(
     accuracies: Sequence[float],
     reference: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Axes:
-    """Accuracy of a network against the fraction of its weights set to zero.
+    """Draw the accuracy of a network against the fraction of its weights set to zero.
 
     Args:
         ax: where to draw.
         fractions: removed fractions, in [0, 1].
         accuracies: accuracy at each, in [0, 1].
         reference: fractions and accuracies of a published curve to compare with.
-
-    Returns:
-        ``ax``, both axes in per cent.
     """
     for name, values in (("fractions", fractions), ("accuracies", accuracies)):
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -147,28 +136,24 @@ def pruning_curve(
     ax.plot(fractions, accuracies, "o-", color=BLUE, markersize=4, label="this network")
     if reference is not None:
         ax.legend(loc="lower left")
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    percent(ax.xaxis, ax.yaxis)
     ax.set(xlabel="weights removed, lowest signal-to-noise first", ylabel="accuracy")
     ax.set_ylim(0.0, 1.0)
     return ax
 
 
 def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
-    r"""Density and cumulative fraction of the signal-to-noise ratio of all weights together.
+    r"""Draw density and cumulative fraction of the signal-to-noise ratio of all weights together.
 
-    In decibels of $|\mu|/\sigma$, that is $10\log_{10}(|\mu|/\sigma)$: 0 dB where mean and standard
-    deviation are equal.
+    The ratio is in decibels, $10\log_{10}(|\mu|/\sigma)$: 0 dB where mean and standard deviation
+    are equal.
 
     Args:
         ax: where to draw the density; the cumulative fraction gets a twin of it, on the right.
         snr: what `pyro_bbb.signal_to_noise` returned. Ratios that are 0 or
             infinite (pruned or deterministic weights) are left out.
-
-    Returns:
-        ``ax``.
     """
-    ratios = [as_numpy(tensor(name, r)).ravel() for name, r in kind("snr", snr, Mapping).items()]
+    ratios = [flat(tensor(name, r)) for name, r in kind("snr", snr, Mapping).items()]
     ratio = np.concatenate([np.zeros(0), *ratios])
     decibel = np.sort(10 * np.log10(ratio[(ratio > 0) & np.isfinite(ratio)]))
     if not len(decibel):
@@ -177,7 +162,7 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
     ax.set(xlabel="signal-to-noise ratio |mean|/sd (dB)", ylabel="density (1/dB)")
     fraction = ax.twinx()
     fraction.plot(decibel, np.arange(1, len(decibel) + 1) / len(decibel), color=VERMILLION)
-    fraction.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    percent(fraction.yaxis)
     fraction.set(ylabel="weights below", ylim=(0.0, 1.0))
     fraction.spines["right"].set_visible(True)
     fraction.yaxis.label.set_color(VERMILLION)
@@ -192,12 +177,12 @@ def _density(distribution: Distribution, w: Tensor) -> Array:
 def _with_scales(guide: Any) -> AutoSoftplusNormal:
     if not (hasattr(guide, "loc") and hasattr(guide, "scale") and hasattr(guide, "site_names")):
         raise TypeError(f"guide must have loc and scale of its sites, got {type(guide).__name__}")
-    found: AutoSoftplusNormal = guide
-    return found
+    checked: AutoSoftplusNormal = guide
+    return checked
 
 
 def _sites(guide: AutoSoftplusNormal, sites: Sequence[str] | None) -> list[str]:
-    """The sites asked for, by default all weight matrices and kernels."""
+    """Return the names of the chosen sites, by default all weight matrices and kernels."""
     names = _with_scales(guide).site_names if sites is None else list(sites)
     if sites is None:
         names = [name for name in names if guide.loc(name).ndim >= 2]
@@ -207,7 +192,7 @@ def _sites(guide: AutoSoftplusNormal, sites: Sequence[str] | None) -> list[str]:
 
 
 def _ridges(ax: Axes, rows: Mapping[str, Array], *, log: bool = False) -> None:
-    """Histograms of log counts one above the other, on common bins, all of one height."""
+    """Draw histograms of log counts one above the other, on common bins, all of one height."""
     values = np.concatenate([v.ravel() for v in rows.values()])
     edges = np.histogram_bin_edges(np.log10(values) if log else values, bins=100)
     if log:
