@@ -24,20 +24,20 @@ class PrunableGuide(Protocol):
 
     @property
     def weight_names(self) -> list[str]:
-        """Names of the latents that are weights."""
+        """Return the names of the latents that are weights."""
 
     def loc(self, name: str) -> Tensor:
-        """Posterior mean."""
+        """Return the posterior mean."""
 
     def scale(self, name: str) -> Tensor:
-        """Posterior standard deviation."""
+        """Return the posterior standard deviation."""
 
     def without(self: G, removed: Mapping[str, Tensor]) -> G:
-        """A copy without the weights where the masks are true."""
+        """Return a copy without the weights where the masks are true."""
 
 
 def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
-    r"""$|\mu| / \sigma$ of every weight and bias, by site name; 0 where a weight is removed.
+    r"""Return $|\mu| / \sigma$ of every weight and bias by site name; 0 for removed weights.
 
     `plots.snr_density_and_cdf` shows it in decibel, as ``10 * log10`` of the ratio.
 
@@ -45,8 +45,8 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
         TypeError: the guide has no posterior mean and scale per weight.
     """
     if not hasattr(guide, "weight_names"):
-        found = f"{type(guide).__name__}: train a guide that has means and scales by bbb.fit"
-        raise TypeError(f"guide must be an AutoSoftplusNormal, got {found}")
+        hint = f"{type(guide).__name__}: train a guide that has means and scales by bbb.fit"
+        raise TypeError(f"guide must be an AutoSoftplusNormal, got {hint}")
     return {name: _ratio(guide.loc(name), guide.scale(name)) for name in guide.weight_names}
 
 
@@ -71,8 +71,8 @@ def prune(guide: G, fraction: float) -> G:
     lowest = flat.argsort(stable=True)[: round(fraction * len(flat))]
     removed = torch.zeros_like(flat, dtype=torch.bool)
     removed[lowest] = True
-    parts = removed.split([ratio.numel() for ratio in ratios.values()])
-    masks = {name: part.view_as(ratios[name]) for name, part in zip(ratios, parts, strict=True)}
+    by_site = removed.split([ratio.numel() for ratio in ratios.values()])
+    masks = {name: m.view_as(ratios[name]) for name, m in zip(ratios, by_site, strict=True)}
     return guide.without(masks)
 
 
@@ -85,5 +85,5 @@ def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return the ratio, 0 for a weight of mean and scale 0."""
+    r"""Return $|\mu| / \sigma$, 0 for a weight of mean and scale 0."""
     return (loc.abs() / scale).where(loc != 0, 0.0)

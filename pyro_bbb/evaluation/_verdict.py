@@ -5,7 +5,7 @@ r"""A verdict on a posterior: where to trust its band, and the next method where
   be permuted. Half a chain of $m$ independent draws has $\hat R^2 \approx 1 + 1/(m-1)$: a size of
   100 makes 1.04 for four chains; many short ones pass at 1.2 (Brooks and Gelman 1998), with 3 each.
 - Guides: the ELBO beats posteriors that ignore the data, and the Pareto $\hat k$ of $p(D,z)/q(z)$
-  is at most 0.7 (Vehtari et al. 2024). A larger one says only that no weights correct the guide:
+  is at most 0.7 (Vehtari et al. 2024). A larger one means only that no weights correct the guide:
   where reference chains are affordable they decide instead, by the 1-Wasserstein distance of
   functions in the chains' standard deviations (at most 0.25 above that between their halves) and
   the ratio of standard deviations (0.8 to 1.25).
@@ -76,7 +76,7 @@ def check(
     seconds: float = 30.0,
     seed: int | None = None,
 ) -> Verdict:
-    """Check a posterior: is it converged, does it fit the data, where can its band be trusted?
+    """Check whether a posterior is converged, fits the data, and where to trust its band.
 
         print(bbb.check(model, guide, (x, y)))
 
@@ -114,10 +114,10 @@ def check(
             inputs[OFF] = _off(x[spread_rows(len(y), _ROWS)])
         shape, diverging = _chains(posterior)
         functions = _functions(model, posterior, inputs, math.prod(shape) or num_samples)
-        data_rows, calibration = _of_data(model, posterior, x, y, num_samples)
-        rows = list(_of_chains(functions, shape, diverging)) if diverging is not None else []
+        data_rows, calibration = _data_rows(model, posterior, x, y, num_samples)
+        rows = list(_chain_rows(functions, shape, diverging)) if diverging is not None else []
         if affordable and isinstance(posterior, nn.Module):
-            rows += _of_guide(model, posterior, x, y, end - 3 / 4 * seconds)
+            rows += _guide_rows(model, posterior, x, y, end - 3 / 4 * seconds)
         if affordable and diverging is None and reference is None:
             off, left = inputs.get(OFF), max(1.0, end - time.perf_counter())
             with suppress(DivergedError):
@@ -125,11 +125,11 @@ def check(
         gold = {} if reference is None else _functions(model, reference, inputs, 10**6)
     mixed = dict.fromkeys(gold, True)
     if reference is not None:
-        for row in _of_chains(gold, tuple(reference.diverging.shape), 0):
+        for row in _chain_rows(gold, tuple(reference.diverging.shape), 0):
             mixed[row.region or ON] &= bool(row.passed)
     if gold and all(mixed.values()):  # functions decide, and not the weights behind them
         rows = [row._replace(passed=None) if "Pareto" in row.name else row for row in rows]
-    rows += [row for at in gold for row in _of_reference(at, functions[at], gold[at], mixed[at])]
+    rows += [row for at in gold for row in _reference_rows(at, functions[at], gold[at], mixed[at])]
     decisive = [
         row for row in rows if row.passed is False or (row.passed and "ELBO" not in row.name)
     ]
@@ -148,7 +148,7 @@ class Verdict:
         calibration: leave-one-out probabilities below the targets, ``[n, d]``, or those of the
             classes and the labels; empty where the likelihood has no distribution function.
         functions: draws of the posterior's functions on and off the data, ``[draws, values]``.
-        reference: likewise, those of the reference chains; empty if there are none.
+        reference: draws of the reference chains' functions; empty without such chains.
     """
 
     rows: tuple[Row, ...]
@@ -213,7 +213,7 @@ class Verdict:
 
 
 def _off(x: Tensor) -> Tensor:
-    """Inputs farther from the data ``[n, features]`` than 95 % of these are from each other."""
+    """Return inputs farther from the data ``[n, features]`` than 95 % of these from each other."""
     sd = x.std(0, correction=0).clamp(min=torch.finfo(x.dtype).tiny)
     between = torch.cdist(x / sd, x / sd).fill_diagonal_(math.inf).min(1).values
     candidates = probe_inputs(x, 16 * _INPUTS)
@@ -225,11 +225,11 @@ def _off(x: Tensor) -> Tensor:
 def _functions(
     model: BayesianModel, posterior: Any, inputs: Mapping[str, Any], num_samples: int
 ) -> dict[str, Tensor]:
-    """Draw means, or class probabilities, ``[draws, values]`` by region."""
+    """Return drawn means, or class probabilities, ``[draws, values]`` by region."""
     values = {}
     for region, x in inputs.items():
-        found: Any = predict(model, posterior, x, num_samples=num_samples, estimator="reparam")
-        draws = found.sample_probs if hasattr(found, "sample_probs") else found.sample_means
+        y: Any = predict(model, posterior, x, num_samples=num_samples, estimator="reparam")
+        draws = y.sample_probs if hasattr(y, "sample_probs") else y.sample_means
         values[region] = draws.flatten(1).double().cpu()
     return values
 
@@ -245,7 +245,7 @@ def _chains(posterior: Any) -> tuple[tuple[int, ...], int | None]:
     return tuple(first.shape[:2]), sum(map(len, diverging.values()))
 
 
-def _of_chains(
+def _chain_rows(
     functions: Mapping[str, Tensor], shape: tuple[int, ...], diverging: int
 ) -> Iterator[Row]:
     """Check that chains agree at 95 % of the functions' values."""
@@ -265,12 +265,13 @@ def _of_chains(
     yield Row("diverging draws", fraction, "<= 0.01", fraction <= 0.01, None, text)
 
 
-def _of_guide(
+def _guide_rows(
     model: BayesianModel, guide: nn.Module, x: Any, y: Tensor, end: float
 ) -> Iterator[Row]:
     """Check the ELBO and the importance weights, by at most 1,000 draws before ``end``."""
     objective, losses = negative_elbo(model, guide, loss="trace"), list[float]()
-    x, y = (part.to(next(guide.parameters()).device) for part in (x, y))
+    device = next(guide.parameters()).device
+    x, y = x.to(device), y.to(device)
     with torch.no_grad():
         for number in range(1000):
             if number >= 100 and time.perf_counter() > end:
@@ -290,7 +291,7 @@ def _of_guide(
     yield Row("Pareto k", k, "<= 0.7", k <= 0.7, None if k <= 0.7 else OFF, text)
 
 
-def _of_reference(region: str, values: Tensor, gold: Tensor, mixed: bool) -> Iterator[Row]:
+def _reference_rows(region: str, values: Tensor, gold: Tensor, mixed: bool) -> Iterator[Row]:
     """Check draws of functions against those of chains, ``[draws, values]``, if these are mixed."""
     levels = (torch.arange(200, dtype=gold.dtype) + 0.5) / 200
 
@@ -307,7 +308,7 @@ def _of_reference(region: str, values: Tensor, gold: Tensor, mixed: bool) -> Ite
     yield Row(f"distance to chains, {region}", far, limit, passed, region, text)
 
 
-def _of_data(
+def _data_rows(
     model: BayesianModel, posterior: Any, x: Any, y: Tensor, num_samples: int
 ) -> tuple[list[Row], tuple[Tensor, ...]]:
     """Check the leave-one-out predictions of the targets; return them, too."""
@@ -318,14 +319,14 @@ def _of_data(
         labels = prediction.labels(y.to(prediction.probs.device)).reshape(len(y), -1)
         log_probs = prediction.sample_log_probs.double()
         log_probs = log_probs.reshape(len(log_probs), *labels.shape, -1)  # [S, n, parts, C]
-        of_labels = log_probs.gather(3, labels.expand(log_probs.shape[:3]).unsqueeze(3))
-        weights = _leave_one_out(of_labels.sum((2, 3)))
+        label_log_probs = log_probs.gather(3, labels.expand(log_probs.shape[:3]).unsqueeze(3))
+        weights = _leave_one_out(label_log_probs.sum((2, 3)))
         probs = (weights[:, :, None, None] * log_probs.exp()).sum(0)
         confidence, label = probs.max(-1)
         slices = _slices(x, "confidence", confidence.mean(1))
         residual = (label == labels).double() - confidence
         calibration = probs.flatten(0, 1).cpu(), labels.flatten().cpu()
-        return _calibration(residual, _of_confidence, slices), calibration
+        return _calibration(residual, _confidence_error, slices), calibration
     family, mean = prediction.components, prediction.mean
     y = align(y.to(mean.device), mean.shape[1:])
     try:
@@ -336,11 +337,11 @@ def _of_data(
     between = below + torch.rand_like(below[0]) * (at - below)  # of counts within their step
     u = torch.einsum("sn,sn...->n...", weights, between).flatten(1).clamp(0, 1)
     slices = _slices(x, "predicted mean", mean.flatten(1)[:, 0])
-    return _calibration(torch.cat([u, (2 * u - 1).abs()], 1), _of_intervals, slices), (u.cpu(),)
+    return _calibration(torch.cat([u, (2 * u - 1).abs()], 1), _interval_error, slices), (u.cpu(),)
 
 
 def _leave_one_out(log_likelihood: Tensor) -> Tensor:
-    """Weights of the draws for each example, ``[S, n]``, from the log-densities of targets."""
+    """Return weights of the draws for each example, ``[S, n]``, from log-densities of targets."""
     most = (-log_likelihood).logsumexp(0) - math.log(len(log_likelihood)) / 2
     return (-log_likelihood).minimum(most).softmax(0)
 
@@ -354,14 +355,17 @@ def _slices(x: Any, name: str, key: Tensor) -> dict[str, Tensor]:
     return {f"{n}, quarter {i}": rows for n, q in quarters.items() for i, rows in enumerate(q, 1)}
 
 
-def _of_confidence(residual: Tensor) -> tuple[float, str]:
-    """Error of the confidence, from right (1 or 0) less confidence, in numbers and words."""
+def _confidence_error(residual: Tensor) -> tuple[float, str]:
+    """Return the error of the confidence, from right (1 or 0) less confidence, and its words."""
     text = f"the accuracy is {float(residual.mean()):+.0%} off the confidence"
     return float(residual.mean(0).abs().max()), text
 
 
-def _of_intervals(values: Tensor) -> tuple[float, str]:
-    """Largest distance of a distribution function from the uniform one, for ``u`` and depths."""
+def _interval_error(values: Tensor) -> tuple[float, str]:
+    """Return the largest distance of a distribution function from the uniform one, and its words.
+
+    ``values`` holds the probabilities u and the depths |2u - 1| in its columns.
+    """
     ordered, n = values.sort(0).values, len(values)
     steps = torch.arange(n + 1).to(ordered)[:, None] / n
     fraction = float((values.tensor_split(2, 1)[1] <= 0.9).double().mean())
@@ -375,11 +379,11 @@ def _calibration(
     """Check values ``[n, d]`` in all and in the worst slice."""
     tests = (1 + len(slices)) * values.shape[1]
 
-    def row(name: str, part: Tensor) -> Row:
-        chance = math.sqrt(math.log(2 * tests / _FALSE_ALARM) / (2 * len(part)))
-        (error, text), most = judge(part), max(_TOLERANCE, chance)
+    def row(name: str, values: Tensor) -> Row:
+        chance = math.sqrt(math.log(2 * tests / _FALSE_ALARM) / (2 * len(values)))
+        (error, text), most = judge(values), max(_TOLERANCE, chance)
         numbers = error, f"<= {most:.2f}", error <= most
         return Row(f"calibration, {name}", *numbers, ON, f"{text} ({name})", _LIKELIHOOD)
 
-    parts = [row(name, values[rows]) for name, rows in slices.items() if len(rows)]
-    return [row("all", values), max(parts, key=lambda part: part.value)]
+    in_slices = [row(name, values[rows]) for name, rows in slices.items() if len(rows)]
+    return [row("all", values), max(in_slices, key=lambda row: row.value)]

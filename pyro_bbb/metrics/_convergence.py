@@ -25,7 +25,7 @@ _BLOCK = 2**21  # draws diagnosed at once, which bounds the memory
 
 
 def r_hat(values: Tensor) -> Tensor:
-    r"""Rank-normalised split $\hat R$, the larger one of location and (folded) of scale.
+    r"""Return rank-normalised split $\hat R$, the larger one of location and (folded) of scale.
 
     Near 1 where the chains agree; above 1.01 they do not yet.
 
@@ -46,7 +46,7 @@ def r_hat(values: Tensor) -> Tensor:
 
 
 def ess(values: Tensor, kind: str = "bulk") -> Tensor:
-    """Effective number of independent draws in all chains together.
+    """Return the effective number of independent draws in all chains together.
 
     Args:
         values: draws of one or several chains, ``[chains, draws, ...]``.
@@ -64,7 +64,7 @@ def ess(values: Tensor, kind: str = "bulk") -> Tensor:
 
 
 def pareto_k(log_weights: Tensor) -> float:
-    r"""Shape $\hat k$ of the generalised Pareto distribution of the largest importance weights.
+    r"""Return the shape $\hat k$ of the generalised Pareto law of the largest importance weights.
 
     The weights have $1/k$ finite moments. Below 0.7 importance sampling corrects the proposal with
     a practical number of draws; above, the proposal misses much of the target. Source: Vehtari,
@@ -152,14 +152,14 @@ def _sorted(
 
 
 def _quantile(ordered: Tensor, level: float) -> Tensor:
-    """Quantile of ascending rows, ``[rows, 1]``; `torch.quantile` refuses many draws."""
+    """Return a quantile of ascending rows, ``[rows, 1]``; `torch.quantile` refuses many draws."""
     position = level * (ordered.shape[1] - 1)
     low, high = ordered[:, math.floor(position), None], ordered[:, math.ceil(position), None]
     return low + (high - low) * (position % 1)
 
 
 def _normal_scores(order: Tensor, ordered: Tensor) -> Tensor:
-    """Normal scores of the ranks in each row; ties share their mean rank."""
+    """Return Normal scores of the ranks in each row; ties share their mean rank."""
     rows, number = ordered.shape
     # Blom's scores of the ranks 1, 1.5, ..., number
     ranks = 1 + torch.arange(2 * number - 1, dtype=ordered.dtype) / 2
@@ -176,7 +176,7 @@ def _normal_scores(order: Tensor, ordered: Tensor) -> Tensor:
 
 
 def _plain_ess(values: Tensor) -> Tensor:
-    """ESS by Geyer's initial monotone sequence for half chains, ``[functions, chains, draws]``."""
+    """Return the ESS of half chains ``[functions, chains, draws]`` by Geyer's monotone sequence."""
     _, chains, n = values.shape
     spectrum = torch.fft.rfft(values - values.mean(2, keepdim=True), 2 * n).abs().square().mean(1)
     covariance = torch.fft.irfft(spectrum, 2 * n)[:, :n] / n  # mean over chains, [functions, lags]

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Scores of a prediction: accuracy, recall, NLL, Brier, ECE, AUROC, refusal, RMSE, coverage.
 
-Every function takes plain tensors on any device, of any floating precision, or numpy arrays, and
-computes on the CPU in float64. Scalars come back as Python floats, curves as float64 CPU tensors.
-Inputs are checked, nothing is broadcast, and likelihoods are not smoothed.
+Every function takes tensors on any device, of any floating precision, or numpy arrays, and computes
+on the CPU in float64. Scalars are returned as Python floats, curves as float64 CPU tensors.
+Nothing is broadcast, and likelihoods are not smoothed. All raise a TypeError for an argument that
+is not a tensor of the right dtype, and a ValueError where shapes differ or data are empty, NaN or
+out of range; for class probabilities also where a row is negative or does not sum to 1.
 
-A library of metrics (torchmetrics) is the oracle of the tests only: its import takes half a second
-and brings matplotlib, its AUROC squashes scores outside [0, 1] by a sigmoid, which ties large ones,
-its accuracy rounds to float32, and its ECE gives confidence 1 a bin of its own.
+torchmetrics is an oracle of the tests only: its import takes half a second and brings matplotlib,
+its AUROC ties large scores by a sigmoid, its accuracy rounds to float32, and its ECE puts
+confidence 1 into a separate bin.
 """
 
 import numpy as np
@@ -20,7 +22,7 @@ _ROW_SUM_TOLERANCE = 1e-3  # of a row of probabilities, or what its dtype resolv
 
 
 def accuracy(probs: Tensor, y: Tensor) -> float:
-    """Share of examples whose most probable class is the label.
+    """Return the share of examples whose most probable class is the label.
 
     Args:
         probs: class probabilities, ``[n, classes]``, rows summing to 1.
@@ -29,16 +31,13 @@ def accuracy(probs: Tensor, y: Tensor) -> float:
     Returns:
         The share, in [0, 1]. Of equally probable classes the first one counts as predicted.
 
-    Raises:
-        TypeError: an argument is no tensor or has the wrong dtype.
-        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
     """
     probs, y = _classification(probs, y)
     return float((probs.argmax(-1) == y).double().mean())
 
 
 def recall(probs: Tensor, y: Tensor) -> Tensor:
-    """Fraction of each class's examples that are predicted as it.
+    """Return the fraction of each class's examples that are predicted as it.
 
     Args:
         probs: class probabilities, ``[n, classes]``, rows summing to 1.
@@ -47,18 +46,15 @@ def recall(probs: Tensor, y: Tensor) -> Tensor:
     Returns:
         Recall by class, float64 ``[classes]``; NaN for a class without examples.
 
-    Raises:
-        TypeError: an argument is not a tensor or has the wrong dtype.
-        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
     """
     probs, y = _classification(probs, y)
     hits = y[probs.argmax(-1) == y]
-    found, count = (torch.bincount(labels, minlength=probs.shape[1]) for labels in (hits, y))
-    return found.double() / count
+    right, total = (torch.bincount(labels, minlength=probs.shape[1]) for labels in (hits, y))
+    return right.double() / total
 
 
 def nll(probs: Tensor, y: Tensor) -> float:
-    r"""Mean negative log-likelihood $-\tfrac1n\sum_i \log p_{i,y_i}$ in nats per example.
+    r"""Return $-\tfrac1n\sum_i \log p_{i,y_i}$, the mean negative log-likelihood in nats.
 
     Args:
         probs: class probabilities, ``[n, classes]``, rows summing to 1.
@@ -67,16 +63,13 @@ def nll(probs: Tensor, y: Tensor) -> float:
     Returns:
         The mean in nats; ``inf`` where a label was given probability 0.
 
-    Raises:
-        TypeError: an argument is no tensor or has the wrong dtype.
-        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
     """
     probs, y = _classification(probs, y)
     return float(-probs.gather(1, y[:, None]).log().mean())
 
 
 def brier(probs: Tensor, y: Tensor) -> float:
-    r"""Brier score $\tfrac1n\sum_i \sum_c (p_{ic} - [y_i = c])^2$, in [0, 2].
+    r"""Return the Brier score $\tfrac1n\sum_i \sum_c (p_{ic} - [y_i = c])^2$, in [0, 2].
 
     This is Brier's (1950) definition, summed over the classes: for two classes it is twice the
     score that looks at the positive class only.
@@ -88,9 +81,6 @@ def brier(probs: Tensor, y: Tensor) -> float:
     Returns:
         The mean over examples of the squared distance between probabilities and one-hot label.
 
-    Raises:
-        TypeError: an argument is no tensor or has the wrong dtype.
-        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range.
     """
     probs, y = _classification(probs, y)
     one_hot = torch.nn.functional.one_hot(y, probs.shape[1])
@@ -98,10 +88,10 @@ def brier(probs: Tensor, y: Tensor) -> float:
 
 
 def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
-    r"""Expected calibration error of the top label, $\sum_b \tfrac{n_b}{n}|acc_b - conf_b|$.
+    r"""Return the expected calibration error, $\sum_b \tfrac{n_b}{n}|acc_b - conf_b|$.
 
-    Bins are equally wide and closed on the left; the last one includes confidence 1. Source: Guo et
-    al. 2017, "On Calibration of Modern Neural Networks".
+    Confidence is the top label's. Bins are equally wide and closed on the left; the last one
+    includes confidence 1. Source: Guo et al. 2017, "On Calibration of Modern Neural Networks".
 
     Args:
         probs: class probabilities, ``[n, classes]``, rows summing to 1.
@@ -111,10 +101,6 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
     Returns:
         The error, in [0, 1].
 
-    Raises:
-        TypeError: an argument is no tensor or has the wrong dtype.
-        ValueError: shapes differ, or data are empty, NaN, no probabilities, or out of range, or
-            ``bins < 1``.
     """
     probs, y = _classification(probs, y)
     bins = as_number(bins)
@@ -130,7 +116,7 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15) -> float:
 
 
 def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
-    r"""Area under the ROC curve, $P(s^+ > s^-) + \tfrac12 P(s^+ = s^-)$ (Mann-Whitney).
+    r"""Return the area under the ROC curve, $P(s^+ > s^-) + \tfrac12 P(s^+ = s^-)$ (Mann-Whitney).
 
     For out-of-distribution detection: the predictive entropy of out-of-distribution inputs as
     ``positive_scores``, that of inputs in distribution as ``negative_scores``.
@@ -142,9 +128,6 @@ def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
     Returns:
         The area, in [0, 1], exact with ties; infinite scores are ordered like any others.
 
-    Raises:
-        TypeError: an argument is no tensor of real numbers.
-        ValueError: an argument is empty, not one-dimensional, or has a NaN.
     """
     positive = _vector("positive_scores", positive_scores)
     negative = _vector("negative_scores", negative_scores)
@@ -155,7 +138,9 @@ def auroc(positive_scores: Tensor, negative_scores: Tensor) -> float:
 
 
 def macro_auroc(probs: Tensor, y: Tensor) -> float:
-    """Mean over the classes of the AUROC of one class against the others; of two, that of either.
+    """Return the mean over the classes of the AUROC of one class against the others.
+
+    For two classes that is the AUROC of either.
 
     Args:
         probs: class probabilities, ``[n, classes]``, rows summing to 1.
@@ -165,8 +150,7 @@ def macro_auroc(probs: Tensor, y: Tensor) -> float:
         The mean area, in [0, 1].
 
     Raises:
-        TypeError: an argument is not a tensor or has the wrong dtype.
-        ValueError: arguments are no probabilities and labels of them, or the labels of one class.
+        ValueError: the labels are of one class only.
     """
     probs, y = _classification(probs, y)
     classes = y.unique().tolist()
@@ -179,7 +163,7 @@ def macro_auroc(probs: Tensor, y: Tensor) -> float:
 def risk_coverage(
     confidence: Tensor, correct: Tensor | None = None, *, loss: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Error rate among the most confident examples, against the share of examples answered.
+    r"""Return the error rate among the most confident examples, by the share answered.
 
     Within a group of equal confidence the order is arbitrary, so its errors are spread evenly: the
     curve is the expectation over random orders and does not depend on the order of the examples.
@@ -194,9 +178,7 @@ def risk_coverage(
         (coverage 1/n) to all examples (coverage 1, risk = 1 - accuracy, or the mean loss).
 
     Raises:
-        TypeError: ``confidence`` or ``loss`` is no tensor of real numbers or ``correct`` no bool
-            tensor, or both or neither of them are passed.
-        ValueError: shapes differ, or data are empty or NaN.
+        TypeError: both or neither of ``correct`` and ``loss`` are passed.
     """
     confidence = _vector("confidence", confidence)
     if (correct is None) == (loss is None):
@@ -213,7 +195,7 @@ def risk_coverage(
 
 
 def area_under_risk_coverage(confidence: Tensor, correct: Tensor) -> float:
-    """Mean risk over the n coverages 1/n, 2/n, ..., 1 (AURC; Geifman et al. 2019); lower is better.
+    """Return the mean risk over the coverages 1/n, ..., 1 (AURC; Geifman et al. 2019).
 
     Args:
         confidence: any score that is higher where the model is surer, ``[n]``.
@@ -222,16 +204,13 @@ def area_under_risk_coverage(confidence: Tensor, correct: Tensor) -> float:
     Returns:
         The area, in [0, 1]; the error rate itself if confidence carries no information.
 
-    Raises:
-        TypeError: ``confidence`` is no tensor of real numbers or ``correct`` no bool tensor.
-        ValueError: shapes differ, or data are empty or NaN.
     """
     _, risk = risk_coverage(confidence, correct)
     return float(risk.mean())
 
 
 def refusal_p_value(loss: Tensor, refused: Tensor) -> float:
-    """Probability that as many examples, refused at random, have as large a mean loss.
+    """Return the probability that as many examples, refused at random, have as large a mean loss.
 
     A permutation test with 999 random subsets, of a fixed seed. Where refusal is unrelated to the
     loss, the value is at most 0.05 in at most one of 20 cases.
@@ -243,9 +222,6 @@ def refusal_p_value(loss: Tensor, refused: Tensor) -> float:
     Returns:
         The p-value, from 0.001 to 1; 1 where all or none are refused.
 
-    Raises:
-        TypeError: ``loss`` is not a tensor of real numbers or ``refused`` not a bool tensor.
-        ValueError: shapes differ, or data are empty, NaN or infinite.
     """
     loss = _vector("loss", _finite("loss", loss))
     chosen, losses = _flags("refused", refused, "loss", loss).numpy(), loss.numpy()
@@ -257,7 +233,7 @@ def refusal_p_value(loss: Tensor, refused: Tensor) -> float:
 
 
 def rmse(mean: Tensor, y: Tensor) -> float:
-    """Root mean squared error over all elements, in units of the target.
+    """Return the root mean squared error over all elements, in units of the target.
 
     Args:
         mean: predicted means, ``[n]`` or ``[n, d]``.
@@ -266,9 +242,6 @@ def rmse(mean: Tensor, y: Tensor) -> float:
     Returns:
         The error.
 
-    Raises:
-        TypeError: an argument is no tensor of real numbers.
-        ValueError: shapes differ, or data are empty, NaN or infinite.
     """
     _same_shape("mean", mean, "y", y)
     mean, y = _finite("mean", mean), _finite("y", y)
@@ -276,7 +249,7 @@ def rmse(mean: Tensor, y: Tensor) -> float:
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
-    """Share of targets inside their interval, ends included.
+    """Return the share of targets inside their interval, ends included.
 
     Args:
         lower: lower ends, ``[n]`` or ``[n, d]``, in units of the target; may be infinite.
@@ -287,8 +260,7 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
         The share, in [0, 1]; for honest intervals close to their level.
 
     Raises:
-        TypeError: an argument is no tensor of real numbers.
-        ValueError: shapes differ, data are empty or NaN, or an upper end is below its lower end.
+        ValueError: an upper end is below its lower end.
     """
     _same_shape("lower", lower, "y", y)
     _same_shape("upper", upper, "y", y)
@@ -359,7 +331,7 @@ def _finite(name: str, value: Tensor) -> Tensor:
 
 
 def _numbers(name: str, value: Tensor) -> Tensor:
-    """Checks that ``value`` holds real numbers, none NaN; returns it on the CPU as float64."""
+    """Return checked real numbers, none NaN, on the CPU as float64."""
     value = of_array(value)
     if not isinstance(value, Tensor) or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be a tensor of real numbers, got {_describe(value)}")
