@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a Bayesian network to an ordinary module that holds drawn networks and answers for all."""
+"""`to_ensemble`: networks drawn from the posterior as one ordinary module, without Pyro."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to_ensemble(
     seed: int | None = None,
     quantiles: Iterable[float] = (),
 ) -> DrawnEnsemble:
-    """Networks drawn from the posterior once, as one plain `torch.nn.Module` for a service.
+    """Draw networks from the posterior, as one plain `torch.nn.Module` for a service.
 
     It answers as `predict` does for the same draws (with ``estimator="reparam"``, and the same seed
     and number), has no priors or Pyro modules left, and draws nothing: it can be saved, moved, and
@@ -74,8 +74,8 @@ def to_ensemble(
     """
     kind("model", model, BayesianModel)
     if not isinstance(guide, (AutoGuide, Mapping, MCMC)) and not hasattr(guide, "sample_posterior"):
-        found = type(guide).__name__
-        raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {found}")
+        name = type(guide).__name__
+        raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {name}")
     num_samples, levels = count("num_samples", num_samples), _levels(model, quantiles)
     with seeded(seed), own_store(model, guide):
         draws = _all_draws(model, guide, num_samples)
@@ -87,7 +87,7 @@ class DrawnEnsemble(nn.Module):
 
     levels: Tensor
     scores: Tensor
-    _over_draws: Any = None  # how all networks run, once it is known
+    _over_draws: Any = None  # in one pass or one by one, chosen at the first call
 
     def __init__(self, drawn: _Drawn, family: Any, levels: list[float]) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class DrawnEnsemble(nn.Module):
         self._unchecked = {"validate_args": False} if checks else {}
 
     def forward(self, x: Tensor, *others: Tensor) -> dict[str, Tensor]:
-        """The posterior predictive at inputs ``[n, ...]``, by all networks in one pass.
+        """Return the posterior predictive at inputs ``[n, ...]``, by all networks in one pass.
 
         A network of several inputs takes them by position.
 
         Returns:
             For classes ``probs`` ``[n, C]`` and, in nats, ``aleatoric`` and ``epistemic`` ``[n]``.
-            Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if asked
-            for, ``quantiles`` ``[n, d, Q]``.
+            Else ``mean``, ``aleatoric_std``, ``epistemic_std`` and ``std`` ``[n, d]`` and, if
+            chosen, ``quantiles`` ``[n, d, Q]``.
 
         Raises:
             ValueError: the network overflows at an input, which the message names. A module that
@@ -127,14 +127,14 @@ class DrawnEnsemble(nn.Module):
             }
         mixture = RegressionPrediction(observed)
         answer = {name: getattr(mixture, name) for name in OF_TARGETS}
-        parts = torch.stack([answer["aleatoric_std"], answer["epistemic_std"]]).double()
-        answer["std"] = parts.square().sum(0).sqrt().to(mixture.mean)  # ONNX has no hypot
+        stds = torch.stack([answer["aleatoric_std"], answer["epistemic_std"]]).double()
+        answer["std"] = stds.square().sum(0).sqrt().to(mixture.mean)  # ONNX has no hypot
         if len(self.levels):
             answer["quantiles"] = _quantiles(self.levels, self.scores, observed)
         return answer
 
     def sample_means(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Each network's mean of real targets or counts, ``[S, n, d]``, at inputs ``[n, ...]``.
+        """Return each network's mean of real targets or counts, ``[S, n, d]``.
 
         Raises:
             TypeError: the targets are classes.
@@ -146,7 +146,7 @@ class DrawnEnsemble(nn.Module):
         return RegressionPrediction(observed).sample_means
 
     def extra_repr(self) -> str:
-        """The number of networks, for the module's printed form."""
+        """Return the number of networks, for the module's printed form."""
         return f"num_samples={len(next(iter(self.drawn.weights().values())))}"
 
     def _observed(self, *inputs: Tensor) -> Any:
@@ -181,7 +181,7 @@ class _Drawn(nn.Module):
         self.names: set[str] = set()
 
     def weights(self) -> dict[str, Tensor]:
-        """All draws by name, tied ones once."""
+        """Return all draws by name, tied ones once."""
         return {name: value for name, value in self.named_buffers() if name in self.names}
 
     def forward(self, *x: Tensor) -> Any:
@@ -193,14 +193,14 @@ class _Drawn(nn.Module):
 
 
 def _with_shared_tensors(drawn: _Drawn) -> _Drawn:
-    """A copy for one call, as calls in other threads must not see its weights."""
+    """Return a copy for one call, as calls in other threads must not see its weights."""
     values = [value for module in drawn.modules() for value in vars(module).values()]
     unchanged = [*drawn.parameters(), *drawn.buffers(), *(value for value in values if not value)]
     return copy.deepcopy(drawn, {id(value): value for value in unchanged})
 
 
 def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
-    """The probabilities asked for, if any, of a likelihood that has a formula for them."""
+    """Return the probabilities of quantiles, for a likelihood that has a formula for them."""
     if isinstance(quantiles, tuple) and not quantiles:
         return []
     levels = probabilities("quantiles", quantiles)
@@ -212,8 +212,8 @@ def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
 
 
 def _all_draws(model: BayesianModel, guide: Any, num_samples: int) -> list[dict[str, Tensor]]:
-    """The draws one by one, in the order of `predict`."""
-    nowhere = torch.zeros(1)  # autoguides do not look at the inputs
+    """Return the draws one by one, in the order of `predict`."""
+    nowhere = torch.zeros(1)  # autoguides do not use the inputs
     with torch.no_grad():
         return [
             {name: values[s] for name, values in chunk.items()}
@@ -223,12 +223,12 @@ def _all_draws(model: BayesianModel, guide: Any, num_samples: int) -> list[dict[
 
 
 def _stacked(model: BayesianModel, draws: list[dict[str, Tensor]]) -> _Drawn:
-    """The parts with every draw's weights, as their layers use them."""
+    """Return network and likelihood with every draw's weights, as their layers use them."""
     random = declared_names(model)
     records = []
     for draw in draws:
-        parts = (plain_copy(getattr(model, name), name, draw) for name in ("network", "likelihood"))
-        drawn = _Drawn(*parts).requires_grad_(False)
+        plain = (plain_copy(getattr(model, name), name, draw) for name in ("network", "likelihood"))
+        drawn = _Drawn(*plain).requires_grad_(False)
         own = {name: value for name, value in drawn.named_parameters() if name in random}
         records.append({name: value.data for name, value in own.items()})
     values = {id(own[name]): value for name, value in stack(records).items()}
@@ -243,7 +243,7 @@ def _stacked(model: BayesianModel, draws: list[dict[str, Tensor]]) -> _Drawn:
 
 
 def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
-    """Quantiles ``[n, d, Q]`` of mixtures of Normals, by bisection between those of the parts."""
+    """Return quantiles ``[n, d, Q]`` of mixtures of Normals, bisected between the components'."""
     dtype = normal.loc.dtype
     loc, scale = (x.double().unsqueeze(-1) for x in (normal.loc, normal.scale))  # [S, n, d, 1]
     ends = loc + scale * scores
@@ -261,12 +261,12 @@ def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
 
 
 def _erf(x: Tensor) -> Tensor:
-    """The error function of float64; of an exported module to float32's rounding, as ONNX needs."""
+    """Return erf in float64; an exported module computes it in float32, as ONNX needs."""
     return x.float().erf().double() if torch.compiler.is_compiling() else x.erf()
 
 
 def _require_numbers(outputs: dict[str, Tensor]) -> None:
-    """Raise as `predict` does; what is compiled, captured or transformed cannot look at numbers."""
+    """Raise as `predict` does, unless compiled, captured or transformed, when values are hidden."""
     if not (
         torch.compiler.is_compiling()
         or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
@@ -276,6 +276,6 @@ def _require_numbers(outputs: dict[str, Tensor]) -> None:
 
 
 def _entropy(log_probs: Tensor) -> Tensor:
-    """Entropies ``[...]`` in nats, in operations that older exporters to ONNX have."""
+    """Return entropies ``[...]`` in nats, in operations that older exporters to ONNX have."""
     probs = log_probs.exp()
     return -(probs * log_probs).where(probs != 0, torch.zeros_like(probs)).sum(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a Bayesian network to an ordinary one: mean weights, no Pyro."""
+"""`to_module`: the network at the posterior's mean weights as an ordinary module, without Pyro."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASSES = 20  # of each layer, dense and sparse; the fastest counts
 
 @locked
 def to_module(model: BayesianModel, guide: Any) -> nn.Module:
-    """The network with the posterior's central weights, as a plain `torch.nn.Module`.
+    """Return the network with the posterior's central weights, as a plain `torch.nn.Module`.
 
     It has no random weights, priors or Pyro classes left, and can be saved, compiled and exported.
     Adapters (`adapt`) are added to the weights of their layers.
@@ -44,8 +44,8 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
     """
     kind("model", model, BayesianModel)
     if not hasattr(guide, "median") or isinstance(guide, GuideMessenger):
-        found = f"{type(guide).__name__}; bbb.to_ensemble takes draws"
-        raise TypeError(f"guide must have medians without inputs, got {found}")
+        hint = f"{type(guide).__name__}; bbb.to_ensemble takes draws"
+        raise TypeError(f"guide must have medians without inputs, got {hint}")
     with own_store(model, guide):
         weights = {name: value.detach().clone() for name, value in guide.median().items()}
     return merge_adapters(plain_copy(model.network, "network", weights)).eval()
@@ -53,7 +53,7 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
 
 @locked
 def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of a pruned network with sparse weights in the linear layers that they make faster.
+    """Return a copy of a pruned network, its linear layers sparse where that is faster.
 
     Each layer is timed on this machine with the inputs that it gets in ``module(x)``: with its
     weight as it is, and in compressed sparse rows (`torch.Tensor.to_sparse_csr`). The faster one
@@ -71,27 +71,22 @@ def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:
         TypeError: an argument is of another kind.
     """
     kind("module", module, nn.Module)
-    network = copy.deepcopy(module).eval()
-    for layer, inputs in _inputs_of_linear_layers(network, tensor("x", x)).items():
-        sparse = _with_sparse_weight(layer)
-        if _seconds(sparse, inputs) < _seconds(layer, inputs):
-            layer.weight = sparse.weight
-    return network
+    network, inputs = copy.deepcopy(module).eval(), dict[nn.Linear, Tensor]()
 
+    def record(layer: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        inputs[layer] = args[0]
 
-def _inputs_of_linear_layers(network: nn.Module, x: Tensor) -> dict[nn.Linear, Tensor]:
-    found: dict[nn.Linear, Tensor] = {}
-    layers = [part for part in network.modules() if type(part) is nn.Linear]
-
-    def note(layer: nn.Linear, args: tuple[Tensor, ...]) -> None:
-        found[layer] = args[0]
-
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    layers = [layer for layer in network.modules() if type(layer) is nn.Linear]
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     with torch.no_grad():
-        network(x)
+        network(tensor("x", x))
     for hook in hooks:
         hook.remove()
-    return found
+    for layer, its_inputs in inputs.items():
+        sparse = _with_sparse_weight(layer)
+        if _seconds(sparse, its_inputs) < _seconds(layer, its_inputs):
+            layer.weight = sparse.weight
+    return network
 
 
 def _with_sparse_weight(layer: nn.Linear) -> nn.Linear:

@@ -17,7 +17,7 @@ from pyro_bbb.priors import Prior
 
 
 def plain_copy(part: nn.Module, path: str, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A copy whose random weights are parameters with given values, without priors and Pyro.
+    """Return a copy with given values as parameters for its random weights, without Pyro.
 
     ``path`` is the name of the part in the model, ``weights`` has the latents by site name.
     """
@@ -33,7 +33,7 @@ def plain_copy(part: nn.Module, path: str, weights: Mapping[str, Tensor]) -> nn.
 
 
 def _strip(module: PyroModule, values: dict[str, Tensor]) -> None:
-    """Turns a Pyro module into one of its plain class, with parameters for its random weights."""
+    """Turn a Pyro module into one of its plain class, with parameters for its random weights."""
     for name in _param_names(module):
         values[name] = getattr(module, name).detach().clone()
         del module._parameters[f"{name}_unconstrained"]
@@ -58,7 +58,7 @@ def _strip(module: PyroModule, values: dict[str, Tensor]) -> None:
 
 
 def _param_names(module: PyroModule) -> list[str]:
-    """Names of the `PyroParam` attributes of one module, decorated methods included."""
+    """Return the names of the `PyroParam` attributes of one module, decorated methods included."""
     attributes = (item for cls in type(module).__mro__ for item in vars(cls).items())
     decorated = [name for name, value in attributes if isinstance(value, PyroParam)]
     return list(dict.fromkeys([*module._pyro_params, *decorated]))
@@ -66,7 +66,7 @@ def _param_names(module: PyroModule) -> list[str]:
 
 @cache
 def _plain_class(cls: type) -> Any:
-    """The class without Pyro: torch's own if it adds only a constructor, else its code on that."""
+    """Return the class without Pyro: torch's if it adds only a constructor, else one of its code."""
     if not issubclass(cls, PyroModule):
         return cls
     if "plain_class" in vars(cls):
@@ -78,7 +78,7 @@ def _plain_class(cls: type) -> Any:
 
 
 def _own_code(cls: type) -> dict[str, Any]:
-    """Members that a class defines, but for its constructor and random or learned attributes."""
+    """Return a class's own members, but for its constructor and random or learned attributes."""
     return {
         name: value
         for name, value in vars(cls).items()
@@ -89,24 +89,24 @@ def _own_code(cls: type) -> dict[str, Any]:
 
 
 def _new_class(cls: type, bases: tuple[type, ...], code: dict[str, Any]) -> Any:
-    """A class of that name and code, in which ``super()`` means the new bases."""
+    """Return a class of that name and code, in which ``super()`` means the new bases."""
     cell = CellType()
     body = {name: _with_class_cell(value, cell) for name, value in code.items()}
     reduced = {"__reduce_ex__": lambda self, _: (_new_instance, (cls,), self.__getstate__())}
-    body = reduced | body  # a class made here is found again by the one that it stands for
+    body = reduced | body  # a pickle names the Pyro class, from which this one is made
     new = type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__, **body})
     cell.cell_contents = new
     return new
 
 
 def _new_instance(cls: type) -> Any:
-    """An object without state of the class that stands for a Pyro class, to unpickle into."""
+    """Return an object without state of a Pyro class's plain class, to unpickle into."""
     plain = _plain_class(cls)
     return plain.__new__(plain)
 
 
 def _with_class_cell(value: Any, cell: CellType) -> Any:
-    """A method whose ``super()``, if it has one, looks its class up in the cell."""
+    """Return a method whose ``super()``, if any, reads its class from the cell."""
     if not isinstance(value, FunctionType) or "__class__" not in value.__code__.co_freevars:
         return value
     pairs = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)

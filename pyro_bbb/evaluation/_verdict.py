@@ -187,7 +187,7 @@ class Verdict:
 
         Returns:
             The figure. To the right a dot is an input; above the line the posterior is wider than
-            the reference, or than the first half of its own draws if there is none.
+            the reference, or without one than the first half of the posterior's draws.
 
         Raises:
             TypeError: ``figure`` is of another kind.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def class_log_probs(distribution: Any) -> Tensor | None:
-    """Return the classes' log-probabilities ``[S, n, C]``; ``None`` where there are no classes."""
+    """Return the classes' log-probabilities ``[S, n, C]``; ``None`` for other targets."""
     first = getattr(distribution, "parts", [distribution])[0]  # of stacked ones
     if not isinstance(first, (Categorical, Bernoulli)):
         return None

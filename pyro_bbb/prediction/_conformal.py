@@ -4,8 +4,8 @@ r"""Split conformal prediction: intervals and label sets that contain the target
 Of n calibration examples, exchangeable with the new ones and not used for training, each has a
 score $s_i$ that is large where the target is unlike its prediction. The threshold $\hat q$ is the
 k-th smallest of them, $k = \lceil (n + 1)\,\mathrm{level} \rceil$. The set of all targets with a
-score of at most $\hat q$ contains the true one with probability at least $k / (n + 1)$, whatever
-the model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores have no ties the
+score of at most $\hat q$ contains the true one with probability at least $k / (n + 1)$ for any
+model (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Where scores have no ties the
 probability is $k / (n + 1)$, and given the calibration data it has the law Beta(k, n + 1 - k).
 
 Regression: $s = |y - \mu(x)| / \sigma(x)$, the residual in total standard deviations (Lei et al.

@@ -156,7 +156,7 @@ def per_draw(
 
 
 def _batched_rows(model: BayesianModel, draws: Draws, x: Rows, rows: int) -> int:
-    """Return the inputs of a pass with all draws; 0 where each draw has passes of its own."""
+    """Return the inputs of a pass with all draws; 0 if each draw runs alone."""
     count = _count(draws)
     if count == 1 or len(x) < BATCHED_BELOW:
         return rows if count > 1 else 0

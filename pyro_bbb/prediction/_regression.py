@@ -190,7 +190,7 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the level is outside (0, 1).
-            TypeError: it is no number.
+            TypeError: it is not a number.
         """
         level = checks.probability("level", level)
         return self.quantile(0.5 * (1 - level)), self.quantile(0.5 * (1 + level))
