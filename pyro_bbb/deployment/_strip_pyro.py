@@ -66,7 +66,7 @@ def _param_names(module: PyroModule) -> list[str]:
 
 @cache
 def _plain_class(cls: type) -> Any:
-    """Return the class without Pyro: torch's if it adds only a constructor, else one of its code."""
+    """Return the class without Pyro: torch's if it adds only a constructor, or of its code."""
     if not issubclass(cls, PyroModule):
         return cls
     if "plain_class" in vars(cls):
