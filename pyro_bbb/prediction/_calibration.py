@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of calibration data: examples with targets that were held out from training."""
+"""Calibration on held-out data: its predictions, and the files of what was calibrated."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
 
+from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.validation import function
 from pyro_bbb.data import as_tensors
 from pyro_bbb.prediction._classification import ClassificationPrediction
@@ -41,3 +43,45 @@ def predict_calibration(predict_fn: PredictFn, data: Any) -> tuple[Prediction, T
     if prediction.log_prob(y).isnan().any():  # raises for targets that do not fit
         raise ValueError("predict_fn must give predictions without NaN")
     return prediction, y
+
+
+class Calibrated:
+    """Function from inputs, calibrated on held-out data: a dataclass that a JSON file holds."""
+
+    _FORMAT: ClassVar[str]
+    _FORM: ClassVar[dict[str, Any]]  # fields but for ``predict_fn``, with their types in JSON
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all but ``predict_fn`` to a JSON file, which appears complete or not at all.
+
+        Raises:
+            TypeError: the path is of another type.
+            ValueError: it names no file.
+            OSError: the file cannot be written.
+        """
+        values = {name: getattr(self, name) for name in self._FORM}
+        content = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values.items()}
+        write_json(path, self._FORMAT, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> Self:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+            predict_fn: the function of the calibration, such as `predict` with the same model,
+                guide and options.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            LoadError: the file is damaged or altered, or of another kind.
+            TypeError: an argument is of the wrong kind.
+        """
+        function("predict_fn", predict_fn, "from inputs to a Prediction")
+        with reading_json(path, cls._FORMAT, cls._FORM) as content:
+            return cls(predict_fn=predict_fn, **cls._checked(content))  # type: ignore[call-arg]
+
+    @classmethod
+    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields from a file's content, checked."""
+        raise NotImplementedError

@@ -17,7 +17,6 @@ y; randomised sets add $u\,p_y$ with u uniform in [0, 1].
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -26,26 +25,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.files import reading_json, write_json
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import all_finite, as_seed, count, function, one_of, probability
-from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
+from pyro_bbb._utils.validation import all_finite, as_seed, count, one_of, probability
+from pyro_bbb.prediction._calibration import (
+    Calibrated,
+    PredictFn,
+    call_predict,
+    predict_calibration,
+)
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import RegressionPrediction
 
-_FORMAT = "pyro_bbb.conformal"
-_FORM = {
-    "level": float,
-    "score": str,
-    "num_calibration": int,
-    "threshold": float | list[float] | list[list[Any]],
-}
 _REAL, _CLASSES = ("standardized",), ("adaptive", "randomized")
 _CALIBRATION, _NEW = 0, 1  # streams of random numbers, independent also for one seed
 
 
 @dataclass(frozen=True, eq=False)
-class ConformalPredictor:
+class ConformalPredictor(Calibrated):
     """Intervals or label sets of a level, made by `conformal`.
 
     Args:
@@ -57,6 +53,13 @@ class ConformalPredictor:
             for ``"standardized"`` in standard deviations, otherwise a probability.
     """
 
+    _FORMAT = "pyro_bbb.conformal"
+    _FORM = {
+        "level": float,
+        "score": str,
+        "num_calibration": int,
+        "threshold": float | list[float] | list[list[Any]],
+    }
     predict_fn: PredictFn = field(repr=False)
     level: float
     score: str
@@ -115,44 +118,17 @@ class ConformalPredictor:
         scores = _class_scores(prediction, self.score, seed, _NEW)
         return scores <= self._threshold(scores[..., 0]).unsqueeze(-1)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but ``predict_fn`` to a JSON file, which appears complete or not at all.
-
-        Raises:
-            TypeError: the path is of another type.
-            ValueError: it names no file.
-            OSError: the file cannot be written.
-        """
-        content = {name: getattr(self, name) for name in _FORM}
-        write_json(path, _FORMAT, content | {"threshold": self.threshold.tolist()})
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> ConformalPredictor:
-        """Read what `save` wrote.
-
-        Args:
-            path: the file.
-            predict_fn: the function of the calibration, such as `predict` with the same model,
-                guide and options.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            LoadError: the file is damaged or altered, or of another kind.
-            TypeError: an argument is of the wrong kind.
-        """
-        function("predict_fn", predict_fn, "from inputs to a Prediction")
-        with reading_json(path, _FORMAT, _FORM) as content:
-            loaded = cls(
-                predict_fn,
-                probability("level", content["level"]),
-                one_of("score", content["score"], _REAL + _CLASSES),
-                count("num_calibration", content["num_calibration"]),
-                torch.tensor(content["threshold"], dtype=torch.double),
-            )
-            threshold = loaded.threshold
-            if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
-                raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
-            return loaded
+    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
+        threshold = torch.tensor(content["threshold"], dtype=torch.double)
+        if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
+            raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
+        return {
+            "level": probability("level", content["level"]),
+            "score": one_of("score", content["score"], _REAL + _CLASSES),
+            "num_calibration": count("num_calibration", content["num_calibration"]),
+            "threshold": threshold,
+        }
 
     def _require(self, scores: tuple[str, ...], other: str) -> None:
         if self.score not in scores:

@@ -19,27 +19,29 @@ Then draws are distributions with the mean $p'$, and entropies add up as before.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.files import reading_json, write_json
-from pyro_bbb._utils.validation import function, positive
+from pyro_bbb._utils.validation import positive
 from pyro_bbb.distributions import map_tensors
-from pyro_bbb.prediction._calibration import PredictFn, call_predict, predict_calibration
+from pyro_bbb.prediction._calibration import (
+    Calibrated,
+    PredictFn,
+    call_predict,
+    predict_calibration,
+)
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 
-_FORMAT = "pyro_bbb.temperature"
 _LIMIT = math.log(1e4)  # temperatures are in [1e-4, 1e4]
 _FLAT = 1e-9  # nats per example by which half and twice the best temperature must be worse
 
 
 @dataclass(frozen=True)
-class TemperatureScaled:
+class TemperatureScaled(Calibrated):
     """A function from inputs to predictions of another temperature, made by `temperature_scaling`.
 
     Args:
@@ -47,6 +49,8 @@ class TemperatureScaled:
         temperature: T, positive; above 1 predictions become less certain.
     """
 
+    _FORMAT = "pyro_bbb.temperature"
+    _FORM = {"temperature": float}
     predict_fn: PredictFn = field(repr=False)
     temperature: float
 
@@ -58,33 +62,9 @@ class TemperatureScaled:
         """
         return _scaled(call_predict(self.predict_fn, x), self.temperature)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the temperature to a JSON file, which appears complete or not at all.
-
-        Raises:
-            TypeError: the path is of another type.
-            ValueError: it names no file.
-            OSError: the file cannot be written.
-        """
-        write_json(path, _FORMAT, {"temperature": self.temperature})
-
     @classmethod
-    def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> TemperatureScaled:
-        """Read what `save` wrote.
-
-        Args:
-            path: the file.
-            predict_fn: the function that was scaled, such as `predict` with the same model, guide
-                and options.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            LoadError: the file is damaged or altered, or of another kind.
-            TypeError: an argument is of the wrong kind.
-        """
-        function("predict_fn", predict_fn, "from inputs to a Prediction")
-        with reading_json(path, _FORMAT, {"temperature": float}) as content:
-            return cls(predict_fn, positive("temperature", content["temperature"]))
+    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
+        return {"temperature": positive("temperature", content["temperature"])}
 
 
 def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
