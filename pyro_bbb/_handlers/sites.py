@@ -16,6 +16,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import nn
 
 from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb.latents import role_of
 
 
 def sample_names(module: PyroModule) -> list[str]:
@@ -34,18 +35,17 @@ def _decorated_names(cls: type) -> tuple[str, ...]:
     )
 
 
-def is_of_prior(name: str) -> bool:
-    """Return whether a site or parameter is a prior's own, such as ``fc1.weight_prior_scale``."""
-    return "_prior_" in name.rpartition(".")[2]
-
-
 def parts_of_prior(module: nn.Module) -> list[str]:
     """Names of what priors have registered on a module in addition to its random weights."""
     if not isinstance(module, PyroModule):
         return []
     weights = sample_names(module)
     names = dict.fromkeys([*weights, *module._pyro_params, *module._parameters])
-    return [name for name in names if is_of_prior(name) and name.partition("_prior_")[0] in weights]
+    return [
+        name
+        for name in names
+        if role_of(name) == "prior" and name.partition("_prior_")[0] in weights
+    ]
 
 
 def declared_names(root: nn.Module) -> set[str]:

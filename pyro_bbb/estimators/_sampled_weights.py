@@ -16,10 +16,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
-from pyro_bbb._handlers.sites import is_of_prior
 from pyro_bbb.distributions import map_tensors
 from pyro_bbb.distributions.detached import Detached
 from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.latents import role_of
 
 ONE_DRAW = "one draw serves the whole minibatch there"
 
@@ -135,7 +135,7 @@ class Draws(Drawn):
         if isinstance(base, Normal):
             self.rows.clear()  # another pass begins
             self.posteriors[msg["name"]] = Posterior(value, base.loc, base.scale)
-        elif value.numel() > 1 and value.requires_grad and not is_of_prior(msg["name"]):
+        elif value.numel() > 1 and value.requires_grad and role_of(msg["name"]) != "prior":
             self.warn(
                 msg["name"], f"guide site {msg['name']!r} is no elementwise Normal, {ONE_DRAW}"
             )

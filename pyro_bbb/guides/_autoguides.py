@@ -9,7 +9,7 @@ wide in every layer. Its initial standard deviation of 0.1 is too noisy for wide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from pyro.infer import autoguide
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import biject_to, transform_to
+from torch.distributions import transform_to
 
 from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._base import Guide
-from pyro_bbb.guides.latents import InitLoc, describe, start
+from pyro_bbb.guides.initial_values import InitLoc, initial_loc
+from pyro_bbb.latents import Site
 
 INIT_SCALE = math.log1p(math.exp(-5.0))  # the initial scale of AutoSoftplusNormal
 
@@ -51,18 +52,15 @@ class WrappedAutoguide(Guide):
     methods of Pyro's class, whose own calls of ``super()`` then reach the last.
     """
 
-    _onto: Callable[[Any], Any] = staticmethod(biject_to)  # the map from unconstrained space
-
-    def _add_latents(self, trace: Any) -> None:
+    def _add_parameters(self, sites: Mapping[str, Site]) -> None:
         known = Trace() if self.prototype_trace is None else self.prototype_trace.copy()
-        for name, site in trace.iter_stochastic_nodes():
-            if name not in self._latents:
-                self._latents[name] = latent = describe(name, site, self._onto)
-                value = latent.constrain(start(latent, site, self._initialise))
-                node = {"type": "sample", "name": name, "is_observed": False, "value": value}
-                space = _Support(site["fn"].support, site["fn"].event_dim)
-                known.add_node(name, **node, fn=space, cond_indep_stack=latent.frames)
-        if len(known.nodes) > len(getattr(self.prototype_trace, "nodes", ())):
+        for name, site in sites.items():
+            latent = self._latents[name]
+            value = latent.constrain(initial_loc(latent, site, self._initialise).clone())
+            node = {"type": "sample", "name": name, "is_observed": False, "value": value}
+            space = _Support(site["fn"].support, site["fn"].event_dim)
+            known.add_node(name, **node, fn=space, cond_indep_stack=latent.frames)
+        if sites:
             self._build(known)
 
     def _build(self, known: Trace) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +22,15 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Size, Tensor, nn
+from torch.distributions import biject_to
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.sites import Context
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.locking import lock_methods, locked
-from pyro_bbb.guides.latents import InitLoc, Latent, as_initialiser, refuse_unknown
+from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
+from pyro_bbb.latents import Bijection, Latent, Latents, Site
 
 Self = TypeVar("Self", bound="Guide")
 
@@ -57,7 +59,7 @@ class ArgumentReader:
 
 
 class Guide(AutoGuide):
-    """Base of the guides; a subclass makes the parameters of new latents in `_add_latents`.
+    """Base of the guides; a subclass makes the parameters of new latents in `_add_parameters`.
 
     `GUIDES` names the guides that can be saved. An option of the constructor is saved from the
     attribute of its name with a leading underscore.
@@ -85,7 +87,7 @@ class Guide(AutoGuide):
         self._initialise = as_initialiser(init_loc)
         self._refuse_unknown = partial(refuse_unknown, init_loc)
         self._kl_weight = ArgumentReader.of(model, "kl_weight", 1.0)
-        self._latents: dict[str, Latent] = {}
+        self._latents = Latents()
         self._complete = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -99,9 +101,9 @@ class Guide(AutoGuide):
         return list(self._latents)
 
     @property
-    def latents(self) -> dict[str, Latent]:
-        """The latent variables by site name, in the model's order."""
-        return dict(self._latents)
+    def latents(self) -> Latents:
+        """Latent variables by site name, in the model's order; none before a first call."""
+        return self._latents
 
     @classmethod
     def option_names(cls) -> list[str]:
@@ -126,8 +128,17 @@ class Guide(AutoGuide):
         with own_store(self), scale_kl(self._kl_weight(args, kwargs)):
             return super().__call__(*args, **kwargs)
 
-    def _add_latents(self, trace: Any) -> None:
-        """Add the parameters of the latents in a trace of the model that are not yet known."""
+    _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
+
+    def _add_latents(self, sites: Mapping[str, Site]) -> None:
+        """Add latents of sample sites, those that are new, and their parameters."""
+        new = {name: site for name, site in sites.items() if name not in self._latents}
+        further = Latents.of_sites(new, self._onto)
+        self._latents = Latents([*self._latents.values(), *further.values()])
+        self._add_parameters(new)
+
+    def _add_parameters(self, sites: Mapping[str, Site]) -> None:
+        """Add the parameters of new latents."""
         raise NotImplementedError
 
     def _find_declared(self) -> None:
@@ -135,9 +146,8 @@ class Guide(AutoGuide):
         if not hasattr(self.model, "draw_latents"):
             return
         with torch.no_grad(), own_store(self.model):
-            self._add_latents(
-                poutine.trace(poutine.block(self.model.draw_latents, _hide)).get_trace()
-            )
+            trace: Any = poutine.trace(poutine.block(self.model.draw_latents, _hide)).get_trace()
+            self._add_latents(dict(trace.iter_stochastic_nodes()))
         self._refuse_unknown(self._latents)
 
     def _find_latents(self, *args: Any, **kwargs: Any) -> None:
@@ -147,9 +157,10 @@ class Guide(AutoGuide):
         quiet = pyro.validation_enabled(False)  # the first weights are drawn from the prior
         with torch.no_grad(), torch.random.fork_rng(), evaluated, quiet:
             AutoGuide._setup_prototype(self, *args, **kwargs)
-        trace, self.prototype_trace = self.prototype_trace, known
+        trace: Any = self.prototype_trace
+        self.prototype_trace = known
         self._prototype_frames |= frames
-        self._add_latents(trace)
+        self._add_latents(dict(trace.iter_stochastic_nodes()))
         self._refuse_unknown(self._latents)
         self._complete = True
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._autoguides import INIT_SCALE, PrototypeFromLatents, WrappedAutoguide
 from pyro_bbb.guides.covariance import CovariancePart, PartsNormal, UnconstrainedNormal
-from pyro_bbb.guides.latents import InitLoc
+from pyro_bbb.guides.initial_values import InitLoc
 
 _MAX_NUMBERS = 2**28  # in a guide's parameters: 1 GiB of float32
 
@@ -43,17 +43,10 @@ class JointAutoguide(WrappedAutoguide):
 
     def _split(self, vectors: Tensor) -> dict[str, Tensor]:
         """Latents by site name, ``[S, ...]``, from unconstrained vectors, ``[S, latent_dim]``."""
-        shapes = self._unconstrained_shapes.values()
-        parts = vectors.split([shape.numel() for shape in shapes], dim=1)
-        return {
-            latent.name: latent.constrain(part.reshape(-1, *shape))
-            for latent, part, shape in zip(self._known_latents(), parts, shapes, strict=True)
-        }
+        return self._latents.constrain(vectors)
 
     def _build(self, known: Trace) -> None:
-        nodes: dict[str, Any] = known.nodes
-        points = [self._latents[name].unconstrain(node["value"]) for name, node in nodes.items()]
-        self._check_size(sum(point.numel() for point in points))
+        self._check_size(self._latents.size)
         super()._build(known)
 
     def _check_size(self, latent_dim: int) -> None:

@@ -14,7 +14,7 @@ $\sigma$, an optimiser's step is as large for weights of any scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ from pyro_bbb._utils.validation import count, one_of, positive, probabilities
 from pyro_bbb.distributions.expectation import AtMean, ExpectedObservation
 from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
-from pyro_bbb.guides.latents import InitLoc, describe, start
+from pyro_bbb.guides.initial_values import InitLoc, initial_loc
+from pyro_bbb.latents import Site
 
 COVARIANCES = ("shared", "per_output")
 
@@ -198,8 +199,7 @@ class LastLayer(Guide):
             assert parameter is not None
             yield name, own_param(f"{self._pyro_name}.{kind}.{name}", parameter)
 
-    def _add_latents(self, trace: Any) -> None:
-        sites = dict(trace.iter_stochastic_nodes())
+    def _add_parameters(self, sites: Mapping[str, Site]) -> None:
         self._path = self._path or self._find_head(list(sites))
         if others := [name for name in sites if name.rpartition(".")[0] != self._path]:
             raise ValueError(
@@ -207,8 +207,7 @@ class LastLayer(Guide):
                 "too: make only the head Bayesian, bayesianize(network, where=...)"
             )
         for name, site in sites.items():
-            if name not in self._latents:
-                self._add_parameters(name, site)
+            self._add_head_part(name, site)
 
     def _find_head(self, names: list[str]) -> str:
         """Return the path of the head in the model."""
@@ -227,11 +226,11 @@ class LastLayer(Guide):
             raise TypeError(f"head must be a Bayesian linear layer, got {layer}")
         return path
 
-    def _add_parameters(self, name: str, site: Any) -> None:
-        self._latents[name] = latent = describe(name, site)
+    def _add_head_part(self, name: str, site: Site) -> None:
+        latent = self._latents[name]
         if latent.transform is not None:
             raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
-        loc, kind = start(latent, site, self._initialise), name.rpartition(".")[2]
+        loc, kind = initial_loc(latent, site, self._initialise), name.rpartition(".")[2]
         layer: Any = self.model.get_submodule(self._path)
         out, features = layer.out_features, layer.in_features
         k = 1 if self._covariance == "shared" else out

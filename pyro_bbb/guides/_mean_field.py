@@ -26,7 +26,8 @@ from pyro_bbb._utils.validation import count, finite, probabilities
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._summary import moments_as_markdown
-from pyro_bbb.guides.latents import InitLoc, Latent, describe, start
+from pyro_bbb.guides.initial_values import InitLoc, initial_loc
+from pyro_bbb.latents import Latent, Site
 
 
 class AutoSoftplusNormal(Guide):
@@ -64,10 +65,9 @@ class AutoSoftplusNormal(Guide):
 
     @property
     def weight_names(self) -> list[str]:
-        """Names of the latents that are weights: real-valued, and not of the likelihood."""
-        latents = self._latents.values()
-        real = [latent.name for latent in latents if latent.transform is None]
-        return [name for name in real if not name.startswith("likelihood.")]
+        """Names of the latents that are weights, of real values."""
+        weights = self._latents.of_role("weight", "adapter")
+        return [latent.name for latent in weights if latent.transform is None]
 
     def loc(self, name: str) -> Tensor:
         r"""$\mu$ of one latent (in unconstrained space), sharing memory with the parameter."""
@@ -100,7 +100,7 @@ class AutoSoftplusNormal(Guide):
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Posterior medians by site name; for weights these are the means."""
-        return {x.name: x.constrain(self.loc(x.name)) for x in self._known_latents()}
+        return {x.name: x.constrain(self.loc(x.name).clone()) for x in self._known_latents()}
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Posterior quantiles, ``[len(quantiles), ...]`` by site name."""
@@ -174,10 +174,8 @@ class AutoSoftplusNormal(Guide):
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
         return q.to_event(latent.event_dim - len(q.event_shape))
 
-    def _add_latents(self, trace: Any) -> None:
-        for name, site in trace.iter_stochastic_nodes():
-            if name not in self._latents:
-                self._latents[name] = latent = describe(name, site)
-                loc = start(latent, site, self._initialise)
-                self._add_parameter("locs", name, loc)
-                self._add_parameter("rhos", name, torch.full_like(loc, self._init_rho))
+    def _add_parameters(self, sites: Mapping[str, Site]) -> None:
+        for name, site in sites.items():
+            loc = initial_loc(self._latents[name], site, self._initialise)
+            self._add_parameter("locs", name, loc)
+            self._add_parameter("rhos", name, torch.full_like(loc, self._init_rho))

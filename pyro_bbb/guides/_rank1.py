@@ -15,7 +15,7 @@ The model's prior p(w) is at the weights that multiply the inputs. The KL has it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,7 +31,8 @@ from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 from pyro_bbb.guides._base import Guide
-from pyro_bbb.guides.latents import InitLoc, Latent, describe, start
+from pyro_bbb.guides.initial_values import InitLoc, initial_loc
+from pyro_bbb.latents import Latent, Site
 
 INITS = ("normal", "signs")
 
@@ -196,15 +197,14 @@ class Rank1Ensemble(Guide):
                 values[name] = loc.index_select(0, members) if own else latent.constrain(loc)
         return values
 
-    def _add_latents(self, trace: Any) -> None:
-        for name, site in trace.iter_stochastic_nodes():
-            if name not in self._latents:
-                self._latents[name] = latent = describe(name, site)
-                loc = start(latent, site, self._initialise)
-                own = _is_vector(latent)
-                self._add_parameter("locs", name, loc.expand(self._size, -1) if own else loc)
-                if _is_kernel(latent):
-                    self._add_factors(name, loc)
+    def _add_parameters(self, sites: Mapping[str, Site]) -> None:
+        for name, site in sites.items():
+            latent = self._latents[name]
+            loc = initial_loc(latent, site, self._initialise)
+            own = _is_vector(latent)
+            self._add_parameter("locs", name, loc.expand(self._size, -1) if own else loc)
+            if _is_kernel(latent):
+                self._add_factors(name, loc)
 
     def _add_factors(self, name: str, kernel: Tensor) -> None:
         noise = torch.randn(self._size, sum(kernel.shape[:2])).to(kernel)
@@ -267,9 +267,8 @@ def _kl(loc: Tensor, scale: Tensor, prior_scale: float) -> Tensor:
 
 def _is_own(latent: Latent) -> bool:
     """Tell whether a latent is one of each member's, a weight."""
-    of_likelihood = latent.name.startswith("likelihood.")
-    real = latent.transform is None and not latent.frames and not of_likelihood
-    return real and len(latent.shape) > 0
+    real = latent.transform is None and latent.role != "likelihood"
+    return real and not latent.frames and len(latent.shape) > 0
 
 
 def _is_kernel(latent: Latent) -> bool:

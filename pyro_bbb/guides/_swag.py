@@ -27,7 +27,7 @@ from pyro_bbb._utils.validation import below_one, count
 from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides.covariance import CovariancePart, LateTensors, LowRankPlusDiagonal
-from pyro_bbb.guides.latents import InitLoc
+from pyro_bbb.guides.initial_values import InitLoc
 
 
 class TooFewIteratesError(RuntimeError):

@@ -10,7 +10,7 @@ local linearization", equation 8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides.covariance import Dense, Diagonal, LowRankPlusDiagonal, UnconstrainedNormal
-from pyro_bbb.guides.latents import Latent
+from pyro_bbb.latents import Latent, Latents
 
 _NUMBERS = 2**25  # of derivatives at once
 
@@ -95,20 +95,21 @@ class NetworkFunction:
 
     Args:
         model: a `BayesianModel`.
-        latents: all latents, in the order of the flat vector.
+        latents: all latents.
         loc: their unconstrained values ``[D]``.
         where: the range of the vector that varies.
     """
 
     model: Any
-    latents: list[Latent]
+    latents: Latents
     loc: Tensor
     where: slice
 
     def __call__(self, z: Tensor, x: Rows) -> Tensor:
         """Outputs ``[n, ...]`` at values ``[d]`` of those that vary."""
-        varied = by_name(self.latents, z, self.where)  # layers of the others see no derivative
-        return self.run(by_name(self.latents, self.loc) | varied, x)
+        # layers of the others see no derivative
+        varied = self.latents.within(self.where).constrain(z)
+        return self.run(self.latents.constrain(self.loc) | varied, x)
 
     def jacobians(self, x: Rows) -> Iterator[Tensor]:
         """Derivatives of the outputs, flattened, ``[n, K, d]`` for bounded parts of the inputs."""
@@ -130,8 +131,8 @@ class NetworkFunction:
 
     def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
         """Outputs, and the last layer if the latents that vary are its weight and bias."""
-        values = by_name(self.latents, self.loc)
-        varied = by_name(self.latents, self.loc[self.where], self.where)
+        values = self.latents.constrain(self.loc)
+        varied = self.latents.within(self.where)
         with LayerUses({name: values[name] for name in varied}) as layers:
             f = self.run(values, x)
         if len(layers.uses) != 1 or layers.uses[0].function is not F.linear:
@@ -148,26 +149,6 @@ class NetworkFunction:
             outputs = run_network(self.model.network, x)
         found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
         return found
-
-
-def by_name(latents: Iterable[Latent], z: Tensor, where: slice | None = None) -> dict[str, Tensor]:
-    """Latents by site name at a flat vector ``[D]`` of unconstrained values, or a range of it."""
-    values, begin = {}, -(where.start if where else 0)
-    for latent in latents:
-        shape = unconstrained_shape(latent)
-        end = begin + shape.numel()
-        if begin >= 0 and end <= len(z):
-            part = z[begin:end].view(shape)
-            values[latent.name] = part if latent.transform is None else latent.transform(part)
-        begin = end
-    return values
-
-
-def unconstrained_shape(latent: Latent) -> torch.Size:
-    """Shape of a latent in unconstrained space."""
-    if latent.transform is None:
-        return latent.shape
-    return torch.Size(latent.transform.inverse_shape(latent.shape))
 
 
 def normal_of(guide: Any) -> UnconstrainedNormal:
@@ -221,7 +202,7 @@ def _by_derivatives(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
     """Means ``[n, ...]`` and covariances ``[n, K, K]``."""
     normal = normal_of(guide)
     where = normal.parts[0].where if len(normal.parts) == 1 else slice(0, len(normal.loc))
-    function = NetworkFunction(model, guide._known_latents(), normal.loc, where)
+    function = NetworkFunction(model, guide.latents, normal.loc, where)
     layer = _last_layer(normal)
     f, head = function.with_head(x) if layer else (function(normal.loc[where], x), None)
     if layer and head:

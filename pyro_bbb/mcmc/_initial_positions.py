@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_bbb._utils.context import seeded
-from pyro_bbb.guides.latents import as_initialiser, refuse_unknown
+from pyro_bbb.guides.initial_values import as_initialiser, refuse_unknown
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.prediction import posterior_draws
 

@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
-from pyro.poutine import Trace
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor
 from torch.distributions import ExpTransform
 
 from pyro_bbb._utils.files import LoadError, require_form
 from pyro_bbb.guides import GUIDES, Ensemble, Guide
-from pyro_bbb.guides.latents import Latent
+from pyro_bbb.latents import Latent, Site
 from pyro_bbb.persistence.state_dict import State
 
 Record = dict[str, Any]
@@ -57,7 +56,7 @@ def record(guide: Any, declared: set[str]) -> Record:
         "name": name,
         "options": guide.options,
         "pruned": bool(getattr(guide, "unpruned", {})),
-        "found": {x.name: _latent(x) for x in guide._latents.values() if x.name not in declared},
+        "found": {x.name: _latent(x) for x in guide.latents.values() if x.name not in declared},
     }
 
 
@@ -72,7 +71,7 @@ def make(record: Record, model: Any, state: State, prefix: str) -> Any:
     require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
     guide: Guide = cls(model, **record["options"])
     if record["found"]:
-        guide._add_latents(_trace(record["found"]))
+        guide._add_latents(_sites(record["found"]))
     if record["pruned"]:
         guide = guide.without({})
     state.fill(guide, prefix)
@@ -143,9 +142,9 @@ def _latent(latent: Latent) -> Record:
     }
 
 
-def _trace(found: Record) -> Trace:
-    """Return a trace with sites of the latents' names, supports and plates."""
-    trace = Trace()
+def _sites(found: Record) -> dict[str, Site]:
+    """Return sample sites of the latents' names, supports and plates."""
+    sites = {}
     for name, latent in found.items():
         zeros = torch.zeros(latent["shape"])
         family = dist.LogNormal if latent["positive"] else dist.Normal
@@ -154,6 +153,6 @@ def _trace(found: Record) -> Trace:
             for plate, dim, size in latent["plates"]
         )
         fn = family(zeros, torch.ones_like(zeros)).to_event(latent["event_dim"])
-        node = {"type": "sample", "is_observed": False, "value": torch.ones_like(zeros)}
-        trace.add_node(name, name=name, **node, fn=fn, cond_indep_stack=frames)
-    return trace
+        value = torch.ones_like(zeros)
+        sites[name] = {"name": name, "value": value, "fn": fn, "cond_indep_stack": frames}
+    return sites

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
 
-from pyro_bbb._handlers.sites import is_of_prior
 from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.latents import role_of
 
 
 class Moments:
@@ -25,7 +25,7 @@ class Moments:
     def __init__(self, guide: AutoSoftplusNormal) -> None:
         self.guide = guide
         self.names = [name for name in guide.site_names if not is_of_likelihood(name)]
-        self._normal = {name for name in guide.weight_names if not is_of_prior(name)}
+        self._normal = set(guide.weight_names)
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, name: str) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ def inexact(why: str) -> ValueError:
 
 def is_of_likelihood(name: str) -> bool:
     """Return whether a latent is the likelihood's."""
-    return name.startswith("likelihood.")
+    return role_of(name) == "likelihood"
 
 
 def _require_own(bias: Any, outputs: Tensor) -> None:

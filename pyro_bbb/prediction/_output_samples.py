@@ -21,11 +21,12 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.sites import is_of_prior, sample_names
+from pyro_bbb._handlers.sites import sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows, at_least_single, each, run_network
 from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.latents import role_of
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
 from pyro_bbb.prediction._draws import Part
@@ -143,7 +144,7 @@ def _is_normal(guide: AutoSoftplusNormal) -> bool:
     """Return whether all weights of the network are Normal, not of another support."""
     normal = guide.weight_names
     others = [name for name in guide.site_names if name not in normal]
-    return all(is_of_prior(name) or is_of_likelihood(name) for name in others)
+    return all(role_of(name) in ("prior", "likelihood") for name in others)
 
 
 def _parts(module: nn.Module | None) -> Iterator[tuple[nn.Module, type]]:
@@ -164,7 +165,7 @@ def _is_known(part: nn.Module, cls: type) -> bool:
         cls in _KNOWN
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in own)
         and not own.get("_pyro_bbb_tied")
-        and all(map(is_of_prior, random))
+        and all(role_of(name) == "prior" for name in random)
         and (cls is not nn.Flatten or (own["start_dim"], own["end_dim"]) == (1, -1))
         and (cls is not nn.LayerNorm or len(own["normalized_shape"]) == 1)
     )

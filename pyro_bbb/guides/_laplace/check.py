@@ -15,7 +15,7 @@ from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, run_network
-from pyro_bbb.guides.tangent import by_name, normal_of, output_moments
+from pyro_bbb.guides.tangent import normal_of, output_moments
 
 _EXAMPLES, _DRAWS, _NATS = 64, 32, 0.1
 
@@ -68,7 +68,7 @@ def _by_tangent(model: Any, guide: Any, x: Rows) -> Tensor:
 
 def _neg_log_likelihood(model: Any, guide: Any, outputs: Tensor, y: Tensor) -> float:
     """Of the mixture over samples, per example."""
-    centre = by_name(guide._known_latents(), normal_of(guide).loc)
+    centre = guide.latents.constrain(normal_of(guide).loc)
     with substituted(model, centre):
         observed = model.likelihood(outputs.flatten(0, 1))
     y = model.likelihood.prepare(y, outputs).reshape(len(y), *observed.event_shape)

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from pyro_bbb._handlers.layer_uses import LayerUse, LayerUses
 from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb._utils.locking import cached_property
-from pyro_bbb.guides.latents import Latent
 from pyro_bbb.guides.tangent import NetworkFunction, root_of
+from pyro_bbb.latents import Latents
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Linearization:
 
     def jacobians(self, where: slice) -> Iterator[tuple[slice, Tensor]]:
         """Derivatives by a range of latents ``[n, K, d]``, some examples at a time."""
-        latents, loc = self.guide._known_latents(), self.guide.loc.detach()
+        latents, loc = self.guide.latents, self.guide.loc.detach()
         function, begin = NetworkFunction(self.model, latents, loc, where), 0
         for part in function.jacobians(self.x):
             yield slice(begin, begin + len(part)), part
@@ -201,10 +201,10 @@ def _pulled_back(batch: Linearization, vector: Tensor) -> Iterator[tuple[Use, Te
         yield use, use.gradients(by_output)
 
 
-def unserved(latents: list[Latent], uses: list[Use]) -> list[str]:
+def unserved(latents: Latents, uses: list[Use]) -> list[str]:
     """Names of the network's latents that are not once a weight or bias of such a layer."""
     used = [name for use in uses for name in (use.weight, use.bias)]
-    network = [x.name for x in latents if not x.name.startswith("likelihood.")]
+    network = [x.name for x in latents.values() if x.role != "likelihood"]
     return [name for name in network if used.count(name) != 1]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, TypeAlias
 
 import pyro
@@ -20,7 +20,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
-from pyro_bbb._handlers.sites import is_of_prior, sample_names
+from pyro_bbb._handlers.sites import sample_names
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, as_inputs, each
 from pyro_bbb._utils.validation import kind, one_of, tensor
@@ -31,8 +31,8 @@ from pyro_bbb.guides._laplace.gauss_newton import Linearization, jacobian_of
 from pyro_bbb.guides._laplace.layerwise import moments_by_layer
 from pyro_bbb.guides._laplace.sums import Sums
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
-from pyro_bbb.guides.latents import InitLoc
-from pyro_bbb.guides.tangent import unconstrained_shape
+from pyro_bbb.guides.initial_values import InitLoc
+from pyro_bbb.latents import role_of
 
 Batch: TypeAlias = tuple[Any, Tensor]
 STRUCTURES = ("full", "kron", "diag", "last_layer")
@@ -130,7 +130,7 @@ class Laplace(PointThenNormal):
         if self._structure != "kron":
             return None
         self._require_scale()
-        parts = dict(zip(self._ranges(), self.covariance, strict=True))
+        parts = dict(zip(self._latents.slices, self.covariance, strict=True))
         return moments_by_layer(model, self, parts, x)
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
@@ -153,7 +153,7 @@ class Laplace(PointThenNormal):
         return sums
 
     def _unknown_parts(self) -> list[CovariancePart]:
-        ranges = self._ranges()
+        ranges = self._latents.slices
         everything = slice(0, self.latent_dim)
         if self._structure == "diag":
             return [Diagonal(everything)]
@@ -172,23 +172,14 @@ class Laplace(PointThenNormal):
 
     def _kron_part(self, name: str, where: slice) -> CovariancePart:
         latent = self._latents[name]
-        if latent.transform is not None or name.startswith("likelihood."):
+        if latent.transform is not None or latent.role == "likelihood":
             return Diagonal(where)
         return Kronecker(where) if len(latent.shape) > 1 else Dense(where)
-
-    def _ranges(self) -> dict[str, slice]:
-        """Range of each latent in the flat vector, by site name."""
-        sizes = [unconstrained_shape(latent).numel() for latent in self._known_latents()]
-        ends = accumulate(sizes)
-        return {
-            name: slice(end - size, end)
-            for name, size, end in zip(self.site_names, sizes, ends, strict=True)
-        }
 
     def _last_layer(self) -> list[str]:
         """Site names of the last layer with random weights."""
         layers = (
-            [f"{path}.{name}" for name in sample_names(part) if not is_of_prior(name)]
+            [f"{path}.{name}" for name in sample_names(part) if role_of(name) != "prior"]
             for path, part in self.model.named_modules()
             if hasattr(part, "_pyro_samples") and path.startswith("network")
         )

@@ -25,7 +25,7 @@ from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides._laplace.gauss_newton import Use, uses_of
 from pyro_bbb.guides.covariance import CovariancePart, Kronecker
-from pyro_bbb.guides.tangent import NetworkFunction, by_name
+from pyro_bbb.guides.tangent import NetworkFunction
 
 _ROWS = 64  # examples in one graph
 
@@ -49,9 +49,9 @@ def moments_by_layer(
 def _moments(
     model: Any, guide: Any, parts: dict[str, CovariancePart], x: Rows
 ) -> tuple[Tensor, Tensor]:
-    loc, latents = guide.loc.detach(), guide._known_latents()
+    loc, latents = guide.loc.detach(), guide.latents
     function = NetworkFunction(model, latents, loc, slice(0, len(loc)))
-    values = {name: z.detach().requires_grad_() for name, z in by_name(latents, loc).items()}
+    values = {name: z.detach().requires_grad_() for name, z in latents.constrain(loc).items()}
     with torch.enable_grad(), LayerUses(values) as layers:
         f = function.run(values, x)
         uses, columns = uses_of(layers.uses), f.flatten(1).sum(0).unbind()

@@ -58,7 +58,7 @@ class Sums:
 
     def __init__(self, guide: Any) -> None:
         self.guide, zeros = guide, torch.zeros_like(guide.loc.detach())
-        self.parts, self.names = guide.covariance, list(guide._ranges())
+        self.parts, self.names = guide.covariance, list(guide.latents.slices)
         self.kron = guide._structure == "kron"
         self.slope, self.prior = zeros.clone(), zeros.clone()  # of all but the network
         self.totals: list[Any] = [_zeros(part, zeros, self.kron) for part in self.parts]
@@ -75,7 +75,7 @@ class Sums:
             self._add_factors(batch)
             return
         (part,) = self.parts
-        if isinstance(part, Diagonal) and not unserved(self.guide._known_latents(), batch.uses):
+        if isinstance(part, Diagonal) and not unserved(self.guide.latents, batch.uses):
             self._add_diagonal(batch)
             return
         for rows, jacobian in batch.jacobians(part.where):
@@ -128,7 +128,7 @@ class Sums:
         """
         from scipy.optimize import minimize_scalar  # which takes longer to import than this room
 
-        if self.coupled or any(name.startswith("likelihood.") for name in self.names):
+        if self.coupled or self.guide.latents.of_role("likelihood"):
             raise ValueError(
                 "optimize_prior needs a likelihood and priors without latents of their own, got "
                 f"latents {self.names}; use Gaussian.learned() for the noise"
@@ -171,7 +171,7 @@ class Sums:
         """Tell whether the Hessian has entries beside J's and the diagonal; a structure may not."""
         full = self.guide._structure == "full"
         if batch.is_separable():
-            return full and any(name.startswith("likelihood.") for name in self.names)
+            return full and bool(self.guide.latents.of_role("likelihood"))
         if not full:
             raise ValueError(
                 f"structure={self.guide._structure!r} needs priors of independent weights, got one "
@@ -181,12 +181,12 @@ class Sums:
 
     def _add_diagonal(self, batch: Linearization) -> None:
         """Adds a batch layer by layer: no derivative by all weights is made."""
-        ranges = self.guide._ranges()
+        ranges = self.guide.latents.slices
         for name, squares in diagonal(batch).items():
             self.totals[0][ranges[name]] += squares.flatten()
 
     def _add_factors(self, batch: Linearization) -> None:
-        missing = unserved(self.guide._known_latents(), batch.uses)
+        missing = unserved(self.guide.latents, batch.uses)
         if missing:
             raise ValueError(
                 "structure='kron' needs every latent to be once the weight or bias of a linear or "
