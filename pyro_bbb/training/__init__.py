@@ -8,7 +8,7 @@ schedule into ``_schedules.py``, a way to run a step into ``_runners``.
 from pyro_bbb.training import history, objectives, optim
 from pyro_bbb.training._baseline import UndertrainedWarning
 from pyro_bbb.training._baseline import least_costs as least_costs
-from pyro_bbb.training._checkpoints.checkpoint import CheckpointError
+from pyro_bbb.training._checkpoint import CheckpointError
 from pyro_bbb.training._fit import Callback as Callback
 from pyro_bbb.training._fit import EpochEnd, fit
 from pyro_bbb.training._negative_elbo import NegativeELBO, negative_elbo

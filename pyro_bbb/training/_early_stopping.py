@@ -27,7 +27,7 @@ from pyro_bbb.guides import Approximated, Delta, Ensemble, collected
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.prediction import predict
 from pyro_bbb.training._batches import is_sharded
-from pyro_bbb.training._checkpoints.state import TrainingState
+from pyro_bbb.training._checkpoint import TrainingState
 
 DRAWS = 10  # of the weights; as many of each member of an ensemble, rounded up
 

@@ -28,9 +28,14 @@ from pyro_bbb.guides import Approximated, NoModeError, TooFewIteratesError
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
-from pyro_bbb.training._checkpoints.checkpoint import Checkpoint, checkpoint_folder
-from pyro_bbb.training._checkpoints.fingerprint import check_alike, fingerprint
-from pyro_bbb.training._checkpoints.state import Progress, TrainingState
+from pyro_bbb.training._checkpoint import (
+    Checkpoint,
+    Progress,
+    TrainingState,
+    check_alike,
+    checkpoint_folder,
+    fingerprint,
+)
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._early_stopping import EarlyStopping, check_validation
 from pyro_bbb.training._loop import Loop

@@ -11,8 +11,7 @@ from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb.guides import Collected
-from pyro_bbb.training._checkpoints.checkpoint import Checkpoint
-from pyro_bbb.training._checkpoints.state import TrainingState
+from pyro_bbb.training._checkpoint import Checkpoint, TrainingState
 from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.protocol import Parts, StepRunner
 

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of `fit`: the state of a run, in a folder that is complete at every moment.
+
+Tensors are in safetensors, everything else in a JSON description, written as `pyro_bbb.save`
+writes; reading executes nothing. A checkpoint holds parameters, buffers, the optimiser, random
+states, the order of the data, the history and the progress, so that a run resumes to the bit on a
+CPU. In a group of processes the first one writes and reads, and each has its own random states. The
+fingerprint of a run names its configuration: it is compared on resuming, and between processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.files import loading
+from pyro_bbb._utils.inputs import parts_of
+from pyro_bbb._utils.validation import count, require
+from pyro_bbb._utils.version import __version__
+from pyro_bbb.guides import Ensemble
+from pyro_bbb.persistence.adapters import add_base, is_adapted, take_base
+from pyro_bbb.persistence.archive import (
+    Json,
+    differences,
+    first_does,
+    of_all,
+    of_one,
+    read_for_all,
+    require_run,
+    tidy,
+    write,
+)
+from pyro_bbb.persistence.definition import definition, in_words
+from pyro_bbb.persistence.json_codec import decode, pack
+from pyro_bbb.persistence.state_dict import State, cpu_copy, digest
+from pyro_bbb.training._batches import Batches
+from pyro_bbb.training._schedules import KLSchedule
+from pyro_bbb.training.history import History
+from pyro_bbb.training.optim import JointOptim
+
+if TYPE_CHECKING:
+    from pyro_bbb.training._config import FitConfig
+
+_KIND = "training"
+_OPTIONS = (  # of `fit`, in a fingerprint
+    *("epochs", "lr", "lr_schedule", "estimator", "autocast", "accumulate"),
+    *("cuda_graph", "engine", "nonfinite", "seed", "patience"),
+)
+_ROWS = 1024  # rows of the data in a fingerprint, evenly spread
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written or read; what is in memory and on the disk stays whole.
+
+    Args:
+        message: what could not be done, and why.
+        retry: writes the checkpoint that could not be written.
+
+    Attributes:
+        history: of the training so far; the parameters are those after its last step.
+        retry: call it once the cause is gone; then the run can go on from that checkpoint.
+    """
+
+    def __init__(self, message: str, retry: Callable[[], None] | None = None) -> None:
+        super().__init__(message)
+        self.retry = retry
+        self.history: History | None = None
+
+
+@dataclass
+class Progress:
+    """Progress of a run."""
+
+    epoch: int = 0  # complete epochs
+    batch: int = 0  # steps done of the epoch under way
+    examples: int = 0  # in those steps
+    recorded: int = 0  # steps in the history before this epoch
+    seconds: float = 0.0  # of this epoch so far
+    trained: bool = False  # all steps are done
+    finished: bool = False  # nothing is left to do
+    baseline: list[float] | None = None  # objective and data cost, nats per example
+    best_epoch: int | None = None  # by the validation so far, from 0
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything of a run that changes while it trains."""
+
+    model: nn.Module
+    guide: nn.Module
+    optim: JointOptim
+    batches: Batches
+    history: History
+    progress: Progress
+    device: torch.device
+    best: dict[str, Tensor] = field(default_factory=dict)  # parameters at the best epoch, by name
+
+    def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
+        """Return the state as a description and tensors."""
+        state = State({})
+        state.add(self.model, "model.")
+        state.add(self.guide, "guide.")
+        tensors = state.tensors
+        spec = {
+            "optimizer": pack(self.optim.get_state(), "optimizer", tensors),
+            "aliases": state.aliases,
+            "frozen": state.frozen,
+            "turns": [ensemble._calls for ensemble in self._ensembles()],
+            "begun": self.batches.begun,
+            "skipped": list(self.history.skipped),
+            "progress": dict(vars(self.progress)),
+            "processes": self.batches.processes.size,
+        }
+        if is_adapted(self.model):
+            spec["base"] = take_base(self.model, state)
+        for name, numbers in self.history.series().items():
+            tensors[f"history.{name}"] = torch.tensor(numbers, dtype=torch.float64)
+        tensors |= {f"best.{name}": x for name, x in self.best.items()}
+        tensors |= of_all(self._random_states(), self.batches.processes)
+        return spec, {name: cpu_copy(x) for name, x in tensors.items()}
+
+    def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
+        """Go back to the state that `save` returned."""
+        state = State(tensors, spec["aliases"], spec["frozen"])
+        if is_adapted(self.model):
+            add_base(spec["base"], self.model, "model.", tensors)
+        self.optim.set_state(decode(spec["optimizer"], tensors))
+        state.fill(self.model, "model.")
+        state.fill(self.guide, "guide.")
+        for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):
+            ensemble._calls = calls
+        for name, numbers in self.history.series().items():
+            numbers[:] = tensors[f"history.{name}"].tolist()
+        self.history.skipped[:] = spec["skipped"]
+        best = {name for name in tensors if name.startswith("best.")}
+        self.best.update({n.removeprefix("best."): tensors[n].to(self.device) for n in best})
+        vars(self.progress).update(spec["progress"])
+        self._restore_random_states(spec, tensors)
+
+    def _ensembles(self) -> list[Ensemble]:
+        return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """Return the random states of this process, and those behind the order of the data."""
+        states = {f"order.{i}": x for i, x in enumerate(self.batches.order())}
+        states["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
+
+    def _restore_random_states(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
+        processes, at = self.batches.processes, self.progress
+        same_size = spec["processes"] == processes.size
+        states = of_one(tensors, processes.rank) if same_size else tensors
+        order = [states[f"order.{i}"] for i in range(len(self.batches.order()))]
+        self.batches.resume(order, begun=spec["begun"], steps=at.batch, epoch=at.epoch)
+        torch.set_rng_state(states["random.cpu"])  # last, as reading the data may draw
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(states["random.cuda"], self.device)
+        if not same_size:  # new streams for all, from the state of the first
+            processes.begin_stream()
+
+
+@dataclass
+class Checkpoint:
+    """The checkpoint of one run.
+
+    Args:
+        folder: where it is written.
+        every: steps from one checkpoint to the next; ``None`` for the ends of epochs.
+        state: of the run.
+        run: fingerprint of the run.
+        flush: called before the state is read.
+    """
+
+    folder: Path
+    every: int | None
+    state: TrainingState
+    run: dict[str, Json]
+    flush: Callable[[], None]
+
+    def begin(self) -> None:
+        """Resume the run from its checkpoint, or write the first one."""
+        processes = self.state.batches.processes
+        try:
+            spec, tensors = read_for_all(self.folder, processes)
+        except FileNotFoundError:
+            self.write()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {self.folder} cannot be read: {error}") from error
+        else:
+            require_run(self.folder, spec, _KIND, "fit", self.run)
+            with loading(self.folder):
+                self.state.restore(spec, tensors)
+        if processes.first:
+            tidy(self.folder)
+
+    def maybe_write(self, epoch_ended: bool) -> None:
+        """Write a checkpoint if one is due."""
+        at = self.state.progress
+        steps = at.epoch * len(self.state.batches) + at.batch
+        if epoch_ended if self.every is None else steps % self.every == 0:
+            self.write()
+
+    def write(self) -> None:
+        """Write the run as it is now; after a CheckpointError the previous one is complete."""
+        self.flush()
+        spec, tensors = self.state.save()
+        self._write({"kind": _KIND, "run": self.run, **spec}, tensors)
+
+    def _write(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
+        try:
+            first_does(self.state.batches.processes, partial(write, self.folder, spec, tensors))
+        except OSError as error:
+            failed = CheckpointError(
+                f"checkpoint {self.folder} cannot be written: {error}. The previous one is "
+                "complete, and the state of training stays in memory",
+                partial(self._write, spec, tensors),
+            )
+            failed.history = self.state.history
+            raise failed from error
+
+
+def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
+    """Return the folder for checkpoints, if any; ValueError for a run that cannot be resumed."""
+    checkpoint, every = config.checkpoint, config.checkpoint_every
+    if every is not None:
+        count("checkpoint_every", every)
+    if checkpoint is None:
+        if every is not None:
+            raise ValueError("checkpoint_every needs checkpoint, the folder to write to")
+        return None
+    if not isinstance(checkpoint, str | PathLike):
+        raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
+    stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
+    lacking = {
+        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
+        "data that can be read again from the start, got a stream": stream,
+        "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
+    }
+    require("checkpoint", lacking)
+    return Path(checkpoint)
+
+
+def fingerprint(config: FitConfig, state: TrainingState, elbo: Any) -> dict[str, Json]:
+    """Return the definition of a run by name; functions count by their names."""
+    model, guide = state.model, state.guide
+    return {
+        "version of pyro_bbb": __version__,
+        "version of torch": str(torch.__version__),
+        **{name: _word(getattr(config, name)) for name in _OPTIONS},
+        "num_particles": elbo.num_particles,
+        "kl_schedule": _word(config.schedule),
+        "loss": type(elbo).__name__,
+        "num_data": state.batches.model.num_data,
+        "device": state.device.type,
+        "optimizer": _optimizer_in_words(state.optim.optimizer),
+        "in evaluation mode": [name for name, x in model.named_modules() if not x.training],
+        **definition(model, "model"),
+        **definition(guide, "guide"),
+        "pruned weights": digest(getattr(guide, "unpruned", {}).values())[:16],
+        **_data_in_words(state.batches),
+        **dict(_parameters_in_words("model", model)),
+        **dict(_parameters_in_words("guide", guide)),
+    }
+
+
+def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
+    """Raise ValueError, in all processes, where one has another run than the first."""
+    runs = [json.loads(text) for text in processes.all_gather_bytes(json.dumps(run).encode())]
+    for rank, other in enumerate(runs):
+        if other != runs[0]:
+            words = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")
+            raise ValueError(
+                "all processes must call fit with the same arguments; rank "
+                f"{rank} differs: {words.replace(' here', f' on rank {rank}')}"
+            )
+
+
+def _word(value: Any) -> Json:
+    if isinstance(value, KLSchedule):
+        return {name: _word(option) for name, option in vars(value).items()}
+    return value if isinstance(value, bool | int | float | str | None) else in_words(value)
+
+
+def _optimizer_in_words(optimizer: Any) -> str:
+    """Return its class and options, except for the learning rate, which is set at each step."""
+    options = optimizer.defaults.items() if optimizer else ()
+    words = [f"{name}={value}" for name, value in options if name != "lr"]
+    return f"{type(optimizer).__name__}({', '.join(words)})"
+
+
+def _data_in_words(batches: Batches) -> dict[str, Json]:
+    source = batches.source
+    if isinstance(source, DataLoader):
+        sampler = type(source.sampler).__name__
+        words = f"DataLoader of {len(batches)} batches in the order of a {sampler}"
+        return {"data": words, "batch_size": batches.batch_size}
+    tensors = {**parts_of(source.x), "y": source.y}
+    shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+    content = digest(map(_spread_rows, tensors.values()))[:16]
+    return {**shapes, "content of data": content, "batch_size": source.batch_size}
+
+
+def _parameters_in_words(prefix: str, module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, x in module.named_parameters():
+        yield f"{prefix}.{name}", _shape(x) + ("" if x.requires_grad else ", frozen")
+
+
+def _shape(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+
+
+def _spread_rows(x: Tensor) -> Tensor:
+    number = min(len(x), _ROWS)
+    rows = torch.arange(number, device=x.device) * (len(x) - 1) // max(number - 1, 1)
+    return x.detach()[rows]
