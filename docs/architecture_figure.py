@@ -40,10 +40,9 @@ ROOMS: dict[str, tuple[int, float, float, str]] = {
     "mcmc": (8, 76, 84, "NUTS"),
     "deployment": (8, 86, 97, "plain torch"),
     "sklearn": (9, 20, 31, "estimators"),
-    "play": (9, 34, 42, "page"),
-    "bandits": (9, 45, 56, "decisions"),
+    "bandits": (9, 34, 56, "decisions"),
     "plots": (9, 76, 95, "matplotlib"),
-    "cli": (10, 20, 56, "train, predict, evaluate, prune, report"),
+    "apps": (10, 20, 56, "train, predict, report; play"),
     "evaluation": (10, 76, 95, "all scores, one table"),
 }
 PARTS = {"batches": (22, 31), "objective": (36, 51), "step runner": (54, 64), "History": (66, 72)}

@@ -3,7 +3,7 @@
 
 import sys
 
-from pyro_bbb.cli.entry_point import main
+from pyro_bbb.apps import main
 
 if __name__ == "__main__":
     sys.exit(main())

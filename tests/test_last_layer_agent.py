@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pyro_bbb import bandits
-from pyro_bbb.bandits._last_layer import LinearRewards
+from pyro_bbb.bandits import LinearRewards
 
 
 def observations(n, dim, num_actions, seed=0):

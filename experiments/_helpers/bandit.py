@@ -154,7 +154,7 @@ class RecordedAgent(bandits.ThompsonAgent):
             parameter.grad = gradient
 
     def _gradients(self, x: Tensor, y: Tensor, kl_weight: Any) -> list[Tensor]:
-        return list(torch.autograd.grad(self._neg_elbo(x, y, kl_weight), self._parameters))
+        return list(torch.autograd.grad(self._free_energy(x, y, kl_weight), self._parameters))
 
 
 class Rounds:

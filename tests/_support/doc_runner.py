@@ -23,7 +23,7 @@ from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 
-from pyro_bbb.cli.entry_point import main
+from pyro_bbb.apps import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

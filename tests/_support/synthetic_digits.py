@@ -15,9 +15,8 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
-from pyro_bbb.play.classifier import Classifier
-from pyro_bbb.play.rasterize import pixels
-from pyro_bbb.play.train import train_small
+from pyro_bbb.apps.digit_classifier import Classifier, train_small
+from pyro_bbb.apps.strokes import pixels
 
 Points = NDArray[np.float64]
 Drawing = list[Points]
@@ -219,7 +218,7 @@ def report(classifier: Classifier) -> dict[str, float]:
     side, threshold = classifier.side, classifier.threshold
     labels = torch.arange(10).repeat_interleave(60)
     digits = [digit(int(label), i, rng) for i, label in enumerate(labels)]
-    asked = classifier.ask(torch.stack([pixels(strokes, side) for strokes in digits]))
+    asked = classifier.predict(torch.stack([pixels(strokes, side) for strokes in digits]))
     right, answered = asked.label == labels, ~asked.refuse(threshold)
     found = {
         "recognised": float(right.double().mean()),
@@ -228,7 +227,9 @@ def report(classifier: Classifier) -> dict[str, float]:
     }
     for kind, scribbled in SCRIBBLES.items():
         strange = torch.stack([pixels(scribbled(rng), side) for _ in range(50)])
-        found[f"refused: {kind}"] = float(classifier.ask(strange).refuse(threshold).double().mean())
+        found[f"refused: {kind}"] = float(
+            classifier.predict(strange).refuse(threshold).double().mean()
+        )
     found["refused"] = sum(found[f"refused: {kind}"] for kind in SCRIBBLES) / len(SCRIBBLES)
     return found
 

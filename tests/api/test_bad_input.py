@@ -41,7 +41,7 @@ EXEMPT = {
     "data.Reference": "a record that reference makes",
     "data.Reference.as_draws": "a step of compare",
     "data.Reference.distance": "a number of compare",
-    "cli.*": "takes words, and is tried with bad ones in tests/cli",
+    "apps.*": "takes words, and is tried with bad ones in tests/apps",
     "distributions.*": "made by priors and guides of checked tensors, in every step",
     "ScaleMixtureNormal.from_logit": "as documented, for checked parameters, in every step",
     "conversion.Converted": "what bayesianize makes of a module",

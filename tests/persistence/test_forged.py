@@ -12,9 +12,9 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import LoadError, likelihoods
-from pyro_bbb.cli.entry_point import main
-from pyro_bbb.cli.errors import BadInput
-from pyro_bbb.cli.model import Model
+from pyro_bbb.apps import main
+from pyro_bbb.apps.bad_input import BadInput
+from pyro_bbb.apps.table_model import Model
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 from tests._support.forged import forgeries
 
@@ -120,8 +120,8 @@ def tabled(folder):
             model = Model.load(folder / "m")
         except BadInput as error:
             raise LoadError(str(error)) from error
-        for answers in model.ask(model.inputs(rows, lambda line: None)):
-            answers.table()
+        for prediction in model.predict(model.inputs(rows, lambda line: None)):
+            model.answers(prediction)
 
     return folder / "m" / "spec.json", load
 

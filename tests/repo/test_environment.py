@@ -22,6 +22,7 @@ CONDA_NAMES = {
 }  # others are called the same
 # extras of packages that conda-forge does not have, or not beside the others
 PIP_ONLY = {"benchmarks", "peers", "comparison"}
+EXTRAS = {"apps": "play"}  # of packages that are not called as their extra
 
 
 def pyproject():
@@ -122,7 +123,7 @@ def test_the_library_or_the_rooms_extra_installs_what_it_imports():
     folders = (path.parent.name for path in (ROOT / "pyro_bbb").glob("*/__init__.py"))
     names = packages_distributions()
     for room in ["*.py", *(f"{name}/**/*.py" for name in sorted(folders))]:
-        extra = room.partition("/")[0]
+        extra = EXTRAS.get(room.partition("/")[0], room.partition("/")[0])
         known = extra in project()["optional-dependencies"]
         installed = {*requirements(), *requirements(extra if known else None)}
         for package in set(imported(room)) - sys.stdlib_module_names - {"pyro_bbb"}:

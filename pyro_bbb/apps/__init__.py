@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program ``pyro-bbb``: train on a table, predict, evaluate, prune, report, and `play`'s page.
+
+Imports any other package. ``command_line.py`` has the options of each command; a command is a
+function of that name in the module that its options name. ``pip install "pyro-bbb[cli]"`` installs
+what it needs, and ``pyro-bbb COMMAND --help`` lists the options.
+"""
+
+from pyro_bbb._utils.extras import MissingExtra, extra
+
+try:
+    with extra("cli"):
+        from pyro_bbb.apps.command_line import main
+except MissingExtra as error:
+    raise SystemExit(str(error)) from error
+
+__all__ = ["main"]

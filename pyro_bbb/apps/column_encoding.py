@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoding of a table's columns as the numbers that a network takes, the same at every time.
+
+| column | becomes |
+|---|---|
+| numbers, bool | themselves; missing ones the training median, marked in a second column |
+| text of few different values | one column of 0 and 1 for each; missing is a value too |
+| dates, if wanted | days since 1970, month and weekday |
+
+Indices, identifiers and columns of one value are left out. Anything else is an error. The target's
+column decides on the task.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from polars import selectors as cs
+
+from pyro_bbb.apps.bad_input import BadInput, first_row, listed
+from pyro_bbb.apps.command_line import Missing, Task
+
+FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"
+MOST_VALUES = 50  # of a text column; with more it is a name or free text
+_ID = re.compile(r"(?i:(.*[^a-z])?(id|idx|index|uuid|guid|key))|.*[a-z](Id|ID)")
+_COUNTED = 20  # rows, from which a column that counts them is an index
+_INDEX = ["", "Unnamed: 0", "__index_level_0__"]  # names that pandas and R give to row numbers
+_DATES = ["%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"]
+_TIMES = [
+    f"%Y-%m-%d{between}%H:%M{more}" for between in " T" for more in ("", ":%S%.f", ":%S%.f%#z")
+]
+_FEW_INTEGERS, _ROWS_PER_CLASS = 20, 5  # different integers that are classes, and rows of each
+_LARGEST = 1e150  # number to predict, as variances have to be finite
+_MOST_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Column:
+    """Encoding of one column of the table as columns of numbers."""
+
+    name: str
+    values: list[str] | None  # the different texts of a text column; None of numbers
+    median: float  # stands for a missing number
+    gaps: bool  # values were missing in training
+
+    @property
+    def width(self) -> int:
+        """Return the number of columns that it becomes."""
+        return (1 if self.values is None else len(self.values)) + self.gaps
+
+    def encode(self, series: pl.Series, missing: Missing) -> NDArray[np.float64]:
+        """Return numbers ``[n, width]``; an unknown text is missing, or refused."""
+        if missing == "refuse":
+            require_all(series)
+        if series.dtype.is_float():
+            series = series.fill_nan(None)
+        gaps = series.is_null()
+        if self.values is None:
+            columns = [_numbers(series).fill_null(self.median)]
+        else:
+            text = _text(series)
+            known = text.is_in(self.values)
+            if missing == "refuse" and not known.all():
+                row = first_row(~known)
+                raise BadInput(
+                    f"column {self.name!r} has {text[row - 1]!r} in row {row}, which was not in "
+                    f"training: {listed(self.values)}"
+                )
+            columns = [(text == value).fill_null(False) for value in self.values]
+            gaps = gaps | ~known.fill_null(True)
+        if self.gaps:
+            columns.append(gaps)
+        return np.stack([x.to_numpy() for x in columns], axis=1, dtype=np.float64)
+
+
+def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str]]:
+    """Return the encodings of a training table's columns, and the names of constant columns."""
+    columns, constant = [], []
+    for series in table.with_columns(cs.float().fill_nan(None)):
+        if series.drop_nulls().n_unique() + bool(series.null_count()) < 2:
+            constant.append(series.name)
+            continue
+        if missing == "refuse":
+            require_all(series)
+        columns.append(_learn(series))
+    if not columns:
+        raise BadInput("there is no column to learn from beside the target")
+    return columns, constant
+
+
+def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDArray[np.float64]:
+    """Return all columns as numbers, ``[n, features]``."""
+    _require_columns(table, [column.name for column in columns])
+    return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
+
+
+def unseen(columns: list[Column], table: pl.DataFrame) -> list[str]:
+    """Return a line for each text column with values that were not in training."""
+    lines = []
+    for column in columns:
+        text = _text(table[column.name]).drop_nulls()
+        if column.values and (new := text.filter(~text.is_in(column.values)).to_list()):
+            names = listed(sorted(set(new)))
+            lines.append(
+                f"column {column.name!r} has {names} in {len(new)} rows, not seen in training: "
+                "taken as missing"
+            )
+    return lines
+
+
+def identifies_rows(series: pl.Series) -> bool:
+    """Return whether a column is an index or an identifier, which differs in every row.
+
+    Text is, and integers by their name (``id``, ``customer_id``, ``PassengerId``), or if they count
+    20 rows or more from 0 or 1, in any order. An unnamed column of integers is an index.
+    """
+    if series.dtype.is_integer() and series.name in _INDEX:
+        return True
+    if series.null_count() or series.n_unique() < len(series):
+        return False
+    if not series.dtype.is_integer():
+        return series.dtype == pl.String
+    first, count = series.min(), len(series)
+    counts = count >= _COUNTED and first in (0, 1) and series.max() == count - 1 + (first == 1)
+    return counts or _ID.fullmatch(series.name) is not None
+
+
+def date_form(series: pl.Series, require_one: bool) -> str | None:
+    """Return the form in which all texts are dates, or None; `require_one` refuses two."""
+    if series.dtype in (pl.Date, pl.Datetime):
+        return _DATES[0]
+    values = series.drop_nulls()
+    if series.dtype != pl.String or not values.str.contains(r"\d{4}").any():
+        return None
+    forms = [form for form in _DATES + _TIMES if not _dates(values, form).has_nulls()]
+    if len(forms) > 1 and require_one:
+        raise BadInput(
+            f"column {series.name!r} has dates such as {values[0]!r}, whose day may be the month: "
+            "write them as 2024-12-31"
+        )
+    return forms[0] if forms else None
+
+
+def with_dates(table: pl.DataFrame, forms: dict[str, str]) -> pl.DataFrame:
+    """Add three columns for each column of dates: days since 1970, month and weekday."""
+    _require_columns(table, list(forms))
+    for name, form in forms.items():
+        dates = _dates(table[name], form)
+        if (wrong := dates.is_null() & table[name].is_not_null()).any():
+            row = first_row(wrong)
+            raise BadInput(
+                f"column {name!r} has {table[name][row - 1]!r} in row {row}, not a date as {form}"
+            )
+        table = table.with_columns(
+            (dates.to_physical() / 86_400e6).alias(f"{name}: days"),
+            dates.dt.month().alias(f"{name}: month"),
+            dates.dt.weekday().alias(f"{name}: weekday"),
+        )
+    return table
+
+
+def recognise(target: pl.Series) -> tuple[Task, str]:
+    """Return the task that a target suggests, and the reason."""
+    different = target.drop_nulls().n_unique()
+    if not is_number(target) or target.dtype == pl.Boolean:
+        kind = "truth values" if target.dtype == pl.Boolean else "texts"
+        return "classification", f"it holds {different} different {kind}"
+    integers = target.dtype.is_integer() or (target.drop_nulls() % 1 == 0).all()
+    if integers and different <= _FEW_INTEGERS and len(target) >= _ROWS_PER_CLASS * different:
+        return "classification", f"it holds {different} different integers"
+    return "regression", f"it holds {different} different numbers"
+
+
+def targets(target: pl.Series, task: Task) -> NDArray[Any]:
+    """Return the targets for training or scores: numbers or labels, ``[n]``."""
+    require_all(target, "leave out the rows without a target")
+    if task == "regression":
+        if not is_number(target):
+            raise BadInput(f"column {target.name!r} holds {target.dtype}, not numbers to predict")
+        require_finite(target)
+        if (large := target.abs() > _LARGEST).any():
+            row = first_row(large)
+            raise BadInput(
+                f"column {target.name!r} has {target[row - 1]} in row {row}, too large: its square "
+                "is infinite; divide the column by a constant"
+            )
+        return np.array(target.cast(pl.Float64))
+    if is_number(target) and target.dtype.is_float() and (target % 1 == 0).all():
+        target = target.cast(pl.Int64)
+    labels = target if is_number(target) else target.cast(pl.String)
+    return np.array(labels.to_list())
+
+
+def require_classes(labels: NDArray[Any], name: str) -> None:
+    """Raise `BadInput` unless there are two classes or more, up to a thousand."""
+    number = len(np.unique(labels))
+    if number < 2:
+        raise BadInput(f"column {name!r} has one value only, {str(labels[0])!r}: nothing to learn")
+    if number > _MOST_CLASSES:
+        raise BadInput(f"column {name!r} has {number} classes, more than {_MOST_CLASSES}")
+
+
+def require_all(series: pl.Series, advice: str = FILL) -> None:
+    """Raise `BadInput`, which names row and column, if a value is missing."""
+    if series.dtype.is_float():
+        series = series.fill_nan(None)
+    if series.null_count():
+        row, more = first_row(series.is_null()), series.null_count() - 1
+        others = f" (and {more} more)" if more else ""
+        raise BadInput(f"column {series.name!r} has no value in row {row}{others}: {advice}")
+
+
+def require_finite(series: pl.Series) -> None:
+    """Raise `BadInput`, which names row and column, if a number is infinite."""
+    if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
+        row = first_row(infinite)
+        raise BadInput(f"column {series.name!r} has {series[row - 1]} in row {row}: not finite")
+
+
+def is_number(series: pl.Series) -> bool:
+    """Return whether a column holds numbers or truth values."""
+    return series.dtype.is_numeric() or series.dtype == pl.Boolean
+
+
+def _learn(series: pl.Series) -> Column:
+    gaps = bool(series.null_count())
+    if is_number(series):
+        middle = float(_numbers(series).median())  # type: ignore[arg-type]
+        return Column(series.name, None, middle, gaps)
+    values = sorted(_text(series).drop_nulls().unique().to_list())
+    if len(values) > MOST_VALUES:
+        raise BadInput(
+            f"column {series.name!r} has {len(values)} different texts, more than {MOST_VALUES}: "
+            f"leave it out by --drop {series.name}"
+        )
+    return Column(series.name, values, 0.0, gaps)
+
+
+def _numbers(series: pl.Series) -> pl.Series:
+    """Cast a column to floats; a column without any value was read as text."""
+    if not is_number(series):
+        text = _text(series)
+        wrong = text.cast(pl.Float64, strict=False).is_null() & text.is_not_null()
+        if not wrong.any():
+            return text.cast(pl.Float64)
+        row = first_row(wrong)
+        raise BadInput(f"column {series.name!r} has {text[row - 1]!r} in row {row}, not a number")
+    require_finite(series)
+    return series.cast(pl.Float64)
+
+
+def _text(series: pl.Series) -> pl.Series:
+    kind = series.dtype
+    if kind.is_temporal() or kind.is_nested() or kind in (pl.Binary, pl.Object):
+        raise BadInput(
+            f"column {series.name!r} is of type {kind}, not numbers or text: convert it, or leave "
+            f"it out by --drop {series.name}"
+        )
+    return series.cast(pl.String)
+
+
+def _dates(series: pl.Series, form: str) -> pl.Series:
+    if not series.dtype.is_temporal():
+        series = series.cast(pl.String).str.strptime(pl.Datetime, form, strict=False)
+    return series.cast(pl.Datetime("us"))
+
+
+def _require_columns(table: pl.DataFrame, names: list[str]) -> None:
+    if absent := [name for name in names if name not in table.columns]:
+        raise BadInput(f"the table has no column {listed(absent)}, which the model was trained on")

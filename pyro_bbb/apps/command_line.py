@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of ``pyro-bbb`` and their options, checked before torch is imported.
+
+Exit codes: 0 success; 1 an error that is no fault of the input; 2 a wrong option or bad data;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import tyro
+
+from pyro_bbb._utils.extras import MissingExtra, extra
+from pyro_bbb._utils.version import __version__
+from pyro_bbb.apps.bad_input import BadInput
+
+Argument: TypeAlias = tyro.conf.Positional[Path]
+Missing: TypeAlias = Literal["refuse", "fill"]
+Task: TypeAlias = Literal["regression", "classification"]
+PARQUET = (".parquet", ".pq")
+BAD_INPUT, INTERRUPTED = 2, 130
+DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
+
+pyro-bbb --version prints the version.
+
+Shell completion: pyro-bbb --tyro-write-completion bash FILE (or zsh, tcsh), then source FILE."""
+
+
+@dataclass(frozen=True)
+class Console:
+    """Output of a command: text for a person, or JSON for a program."""
+
+    as_json: bool  # the result to the standard output, text to the standard error
+    quiet: bool  # neither text nor progress
+
+    @property
+    def shows_progress(self) -> bool:
+        """Return whether a progress bar is shown."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def print(self, words: str) -> None:
+        """Print a line for a person."""
+        if not self.quiet:
+            print(words, file=sys.stderr if self.as_json else sys.stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Base of the commands, with the options that all of them take."""
+
+    module: ClassVar[str] = "table_commands"  # has the function that does the work
+
+    json: bool = False
+    """Print the result as one JSON object; words and progress go to the standard error."""
+    quiet: bool = False
+    """Print no words and no progress."""
+
+    def check(self) -> None:
+        """Raise `BadInput` for bad options, without importing torch."""
+
+    def run(self, console: Console) -> dict[str, Any]:
+        """Do the work, and return the result as JSON has it."""
+        try:
+            self.check()
+        except (OSError, ValueError) as error:  # also of a path that no file can have
+            raise BadInput(str(error)) from error
+        with extra("cli"):
+            module = import_module(f"pyro_bbb.apps.{self.module}")
+        result: dict[str, Any] = getattr(module, type(self).__name__.lower())(self, console)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingCommand(Command):
+    """Base of the commands that write a file or a folder at ``out``."""
+
+    out: Path
+    force: bool = False
+    """Replace what is at --out already."""
+
+    def check(self) -> None:
+        """Check that ``--out`` can be written and that no file is lost."""
+        inputs = getattr(self, "data", None), getattr(self, "model", None)
+        _check_writable("--out", self.out, folder=isinstance(self, Train | Prune))
+        out = self.out.resolve()
+        if out in [path.resolve() for path in inputs if path is not None]:
+            raise BadInput(f"--out must not be the input {self.out}, choose another name")
+        occupied = any(out.iterdir()) if out.is_dir() else out.exists()
+        if occupied and not self.force:
+            raise BadInput(
+                f"--out {self.out} exists; choose another name, or --force to replace it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingCommand(Command):
+    """Base of the commands that read a table."""
+
+    separator: str | None = None
+    """Character between the values of a CSV file; by default recognised."""
+    decimal: Literal[".", ","] | None = None
+    """Decimal sign of a CSV file; by default recognised, and refused where it cannot be."""
+
+    def check(self) -> None:
+        """Check that the inputs exist."""
+        if self.separator is not None and len(self.separator.encode()) != 1:
+            raise BadInput(f"--separator must be one character, got {self.separator!r}")
+        model, data = getattr(self, "model", None), getattr(self, "data", None)
+        if model is not None and not model.is_dir():
+            raise BadInput(f"{model} holds no model: there is no such folder")
+        if data is not None and not data.is_file():
+            raise BadInput(f"{data}: there is no such file")
+        super().check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(ReadingCommand, WritingCommand):
+    """Trains a network on a table and saves it as a folder.
+
+    Text columns are encoded. A part of the rows is held out: they score the model, and choose the
+    uncertainty (total or epistemic) and its limit above which a prediction is refused.
+    """
+
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+    target: str
+    """Name of the column to predict."""
+    out: Path
+    """Folder for the model."""
+    task: Task | None = None
+    """What the target is; by default recognised, and said."""
+    drop: tuple[str, ...] = ()
+    """Columns to leave out."""
+    keep: tuple[str, ...] = ()
+    """Columns to take that would be left out as index, identifier or date, or be refused as numbers
+    with slips, which are then text."""
+    dates: bool = False
+    """Take dates: as days since 1970, month and weekday. By default they are left out."""
+    missing: Missing = "refuse"
+    """Whether missing values are an error, or filled (numbers by the median) and marked."""
+    missing_values: tuple[str, ...] = ()
+    """Texts that mean a missing value, besides empty ones, NA, null and the like."""
+    hidden: tuple[int, ...] = (50,)
+    """Units of each hidden layer."""
+    prior: str | None = None
+    """Name of the weights' prior; by default that of the estimators."""
+    noise: str | None = None
+    """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
+    negative_binomial."""
+    inference: Literal["auto", "variational", "chains"] | None = None
+    """By default auto for a regression: chains, whose band opens where there are no data, for 5,000
+    rows and weights at most and without --epochs; and variational for a classification."""
+    seconds: float = 30.0
+    """The most seconds that chains may take."""
+    epochs: int | None = None
+    """Passes over the rows; by default as many as suit the table."""
+    held_out: float = 0.1
+    """Fraction of the rows that are held out."""
+    answered: float = 0.95
+    """Fraction of the rows held out that are not refused, the most certain ones."""
+    level: float = 0.9
+    """Probability inside the intervals (or sets of classes) that it predicts."""
+    seed: int = 0
+    """Seed of the split, the training and the predictions."""
+
+    def check(self) -> None:
+        """Check the numbers, too."""
+        for option in ("held_out", "answered", "level"):
+            value = getattr(self, option)
+            _require(option, value, "between 0 and 1", 0 < value < 1)
+        for units in self.hidden:
+            _require("hidden", units, "at least 1", units >= 1)
+        _require("epochs", self.epochs, "at least 1", self.epochs is None or self.epochs >= 1)
+        _require("seconds", self.seconds, "positive", self.seconds > 0)
+        _require("seed", self.seed, "in [0, 2**32)", 0 <= self.seed < 2**32)
+        super().check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(ReadingCommand, WritingCommand):
+    """Writes a table of predictions, a row for each row given.
+
+    Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
+    deviation. Of classes: prediction, its probability, the set of classes that together reach the
+    level, aleatoric and epistemic entropy (nats), and each class's probability. And whether the
+    prediction is refused, as less certain than almost all on rows held out from training.
+    """
+
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+    out: Path
+    """File for the predictions, .csv or .parquet; numbers have six digits."""
+    keep: tuple[str, ...] | None = None
+    """Columns of the table to copy; by default those that the model does not take, such as an
+    identifier."""
+
+    def check(self) -> None:
+        """Check that a table can be written there, too."""
+        if self.out.suffix not in (".csv", *PARQUET):
+            raise BadInput(f"--out must end in {', '.join(('.csv', *PARQUET))}, got {self.out}")
+        super().check()
+        _check_file(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(ReadingCommand):
+    """Scores a model on a table that has the target, too."""
+
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(ReadingCommand, WritingCommand):
+    """Removes the weights whose mean is smallest against their uncertainty, and saves the rest."""
+
+    model: Argument
+    """Folder of a trained model; it stays as it is."""
+    out: Path
+    """Folder for the pruned model."""
+    fraction: float = 0.75
+    """Fraction of the weights to remove."""
+    data: Path
+    """Table with the target, best of rows that were not in training: the model is scored on it
+    before and after, and it sets the uncertainty above which the pruned model refuses."""
+
+    def check(self) -> None:
+        """Check the fraction, too."""
+        _require("fraction", self.fraction, "in [0, 1]", 0 <= self.fraction <= 1)
+        super().check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(ReadingCommand, WritingCommand):
+    """Writes an HTML page about a model: scores, pictures, the least certain rows.
+
+    The page needs no other file and no network.
+    """
+
+    module: ClassVar[str] = "report"
+
+    model: Argument
+    """Folder of a trained model."""
+    data: tyro.conf.Positional[Path | None] = None
+    """Table with the target; without it the page has the scores of training only."""
+    out: Path = Path("report.html")
+    """File for the page."""
+
+    def check(self) -> None:
+        """Check that a file can be written there, too."""
+        super().check()
+        _check_file(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Command):
+    """Trains, predicts and reports on two tables: handwritten digits, and a noisy sine.
+
+    Writes the tables, the models, the predictions and a report of each into a folder, and says the
+    commands that do the same. Some of the rows to predict are nothing like those of training:
+    shuffled digits, and a sine far outside; it ends with how many of each are refused.
+    """
+
+    module: ClassVar[str] = "demo"
+
+    out: Path = Path("pyro-bbb-demo")
+    """Folder for everything."""
+    epochs: int | None = None
+    """Passes over the rows; by default as many as suit the table."""
+    seed: int = 0
+    """Seed of tables, training and predictions."""
+
+    def check(self) -> None:
+        """Check that the folder can be written."""
+        _check_writable("--out", self.out / "digits-model", folder=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play(Command):
+    """Opens a page: draw digits, place points of a regression, rotate digits; 100 networks vote.
+
+    The first start trains on the handwritten digits that scikit-learn brings, about half a minute,
+    while the page shows the progress, and saves the networks; later ones load them. Nothing is
+    asked of the network outside.
+    """
+
+    module: ClassVar[str] = "play"
+
+    model: Path | None = None
+    """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
+    the trained one is saved there. By default a folder in the user's cache."""
+    data_root: Path | None = None
+    """Folder with MNIST/raw/*.gz: train on these instead, in some minutes."""
+    host: str = "127.0.0.1"
+    """Address of the page; 0.0.0.0 lets others in."""
+    port: int = 8321
+    """Port of the page."""
+    no_browser: bool = False
+    """Print the address of the page, and open no browser."""
+
+    def check(self) -> None:
+        """Check that the networks can be saved, where they are to be trained."""
+        if self.model is not None and not os.path.exists(self.model / "spec.json"):
+            _check_writable("--model", self.model, folder=True)
+
+
+COMMANDS: dict[str, Callable[..., Command]] = {
+    kind.__name__.lower(): kind for kind in (Train, Predict, Evaluate, Prune, Report, Demo, Play)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: words after the program's name; by default those of this process.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: the arguments do not parse (code 2), or ask for help (code 0).
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words == ["--version"]:
+        print(f"pyro-bbb {__version__}")
+        return 0
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="pyro-bbb",
+        description=DESCRIPTION,
+        args=words,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    try:
+        result = command.run(Console(command.json, command.quiet))
+    except (BadInput, MissingExtra) as error:
+        print(f"error: {error}", file=sys.stderr)
+        if command.json:
+            print(json.dumps({"error": str(error)}))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    if command.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    return INTERRUPTED if result.get("interrupted") else 0
+
+
+def _check_file(path: Path) -> None:
+    if not path.parent.is_dir() or path.is_dir():
+        raise BadInput(f"--out must be a file in a folder that exists, got {path}")
+
+
+def _check_writable(option: str, path: Path, *, folder: bool) -> None:
+    """Raise `BadInput` unless a file or folder can be written, outside the folders of models."""
+    try:
+        out = path.resolve()
+        temporary = f".{out.name}.{'x' * 8}{out.suffix}"
+        with suppress(FileNotFoundError):
+            (out / ("x" * 80) if folder else out.with_name(temporary)).lstat()
+        nearest = next(x for x in ((out,) if folder else ()) + tuple(out.parents) if x.is_dir())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{option} cannot be written: {error}") from error
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {path} cannot be written: no permission for {nearest}")
+    for parent in out.parents:
+        if (parent / "spec.json").exists() and any(parent.glob("tensors-*.safetensors")):
+            raise BadInput(
+                f"{option} {path} is inside the model {parent}, whose files it might replace: "
+                "choose another folder"
+            )
+
+
+def _require(option: str, value: Any, expected: str, holds: bool) -> None:
+    if not holds:
+        raise BadInput(f"--{option.replace('_', '-')} must be {expected}, got {value}")

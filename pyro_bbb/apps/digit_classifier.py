@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classifier of drawn digits: trained on scikit-learn's digits or MNIST, saved in a folder.
+
+Training pictures are the digits, rotated, sheared, scaled and shifted a little, drawn ones in
+styles that they lack (`strokes.STYLES`), and a quarter as many scribbles with random labels. So
+the network learns to vote for nothing where a drawing is of another kind than the digits (outlier
+exposure; Hendrycks, Mazeika and Dietterich, https://arxiv.org/abs/1812.04606, here with random
+labels).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from pyro_bbb import guides
+from pyro_bbb._utils.locking import cached_property
+from pyro_bbb.apps.strokes import STYLES, examples, pixels, scribble, styled_digit
+from pyro_bbb.data import load_images, split
+from pyro_bbb.likelihoods import Categorical
+from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import BayesianMLP
+from pyro_bbb.persistence import LoadError, load, save
+from pyro_bbb.prediction import ClassificationPrediction, predict
+from pyro_bbb.pruning import prune
+from pyro_bbb.training import EpochEnd, fit
+
+DRAWS = 100  # networks that vote
+PRUNED = 0.75  # fraction of the weights removed
+CLASSES = 10
+ANSWERED = 0.95  # fraction of held-out digits that the threshold lets through
+BAYESIAN, DETERMINISTIC = "softplus_normal", "delta"  # names of guides
+Report: TypeAlias = Callable[[float], object]  # of the fraction of the epochs done
+_OPTIONS: dict[str, dict[str, float]] = {BAYESIAN: {"init_rho": -4.0}, DETERMINISTIC: {}}
+_SHAPES = ((64,), (784,), (1, 8, 8), (1, 28, 28))  # of the inputs that a network may take
+_STYLED = 60  # drawn digits of each style
+_KEY = "threshold"  # in the metadata of the save
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained network of ten classes, which refuses an input of no class above the threshold."""
+
+    model: BayesianModel
+    guide: Any
+    shape: tuple[int, ...]  # of one input
+    threshold: float
+    draws: int = DRAWS
+
+    @property
+    def side(self) -> int:
+        """Return height and width of the pictures, 8 or 28."""
+        return math.isqrt(math.prod(self.shape))
+
+    @cached_property
+    def pruned(self) -> Any:
+        """The guide with the least certain weights removed; None where it cannot be pruned."""
+        try:
+            return prune(self.guide, PRUNED)
+        except TypeError:
+            return None
+
+    def predict(self, x: Tensor, *, pruned: bool = False) -> ClassificationPrediction:
+        """Predict pictures ``[n, side * side]``."""
+        guide = self.pruned if pruned else self.guide
+        inputs = x.reshape(-1, *self.shape)
+        prediction = predict(self.model, guide, inputs, num_samples=self.draws, seed=_SEED)
+        assert isinstance(prediction, ClassificationPrediction)  # by `open_saved` and `_trained`
+        return prediction
+
+    def save(self, folder: Path) -> None:
+        """Write the folder atomically."""
+        save(folder, self.model, self.guide, metadata={_KEY: self.threshold})
+
+
+def open_saved(folder: Path, draws: int = DRAWS) -> Classifier:
+    """Open the classifier in a saved folder; one without a threshold gets 1/2."""
+    loaded = load(folder)
+    threshold = loaded.metadata.get(_KEY, 0.5)
+    if not isinstance(threshold, float) or not 0 <= threshold <= 1:
+        raise LoadError(f"{folder}: {_KEY} must be a number in [0, 1], got {threshold!r}")
+    for shape in _SHAPES:
+        try:
+            answer = predict(loaded.model, loaded.guide, torch.zeros(1, *shape), num_samples=1)
+        except (ValueError, RuntimeError):
+            continue
+        if isinstance(answer, ClassificationPrediction) and answer.probs.shape == (1, CLASSES):
+            return Classifier(loaded.model, loaded.guide, shape, threshold, draws)
+    raise ValueError(
+        f"{folder} must hold a classifier of {CLASSES} classes and of 8x8 or 28x28 pixels"
+    )
+
+
+def train_small(
+    epochs: int = 25,
+    *,
+    copies: int = 4,
+    scribbles: float = 0.25,
+    guide: str = BAYESIAN,
+    report: Report = lambda fraction: None,
+) -> Classifier:
+    """Train on scikit-learn's 1,797 digits; a tenth is held out for the threshold.
+
+    Args:
+        epochs: passes over the pictures.
+        copies: varied copies of each picture.
+        scribbles: number of scribbles per digit.
+        guide: `BAYESIAN` or `DETERMINISTIC`.
+        report: called after each epoch.
+    """
+    (x, y), held_out = _small_digits()
+    generator = torch.Generator().manual_seed(_SEED)
+    rng = np.random.default_rng(_SEED)
+    styled = torch.tensor(list(STYLES)).repeat(_STYLED)
+    x = torch.cat([x, *(pixels(styled_digit(int(number), rng), 8)[None] for number in styled)])
+    others = [pixels(scribble(rng), 8)[None] for _ in range(int(scribbles * len(x)))]
+    once = torch.cat([x, *others])
+    pictures = torch.cat([once, varied(once.repeat(copies, 1), generator)])
+    labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
+    labels[:, : len(x)] = torch.cat([y, styled])
+    data = pictures, labels.flatten()
+    return _trained([64, 200, 200, CLASSES], data, held_out, guide, epochs, report, batch_size=256)
+
+
+def train_mnist(
+    root: Path,
+    epochs: int = 5,
+    *,
+    guide: str = BAYESIAN,
+    report: Report = lambda fraction: None,
+) -> Classifier:
+    """Train on MNIST; a tenth is held out for the threshold. Options are those of `train_small`."""
+    x, y = load_images("mnist", root=root)
+    train, held_out = split(x.flatten(1), y, fraction=0.1, seed=_SEED)
+    rng = np.random.default_rng(_SEED)
+    others = torch.stack([pixels(scribble(rng), 28) for _ in range(1000)])
+    repeated = len(train[0]) // 4 // len(others)
+    generator = torch.Generator().manual_seed(_SEED)
+    labels = torch.randint(CLASSES, (repeated * len(others),), generator=generator)
+    data = torch.cat([train[0], others.repeat(repeated, 1)]), torch.cat([train[1], labels])
+    return _trained([784, 200, 200, CLASSES], data, held_out, guide, epochs, report)
+
+
+def unseen_digits(side: int, root: Path | None) -> dict[str, Tensor]:
+    """Return one held-out digit ``[side * side]`` of each class by name.
+
+    Without a folder of MNIST those of 28x28 pixels are drawings.
+    """
+    if side == 28 and root is None:
+        drawings = examples().items()
+        return {name: pixels(strokes, 28) for name, strokes in drawings if name.isdecimal()}
+    x, y = _small_digits()[1] if side == 8 else load_images("mnist", root=root, train=False)
+    first = [int((y == label).nonzero()[0]) for label in range(CLASSES)]
+    return {str(label): x[i].flatten() for label, i in enumerate(first)}
+
+
+def _small_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return scikit-learn's digits, to train on and held out."""
+    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    return split(x.float() / 16, y, fraction=0.1, seed=_SEED)
+
+
+def _trained(
+    sizes: list[int],
+    data: tuple[Tensor, Tensor],
+    held_out: tuple[Tensor, Tensor],
+    guide_name: str,
+    epochs: int,
+    report: Report,
+    batch_size: int = 128,
+) -> Classifier:
+    def after_epoch(end: EpochEnd) -> None:
+        report((end.epoch + 1) / epochs)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)  # of the initial means
+        model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
+        guide = guides.make(guide_name, model, **_OPTIONS[guide_name])
+        fit(
+            model,
+            guide,
+            data,
+            epochs=epochs,
+            batch_size=batch_size,
+            callbacks=[after_epoch],
+            progress=False,
+            seed=_SEED,
+        )
+    draws = DRAWS if guide_name == BAYESIAN else 1
+    classifier = Classifier(model, guide, (sizes[0],), 0.5, draws)
+    threshold = float(classifier.predict(held_out[0]).confidence.quantile(1 - ANSWERED))
+    return replace(classifier, threshold=threshold)
+
+
+def varied(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Rotate, shear, scale, shift, thicken or thin pictures ``[n, 64]`` at random."""
+
+    def spread(width: float) -> Tensor:
+        return width * (2 * torch.rand(len(x), generator=generator) - 1)
+
+    angle, wide, high = spread(0.14), 1 + spread(0.08), 1 + spread(0.08)
+    shear, right, down = spread(0.12), spread(0.06), spread(0.06)
+    rows = [angle.cos() * wide, shear - angle.sin() * wide, right]
+    rows += [angle.sin() * high, angle.cos() * high, down]
+    affine = torch.stack(rows, 1).view(-1, 2, 3)
+    large = F.interpolate(x.view(-1, 1, 8, 8), size=32, mode="bicubic").clamp(0, 1)
+    grid = F.affine_grid(affine, list(large.shape), align_corners=False)
+    small = F.avg_pool2d(F.grid_sample(large, grid, align_corners=False), 4).reshape(-1, 64)
+    return small ** (1 + spread(0.25))[:, None]

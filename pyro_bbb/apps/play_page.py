@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of ``pyro-bbb play``: tabs to draw digits, to place points and to rotate digits.
+
+NiceGUI serves it with everything that it needs; nothing is asked of another server. Each visitor
+has their own tabs. The tab of shift compares the Bayesian network with a deterministic one with the
+same layers, prior, data and epochs, the maximum a posteriori.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from nicegui import run, ui
+from nicegui.element import Element
+from nicegui.events import GenericEventArguments
+from torch import Tensor
+
+from pyro_bbb.apps import play_answers as html
+from pyro_bbb.apps import strokes as drawings
+from pyro_bbb.apps.digit_classifier import DRAWS, PRUNED, Classifier
+from pyro_bbb.apps.play import Loading, Networks
+from pyro_bbb.apps.point_regression import MOST, bands, examples
+from pyro_bbb.data import rotate
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.training import UndertrainedWarning
+
+TITLE = "pyro_bbb: how sure is a network?"
+_INTERVAL = 0.25  # seconds between two looks at the training
+_STEP = 5  # degrees
+_TRAINING = '<div class="soft">The networks are in training.</div>'
+_MEANWHILE = "They answer at its end about what is drawn now; points can be placed already."
+_KEY = '<div class="soft">Bars: votes of the networks. Red marks: mean probability.</div>'
+_SCRIBBLES = (
+    "The networks also learned scribbles, with random labels. So they give a scribble a high "
+    "aleatoric uncertainty; the posterior alone, without them, refuses half of them."
+)
+_LIMIT = "Chains of networks that fit the points: where there are none, they disagree."
+_RULE = (
+    "Both networks have the same layers, prior, training data and epochs; the deterministic one is "
+    "the maximum a posteriori. Neither has seen this digit, or any digit rotated by more than 8 "
+    "degrees. The threshold of each refuses the 5% of the upright held-out digits of which it is "
+    "least certain."
+)
+_ALONE = (
+    "This model has no deterministic network trained alike; the page trains one beside each "
+    "network of its own."
+)
+_TITLES = {False: f"{DRAWS} networks vote", True: f"With {PRUNED:.0%} of the weights removed"}
+_CLICK = """(event) => {
+  const box = event.currentTarget.getBoundingClientRect();
+  emit((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+}"""
+
+
+def serve(loading: Loading, *, host: str, port: int, show: bool) -> None:
+    """Serve the page until it is interrupted, also while the networks are in training."""
+
+    def page() -> None:
+        ui.add_css(Path(__file__).with_name("page.css"))
+        ui.html(f"<h1>{TITLE}</h1>", sanitize=False)
+        progress = ui.element("div").classes("progress")
+        with ui.tabs().props("align=left no-caps dense") as tabs:
+            names = ("Draw a digit", "Place points", "Shift")
+            digits_tab, points_tab, shift_tab = (ui.tab(words) for words in names)
+        with ui.tab_panels(tabs, value=digits_tab).props("keep-alive"):
+            with ui.tab_panel(digits_tab):
+                digits = Digits()
+            with ui.tab_panel(points_tab):
+                Points()
+            with ui.tab_panel(shift_tab):
+                shift = Shift()
+        with progress:
+            _follow(loading, digits.enable, shift.enable)
+
+    warnings.simplefilter("ignore", UndertrainedWarning)  # the points' training goes by stages
+    ui.run(
+        page,
+        host=host,
+        port=port,
+        title=TITLE,
+        show=show,
+        dark=None,
+        language="en-US",
+        reload=False,
+        tailwind=False,
+        show_welcome_message=False,
+    )
+
+
+def _follow(loading: Loading, *enables: Callable[[Networks], object]) -> None:
+    """Show a bar until the training ends; then enable the tabs."""
+    spoken = _announcer()
+    if loading.networks is not None:
+        for enable in enables:
+            enable(loading.networks)
+        return
+    with ui.element("section").classes("card") as card:
+        words = ui.label()
+        bar = ui.linear_progress(show_value=False).props('aria-label="Training of the networks"')
+
+    def look() -> None:
+        bar.value = loading.progress
+        words.text = f"The networks are in training, {loading.progress:.0%} done. {_MEANWHILE}"
+        if loading.error is not None:
+            words.text = spoken.text = f"The training failed: {loading.error}"
+            timer.cancel()
+        elif loading.networks is not None:
+            for enable in enables:
+                enable(loading.networks)
+            spoken.text = "The networks are trained."
+            card.delete()
+            timer.cancel()
+
+    timer = ui.timer(_INTERVAL, look)
+
+
+class Digits:
+    """The tab with a pad: answers of all weights and of the pruned ones (keys False and True)."""
+
+    def __init__(self) -> None:
+        self.classifier: Classifier | None = None
+        self.strokes: list[list[list[float]]] = []
+        self.answers: dict[bool, ClassificationPrediction] = {}
+        self.panels: dict[bool, ui.html] = {}
+        with ui.element("div").classes("columns digits"):
+            with _card("Draw a digit from 0 to 9"):
+                self.pad = _Pad().classes("pad")
+                self.pad.on("drawn", lambda event: self.draw(event.args))
+                self.pad.on("down", lambda: self._announce("The pen is down."))
+                words = "Keys: arrows move the pen, space sets it down or lifts it."
+                ui.label(words).classes("soft")
+                with ui.element("div").classes("buttons"):
+                    _button("Clear", self.clear, "Clear the pad")
+                    for name, strokes in drawings.examples().items():
+                        _button(name, partial(self.show_example, strokes), f"Draw {name}")
+            for pruned, words in _TITLES.items():
+                with _card(words).classes("panel"):
+                    self.panels[pruned] = ui.html(sanitize=False)
+            with _card("How it decides"):
+                with ui.element("div").classes("aside"):
+                    self.seen = ui.html(sanitize=False)
+                    self.size = ui.label().classes("soft")
+                self.rule = ui.label().classes("soft")
+                label = "Threshold of the probability"
+                self.threshold = _Slider(label, most=1, step=0.01, value=0.5, action=self.show)
+                self.threshold.disable()
+                ui.label(_SCRIBBLES).classes("soft")
+        self.spoken = _announcer()
+        self.draw([])
+
+    def enable(self, networks: Networks) -> None:
+        """Answer by the trained network, first about the drawing on the pad."""
+        self.classifier = networks.bayesian
+        self.threshold.enable(round(self.classifier.threshold, 2))
+        self.draw(self.strokes)
+
+    def show_example(self, strokes: drawings.Strokes) -> None:
+        """Replace the drawing on the pad."""
+        points = [stroke.tolist() for stroke in strokes]
+        self.pad.run_method("replace", points)
+        self.draw(points)
+
+    def clear(self) -> None:
+        """Empty the pad."""
+        self.pad.run_method("clear")
+        self.draw([])
+
+    def draw(self, strokes: list[list[list[float]]]) -> None:
+        """Predict all strokes so far."""
+        self.strokes, self.answers = strokes, {}
+        side = 8 if self.classifier is None else self.classifier.side
+        x = torch.zeros(1)
+        if strokes:
+            arrays = [np.array(stroke, dtype=np.float64) for stroke in strokes]
+            x = drawings.pixels(arrays, side)
+        self.seen.content = html.seen(x, side)
+        self.size.text = f"What the networks see: {side}x{side} pixels."
+        if strokes and self.classifier is not None:
+            kinds = [False] if self.classifier.pruned is None else [False, True]
+            self.answers = {pruned: self.classifier.predict(x, pruned=pruned) for pruned in kinds}
+        self.show()
+
+    def show(self) -> None:
+        """Show the answers by the present threshold."""
+        at = self.threshold.value
+        self.rule.text = f"It refuses unless a digit is more probable than {at:.2f}."
+        for pruned, panel in self.panels.items():
+            panel.content = self._panel(pruned)
+        spoken = [
+            f"{_TITLES[pruned]}: {html.in_words(answer, at)}."
+            for pruned, answer in self.answers.items()
+        ]
+        self._announce(" ".join(spoken))
+
+    def _panel(self, pruned: bool) -> str:
+        if self.classifier is None:
+            return _TRAINING
+        if pruned and self.classifier.pruned is None:
+            return "The guide of this model cannot be pruned."
+        if pruned not in self.answers:
+            return '<div class="soft">Nothing is drawn yet.</div>'
+        answer = self.answers[pruned]
+        parts = html.verdict(answer, self.threshold.value), html.votes(answer), _KEY
+        return f'<div class="answer">{"".join(parts)}{html.entropy(answer)}</div>'
+
+    def _announce(self, words: str) -> None:
+        self.spoken.text = words
+
+
+class Points:
+    """The tab of a regression: a plot to click on, and buttons and fields that do the same."""
+
+    def __init__(self) -> None:
+        self.points = list[tuple[float, float]]()
+        self.band: RegressionPrediction | None = None
+        self.learning = self.stale = False
+        with ui.element("div").classes("columns curve"):
+            with _card("Click to place a point; the band follows"):
+                self.plot = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
+                self.status = ui.label().classes("soft status").props("role=status")
+            with _card("Points"):
+                self._build_buttons()
+                ui.html(html.legend(), sanitize=False)
+                ui.label(_LIMIT).classes("soft")
+        self.show()
+
+    def _build_buttons(self) -> None:
+        with ui.element("div").classes("buttons"):
+            fields = [
+                ui.number(axis, value=0, min=-1, max=1, step=0.1).props("dense") for axis in "xy"
+            ]
+            _button("Place", lambda: self.place(*(field.value for field in fields)), "Place point")
+        with ui.element("div").classes("buttons"):
+            _button("Undo", lambda: self.change(self.points[:-1]), "Undo the last point")
+            _button("Clear", lambda: self.change([]), "Clear the points")
+        ui.label("Begin with").classes("soft")
+        with ui.element("div").classes("buttons"):
+            for name, (x, y) in examples().items():
+                points = list(zip(x[:, 0].tolist(), y[:, 0].tolist(), strict=True))
+                _button(name, partial(self.change, points), f"Begin with {name}")
+
+    async def click(self, event: GenericEventArguments) -> None:
+        """Place a point at the click."""
+        across, down = event.args
+        point = html.point_at(across * html.WIDTH, down * html.HEIGHT)
+        if point is not None:
+            await self.place(*point)
+
+    async def place(self, x: float | None, y: float | None) -> None:
+        """Add a point, unless a field is empty or outside of the axes."""
+        if x is None or y is None or max(abs(x), abs(y)) > 1 or len(self.points) >= MOST:
+            return
+        await self.change([*self.points, (float(x), float(y))])
+
+    async def change(self, points: list[tuple[float, float]]) -> None:
+        """Sample given these points, then given those that were placed meanwhile."""
+        self.points, self.stale = points, True
+        under_way, self.learning = self.learning, True
+        self.show()
+        if under_way:
+            return
+        try:
+            while self.stale:
+                await self._learn()
+        finally:
+            self.learning = False
+        self.show()
+
+    async def _learn(self) -> None:
+        self.stale = False
+        if not self.points:
+            self.band = None
+            return
+        x, y = (torch.tensor(axis)[:, None] for axis in zip(*self.points, strict=True))
+        stages = bands(x, y)
+        while not self.stale and (band := await run.io_bound(next, stages, None)) is not None:
+            self.band = band
+            self.show()
+
+    def show(self) -> None:
+        """Show the points and the last band."""
+        self.plot.content = html.plot(self.points, self.band)
+        state = "training" if self.learning else "trained"
+        count = f"{len(self.points)} point{'s' if len(self.points) > 1 else ''}"
+        self.status.text = f"{count}; {state}" if self.points else "no points"
+
+
+class Shift:
+    """The tab of shift: a held-out digit, its angle, and the answers of the networks."""
+
+    def __init__(self) -> None:
+        self.latest = 0  # number of the last request
+        self.panels: list[tuple[str, Classifier, ui.html]] = []
+        self.body = ui.element("div").classes("columns digits")
+        with self.body, _card("Rotate a digit"):
+            ui.html(_TRAINING, sanitize=False)
+        self.spoken = _announcer()
+
+    def enable(self, networks: Networks) -> None:
+        """Show the controls, and the answers of the trained networks."""
+        self.digits, self.side = networks.digits, networks.bayesian.side
+        classifiers = {f"Bayesian: {networks.bayesian.draws} networks vote": networks.bayesian}
+        if networks.deterministic is not None:
+            classifiers["Deterministic: one network"] = networks.deterministic
+        self.body.clear()
+        with self.body:
+            self._build_controls()
+            for words, classifier in classifiers.items():
+                with _card(words).classes("panel"):
+                    self.panels.append((words, classifier, ui.html(sanitize=False)))
+            with _card("What is compared"):
+                ui.label(_ALONE if len(classifiers) == 1 else _RULE).classes("soft")
+            ui.timer(0, self.show, once=True)
+
+    def _build_controls(self) -> None:
+        with _card("Rotate a digit"):
+            names = list(self.digits)
+            self.digit = ui.toggle(names, value=names[0], on_change=self.show).classes("choices")
+            self.digit.props('role=group aria-label="Digit" no-caps dense unelevated spread')
+            self.digit.props("toggle-color=action toggle-text-color=paper")
+            self.picture = ui.html(sanitize=False).classes("turned")
+            self.words = ui.label()
+            label = "Rotation in degrees"
+            self.angle = _Slider(label, most=180, step=_STEP, value=0, action=self.show)
+
+    async def show(self) -> None:
+        """Show the answers about the rotated digit, unless a later request came first."""
+        self.latest += 1
+        number, digit, degrees = self.latest, self.digits[self.digit.value], self.angle.value
+        self.words.text = f"Rotated by {degrees:.0f}° counter-clockwise"
+        result = await run.io_bound(self._predict, digit, degrees)
+        if result is None or number != self.latest:
+            return
+        x, answers = result
+        self.picture.content = html.seen(x[0], self.side)
+        spoken = []
+        for (words, classifier, panel), answer in zip(self.panels, answers, strict=True):
+            panel.content = _rotated_answer(answer, classifier.threshold)
+            spoken.append(f"{words}: {html.in_words(answer, classifier.threshold)}.")
+        self.spoken.text = " ".join(spoken)
+
+    def _predict(
+        self, digit: Tensor, degrees: float
+    ) -> tuple[Tensor, list[ClassificationPrediction]]:
+        x = rotate(digit.view(1, 1, self.side, self.side), degrees).flatten(1)
+        return x, [classifier.predict(x) for _, classifier, _ in self.panels]
+
+
+def _rotated_answer(answer: ClassificationPrediction, threshold: float) -> str:
+    parts = [
+        html.verdict(answer, threshold),
+        html.probabilities(answer),
+        '<div class="soft">Bars: probability of each class.</div>',
+        f'<div>entropy <b class="entropy">{float(answer.entropy):.2f}</b> nats, of which</div>',
+        html.entropy(answer),
+    ]
+    return f'<div class="answer">{"".join(parts)}</div>'
+
+
+class _Pad(Element, component="pad.js"):
+    """A square to draw on, by pointer or by the keys that its label names."""
+
+
+class _Slider(Element, component="slider.js"):
+    """A range input with the browser's keys and label.
+
+    Quasar's slider takes the focus on an inner element that has neither role nor name.
+    """
+
+    def __init__(
+        self, label: str, *, most: float, step: float, value: float, action: Callable[[], object]
+    ) -> None:
+        super().__init__()
+        self.value, self.action = value, action
+        self._props.update(min=0, max=most, step=step, initial=value, label=label)
+        self.on("moved", self._move, throttle=0.05)
+
+    def _move(self, event: GenericEventArguments) -> object:
+        self.value = event.args
+        return self.action()
+
+    def disable(self) -> None:
+        """Refuse input."""
+        self._props["disabled"] = True
+        self.update()
+
+    def enable(self, value: float) -> None:
+        """Accept input, from this value."""
+        self.value = value
+        self._props.update(disabled=False, initial=value)
+        self.update()
+
+
+def _button(words: str, action: Callable[[], object], label: str) -> None:
+    """Add a small button, with a longer label for screen readers."""
+    button = ui.button(words, on_click=action).props("outline no-caps dense padding='4px 10px'")
+    button.props(f'aria-label="{label}"')
+
+
+def _card(words: str) -> Element:
+    """Return a framed part of a tab, with a heading."""
+    card = ui.element("section").classes("card")
+    with card:
+        ui.html(f"<h2>{words}</h2>", sanitize=False)
+    return card
+
+
+def _announcer() -> ui.label:
+    """Return an invisible label whose new texts a screen reader says."""
+    return ui.label().classes("spoken").props('role=status aria-live="polite"')

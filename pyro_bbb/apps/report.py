@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pyro-bbb report``: a model and its scores as one page that needs no other file."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from torch import Tensor
+
+from pyro_bbb import plots, pruning
+from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
+from pyro_bbb._utils.files import replacing
+from pyro_bbb._utils.version import __version__
+from pyro_bbb.apps.command_line import Console, Report
+from pyro_bbb.apps.html import template
+from pyro_bbb.apps.table_commands import predicted_rows
+from pyro_bbb.apps.table_model import About, Model
+from pyro_bbb.apps.table_scores import (
+    CLASS_COLUMNS,
+    SCORE_NAMES,
+    cautions,
+    class_rows,
+    refusal,
+    risk_coverage,
+    score,
+)
+from pyro_bbb.guides import AutoSoftplusNormal
+
+_LEAST_CERTAIN = 10  # rows that are listed
+_MOST = 400  # rows whose interval is drawn
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as base64 of a PNG, and its caption."""
+
+    data: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page: words, a table, pictures."""
+
+    heading: str
+    text: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    pictures: Sequence[Picture] = ()
+
+
+def report(options: Report, console: Console) -> dict[str, Any]:
+    """Score a model on a table, if there is one, and write the page."""
+    model = Model.load(options.model)
+    about, scores, number = model.about, model.about.scores, model.about.held_out
+    held_out = f"{number} rows that were held out from training"
+    text = (
+        f"On {held_out if number else 'the rows of training'}; it learned from {about.rows} rows."
+    )
+    sections = [Section("Scores when trained", text, *_table(scores)), _network(model)]
+    number = number or about.rows
+    if options.data is not None:
+        rows = predicted_rows(model, options, options.data, console)
+        scores, number = score(rows, model), len(rows["y"])
+        sections = _scored(model, rows, scores, options.data.name) + sections
+    warnings = [f"{words}." for words in cautions(scores)]
+    page = template("report.html").render(
+        title=f"{options.model.name}: predicting {about.target}",
+        verdict=[words for words in verdict(about, scores, number) if words not in warnings],
+        warnings=warnings,
+        about=about,
+        sections=sections,
+        version=__version__,
+    )
+    with replacing(options.out) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    console.print(f"written to {options.out}")
+    return {"report": str(options.out), "scores": scores}
+
+
+def verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
+    """Return three sentences: how good the predictions are, the refusal, the coverage."""
+    if "accuracy" in scores:
+        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%}"
+        quality += f" of {number} rows"
+        if "classes" in scores:  # not stored by earlier versions
+            quality += f"; always the commonest class would be in {scores['base_rate']:.1%}. "
+            quality += _worst(scores["classes"])
+        sets = _compared(scores["set_coverage"], about.level, number, "small")
+        certainty = f"Its sets of classes hold the true one {sets}"
+    else:
+        explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
+        quality = (
+            f"The RMSE of {about.target!r} is {scores['rmse']:.4g} on {number} rows{explained}"
+        )
+        intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
+        certainty = f"Its intervals hold the true value {intervals}"
+    return [f"{quality}.", f"{refusal(scores)}.", certainty]
+
+
+def _worst(classes: dict[str, dict[str, int]]) -> str:
+    """Describe the class with the smallest fraction of rows answered and right."""
+    present = [item for item in classes.items() if item[1]["rows"]]
+    label, counts = min(present, key=lambda item: item[1]["answered_right"] / item[1]["rows"])
+    rows, right, answered, answered_right = counts.values()
+    return (
+        f"Of the {rows} rows of {label!r} it would be right in {right} ({right / rows:.0%}); it "
+        f"answers {answered} and is right in {answered_right}"
+    )
+
+
+def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
+    """Compare coverage with its level, by two standard errors of a binomial proportion."""
+    words = f"in {coverage:.1%} of rows, where {level:.0%} is intended: "
+    if abs(coverage - level) <= 2 * (level * (1 - level) / number) ** 0.5:
+        return f"{words}that agrees."
+    if coverage > level and not more:
+        return f"{words}a set has one class at least."
+    return f"{words}they are too {less if coverage < level else more}."
+
+
+def _scored(
+    model: Model, rows: dict[str, Tensor], scores: dict[str, Any], name: str
+) -> list[Section]:
+    text = f"Of the {len(rows['y'])} rows of {name}, none of which need to have been in training."
+    pictures = _pictures(model.about, rows)
+    sections = [Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)]
+    if "classes" in scores:
+        text = "Rows of each class, and how many are predicted as it; all, and those answered."
+        sections.append(Section("Classes", text, CLASS_COLUMNS, class_rows(scores)))
+    return [*sections, _least_certain(model, rows)]
+
+
+def _least_certain(model: Model, rows: dict[str, Tensor]) -> Section:
+    about, table = model.about, []
+    uncertainty = rows[about.uncertainty]
+    for row in uncertainty.argsort(descending=True)[:_LEAST_CERTAIN].tolist():
+        if "probs" in rows:
+            classes = model.estimator.classes_
+            indices = int(rows["probs"][row].argmax()), int(rows["y"][row])
+            answer = [str(classes[index]) for index in indices]
+        else:
+            answer = [f"{float(rows[name][row]):.5g}" for name in ("mean", "y")]
+        refused = "refused" if uncertainty[row] > about.threshold else ""
+        table.append((str(row + 1), *answer, f"{float(uncertainty[row]):.3g}", refused))
+    headings = ("row", "predicted", "true", f"{about.uncertainty} uncertainty", "")
+    text = "Look at these rows first: a slip in the table, or a case seen too rarely."
+    return Section("The least certain answers", text, headings, table)
+
+
+def _network(model: Model) -> Section:
+    about, guide = model.about, model.estimator.posterior_.guide
+    rows = [
+        (
+            column.name,
+            "number" if column.values is None else "text",
+            ", ".join(column.values or ()),
+            "yes" if column.gaps else "no",
+        )
+        for column in about.columns
+    ]
+    sites = model.estimator.posterior_.model.latent_shapes()
+    weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
+    pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
+    text = f"The network has {weights} weights{pruned}, their {model.posterior()}. "
+    text += "It takes these columns."
+    pictures = []
+    if type(guide) is AutoSoftplusNormal:
+        ratios = pruning.signal_to_noise(guide)
+        caption = "Means of the weights over their standard deviations; pruning begins on the left."
+        pictures = [_draw(lambda ax: plots.snr_density_and_cdf(ax, ratios), "Weights", caption)]
+    headings = ("column", "kind", "values", "some missing")
+    return Section("Network and columns", text, headings, rows, pictures)
+
+
+def _table(scores: dict[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    return ("score", "value"), [
+        (name, f"{scores[key]:.4g}") for key, name in SCORE_NAMES.items() if key in scores
+    ]
+
+
+def _pictures(about: About, rows: dict[str, Tensor]) -> list[Picture]:
+    """Draw predictions against true targets, calibration, and the gain of refusal."""
+    refusal_curve = _draw(
+        lambda ax: _refusal_curve(ax, rows, about),
+        "Risk-coverage",
+        "Error of the rows answered, as the least certain ones are refused. A curve that does not "
+        "fall below the dotted line, the error of all rows, gains nothing by refusal. Dashed: the "
+        "fraction that is answered.",
+    )
+    if "probs" in rows:
+        reliability = _draw(
+            lambda ax: plots.reliability(ax, rows["probs"], rows["y"]),
+            "Reliability diagram",
+            "Accuracy of the predictions of each confidence, with 95 % intervals.",
+        )
+        return [reliability, refusal_curve]
+    return [
+        _draw(
+            lambda ax: _predicted_and_true(ax, rows, about),
+            "Predicted and true",
+            f"Means with {about.level:.0%} intervals (some rows, if there are many). Red: refused.",
+        ),
+        _draw(
+            lambda ax: plots.coverage(ax, rows["pit"]),
+            "Coverage of the intervals",
+            "Fraction of true targets inside central intervals of each level. On the diagonal "
+            "intervals are calibrated, below it too narrow.",
+        ),
+        refusal_curve,
+    ]
+
+
+def _draw(function: Callable[[Axes], object], title: str, caption: str) -> Picture:
+    with plots.style():
+        figure = Figure(figsize=(5.2, 3.7))
+        ax = figure.subplots()
+        function(ax)
+        ax.set_title(title)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150)
+    return Picture(base64.b64encode(buffer.getvalue()).decode("ascii"), caption)
+
+
+def _predicted_and_true(ax: Axes, rows: dict[str, Tensor], about: About) -> None:
+    """Draw means and intervals over the truth, refused rows in red."""
+    shown = np.random.default_rng(0).permutation(len(rows["y"]))[:_MOST]
+    y, mean, lower, upper, uncertainty = (
+        rows[name].numpy()[shown] for name in ("y", "mean", "lower", "upper", about.uncertainty)
+    )
+    refused = uncertainty > about.threshold
+    ax.vlines(y, lower, upper, color=SKY, linewidth=0.7)
+    for which, colour in ((~refused, BLUE), (refused, VERMILLION)):
+        ax.plot(y[which], mean[which], "o", color=colour, markersize=2.5)
+    ax.axline((float(y.mean()), float(y.mean())), slope=1, color=BLACK, lw=0.8, ls=":")
+    ax.set(xlabel="true", ylabel="predicted")
+
+
+def _refusal_curve(ax: Axes, rows: dict[str, Tensor], about: About) -> None:
+    """Draw error rate or RMSE of the rows answered over their fraction, and the threshold."""
+    coverage, risk = risk_coverage(rows, about.uncertainty)
+    answered = (rows[about.uncertainty] <= about.threshold).double().mean()
+    ax.plot(coverage, risk, color=BLUE)
+    ax.axhline(float(risk[-1]), color=BLACK, linewidth=0.8, linestyle=":")
+    ax.axvline(float(answered), color=VERMILLION, linewidth=0.8, linestyle="--")
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if classes := "probs" in rows:
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xlim=(0.0, 1.0), ylim=(0.0, None), xlabel="rows answered, the most certain first")
+    ax.set_ylabel(f"{'error rate' if classes else 'RMSE'} of the rows answered")

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands on tables: ``pyro-bbb train``, ``predict``, ``evaluate`` and ``prune``."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from polars import selectors as cs
+
+from pyro_bbb import pruning
+from pyro_bbb.apps.bad_input import BadInput, column, listed
+from pyro_bbb.apps.column_encoding import (
+    date_form,
+    encode,
+    identifies_rows,
+    learn,
+    recognise,
+    require_classes,
+    targets,
+    with_dates,
+)
+from pyro_bbb.apps.command_line import (
+    Console,
+    Evaluate,
+    Predict,
+    Prune,
+    ReadingCommand,
+    Task,
+    Train,
+)
+from pyro_bbb.apps.csv_format import read_table, write_table
+from pyro_bbb.apps.table_model import About, Estimator, Model
+from pyro_bbb.apps.table_scores import by_row, cautions, score, text_of, with_refusal
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+
+_FEWEST = 4  # rows to learn from
+_FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
+_DIGITS = 6  # of the numbers written, far more than the samples make certain
+
+
+def train(options: Train, console: Console) -> dict[str, Any]:
+    """Read a table, train, score on the rows held out, and save."""
+    kinds = dict.fromkeys((*options.drop, *options.keep), "any")
+    target_kinds = {"regression": "number", "classification": "any", None: "target"}
+    kinds[options.target] = target_kinds[options.task]
+    missing = options.missing_values
+    table, decimal = read_table(
+        options.data, options, console.print, kinds, "feature", missing=missing
+    )
+    y, task = _target(options, table, console)
+    table, dates = _features(options, table, console)
+    columns, constant = learn(table, options.missing)
+    if constant:
+        console.print(f"left out, as they have one value only: {listed(constant)}")
+    inputs = encode(columns, table, options.missing)
+    console.print(f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers")
+    training, held_out = _split(options, y, task)
+    estimator = _fit(options, task, inputs[training], y[training], console)
+    about = About(
+        target=options.target,
+        task=task,
+        columns=columns,
+        missing=options.missing,
+        level=options.level,
+        answered=options.answered,
+        rows=len(training),
+        held_out=len(held_out),
+        decimal=decimal,
+        missing_values=options.missing_values,
+        dates=dates,
+    )
+    scored = held_out if len(held_out) else training
+    model = Model(estimator, about)
+    rows = by_row(model, model.predict(inputs[scored]), model.indices(y[scored]))
+    model = with_refusal(model, rows)
+    model.save(options.out)
+    about, interrupted = model.about, estimator.history_.interrupted
+    if interrupted:
+        console.print("interrupted: what was learned until then is saved")
+    scored_rows = f"{len(held_out)} rows held out" if len(held_out) else "the rows of training"
+    console.print(f"{model.posterior()}\nscores on {scored_rows}:\n{text_of(about.scores)}")
+    console.print(f"saved as {options.out}")
+    names = ("task", "target", "rows", "held_out", "scores", "uncertainty", "threshold")
+    result = {"model": str(options.out), **{name: getattr(about, name) for name in names}}
+    return result | {"warnings": cautions(about.scores), "interrupted": interrupted}
+
+
+def predict(options: Predict, console: Console) -> dict[str, Any]:
+    """Write the predictions for a table."""
+    model = Model.load(options.model)
+    table = model.read(options, options.data, console.print, truth=False)
+    if options.keep is None:
+        taken = {x.name for x in model.about.columns} | model.about.dates.keys()
+        copied = [name for name in table.columns if name not in taken]
+    else:
+        copied = [column(table, name, "--keep").name for name in options.keep]
+    inputs = model.inputs(table, console.print)
+    answers = pl.concat([model.answers(p) for p in model.predict(inputs, console.shows_progress)])
+    if used := set(copied) & set(answers.columns):
+        hint = "choose the columns to copy by --keep, or rename them"
+        raise BadInput(f"columns {sorted(used)} of the table are those of predictions, too: {hint}")
+    answers = answers.with_columns(cs.float().round_sig_figs(_DIGITS))
+    write_table(pl.concat([table.select(copied), answers], how="horizontal"), options.out)
+    refused = int(answers["refused"].sum())
+    target = model.about.target
+    console.print(f"{len(answers)} predictions of {target!r}, {refused} of them refused")
+    console.print(f"written to {options.out}")
+    return {"predictions": str(options.out), "rows": len(answers), "refused": refused}
+
+
+def evaluate(options: Evaluate, console: Console) -> dict[str, Any]:
+    """Score a model on a table whose targets are known."""
+    model = Model.load(options.model)
+    rows = predicted_rows(model, options, options.data, console)
+    scores = score(rows, model)
+    console.print(f"scores on the {len(rows['y'])} rows of {options.data}:\n{text_of(scores)}")
+    result = {"model": str(options.model), "rows": len(rows["y"])}
+    return result | {"scores": scores, "warnings": cautions(scores)}
+
+
+def prune(options: Prune, console: Console) -> dict[str, Any]:
+    """Prune a model, choose its threshold again, score it, and save it."""
+    model = Model.load(options.model)
+    pruned = _pruned(model, options.fraction)
+    ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()
+    total, left = sum(x.numel() for x in ratios), sum(int((x > 0).sum()) for x in ratios)
+    console.print(f"{left} of {total} weights are left")
+    before = score(predicted_rows(model, options, options.data, console), model)
+    rows = predicted_rows(pruned, options, options.data, console)
+    pruned = with_refusal(pruned.described(held_out=len(rows["y"])), rows)
+    about = pruned.about
+    for words, scores in (("before", before), ("after", about.scores)):
+        console.print(f"{words}:\n{text_of(scores)}")
+    pruned.save(options.out)
+    console.print(f"saved as {options.out}")
+    return {
+        "model": str(options.out),
+        "weights": total,
+        "left": left,
+        "before": before,
+        "after": about.scores,
+        "uncertainty": about.uncertainty,
+        "threshold": about.threshold,
+    }
+
+
+def predicted_rows(
+    model: Model, options: ReadingCommand, data: Path, console: Console
+) -> dict[str, Any]:
+    """Return answers and truth by row, for a file."""
+    table = model.read(options, data, console.print, truth=True)
+    truth, inputs = model.truth(table), model.inputs(table, console.print)
+    return by_row(model, model.predict(inputs, progress=console.shows_progress), truth)
+
+
+def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDArray[Any], Task]:
+    target = column(table, options.target, "--target")
+    task, why = recognise(target)
+    if options.task is None:
+        console.print(f"{options.target!r} makes this a {task}: {why} (--task says otherwise)")
+    task = options.task or task
+    y = targets(target, task)
+    if task == "classification":
+        require_classes(y, options.target)
+    return y, task
+
+
+def _features(
+    options: Train, table: pl.DataFrame, console: Console
+) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Return the columns to learn from, dates as numbers, and the forms of the dates."""
+    for option in ("drop", "keep"):
+        for name in getattr(options, option):
+            column(table, name, f"--{option}")
+    table = table.drop(options.target, *options.drop)
+    others = table.drop(options.keep, strict=False)
+    dates = {x.name: form for x in others if (form := date_form(x, options.dates))}
+    names = [x.name for x in others.drop(dates) if identifies_rows(x)]
+    if names:
+        console.print(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
+    table = table.drop(names)
+    if dates and not options.dates:
+        console.print(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
+        return table.drop(dates), {}
+    return with_dates(table, dates).drop(dates), dates
+
+
+def _split(
+    options: Train, y: NDArray[Any], task: Task
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return rows for training, and rows held out, none of them the only one of its class."""
+    if len(y) < _FEWEST:
+        raise BadInput(f"{options.data} has {len(y)} rows, fewer than the {_FEWEST} to learn from")
+    order = np.random.default_rng(options.seed).permutation(len(y))
+    held_out = round(options.held_out * len(y))
+    if task == "classification":  # the first row of each class is trained on
+        first = np.unique(y[order], return_index=True)[1]
+        order = np.concatenate([order[first], np.delete(order, first)])
+        held_out = min(held_out, len(order) - len(first))
+    count = len(y) - held_out if held_out >= _FEWEST_HOLDOUT else len(y)
+    return order[:count], order[count:]
+
+
+def _fit(
+    options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any], console: Console
+) -> Estimator:
+    if options.noise is not None and task == "classification":
+        raise BadInput("--noise is an option of regressions, this is a classification")
+    chosen = {name: getattr(options, name) for name in ("prior", "inference", "noise")}
+    make: Any = BayesianRegressor if task == "regression" else BayesianClassifier
+    try:
+        estimator: Estimator = make(
+            hidden_sizes=list(options.hidden),
+            epochs=options.epochs,
+            seconds=options.seconds,
+            random_state=options.seed,
+            progress=console.shows_progress,
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+        return estimator.fit(inputs, y)
+    except (ValueError, TypeError) as error:  # an option, or targets that do not fit the noise
+        raise BadInput(str(error)) from error
+
+
+def _pruned(model: Model, fraction: float) -> Model:
+    try:
+        guide = pruning.prune(model.estimator.posterior_.guide, fraction)
+    except (ValueError, TypeError) as error:
+        raise BadInput(str(error)) from error
+    estimator = copy.copy(model.estimator)
+    estimator.posterior_ = replace(model.estimator.posterior_, guide=guide)
+    return replace(model.described(pruned=fraction), estimator=estimator)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained estimator with the description of its table, saved as one folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from pyro_bbb import persistence
+from pyro_bbb._utils.files import loading, require_form
+from pyro_bbb._utils.progress import progress_bar
+from pyro_bbb.apps.bad_input import BadInput, column, listed
+from pyro_bbb.apps.column_encoding import Column, encode, targets, unseen, with_dates
+from pyro_bbb.apps.command_line import Missing, ReadingCommand, Task
+from pyro_bbb.apps.csv_format import Say, read_table
+from pyro_bbb.mcmc import Chains
+from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
+from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+
+Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
+Prediction: TypeAlias = RegressionPrediction | ClassificationPrediction
+ROWS = 4096  # rows predicted at once
+_KEY = "table"  # in the metadata of the save
+
+
+@dataclass(frozen=True)
+class About:
+    """Description of a model's table, saved as JSON with the model.
+
+    Scores and threshold are those of the rows held out, or without any of the training rows.
+    """
+
+    target: str  # name of the column that it predicts
+    task: Task
+    columns: list[Column]  # encodings of the other columns
+    missing: Missing
+    level: float  # probability inside of the intervals, or of the sets of classes
+    rows: int  # number of rows of training
+    held_out: int  # number of rows held out
+    answered: float = 0.95  # fraction of those rows that is not refused
+    uncertainty: str = "total"  # or "epistemic": the one compared with the threshold
+    threshold: float = math.inf  # rows of a larger uncertainty are refused
+    scores: dict[str, Any] = field(default_factory=dict)
+    pruned: float = 0.0  # fraction of the weights that were removed
+    decimal: str | None = None  # sign of the training file
+    missing_values: Sequence[str] = ()  # texts that mean a missing value
+    dates: dict[str, str] = field(default_factory=dict)  # columns of dates, and their form
+
+
+@dataclass(frozen=True)
+class Model:
+    """An estimator and the description of its table."""
+
+    estimator: Estimator
+    about: About
+
+    def save(self, folder: Path) -> None:
+        """Write the folder atomically."""
+        self.estimator.save(folder, metadata={_KEY: asdict(self.about)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Model:
+        """Load a folder; no code of it is executed."""
+        try:
+            loaded = persistence.load(folder)
+            if _KEY not in loaded.metadata:
+                raise BadInput(f"{folder} holds a model that `train` has not made")
+            with loading(folder):
+                return cls._of(loaded, loaded.metadata[_KEY])
+        except OSError as error:
+            raise BadInput(f"{folder} holds no model: {error}") from error
+        except persistence.LoadError as error:
+            raise BadInput(str(error)) from error
+
+    @classmethod
+    def _of(cls, loaded: persistence.Loaded, about: dict[str, Any]) -> Model:
+        require_form(about, About, f"metadata[{_KEY!r}]")
+        columns = [Column(**fields) for fields in about.pop("columns")]
+        kind: Any = BayesianClassifier
+        if about["task"] == "regression":  # saves without the entry refuse by the epistemic std
+            about.setdefault("uncertainty", "epistemic")
+            kind = BayesianRegressor
+        estimator = kind.from_loaded(loaded)
+        if (width := sum(column.width for column in columns)) != estimator.n_features_in_:
+            raise persistence.LoadError(
+                f"columns must become {estimator.n_features_in_} numbers, got {width}"
+            )
+        return cls(estimator, About(columns=columns, **about))
+
+    def read(self, options: ReadingCommand, path: Path, say: Say, *, truth: bool) -> pl.DataFrame:
+        """Read a table with the columns of training in the types that they had there."""
+        about = self.about
+        kinds = {x.name: "number" if x.values is None else "text" for x in about.columns}
+        kinds |= dict.fromkeys(about.dates, "text")
+        if truth:
+            labels = getattr(self.estimator, "classes_", np.empty(0))
+            kinds[about.target] = "text" if labels.dtype.kind in "UO" else "number"
+        usual, missing = about.decimal, about.missing_values
+        return read_table(path, options, say, kinds, usual=usual, missing=missing)[0]
+
+    def inputs(self, table: pl.DataFrame, say: Say) -> NDArray[np.float64]:
+        """Return a table's rows as the network takes them; report texts not seen in training."""
+        table = with_dates(table, self.about.dates)
+        inputs = encode(self.about.columns, table, self.about.missing)
+        for line in unseen(self.about.columns, table):
+            say(line)
+        return inputs
+
+    def predict(self, inputs: NDArray[np.float64], progress: bool = False) -> Iterator[Prediction]:
+        """Yield the predictions of all rows, `ROWS` at a time."""
+        with progress_bar(len(inputs), unit="row", shown=progress) as bar:
+            for start in range(0, len(inputs), ROWS):
+                rows = inputs[start : start + ROWS]
+                yield self.estimator.posterior_predictive(rows)
+                bar.update(len(rows))
+
+    def truth(self, table: pl.DataFrame) -> NDArray[Any]:
+        """Return the targets of a table, as `indices` does."""
+        target = column(table, self.about.target, "the target")
+        return self.indices(targets(target, self.about.task))
+
+    def indices(self, true: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers as they are, or the class index of each label."""
+        if isinstance(self.estimator, BayesianRegressor):
+            return true
+        known = {str(label): index for index, label in enumerate(self.estimator.classes_)}
+        indices = np.array([known.get(str(label), -1) for label in true])
+        if (indices < 0).any():
+            row = int(indices.argmin())
+            raise BadInput(
+                f"column {self.about.target!r} has {str(true[row])!r} in row {row + 1}, which is "
+                f"none of the classes of training: {listed(list(known))}"
+            )
+        return indices
+
+    def answers(self, prediction: Prediction) -> pl.DataFrame:
+        """Return columns: prediction, interval or set, aleatoric, epistemic, refused."""
+        if isinstance(prediction, RegressionPrediction):
+            lower, upper = prediction.interval(self.about.level)
+            columns: dict[str, Any] = {
+                "prediction": prediction.mean,
+                "lower": lower,
+                "upper": upper,
+                "aleatoric": prediction.aleatoric_std,
+                "epistemic": prediction.epistemic_std,
+            }
+        else:
+            classes, probs = self.estimator.classes_, prediction.probs
+            sets = smallest_sets(probs, self.about.level)
+            columns = {
+                "prediction": classes[prediction.label.cpu().numpy()],
+                "probability": prediction.confidence,
+                "set": ["|".join(str(classes[i]) for i in indices) for indices in sets],
+                "aleatoric": prediction.aleatoric,
+                "epistemic": prediction.epistemic,
+                **{f"p({label})": probs[:, i] for i, label in enumerate(classes)},
+            }
+        columns["refused"] = uncertainties(prediction)[self.about.uncertainty] > (
+            self.about.threshold
+        )
+        return pl.DataFrame({name: _column(values) for name, values in columns.items()})
+
+    def posterior(self) -> str:
+        """Describe the inference; of chains their number, and whether they agree."""
+        guide = self.estimator.posterior_.guide
+        if not isinstance(guide, Chains):
+            return f"posterior by variational inference ({type(guide).__name__})"
+        chains, draws = guide.diverging.shape
+        r_hat, ess = guide.r_hat_of_functions or math.nan, guide.ess_of_functions or math.nan
+        words = f"posterior by {chains} chains of {draws} draws"
+        return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
+
+    def described(self, **changes: Any) -> Model:
+        """Return the same estimator with a changed description."""
+        return replace(self, about=replace(self.about, **changes))
+
+
+def uncertainties(prediction: Prediction) -> dict[str, torch.Tensor]:
+    """Return scores by which rows may be refused, ``[n]`` each.
+
+    Total and epistemic standard deviation, or 1 - confidence and the mutual information (nats).
+    """
+    if isinstance(prediction, RegressionPrediction):
+        return {"total": prediction.std[:, 0], "epistemic": prediction.epistemic_std[:, 0]}
+    return {"total": 1 - prediction.confidence, "epistemic": prediction.epistemic}
+
+
+def smallest_sets(probs: torch.Tensor, level: float) -> list[list[int]]:
+    """Return for each row the fewest classes that together have a probability of ``level``."""
+    ordered, indices = probs.sort(-1, descending=True)
+    sizes = set_sizes(ordered, level)
+    return [row[:size].tolist() for row, size in zip(indices, sizes, strict=True)]
+
+
+def set_sizes(ordered: torch.Tensor, level: float) -> torch.Tensor:
+    """Return the number of falling probabilities ``[n, classes]`` that add up to the level."""
+    return 1 + (ordered.cumsum(-1)[:, :-1] < level).sum(-1)
+
+
+def _column(values: Any) -> Any:
+    return values.reshape(-1).cpu().numpy() if isinstance(values, torch.Tensor) else values

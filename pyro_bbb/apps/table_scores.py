@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of a model on rows whose targets are known, the rule of refusal, and both in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_bbb import metrics
+from pyro_bbb._utils.tables import as_text
+from pyro_bbb.apps.table_model import Model, Prediction, set_sizes, uncertainties
+from pyro_bbb.prediction import RegressionPrediction
+
+SCORE_NAMES = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R2, fraction of the variance explained",
+    "log_likelihood": "log-likelihood (nats per row)",
+    "coverage": "coverage of the intervals",
+    "width": "mean width of the intervals",
+    "accuracy": "accuracy",
+    "base_rate": "accuracy of always predicting the commonest class",
+    "auroc": "AUROC (of several classes, mean of one against the others)",
+    "nll": "NLL (nats per row)",
+    "brier": "Brier score",
+    "ece": "ECE, expected calibration error",
+    "set_coverage": "coverage of the label sets",
+    "set_size": "mean size of the label sets",
+    "aurc": "AURC, mean error or RMSE of the 1, 2, ... most certain rows",
+    "refused": "fraction of rows refused",
+    "rmse_answered": "RMSE of the rows answered",
+    "rmse_refused": "RMSE of the rows refused",
+    "accuracy_answered": "accuracy of the rows answered",
+    "accuracy_refused": "accuracy of the rows refused",
+    "refusal_p": "p-value; up to 0.05, the rows refused are worse",
+}
+CLASS_COLUMNS = ("class", "rows", "right (recall)", "answered", "right (recall)")
+_MOST_CLASSES = 20  # in print
+_MOST_REFUSED = 0.25  # of a class, and twice the fraction of all, before a warning
+_P_VALUE = 0.05
+
+
+def by_row(model: Model, predictions: Iterable[Prediction], y: NDArray[Any]) -> dict[str, Tensor]:
+    """Summarise each row for scores and figures, without its draws.
+
+    The entries are ``y``, ``loss`` (squared error, or 0 or 1), ``total`` and ``epistemic``
+    uncertainty and ``log_prob``; of a classification ``probs``; of a regression ``mean``,
+    ``lower``, ``upper`` and ``pit``, the predictive's distribution function at ``y``.
+    """
+    batches: list[dict[str, Tensor]] = []
+    truth = torch.from_numpy(y)
+    for prediction in predictions:
+        uncertainty = uncertainties(prediction)
+        batch, truth = truth.split([(count := len(uncertainty["total"])), len(truth) - count])
+        row = {"y": batch, **uncertainty, "log_prob": prediction.log_prob(batch)}
+        if isinstance(prediction, RegressionPrediction):
+            lower, upper = prediction.interval(model.about.level)
+            row |= {"mean": prediction.mean[:, 0], "lower": lower[:, 0], "upper": upper[:, 0]}
+            row["loss"] = (row["mean"] - batch).double().square()
+            row["pit"] = prediction.cdf(batch[:, None])[:, 0]
+        else:
+            row |= {"probs": prediction.probs, "loss": (prediction.label != batch).double()}
+        batches.append(row)
+    return {name: torch.cat([row[name] for row in batches]) for name in batches[0]}
+
+
+def score(rows: dict[str, Tensor], model: Model) -> dict[str, Any]:
+    """Return the scores by name, ``"classes"`` those of each class; none without rows."""
+    about, classes = model.about, "probs" in rows
+    refused = rows[about.uncertainty] > about.threshold
+    scores = _classification(rows, about.level) if classes else _regression(rows)
+    scores["aurc"] = float(risk_coverage(rows, about.uncertainty)[1].mean())
+    scores["refused"] = _fraction(refused)
+    for name, which in (("answered", ~refused), ("refused", refused)):
+        if which.any():
+            mean = float(rows["loss"][which].mean())
+            key, value = ("accuracy", 1 - mean) if classes else ("rmse", mean**0.5)
+            scores[f"{key}_{name}"] = value
+    if 0 < scores["refused"] < 1:
+        scores["refusal_p"] = metrics.refusal_p_value(rows["loss"], refused)
+    if classes:
+        right = rows["loss"] == 0
+        subsets = (torch.ones_like(refused), right, ~refused, right & ~refused)
+        labels = model.estimator.classes_
+        counts = [torch.bincount(rows["y"][x], minlength=len(labels)).tolist() for x in subsets]
+        scores["classes"] = {
+            str(label): dict(zip(("rows", "right", "answered", "answered_right"), row, strict=True))
+            for label, *row in zip(labels, *counts, strict=True)
+        }
+    return scores
+
+
+def risk_coverage(rows: dict[str, Tensor], uncertainty: str) -> tuple[Tensor, Tensor]:
+    """Return fractions of rows answered, and their error rate or RMSE."""
+    coverage, risk = metrics.risk_coverage(-rows[uncertainty], loss=rows["loss"])
+    return coverage, risk if "probs" in rows else risk.sqrt()
+
+
+def with_refusal(model: Model, rows: dict[str, Tensor]) -> Model:
+    """Return the model with the uncertainty and the threshold chosen on these rows, and scores."""
+    names = ("total", "epistemic") if "probs" in rows else ("epistemic", "total")
+    name = min(names, key=lambda name: float(risk_coverage(rows, name)[1].mean()))
+    threshold = quantile(rows[name].numpy(), model.about.answered)
+    model = model.described(uncertainty=name, threshold=threshold)
+    return model.described(scores=score(rows, model))
+
+
+def quantile(values: NDArray[np.float64], fraction: float) -> float:
+    """Return the smallest value that at least this fraction of the values does not exceed."""
+    return float(np.quantile(values, fraction, method="inverted_cdf"))
+
+
+def text_of(scores: dict[str, Any]) -> str:
+    """Return a line for each score, a table of the classes, and warnings."""
+    width = max(map(len, scores))
+    lines = [
+        f"  {name:{width}}  {value:10.4g}  {SCORE_NAMES[name]}"
+        for name, value in scores.items()
+        if name in SCORE_NAMES
+    ]
+    if "classes" in scores:
+        lines.append(indent(as_text(CLASS_COLUMNS, class_rows(scores)), "  "))
+    return "\n".join([*lines, *(f"warning: {words}" for words in cautions(scores))])
+
+
+def class_rows(scores: dict[str, Any]) -> list[list[str]]:
+    """Return the cells of a table of the classes, the rarest first."""
+    table = []
+    for label, counts in sorted(scores["classes"].items(), key=lambda item: item[1]["rows"]):
+        rows, right, answered, answered_right = counts.values()
+        recall, recall_answered = (
+            f"{correct} ({correct / total:.0%})" if total else ""
+            for correct, total in ((right, rows), (answered_right, answered))
+        )
+        table.append([label, str(rows), recall, str(answered), recall_answered])
+    return table[:_MOST_CLASSES]
+
+
+def refusal(scores: dict[str, Any]) -> str:
+    """Say how many rows are refused, and whether they are worse than those answered."""
+    words = f"It refuses {scores['refused']:.1%} of rows"
+    if "refusal_p" not in scores:
+        return words
+    worse = "worse" if scores["refusal_p"] <= _P_VALUE else "not shown to be worse"
+    name, form = ("accuracy", ".1%") if "accuracy" in scores else ("rmse", ".4g")
+    refused, answered = (format(scores[f"{name}_{x}"], form) for x in ("refused", "answered"))
+    return (
+        f"{words}, which are {worse} than those answered: {SCORE_NAMES[name]} {refused} against "
+        f"{answered} (p = {scores['refusal_p']:.2g})"
+    )
+
+
+def cautions(scores: dict[str, Any]) -> list[str]:
+    """Return warnings about what accuracy or RMSE would hide."""
+    warnings = []
+    if "auroc" in scores and scores["accuracy"] <= scores["base_rate"]:
+        warnings.append("The accuracy is not above that of always predicting the commonest class")
+    if scores.get("refusal_p", 0) > _P_VALUE:
+        warnings.append(refusal(scores))
+    limit = max(_MOST_REFUSED, 2 * scores["refused"])
+    lost = [
+        f"{counts['rows'] - counts['answered']} of the {counts['rows']} rows of {label!r}"
+        for label, counts in scores.get("classes", {}).items()
+        if counts["answered"] < counts["rows"] * (1 - limit)
+    ]
+    if lost:
+        warnings.append(f"It refuses {', '.join(lost[:3])}, but {scores['refused']:.1%} of all")
+    return warnings
+
+
+def _regression(rows: dict[str, Tensor]) -> dict[str, Any]:
+    y, mean, lower, upper = (rows[name] for name in ("y", "mean", "lower", "upper"))
+    scores = {
+        "rmse": metrics.rmse(mean, y),
+        "mae": float((y - mean).abs().mean()),
+        "log_likelihood": float(rows["log_prob"].mean()),
+        "coverage": metrics.coverage(lower, upper, y),
+        "width": float((upper - lower).mean()),
+    }
+    if (spread := float((y - y.mean()).square().sum())) > 0:
+        scores["r2"] = 1 - float((y - mean).square().sum()) / spread
+    return scores
+
+
+def _classification(rows: dict[str, Tensor], level: float) -> dict[str, Any]:
+    probs, y = rows["probs"], rows["y"]
+    ordered, classes = probs.sort(-1, descending=True)
+    rank, sizes = (classes == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
+    scores = {"accuracy": metrics.accuracy(probs, y), "base_rate": _fraction(y == y.mode().values)}
+    if len(y.unique()) > 1:
+        scores["auroc"] = metrics.macro_auroc(probs, y)
+    return scores | {
+        "nll": -float(rows["log_prob"].mean()),
+        "brier": metrics.brier(probs, y),
+        "ece": metrics.ece(probs, y),
+        "set_coverage": _fraction(rank < sizes),
+        "set_size": float(sizes.double().mean()),
+    }
+
+
+def _fraction(which: Tensor) -> float:
+    return float(which.double().mean())

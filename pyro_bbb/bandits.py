@@ -1,0 +1,531 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Thompson sampling for contextual bandits: act by draws of a posterior, learn from the rewards.
+
+Thompson (1933), as in Blundell et al. (2015), section 4: the agent draws networks, acts as if they
+were true, and learns from the reward. Where the posterior is wide the draws disagree, and so the
+agent explores. `ThompsonAgent` has any model and guide; `LastLayerAgent` an exact linear regression
+on learned features (Snoek et al. 2015, arXiv:1502.05700; NeuralLinear of Riquelme et al. 2018,
+arXiv:1802.09127).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._utils import validation as checks
+from pyro_bbb._utils.locking import lock_methods
+from pyro_bbb.estimators import ESTIMATORS
+from pyro_bbb.guides.kl_weight import with_kl_weight
+from pyro_bbb.models import BayesianModel
+
+__all__ = ["LastLayerAgent", "ThompsonAgent"]
+
+Encode: TypeAlias = Callable[[Tensor, int], Tensor]
+MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
+_MERGED = 64  # observations stored apart before they are concatenated
+
+
+@lock_methods
+class ThompsonAgent:
+    r"""An agent that takes the action whose reward is largest by networks drawn from the posterior.
+
+    The posterior is that given the latest ``memory`` observations. After each observation come
+    ``num_batches`` steps on minibatches from memory, in random order, in which all observations
+    occur equally often (to one). A step minimises $F_i = \pi_i\,\mathrm{KL} - \ln p(D_i|w)$ with
+    $\pi_i = |D_i|/n$, where n is the number of observations in memory, or its size. A guide without
+    spread (``"delta"``) makes the agent greedy, and ``epsilon`` makes it $\epsilon$-greedy.
+
+    Args:
+        model: predicts the rewards, from what `encode` gives. Outputs are ``[rows]`` or
+            ``[rows, 1]``; the outputs of several agents, each of which decides for itself, are
+            ``[rows, agents]``.
+        guide: its posterior, a module that has its parameters already.
+        encode: from contexts ``[n, ...]`` and the number of an action to inputs ``[n, ...]``.
+        num_actions: number of actions; they are numbered from 0.
+        memory: number of latest observations that it learns from.
+        batch_size: observations per step.
+        num_batches: steps after an observation.
+        num_samples: networks drawn for a decision; their expected rewards are averaged.
+        epsilon: probability of a random action instead, in [0, 1]; one number, or a tensor of one
+            per agent.
+        temperature: factor of the KL; 0 leaves the prior out.
+        weigh_by: n in the weight of the KL: ``"seen"``, the observations in memory, which is Bayes'
+            rule, or ``"memory"``, its size: until it is full, each observation then counts several
+            times, and the posterior contracts sooner.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam.
+        lr: its learning rate.
+        estimator: how gradients are estimated, as in `fit`.
+        num_draws: the old name of ``num_samples``.
+
+    Attributes:
+        seen: number of observations so far, a tensor on the guide's device.
+
+    Raises:
+        ValueError: a number out of range, an unknown estimator, a guide without parameters.
+        TypeError: an argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        model: BayesianModel,
+        guide: nn.Module,
+        encode: Encode,
+        num_actions: int,
+        *,
+        memory: int = 4096,
+        batch_size: int = 64,
+        num_batches: int = 64,
+        num_samples: int = 2,
+        epsilon: float | Tensor = 0.0,
+        temperature: float = 1.0,
+        weigh_by: str = "seen",
+        optimizer: MakeOptimizer | None = None,
+        lr: float = 1e-3,
+        estimator: str = "reparam",
+        num_draws: int | None = None,
+    ) -> None:
+        if num_draws is not None:
+            warnings.warn("num_draws is called num_samples now", FutureWarning, stacklevel=2)
+            num_samples = checks.count("num_draws", num_draws)
+        self.model = checks.kind("model", model, BayesianModel)
+        self.guide = checks.kind("guide", guide, nn.Module)
+        self.encode = checks.function("encode", encode, "(contexts, action) -> inputs")
+        self.num_actions = checks.count("num_actions", num_actions)
+        self.memory = checks.count("memory", memory)
+        self.batch_size = checks.count("batch_size", batch_size)
+        self.num_batches = checks.count("num_batches", num_batches)
+        self.num_samples = checks.count("num_samples", num_samples)
+        self.temperature = checks.at_least_zero("temperature", temperature)
+        self.weigh_by = checks.one_of("weigh_by", weigh_by, ("seen", "memory"))
+        self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
+        parameters = [p for part in (guide, model) for p in part.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("guide must have its parameters already, got one without any")
+        self._parameters = list(dict.fromkeys(parameters))
+        device = self._parameters[0].device
+        self.epsilon = _probabilities("epsilon", epsilon).to(device)
+        self._optimizer = _made(optimizer, self._parameters, lr)
+        self._weighted_guide = with_kl_weight(guide)
+        self.seen = torch.zeros((), dtype=torch.long, device=device)
+        self._inputs: Tensor | None = None
+        self._rewards: Tensor | None = None
+        self._checked: set[Any] = set()  # shapes and dtypes that the network was tried on
+
+    def act(self, contexts: Tensor) -> Tensor:
+        """Return an action for each context; one draw of the networks serves them all.
+
+        Args:
+            contexts: ``[n, ...]``, on the guide's device.
+
+        Returns:
+            Numbers of actions, ``[n]`` or ``[n, agents]``.
+
+        Raises:
+            TypeError: the contexts are not a tensor.
+            ValueError: they do not fit the network.
+        """
+        best = self.values(contexts).argmax(0)
+        anything = torch.randint_like(best, self.num_actions)
+        explores = torch.rand(best.shape, device=best.device) < self.epsilon
+        return torch.where(explores, anything, best)
+
+    def values(self, contexts: Tensor) -> Tensor:
+        """Return the mean of the rewards that ``num_samples`` newly drawn networks expect.
+
+        Args:
+            contexts: ``[n, ...]``.
+
+        Returns:
+            Expected rewards, ``[actions, n]`` or ``[actions, n, agents]``.
+        """
+        x = self._encoded(contexts)
+        with torch.no_grad(), self._own_parameters():
+            draws = torch.stack([self._draw(x.flatten(0, 1)) for _ in range(self.num_samples)])
+        values = draws.mean(0).unflatten(0, x.shape[:2])
+        return values.squeeze(2) if values.shape[2:] == (1,) else values
+
+    def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Store actions with their rewards, and learn.
+
+        Args:
+            contexts: ``[n, ...]``.
+            actions: numbers of the actions taken there, integers ``[n]`` or ``[n, agents]``.
+            rewards: of the actions, same shape.
+
+        Raises:
+            ValueError: shapes do not fit, there is no such action, or a reward is not finite.
+            TypeError: an argument is not a tensor.
+        """
+        _check_observation(contexts, actions, rewards, self.num_actions, self.seen.device)
+        self.remember(contexts, actions, rewards)
+        self.learn()
+
+    @torch.no_grad()
+    def remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Overwrite the oldest observations, and learn nothing.
+
+        It reads no number from the device, and so checks none; arguments are those of `observe`.
+        """
+        encoded = self._encoded(contexts)
+        chosen = actions.reshape(1, *actions.shape, *[1] * (encoded.dim() - actions.dim() - 1))
+        inputs = encoded.take_along_dim(chosen, 0)[0]
+        if self._inputs is None or self._rewards is None:
+            self._inputs = inputs.new_zeros(self.memory, *inputs.shape[1:])
+            self._rewards = inputs.new_zeros(self.memory, *rewards.shape[1:])
+        n = min(len(inputs), self.memory)
+        slots = self.seen + torch.arange(len(inputs) - n, len(inputs), device=self.seen.device)
+        slots = slots % self.memory
+        self._inputs.index_copy_(0, slots, inputs[-n:])
+        self._rewards.index_copy_(0, slots, rewards[-n:].to(self._rewards.dtype))
+        self.seen += len(inputs)
+
+    def learn(self) -> None:
+        """Run ``num_batches`` steps on the memory, without host synchronisation.
+
+        Raises:
+            ValueError: the memory is empty.
+        """
+        if self._inputs is None or self._rewards is None:
+            raise ValueError("there must be an observation to learn from")
+        filled = self.seen.clamp(max=self.memory)
+        rows = self._minibatches(filled)
+        counted = filled if self.weigh_by == "seen" else self.memory
+        # pi_i = T |D_i| / n
+        kl_weight: Any = self.temperature and self.temperature * self.batch_size / counted
+        batches = zip(self._inputs[rows], self._rewards[rows], strict=True)
+        with self._own_parameters(), ESTIMATORS[self.estimator]():
+            for x, y in batches:
+                self._differentiate(x, y, kl_weight)
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+
+    def _differentiate(self, x: Tensor, y: Tensor, kl_weight: Any) -> None:
+        """Add the gradient of a minibatch's free energy to the parameters."""
+        self._free_energy(x, y, kl_weight).backward()
+
+    def _free_energy(self, x: Tensor, y: Tensor, kl_weight: Any) -> Tensor:
+        """Return F_i = pi_i (ln q(w) - ln p(w)) - ln p(D_i | w) at one draw w, a device tensor."""
+        log_q = poutine.trace(self._weighted_guide).get_trace(x, y, kl_weight)
+        log_p = poutine.trace(poutine.replay(self.model, trace=log_q)).get_trace(x, y, kl_weight)
+        free_energy: Tensor = log_q.log_prob_sum() - prune_subsample_sites(log_p).log_prob_sum()
+        return free_energy
+
+    def _draw(self, x: Tensor) -> Tensor:
+        """Return expected rewards by one network."""
+        guide_trace = poutine.trace(self.guide).get_trace(x, None, 1.0)
+        with poutine.replay(trace=guide_trace):
+            arguments = self.model.predictive(x)
+        draws = {name: value.unsqueeze(0) for name, value in arguments.items()}
+        mean: Tensor = self.model.observed(draws).mean
+        return mean[0]
+
+    def _encoded(self, contexts: Tensor) -> Tensor:
+        """Return the inputs of every action in every context, ``[actions, n, ...]``."""
+        _check_rows("contexts", contexts, self.seen.device)
+        x = torch.stack([self.encode(contexts, action) for action in range(self.num_actions)])
+        kind = x.shape[2:], x.dtype
+        if kind not in self._checked:
+            try:
+                self.model.check(x.flatten(0, 1))
+            except ValueError as error:
+                raise ValueError(f"contexts must fit the network when encoded: {error}") from error
+            self._checked.add(kind)
+        return x
+
+    def _minibatches(self, filled: Tensor) -> Tensor:
+        """Return rows of the memory, ``[num_batches, batch_size]``: in turn, by a random order."""
+        keys = torch.rand(self.memory, device=filled.device)
+        slots = torch.arange(self.memory, device=filled.device)
+        order = keys.where(slots < filled, 2.0).argsort()  # filled slots come first
+        turns = torch.arange(self.num_batches * self.batch_size, device=filled.device) % filled
+        return order[turns].view(self.num_batches, self.batch_size)
+
+    @contextmanager
+    def _own_parameters(self) -> Iterator[None]:
+        """Keep Pyro's parameter store as it is, and skip checks, which read numbers."""
+        with own_store(self.model, self.guide), pyro.validation_enabled(False):
+            yield
+
+
+class LinearRewards:
+    r"""Exact posterior of a linear regression for each action, with unknown noise.
+
+    For features z and reward r of an action, $r = z^\top w + N(0, s^2)$ with the conjugate prior
+    $w \sim N(0, s^2 I / \lambda)$, $s^2 \sim \mathrm{InvGamma}(a_0, b_0)$. After n observations
+    with features Z and rewards r
+
+    $$\Lambda = \lambda I + Z^\top Z, \quad \mu = \Lambda^{-1} Z^\top r, \quad a = a_0 + n / 2,
+      \quad b = b_0 + (r^\top r - \mu^\top \Lambda \mu) / 2$$
+
+    Args:
+        num_actions: number of actions.
+        dim: number of features.
+        prior_precision: $\lambda$.
+        shape: $a_0$.
+        scale: $b_0$.
+        device: of the tensors, which are float64.
+    """
+
+    def __init__(
+        self,
+        num_actions: int,
+        dim: int,
+        prior_precision: float,
+        shape: float,
+        scale: float,
+        device: torch.device,
+    ) -> None:
+        kind: Any = {"dtype": torch.float64, "device": device}
+        self.prior_scale = scale
+        self.precision = prior_precision * torch.eye(dim, **kind).repeat(num_actions, 1, 1)
+        self.moment = torch.zeros(num_actions, dim, **kind)  # Z'r
+        self.square = torch.zeros(num_actions, **kind)  # r'r
+        self.shape = torch.full((num_actions,), shape, **kind)
+        self.scale = torch.full((num_actions,), scale, **kind)
+        self.mean = torch.zeros(num_actions, dim, **kind)
+        self.root = torch.linalg.cholesky(self.precision)
+
+    def add(self, features: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Add observations: features ``[n, dim]``, actions and rewards ``[n]``."""
+        z, r = features.to(self.mean), rewards.to(self.mean)
+        for action in actions.unique().tolist():
+            rows = actions == action
+            self._add(action, z[rows], r[rows])
+
+    def _add(self, action: int, z: Tensor, r: Tensor) -> None:
+        precision = self.precision[action] + z.T @ z
+        root, failed = torch.linalg.cholesky_ex(precision)
+        if failed:
+            raise ValueError(
+                "contexts must give smaller features: Z'Z + lambda I is singular in float64; "
+                "rescale the contexts"
+            )
+        self.precision[action], self.root[action] = precision, root
+        self.moment[action] += z.T @ r
+        self.square[action] += r @ r
+        self.shape[action] += len(r) / 2
+        mean = torch.cholesky_solve(self.moment[action, :, None], root)[:, 0]
+        residual = self.square[action] - mean @ self.moment[action]  # r'r - mu' Lambda mu
+        self.mean[action], self.scale[action] = mean, self.prior_scale + residual.clamp(min=0) / 2
+
+    def draw(self) -> Tensor:
+        r"""Draw weights from the posterior, one draw for each action, ``[actions, dim]``."""
+        gamma = torch._standard_gamma(self.shape)
+        noise = torch.randn_like(self.mean)[:, :, None]
+        direction = torch.linalg.solve_triangular(self.root.mT, noise, upper=True)[:, :, 0]
+        return self.mean + (self.scale / gamma).sqrt()[:, None] * direction
+
+
+@lock_methods
+class LastLayerAgent:
+    r"""Thompson sampling whose uncertainty is in the last layer, exactly.
+
+        features = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU())
+        agent = bbb.bandits.LastLayerAgent(features, num_actions=5, num_features=100)
+        action = agent.act(context)
+        agent.observe(context, action, reward)
+
+    The rewards of each action have a Bayesian linear regression on the network's features and a
+    constant, with the noise unknown (see `LinearRewards`). It is exact after every observation. The
+    network is trained now and then, by least squares on the rewards of the actions taken; then the
+    features have changed, and the regressions restart from all observations in memory.
+
+    Args:
+        features: from contexts ``[n, ...]`` to features ``[n, num_features]``.
+        num_actions: number of actions; they are numbered from 0.
+        num_features: number of features.
+        memory: number of latest observations that the network learns from.
+        learn_every: fewest observations between two trainings of the network.
+        learn_growth: fewest observations between two trainings, as a fraction of those before; so
+            trainings become rarer as the memory fills.
+        num_batches: steps of a training.
+        batch_size: observations per step.
+        prior_precision: $\lambda$, of the weights in units of the noise.
+        noise_shape: $a_0$ of the noise's variance.
+        noise_scale: $b_0$ of the noise's variance, in units of reward squared.
+        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
+            Adam.
+        lr: its learning rate.
+
+    Attributes:
+        rewards: the posterior of the last layer, a `LinearRewards`.
+        seen: number of observations so far.
+
+    Raises:
+        ValueError: a number out of range, or a network without parameters.
+        TypeError: an argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        features: nn.Module,
+        num_actions: int,
+        num_features: int,
+        *,
+        memory: int = 100_000,
+        learn_every: int = 50,
+        learn_growth: float = 0.0,
+        num_batches: int = 100,
+        batch_size: int = 512,
+        prior_precision: float = 0.25,
+        noise_shape: float = 6.0,
+        noise_scale: float = 6.0,
+        optimizer: MakeOptimizer | None = None,
+        lr: float = 1e-3,
+    ) -> None:
+        self.features = checks.kind("features", features, nn.Module)
+        self.num_actions = checks.count("num_actions", num_actions)
+        self.num_features = checks.count("num_features", num_features)
+        self.memory = checks.count("memory", memory)
+        self.learn_every = checks.count("learn_every", learn_every)
+        self.learn_growth = checks.at_least_zero("learn_growth", learn_growth)
+        self.num_batches = checks.count("num_batches", num_batches)
+        self.batch_size = checks.count("batch_size", batch_size)
+        self._prior = (
+            checks.positive("prior_precision", prior_precision),
+            checks.positive("noise_shape", noise_shape),
+            checks.positive("noise_scale", noise_scale),
+        )
+        parameters = list(features.parameters())
+        if not parameters:
+            raise ValueError("features must have parameters to learn, got a network without any")
+        self._device, dtype = parameters[0].device, parameters[0].dtype
+        self._head = nn.Linear(num_features, num_actions, device=self._device, dtype=dtype)
+        self._optimizer = _made(optimizer, [*parameters, *self._head.parameters()], lr)
+        self.rewards, self.seen, self._learned_at = self._regressions(), 0, 0
+        self._observed: list[list[Tensor]] = []  # contexts, actions and rewards, oldest first
+
+    def act(self, contexts: Tensor) -> Tensor:
+        """Return an action ``[n]`` for each context ``[n, ...]``, all by one draw of the weights.
+
+        Raises:
+            TypeError: the contexts are not a tensor.
+            ValueError: they do not fit the network.
+        """
+        return self.values(contexts).argmax(0)
+
+    def values(self, contexts: Tensor) -> Tensor:
+        """Return expected rewards ``[actions, n]`` by one draw; errors are those of `act`."""
+        return self.rewards.draw() @ self._features(contexts).to(self.rewards.mean).T
+
+    def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Store actions ``[n]``, integers, with their rewards ``[n]``, and learn.
+
+        Raises:
+            ValueError: shapes do not fit, there is no such action, or a reward is not finite.
+            TypeError: an argument is not a tensor.
+        """
+        _check_observation(contexts, actions, rewards, self.num_actions, self._device)
+        if actions.dim() != 1:
+            raise ValueError(f"actions must have shape [n], got {list(actions.shape)}")
+        self.rewards.add(self._features(contexts), actions, rewards)
+        self._observed.append([values.clone() for values in (contexts, actions, rewards)])
+        if len(self._observed) > _MERGED:
+            self._merged()
+        self.seen += len(contexts)
+        pause = max(self.learn_every, self.learn_growth * self._learned_at)
+        if self.seen - self._learned_at >= pause:
+            self.learn()
+
+    def learn(self) -> None:
+        """Train the network on the memory, and restart the regressions.
+
+        Raises:
+            ValueError: the memory is empty.
+        """
+        if not self.seen:
+            raise ValueError("there must be an observation to learn from")
+        contexts, actions, rewards = self._merged()
+        shape = self.num_batches, self.batch_size
+        for rows in torch.randint(len(contexts), shape).to(self._device):
+            values = self._head(self.features(contexts[rows]))
+            chosen = values.gather(1, actions[rows, None])[:, 0]
+            self._optimizer.zero_grad()
+            nn.functional.mse_loss(chosen, rewards[rows].to(chosen)).backward()
+            self._optimizer.step()
+        self.rewards = self._regressions()
+        self.rewards.add(self._features(contexts), actions, rewards)
+        self._learned_at = self.seen
+
+    def _merged(self) -> list[Tensor]:
+        """Return the observations in memory as three tensors."""
+        columns = [
+            torch.cat(values)[-self.memory :] for values in zip(*self._observed, strict=True)
+        ]
+        self._observed = [columns]
+        return columns
+
+    def _regressions(self) -> LinearRewards:
+        return LinearRewards(self.num_actions, self.num_features + 1, *self._prior, self._device)
+
+    def _features(self, contexts: Any) -> Tensor:
+        """Return features and a constant, ``[n, num_features + 1]``."""
+        _check_rows("contexts", contexts, self._device)
+        try:
+            with torch.no_grad():
+                features = self.features(contexts)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"contexts must fit the network: {error}") from error
+        if features.shape != (expected := (len(contexts), self.num_features)):
+            raise ValueError(
+                f"contexts must give features of shape {[*expected]}, got {[*features.shape]}"
+            )
+        if not checks.all_finite(features):
+            raise ValueError("contexts must give finite features, got NaN or infinity")
+        return nn.functional.pad(features, (0, 1), value=1.0)
+
+
+def _made(
+    optimizer: MakeOptimizer | None, parameters: list[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
+    """Return the optimiser; the default's count of steps stays on the device."""
+    adam = partial(torch.optim.Adam, fused=True, capturable=parameters[0].is_cuda)
+    make = checks.function("optimizer", optimizer or adam, "(parameters, lr=...)")
+    made: torch.optim.Optimizer = make(parameters, lr=checks.positive("lr", lr))
+    return made
+
+
+def _probabilities(name: str, value: Any) -> Tensor:
+    """Return one number in [0, 1], or a tensor of probabilities."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(checks.fraction(name, value))
+    if not ((value >= 0) & (value <= 1)).all():
+        raise ValueError(f"{name} must be in [0, 1], got {value}")
+    return value
+
+
+def _check_rows(name: str, value: Any, device: torch.device) -> None:
+    """Check a tensor of one or more rows on the agent's device."""
+    if checks.kind(name, value, Tensor).dim() == 0 or len(value) == 0:
+        raise ValueError(f"{name} must have a row or more, got shape {list(value.shape)}")
+    if value.device != device:
+        raise ValueError(f"{name} must be on {device}, got {value.device}")
+
+
+def _check_observation(
+    contexts: Any, actions: Any, rewards: Any, num_actions: int, device: torch.device
+) -> None:
+    """Check contexts, and for each the number of an action and a finite reward."""
+    named: dict[str, Tensor] = {"contexts": contexts, "actions": actions, "rewards": rewards}
+    for name, value in named.items():
+        _check_rows(name, value, device)
+    if len(contexts) != len(actions) or actions.shape != rewards.shape:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in named.items())
+        raise ValueError(f"contexts, actions and rewards must go together, got {shapes}")
+    last = num_actions - 1
+    if actions.dtype != torch.long or not ((actions >= 0) & (actions <= last)).all():
+        raise ValueError(f"actions must be integers (int64) in [0, {last}], got {actions}")
+    if rewards.is_complex() or not rewards.isfinite().all():
+        raise ValueError(f"rewards must be finite real numbers, got {rewards}")

@@ -1,0 +1,890 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: every command on small tables, and what it says of bad ones."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+
+import numpy as np
+import polars as pl
+import pytest
+import sklearn.metrics
+import torch
+
+from pyro_bbb import __version__
+from pyro_bbb.apps import column_encoding as columns
+from pyro_bbb.apps import main, report, table_commands
+from pyro_bbb.apps.bad_input import BadInput
+from pyro_bbb.apps.command_line import COMMANDS, ReadingCommand
+from pyro_bbb.apps.csv_format import read_table
+from pyro_bbb.apps.table_model import About, Model, smallest_sets
+from pyro_bbb.apps.table_scores import SCORE_NAMES, by_row, cautions, quantile, score, with_refusal
+from pyro_bbb.sklearn import _posterior
+
+ROOT = Path(__file__).parents[2]
+RNG = np.random.default_rng(0)
+AREA = RNG.uniform(30, 200, 120)
+TOWN = RNG.choice(["Bonn", "Oslo", "Rome"], 120)
+HOUSES = pl.DataFrame(
+    {
+        "id": [f"h{i}" for i in range(120)],
+        "area": AREA,
+        "rooms": RNG.integers(1, 6, 120),
+        "town": TOWN,
+        "garden": RNG.choice([True, False], 120),
+        "country": ["EU"] * 120,
+        "price": 1000 * AREA + 20_000 * (TOWN == "Oslo") + RNG.normal(0, 3000, 120),
+    }
+)
+
+
+def run(capsys, *words):
+    """Exit code, standard output and standard error of one command."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as error:
+        code = error.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def as_json(capsys, *words):
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tables, and a model of each task trained on them."""
+    folder = tmp_path_factory.mktemp("cli")
+    HOUSES.write_csv(folder / "houses.csv")
+    HOUSES.write_parquet(folder / "houses.parquet")
+    train = ["train", str(folder / "houses.csv"), "--drop", "id", "--epochs", "40", "--quiet"]
+    assert main([*train, "--target", "price", "--out", str(folder / "price")]) == 0
+    assert main([*train, "--target", "town", "--out", str(folder / "town")]) == 0
+    return folder
+
+
+# --- training ---
+
+
+@pytest.mark.slow
+def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
+    table = folder / "houses.parquet"
+    words = ("train", table, "--target", "price", "--drop", "id", "--epochs", "80")
+    code, out, err = run(capsys, *words, "--out", tmp_path / "model")
+    assert code == 0 and err == ""
+    assert "'price' makes this a regression: it holds 120 different numbers" in out
+    assert "left out, as they have one value only: 'country'" in out
+    assert "120 rows; 4 columns become 6 numbers" in out
+    assert "scores on 12 rows held out" in out and "RMSE" in out
+    again = as_json(capsys, *words, "--out", tmp_path / "again")
+    assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
+    assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= SCORE_NAMES.keys()
+    both = [Model.load(tmp_path / name) for name in ("model", "again")]
+    rows = both[0].inputs(HOUSES, print)
+    assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed
+
+
+@pytest.mark.slow
+def test_chains_are_saved_asked_and_reported(capsys, folder, tmp_path):
+    table, model = folder / "houses.csv", tmp_path / "m"
+    words = ("--target", "price", "--drop", "id", "--inference", "chains", "--seconds", 2)
+    code, out, err = run(capsys, "train", table, *words, "--out", model)
+    assert code == 0 and re.search(r"posterior by 64 chains of \d+ draws \(R-hat .*ESS", out), out
+    scores = as_json(capsys, "evaluate", model, table)["scores"]
+    assert scores["r2"] > 0.8
+    assert as_json(capsys, "predict", model, table, "--out", tmp_path / "p.csv")["rows"] == 120
+    as_json(capsys, "report", model, table, "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "The network has 401 weights, their posterior by 64 chains" in page
+    words = ("prune", model, "--data", table, "--out", tmp_path / "small")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "guide must be an AutoSoftplusNormal, got Chains: train a guide" in err
+
+
+def test_the_threshold_answers_the_share_asked_for(folder):
+    model = Model.load(folder / "price")
+    assert model.about.scores["refused"] <= 0.05 + 1 / model.about.held_out
+    values = RNG.normal(size=1000)
+    assert (values <= quantile(values, 0.95)).mean() == 0.95
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        (["a", "b"] * 20, "classification"),
+        ([True, False] * 20, "classification"),
+        ([0, 1, 2, 1] * 10, "classification"),
+        ([0.0, 1.0] * 20, "classification"),
+        ([0.5, 1.0] * 20, "regression"),
+        (list(range(40)), "regression"),
+        ([1, 2, 3, 4] * 2, "regression"),  # too few rows to be sure
+    ],
+)
+def test_the_task_is_recognised(values, task):
+    assert columns.recognise(pl.Series("y", values))[0] == task
+
+
+def test_every_class_is_in_training_however_rare(capsys, tmp_path):
+    table = pl.DataFrame({"x": np.arange(60.0), "y": ["a"] * 58 + ["b", "c"]})
+    table.write_csv(tmp_path / "t.csv")
+    words = ("train", tmp_path / "t.csv", "--target", "y", "--epochs", 1, "--held-out", 0.9)
+    assert as_json(capsys, *words, "--out", tmp_path / "m")["held_out"] > 40
+    assert list(Model.load(tmp_path / "m").estimator.classes_) == ["a", "b", "c"]
+
+
+# --- predictions ---
+
+
+def test_predictions_of_numbers(capsys, folder, tmp_path):
+    out = tmp_path / "p.csv"
+    words = ("predict", folder / "price", folder / "houses.csv", "--out", out)
+    found = as_json(capsys, *words)
+    table = pl.read_csv(out)
+    assert table.columns == (
+        [
+            "id",
+            "country",
+            "price",
+            "prediction",
+            "lower",
+            "upper",
+            "aleatoric",
+            "epistemic",
+            "refused",
+        ]
+    )
+    assert table["id"].to_list() == HOUSES["id"].to_list()
+    assert found["rows"] == 120 and found["refused"] == table["refused"].sum()
+    model = Model.load(folder / "price")
+    mean, std = model.estimator.predict(model.inputs(HOUSES, print), return_std=True)
+    np.testing.assert_allclose(table["prediction"], mean, rtol=5e-6)  # six digits
+    np.testing.assert_allclose(np.hypot(table["aleatoric"], table["epistemic"]), std, rtol=1e-5)
+    digits = [
+        len(v.lstrip("-0.").removesuffix(".0").replace(".", "")) for v in columns_as_text(out)
+    ]
+    assert max(digits) == 6
+    inside = (table["lower"] <= HOUSES["price"]) & (HOUSES["price"] <= table["upper"])
+    assert inside.mean() > 0.8 and (table["lower"] < table["prediction"]).all()
+    assert model.about.uncertainty == "epistemic"  # of equal noise, both rank the same
+    refused = table["epistemic"] > model.about.threshold
+    assert refused.to_list() == table["refused"].to_list()
+
+
+def columns_as_text(path):
+    """The predicted means as the file has them."""
+    return pl.read_csv(path, infer_schema_length=0)["prediction"].to_list()
+
+
+def test_columns_to_copy_are_chosen(capsys, folder, tmp_path):
+    out, table = tmp_path / "p.csv", folder / "houses.csv"
+    words = ("predict", folder / "price", table, "--out", out, "--force", "--keep")
+    for names in ((), ("town", "id")):
+        as_json(capsys, *words, *names)
+        assert pl.read_csv(out).columns[: len(names) + 1] == [*names, "prediction"]
+    HOUSES.with_columns(lower=1.0).write_csv(tmp_path / "again.csv")
+    words = ("predict", folder / "price", tmp_path / "again.csv", "--out", out, "--force")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "columns ['lower'] of the table are those of predictions, too" in err
+
+
+def test_predictions_of_classes(capsys, folder, tmp_path):
+    out = tmp_path / "p.parquet"
+    as_json(capsys, "predict", folder / "town", folder / "houses.parquet", "--out", out)
+    table = pl.read_parquet(out)
+    probs = table.select("p(Bonn)", "p(Oslo)", "p(Rome)").to_numpy()
+    np.testing.assert_allclose(probs.sum(1), 1.0, atol=2e-6)
+    np.testing.assert_allclose(probs.max(1), table["probability"])
+    assert table["prediction"].to_list() == [
+        ["Bonn", "Oslo", "Rome"][i] for i in probs.argmax(1).tolist()
+    ]
+    assert all(p in s.split("|") for p, s in zip(table["prediction"], table["set"], strict=True))
+
+
+def test_sets_are_the_smallest_that_reach_the_level():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.95, 0.0], [0.4, 0.2, 0.4]])
+    assert smallest_sets(probs, 0.75) == [[0, 1], [1], [0, 2]]
+    assert [len(each) for each in smallest_sets(probs, 0.999)] == [3, 2, 3]
+
+
+def test_rows_far_from_training_are_refused(capsys, folder, tmp_path):
+    far = HOUSES.with_columns(area=pl.col("area") * 100).drop("price")
+    far.write_csv(tmp_path / "far.csv")
+    words = (folder / "price", tmp_path / "far.csv", "--out", tmp_path / "p.csv")
+    assert as_json(capsys, "predict", *words)["refused"] == 120
+
+
+# --- evaluation, pruning, report ---
+
+
+def test_evaluate_scores_what_predict_writes(capsys, folder, tmp_path):
+    scores = as_json(capsys, "evaluate", folder / "price", folder / "houses.csv")["scores"]
+    words = (folder / "price", folder / "houses.csv", "--out", tmp_path / "p.csv", "--quiet")
+    run(capsys, "predict", *words)
+    table, y = pl.read_csv(tmp_path / "p.csv"), HOUSES["price"]
+    assert scores["rmse"] == pytest.approx(((table["prediction"] - y) ** 2).mean() ** 0.5)
+    inside = (table["lower"] <= y) & (y <= table["upper"])
+    assert scores["coverage"] == pytest.approx(inside.mean())
+    assert scores["width"] == pytest.approx((table["upper"] - table["lower"]).mean())
+    assert scores["refused"] == pytest.approx(table["refused"].mean())
+
+
+def test_evaluate_scores_classes(capsys, folder, tmp_path):
+    scores = as_json(capsys, "evaluate", folder / "town", folder / "houses.csv")["scores"]
+    words = (folder / "town", folder / "houses.csv", "--out", tmp_path / "p.csv", "--quiet")
+    run(capsys, "predict", *words)
+    table, y = pl.read_csv(tmp_path / "p.csv"), HOUSES["town"]
+    assert scores["accuracy"] == pytest.approx((table["prediction"] == y).mean())
+    true = [table[f"p({town})"][i] for i, town in enumerate(y)]
+    assert scores["nll"] == pytest.approx(-np.log(true).mean())
+    sets = [each.split("|") for each in table["set"]]
+    assert scores["set_coverage"] == pytest.approx(
+        np.mean([town in each for town, each in zip(y, sets, strict=True)])
+    )
+    assert scores["set_size"] == pytest.approx(np.mean([len(each) for each in sets]))
+
+
+def table_model(classes=(), **about):
+    """A model that knows its classes, and about its table what is given."""
+    task = "classification" if classes else "regression"
+    fixed = {"target": "y", "columns": [], "missing": "refuse", "rows": 100, "held_out": 100}
+    described = About(**{**fixed, "task": task, "level": 0.9, **about})
+    return Model(Namespace(classes_=list(classes)), described)
+
+
+def test_a_set_covers_the_classes_that_are_in_it():
+    rows = {
+        "y": torch.tensor([0, 1, 2, 1]),
+        "probs": torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.95, 0.0], [0.4, 0.35, 0.25], [1, 0, 0]]),
+        "log_prob": torch.zeros(4),
+        "loss": torch.tensor([0.0, 0.0, 1.0, 1.0]),
+        "total": torch.tensor([0.5, 0.05, 0.6, 0.0]),
+    }
+    scores = score(rows, table_model(["a", "b", "c"], level=0.7, threshold=0.5))
+    assert scores["set_coverage"] == 0.5 and scores["set_size"] == 1.5
+    assert scores["refused"] == 0.25 and scores["accuracy"] == 0.5
+    assert scores["accuracy_answered"] == pytest.approx(2 / 3)
+
+
+def rows_of(probs, y, **uncertainties):
+    probs, y = torch.as_tensor(probs), torch.as_tensor(y)
+    loss = (probs.argmax(-1) != y).double()
+    log_prob = probs.gather(1, y[:, None])[:, 0].log()
+    return {"probs": probs, "y": y, "loss": loss, "log_prob": log_prob, **uncertainties}
+
+
+def test_scores_of_rare_classes_are_sklearns():
+    probs = np.random.default_rng(0).dirichlet([8.0, 0.5, 0.5, 0.3], 400)
+    y = np.array([np.random.default_rng(i).choice(4, p=p) for i, p in enumerate(probs)])
+    total = torch.tensor(1 - probs.max(1))
+    model = table_model("abcd", threshold=0.15)
+    scores, right = score(rows_of(probs, y, total=total), model), probs.argmax(1) == y
+    counts, answered = scores["classes"], total.numpy() <= 0.15
+    recall = sklearn.metrics.recall_score(y, probs.argmax(1), average=None)
+    assert [each["right"] / each["rows"] for each in counts.values()] == pytest.approx(recall)
+    recall = sklearn.metrics.recall_score(
+        y[answered], probs[answered].argmax(1), average=None, labels=range(4), zero_division=0
+    )
+    assert [
+        each["answered_right"] / max(1, each["answered"]) for each in counts.values()
+    ] == pytest.approx(recall)
+    area = sklearn.metrics.roc_auc_score(y, probs, multi_class="ovr")
+    assert scores["auroc"] == pytest.approx(area)
+    assert scores["base_rate"] == np.bincount(y).max() / 400
+    assert scores["accuracy_answered"] == pytest.approx(right[answered].mean())
+    assert scores["accuracy_refused"] == pytest.approx(right[~answered].mean())
+
+
+def test_the_uncertainty_that_ranks_the_errors_is_chosen():
+    """The other ranks them last; the threshold refuses 5 % by the one that is chosen."""
+    y = torch.arange(100) // 90
+    probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)  # wrong are the last ten rows
+    good, bad = torch.linspace(0, 1, 100).double(), torch.linspace(1, 0, 100).double()
+    for name, other in (("total", "epistemic"), ("epistemic", "total")):
+        model = with_refusal(table_model("ab"), rows_of(probs, y, **{name: good, other: bad}))
+        assert model.about.uncertainty == name and model.about.threshold == good[94]
+        scores = model.about.scores
+        assert scores["refused"] == 0.05 and scores["accuracy_refused"] == 0
+        assert scores["refusal_p"] == 0.001  # exactly 1 of 3e5
+        errors = {"loss": y.double(), "mean": y * 1.0, "y": torch.zeros(100)}
+        ends = {"lower": -torch.ones(100), "upper": torch.ones(100), "log_prob": torch.zeros(100)}
+        model = with_refusal(table_model(), errors | ends | {name: good, other: bad})
+        assert model.about.uncertainty == name and model.about.scores["rmse_refused"] == 1
+    first, second = (table_model(classes) for classes in ("ab", ""))
+    equal = {"total": good, "epistemic": good}
+    assert with_refusal(first, rows_of(probs, y, **equal)).about.uncertainty == "total"
+    assert with_refusal(second, errors | ends | equal).about.uncertainty == "epistemic"
+
+
+def test_refusal_that_does_not_help_is_warned_of():
+    y = torch.arange(100) // 90
+    probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)
+    unrelated = torch.arange(100).double() * 37 % 100
+    scores = score(rows_of(probs, y, total=unrelated), table_model("ab", threshold=94))
+    commonest, refusal = cautions(scores)
+    assert "not above that of always predicting the commonest class" in commonest
+    assert refusal == (
+        "It refuses 5.0% of rows, which are not shown to be worse than those answered: accuracy "
+        "100.0% against 89.5% (p = 1)"
+    )
+    probs[90:] = torch.tensor([0.4, 0.6])
+    informed = torch.arange(100).double()
+    scores = score(rows_of(probs, y, total=informed), table_model("ab", threshold=94))
+    assert scores["accuracy"] == 1 and cautions(scores)[-1] == (
+        "It refuses 5 of the 10 rows of 'b', but 5.0% of all"
+    )
+    assert cautions(score(rows_of(probs, y, total=informed), table_model("ab"))) == []
+    one = rows_of(probs[:90], y[:90], total=informed[:90])  # of one class, without an AUROC
+    assert cautions(score(one, table_model("ab"))) == []
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory):
+    """A table whose class 'yes' has one row in fifty, and a model of it."""
+    folder, rng = tmp_path_factory.mktemp("rare"), np.random.default_rng(3)
+    yes = rng.random(3000) < 0.02
+    x = rng.normal(size=(3000, 2)) + np.outer(yes, [3.2, 1.5])
+    table = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "fault": np.where(yes, "yes", "no")})
+    table[:2000].write_csv(folder / "train.csv")
+    table[2000:].write_csv(folder / "new.csv")
+    words = ["--target", "fault", "--epochs", "60", "--quiet", "--out", str(folder / "model")]
+    assert main(["train", str(folder / "train.csv"), *words]) == 0
+    return folder
+
+
+def test_a_rare_class_that_is_refused_is_said_on_top(capsys, rare, tmp_path):
+    words = (rare / "model", rare / "new.csv")
+    scores = as_json(capsys, "evaluate", *words)["scores"]
+    assert scores["accuracy_answered"] > 0.99 and scores["refused"] < 0.1
+    counts = scores["classes"]["yes"]
+    assert counts["answered"] < 0.6 * counts["rows"]  # most are refused
+    warning = f"It refuses {counts['rows'] - counts['answered']} of the {counts['rows']} rows"
+    printed = run(capsys, "evaluate", *words)[1]
+    assert f"warning: {warning} of 'yes'" in printed
+    right = counts["right"]
+    row = (
+        f"yes +{counts['rows']} +{right} \\({right / counts['rows']:.0%}\\) +{counts['answered']} "
+    )
+    assert re.search(row, printed)
+    run(capsys, "report", *words, "--out", tmp_path / "r.html", "--quiet")
+    top = (tmp_path / "r.html").read_text().partition("<h2>")[0]
+    assert f"Of the {counts['rows']} rows of &#39;yes&#39; it would be right in" in top
+    assert f"it answers {counts['answered']} and is right in {counts['answered_right']}" in top
+    assert f"Warning: {warning} of &#39;yes&#39;" in top
+    run(capsys, "report", rare / "model", "--out", tmp_path / "s.html", "--quiet")  # of training
+    assert "rows of &#39;yes&#39; it would be right in" in (tmp_path / "s.html").read_text()
+
+
+def test_a_pruned_model_refuses_by_a_threshold_of_its_own(capsys, rare, tmp_path):
+    words = (rare / "model", "--data", rare / "new.csv", "--fraction", 0.8)
+    found = as_json(capsys, "prune", *words, "--out", tmp_path / "m")
+    assert found["after"]["refused"] == pytest.approx(0.05, abs=1e-3)
+    pruned = Model.load(tmp_path / "m").about
+    assert found["threshold"] == pruned.threshold != Model.load(rare / "model").about.threshold
+    assert pruned.scores == found["after"] and pruned.held_out == 1000
+    code, _, err = run(capsys, "prune", rare / "model", "--out", tmp_path / "n")
+    assert code == 2 and "--data" in err
+
+
+@pytest.mark.parametrize(("name", "uncertainty"), [("price", "epistemic"), ("town", "total")])
+def test_models_saved_before_the_choice_refuse_as_they_did(
+    capsys, folder, tmp_path, name, uncertainty
+):
+    model = Model.load(folder / name)
+    about = {**asdict(model.about), "scores": dict(model.about.scores)}
+    for new in ("classes", "base_rate", "auroc", "aurc", "refusal_p"):
+        about["scores"].pop(new, None)
+    del about["uncertainty"], about["answered"]
+    model.estimator.save(tmp_path / name, metadata={"table": about})
+    loaded = Model.load(tmp_path / name).about
+    assert (loaded.uncertainty, loaded.answered) == (uncertainty, 0.95)
+    assert loaded.threshold == model.about.threshold
+    assert run(capsys, "report", tmp_path / name, "--out", tmp_path / "r.html")[0] == 0
+
+
+def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
+    table = ("--data", folder / "houses.csv")
+    words = ("prune", folder / "price", "--out", tmp_path / "m", "--fraction", 0.5, *table)
+    found = as_json(capsys, *words)
+    assert found["left"] == found["weights"] - round(0.5 * found["weights"])
+    after = as_json(capsys, "evaluate", tmp_path / "m", folder / "houses.csv")["scores"]
+    assert after == found["after"] != found["before"]
+    before = as_json(capsys, "evaluate", folder / "price", folder / "houses.csv")["scores"]
+    assert before == found["before"]
+    assert Model.load(tmp_path / "m").about.pruned == 0.5
+
+
+class Page(HTMLParser):
+    """Tags that a page opens, and addresses that it loads."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.loaded = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href")]
+
+
+@pytest.mark.parametrize("model", ["price", "town"])
+def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, model):
+    path = tmp_path / "r.html"
+    found = as_json(capsys, "report", folder / model, folder / "houses.csv", "--out", path)
+    page = Page()
+    page.feed(path.read_text())
+    pictures, tables = {"price": (4, 4), "town": (3, 5)}[model]
+    assert page.tags.count("img") == pictures and page.tags.count("table") == tables
+    assert all(each.startswith("data:image/png;base64,") for each in page.loaded)
+    assert f"{found['scores']['refused']:.4g}" in path.read_text()
+    assert path.read_text().count("It refuses ") == 1  # as a verdict or as a warning
+    run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
+    assert "least certain" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("coverage", "words"),
+    [(0.5, "too narrow"), (0.85, "agrees"), (0.95, "agrees"), (0.99, "too wide")],
+)
+def test_the_verdict_compares_coverage_and_level(coverage, words):
+    """Of 100 rows at 90 % from 84 to 96 % agree."""
+    scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "refused": 0.1}
+    scores |= {"rmse_answered": 1.5, "rmse_refused": 3.0, "refusal_p": 0.01}
+    about = Namespace(level=0.9, target="price")
+    quality, refusal, certainty = report.verdict(about, scores, 100)
+    assert quality == "The RMSE of 'price' is 2 on 100 rows, 50% of the variance explained."
+    assert refusal == (
+        "It refuses 10.0% of rows, which are worse than those answered: RMSE 3 against 1.5 "
+        "(p = 0.01)."
+    )
+    assert f"{coverage:.1%} of rows, where 90% is intended" in certainty and words in certainty
+
+
+@pytest.mark.parametrize("model", ["price", "town"])
+def test_a_report_on_rows_that_are_all_refused(folder, tmp_path, model):
+    found = Model.load(folder / model)
+    rows = by_row(found, found.predict(found.inputs(HOUSES, print)), found.truth(HOUSES))
+    _, refusal, _ = report.verdict(found.about, score(rows, found.described(threshold=-1.0)), 120)
+    assert refusal == "It refuses 100.0% of rows."
+
+
+def test_what_a_table_says_is_no_markup(capsys, tmp_path):
+    name = "<script>alert(1)</script>"
+    table = pl.DataFrame({name: np.arange(60.0), "y": np.arange(60.0) % 7 + 0.5})
+    table.write_csv(tmp_path / "t.csv")
+    words = ("--target", "y", "--epochs", 1, "--quiet", "--out", tmp_path / "m")
+    assert run(capsys, "train", tmp_path / "t.csv", *words)[0] == 0
+    run(capsys, "report", tmp_path / "m", "--out", tmp_path / "r.html")
+    assert "<script>" not in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.slow
+def test_demo_runs_every_step(capsys, tmp_path):
+    found = as_json(capsys, "demo", "--out", tmp_path / "demo", "--epochs", 2)
+    assert found.keys() == {"digits", "sine"}
+    for each in found.values():
+        assert Path(each["report"]).is_file() and len(each["refused"]) == 2
+
+
+# --- missing values, and other values that cannot be used ---
+
+
+def encoded(table, missing="fill", of=None):
+    learned, _ = columns.learn(table, missing)
+    return columns.encode(learned, table if of is None else of, missing)
+
+
+def test_columns_become_numbers():
+    table = pl.DataFrame({"n": [1, 2, 3], "b": [True, False, True], "t": ["x", "z", "x"]})
+    expected = [[1, 1, 1, 0], [2, 0, 0, 1], [3, 1, 1, 0]]
+    assert np.array_equal(encoded(table), expected)
+    shuffled = table.select("t", "b", "n").with_columns(more=pl.lit(0))
+    assert np.array_equal(encoded(table, of=shuffled), expected)
+
+
+def test_missing_values_are_filled_and_marked():
+    table = pl.DataFrame({"n": [1.0, None, 5.0, float("nan")], "t": ["x", "y", None, "y"]})
+    expected = [[1, 0, 1, 0, 0], [3, 1, 0, 1, 0], [5, 0, 0, 0, 1], [3, 1, 0, 1, 0]]
+    assert np.array_equal(encoded(table), expected)
+    unknown = pl.DataFrame({"n": [2.0], "t": ["never"]})
+    assert np.array_equal(encoded(table, of=unknown), [[2, 0, 0, 0, 1]])
+
+
+def test_a_table_with_gaps_is_learned_from_when_told_to(capsys, tmp_path):
+    gaps = HOUSES.drop("id").with_columns(
+        area=pl.when(pl.int_range(pl.len()) % 5 == 0).then(None).otherwise(pl.col("area"))
+    )
+    gaps.write_csv(tmp_path / "t.csv")
+    words = ("--target", "price", "--epochs", 1, "--out", tmp_path / "m", "--missing", "fill")
+    assert as_json(capsys, "train", tmp_path / "t.csv", *words)["rows"] == 108
+    words = (tmp_path / "m", tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    assert as_json(capsys, "predict", *words)["rows"] == 120
+
+
+def csv(**changed):
+    """The table as CSV with some columns replaced; None leaves one out."""
+    table = HOUSES.drop("id", *(name for name, value in changed.items() if value is None))
+    new = {name: pl.Series(value) for name, value in changed.items() if value is not None}
+    return table.with_columns(**new).write_csv()
+
+
+def at(row, value, name):
+    """A column with another value in one row, counted from 1."""
+    values = HOUSES[name].to_list()
+    return [*values[: row - 1], value, *values[row:]]
+
+
+TOWNS = [f"town {i // 2}" for i in range(120)]
+TIMES = pl.Series(np.arange(120)).cast(pl.Time)
+TABLES = {  # what is wrong, and what is said of it
+    "a gap": (csv(rooms=at(7, None, "rooms")), "column 'rooms' has no value in row 7: fill"),
+    "two gaps": (csv(town=at(3, "NA", "town")), r"column 'town' has no value in row 3"),
+    "a slip": (
+        csv(area=[*map(str, at(9, 0, "area")[:8]), "12m", *map(str, AREA[9:])]),
+        "column 'area' has '12m' in row 9, not a number",
+    ),
+    "infinite": (csv(area=at(4, float("inf"), "area")), "column 'area' has inf in row 4"),
+    "no target": (csv(price=at(5, None, "price")), "has no value in row 5: leave out the rows"),
+    "infinite target": (csv(price=at(5, float("inf"), "price")), "column 'price' has inf in row 5"),
+    "one target": (csv(price=["a"] * 120), "column 'price' has one value only, 'a'"),
+    "no such target": (csv(price=None), "there is no column 'price', only 'area', 'rooms'"),
+    "free text": (csv(town=TOWNS), "'town' has 60 different texts, more than 50: .* --drop town"),
+    "nothing to learn from": ("price\n1.5\n2.5\n", "there is no column to learn from"),
+    "few rows": ("x,price\n1,1.5\n2,2.5\n", "has 2 rows, fewer than the 4"),
+    "no rows": ("x,price\n", "has no rows"),
+    "empty": ("", "cannot be read as CSV"),
+    "a long line": ("x,price\n1,2,3\n", "has 3 values in row 1, but 2 columns"),
+    "a name twice": ("x,x,price\n1,2,3\n", "two columns with the name 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_bad_tables_are_named_by_row_and_column(capsys, tmp_path, case):
+    content, message = TABLES[case]
+    (tmp_path / "t.csv").write_text(content)
+    words = ("--target", "price", "--out", tmp_path / "m", "--epochs", 1)
+    code, _, err = run(capsys, "train", tmp_path / "t.csv", *words)
+    assert code == 2 and re.search(f"^error: .*{message}", err), err
+    assert not (tmp_path / "m").exists()
+
+
+def test_parquet_columns_of_other_types_are_named(capsys, tmp_path):
+    HOUSES.drop("id").with_columns(day=TIMES).write_parquet(tmp_path / "t.parquet")
+    words = ("--target", "price", "--out", tmp_path / "m")
+    code, _, err = run(capsys, "train", tmp_path / "t.parquet", *words)
+    assert code == 2 and "column 'day' is of type Time" in err
+    (tmp_path / "no.parquet").write_text("x,y\n1,2\n")
+    code, _, err = run(capsys, "train", tmp_path / "no.parquet", *words)
+    assert code == 2 and "cannot be read as Parquet" in err
+
+
+NEW = {  # of new rows, for a trained model
+    "a gap": (csv(area=at(2, None, "area")), "column 'area' has no value in row 2"),
+    "a new town": (csv(town=at(2, "Graz", "town")), "'town' has 'Graz' in row 2, which was not in"),
+    "text": (csv(area=["big"] * 120), "column 'area' has 'big' in row 1, not a number"),
+    "no column": (csv(area=None), "the table has no column 'area', which the model was trained on"),
+}
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_bad_new_rows_are_named_by_row_and_column(capsys, folder, tmp_path, case):
+    content, message = NEW[case]
+    (tmp_path / "t.csv").write_text(content)
+    out = tmp_path / "p.csv"
+    code, _, err = run(capsys, "predict", folder / "price", tmp_path / "t.csv", "--out", out)
+    assert code == 2 and message in err and not out.exists()
+
+
+def test_a_new_class_is_named(capsys, folder, tmp_path):
+    (tmp_path / "t.csv").write_text(csv(town=at(6, "Graz", "town")))
+    code, _, err = run(capsys, "evaluate", folder / "town", tmp_path / "t.csv")
+    assert code == 2 and "column 'town' has 'Graz' in row 6, which is none of the classes" in err
+
+
+# --- bad options, models, exits ---
+
+OPTIONS = {
+    "held out": (["--held-out", "1"], "--held-out must be between 0 and 1"),
+    "level": (["--level", "0"], "--level must be between 0 and 1"),
+    "drop": (["--drop", "nothing"], "--drop: there is no column 'nothing'"),
+    "separator": (["--separator", ""], "--separator must be one character"),
+    "prior": (["--prior", "nice"], "prior must be one of"),
+    "noise": (["--noise", "nice"], "noise must be a number"),
+    "hidden": (["--hidden", "8", "0"], "--hidden must be at least 1, got 0"),
+    "epochs": (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+    "seed": (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
+    "task": (
+        ["--task", "regression", "--target", "town"],
+        f"'town' has '{TOWN[0]}' in row 1, not a number",
+    ),
+    "noise of classes": (["--target", "town", "--noise", "latent"], "--noise is an option of"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_bad_options_are_named(capsys, folder, tmp_path, case):
+    words, message = OPTIONS[case]
+    target = () if "--target" in words else ("--target", "price")
+    base = ("train", folder / "houses.csv", "--out", tmp_path / "m", *target)
+    drop = () if case == "drop" else ("--drop", "id")
+    code, _, err = run(capsys, *base, *drop, *words)
+    assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["bogus"], ["train"], ["predict", "x"], ["train", "x", "--epochs", "few"]]
+)
+def test_wrong_usage_exits_with_2(capsys, words):
+    assert run(capsys, *words)[0] == 2
+
+
+def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
+    table, out = folder / "houses.csv", tmp_path / "p.csv"
+    code, text, err = run(capsys, "predict", tmp_path, table, "--out", out, "--json")
+    assert code == 2 and "holds no model" in err and "holds no model" in json.loads(text)["error"]
+    broken = tmp_path / "broken"
+    shutil.copytree(folder / "price", broken)
+    (broken / "spec.json").write_text("{}")
+    code, _, err = run(capsys, "predict", broken, table, "--out", out)
+    assert code == 2 and "spec.json" in err
+    for place, message in (
+        (tmp_path / "p.txt", "must end in .csv"),
+        (tmp_path / "no" / "p.csv", "must be a file in a folder that exists"),
+    ):
+        code, _, err = run(capsys, "predict", folder / "price", table, "--out", place)
+        assert code == 2 and message in err
+    code, _, err = run(capsys, "predict", folder / "price", tmp_path / "none.csv", "--out", out)
+    assert code == 2 and "there is no such file" in err
+    words = ("--out", tmp_path / "m", "--fraction", 2, "--data", table)
+    code, _, err = run(capsys, "prune", folder / "price", *words)
+    assert code == 2 and "--fraction must be in [0, 1]" in err
+    words = ("--out", out, "--keep", "nothing")
+    code, _, err = run(capsys, "predict", folder / "price", table, *words)
+    assert code == 2 and "--keep: there is no column 'nothing'" in err
+    assert not out.exists()
+
+
+def test_no_file_of_a_model_is_written_over(capsys, folder, tmp_path):
+    table, model, other = folder / "houses.csv", tmp_path / "price", tmp_path / "town"
+    for each in (model, other):
+        shutil.copytree(folder / each.name, each)
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "page.html").symlink_to(model / "spec.json")
+    before = {path: path.read_bytes() for each in (model, other) for path in each.iterdir()}
+    for words in (
+        ("report", model, "--out", model / "spec.json"),
+        ("report", model, "--out", other / "spec.json"),
+        ("report", model, "--out", model / "new.html"),
+        ("report", model, "--out", tmp_path / "link" / "spec.json"),
+        ("report", model, "--out", tmp_path / "page.html"),
+        ("predict", model, table, "--out", model / "new.csv"),
+        ("prune", model, "--data", table, "--out", model / "pruned"),
+        ("prune", model, "--data", table, "--out", tmp_path / "link" / "deep" / "er"),
+        ("train", table, "--target", "price", "--out", other / "x"),
+        ("demo", "--out", model),
+    ):
+        force = () if words[0] == "demo" else ("--force",)
+        code, _, err = run(capsys, *words, *force)
+        assert code == 2 and "is inside the model" in err, words
+    assert {path: path.read_bytes() for each in (model, other) for path in each.iterdir()} == before
+
+
+def test_what_cannot_be_written_is_found_before_any_work(capsys, folder, tmp_path, monkeypatch):
+    table, model, taken = folder / "houses.csv", folder / "price", tmp_path / "taken"
+    taken.touch()
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked and access(path, mode))
+    monkeypatch.setattr(table_commands, "train", None)  # would be a TypeError
+    train = ("train", table, "--target", "price")
+    for out, reason in (
+        (taken, "Not a directory"),
+        (taken / "x", "Not a directory"),
+        (tmp_path / ("m" * 300), "File name too long"),
+        (tmp_path / ("m" * 300) / "x", "File name too long"),
+        (f"{tmp_path}/a\0b", "null byte"),
+        (locked / "m", "no permission"),
+        (locked, "no permission"),
+    ):
+        for words in (
+            train,
+            ("prune", model, "--data", table),
+            ("demo",),
+            ("play", "--no-browser"),
+        ):
+            force = ("--force",) if words[0] in ("train", "prune") else ()
+            option = "--model" if words[0] == "play" else "--out"
+            code, _, err = run(capsys, *words, option, out, *force)
+            assert code == 2 and reason in err and option in err, (words, err)
+        for words in (("predict", model, table), ("report", model)):
+            suffix = ".csv" if words[0] == "predict" else ""
+            file = f"{out}/x{suffix}" if Path(out).name in ("taken", "locked") else f"{out}{suffix}"
+            code, _, err = run(capsys, *words, "--out", file, "--force")
+            assert code == 2 and "--out" in err, (words, err)
+    long = tmp_path / ("p" * 245 + ".csv")  # whose temporary file would have too long a name
+    code, _, err = run(capsys, "predict", model, table, "--out", long)
+    assert code == 2 and "File name too long" in err
+    code, _, err = run(capsys, "predict", "m" * 300, table, "--out", tmp_path / "p.csv")
+    assert code == 2 and "File name too long" in err
+
+
+def test_nothing_is_written_over_without_force(capsys, folder, tmp_path):
+    table, model = tmp_path / "t.csv", tmp_path / "price"
+    shutil.copy(folder / "houses.csv", table)
+    shutil.copytree(folder / "price", model)
+    (tmp_path / "taken.csv").touch()
+    before = table.read_bytes(), (model / "spec.json").read_bytes()
+    for words, reason in (
+        (("predict", model, table, "--out", table, "--force"), "must not be the input"),
+        (("predict", model, table, "--out", tmp_path / "taken.csv"), "taken.csv exists"),
+        (("train", table, "--target", "price", "--out", model), "price exists"),
+        (("prune", model, "--out", model, "--data", table, "--force"), "must not be the input"),
+        (("report", model, table, "--out", table, "--force"), "must not be the input"),
+    ):
+        code, _, err = run(capsys, *words)
+        assert code == 2 and reason in err
+    assert before == (table.read_bytes(), (model / "spec.json").read_bytes())
+    words = (model, table, "--out", tmp_path / "taken.csv", "--force")
+    assert run(capsys, "predict", *words)[0] == 0
+    assert (tmp_path / "taken.csv").read_text()
+
+
+def program(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_an_extra_that_is_not_installed_is_named():
+    found = program("import sys; sys.modules['tyro'] = None; import pyro_bbb.apps")
+    assert found.returncode == 1
+    assert found.stderr == 'tyro is not installed: pip install "pyro-bbb[cli]"\n'
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("polars", "cli", ["predict", ".", __file__, "--out", "p.csv"]),
+        ("nicegui", "play", ["play"]),
+    ],
+)
+def test_an_extra_of_a_command_is_named(capsys, monkeypatch, package, extra, words):
+    for name in list(sys.modules):
+        if name.startswith(("pyro_bbb.apps.table_", "pyro_bbb.apps.csv", "pyro_bbb.apps.play")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert err == f'error: {package} is not installed: pip install "pyro-bbb[{extra}]"\n'
+
+
+def test_help_imports_no_heavy_package():
+    """Nor does the import of the library by itself."""
+    found = program(
+        "import sys, pyro_bbb.apps\n"
+        "try: pyro_bbb.apps.main(['train', '--help'])\n"
+        "finally: print({'torch', 'pyro', 'polars', 'numpy', 'sklearn'} & {*sys.modules})"
+    )
+    assert found.stdout.endswith("set()\n"), found.stderr
+
+
+@pytest.mark.slow
+def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "model").mkdir()
+    table, model, out = tmp_path / "t.csv", tmp_path / "model", ["--out", str(tmp_path / "new.csv")]
+    calls = [
+        ["train", "no.csv", "--target", "y", *out],
+        ["train", table, "--target", "y", "--out", model.parent],
+        ["train", table, "--target", "y", *out, "--level", "90"],
+        ["train", table, "--target", "y", *out, "--epochs", "0"],
+        ["train", table, "--target", "y", *out, "--seconds", "0"],
+        ["train", table, "--target", "y", *out, "--separator", "::"],
+        ["predict", "no model", table, *out],
+        ["predict", model, "no.csv", *out],
+        ["predict", model, table, "--out", "p.xlsx"],
+        ["evaluate", model, "no.csv"],
+        ["prune", model, *out, "--data", table, "--fraction", "2"],
+        ["prune", model, *out, "--data", "no.csv"],
+        ["report", model, table, "--out", "no folder/r.html"],
+    ]
+    words = [list(map(str, call)) for call in calls]
+    found = program(
+        "import sys, pyro_bbb.apps\n"
+        f"codes = [pyro_bbb.apps.main(each) for each in {words}]\n"
+        "print(codes, {'torch', 'pyro', 'polars', 'numpy', 'sklearn'} & {*sys.modules})"
+    )
+    assert found.stdout == f"{[2] * len(calls)} set()\n", found.stderr
+
+
+def test_the_version_is_printed(capsys):
+    code, text, _ = run(capsys, "--version")
+    assert (code, text) == (0, f"pyro-bbb {__version__}\n")
+
+
+def test_an_estimator_saved_elsewhere_is_no_model_of_a_table(folder, tmp_path):
+    Model.load(folder / "price").estimator.save(tmp_path)
+    with pytest.raises(BadInput, match="`train` has not made"):
+        Model.load(tmp_path)
+
+
+def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyro_bbb.apps.table_commands.predicted_rows", interrupt)
+    code, _, err = run(capsys, "evaluate", folder / "price", folder / "houses.csv")
+    assert code == 130 and err == "interrupted\n"
+
+
+def test_an_interrupted_training_keeps_what_was_learned(capsys, folder, tmp_path, monkeypatch):
+    fit = _posterior.fit
+    monkeypatch.setattr(_posterior, "fit", lambda *a, **k: replace(fit(*a, **k), interrupted=True))
+    words = ("--target", "price", "--drop", "id", "--epochs", 1, "--out", tmp_path / "m", "--json")
+    code, out, _ = run(capsys, "train", folder / "houses.csv", *words)
+    assert code == 130 and json.loads(out)["interrupted"]
+    assert Model.load(tmp_path / "m").about.target == "price"
+
+
+def test_values_of_csv_that_mean_missing(tmp_path):
+    (tmp_path / "t.csv").write_text("x;y\n1;a\nNA;b\n?;\n")
+    options = ReadingCommand(separator=";")
+    table, decimal = read_table(tmp_path / "t.csv", options, print, kinds={}, default="feature")
+    assert decimal is None
+    assert table["x"].to_list() == [1, None, None] and table["y"].to_list() == ["a", "b", None]
+
+
+# --- as a program ---
+
+
+@pytest.mark.slow
+def test_the_program_itself(folder):
+    command = [sys.executable, "-m", "pyro_bbb", "evaluate", folder / "price"]
+    done = subprocess.run(
+        [*command, folder / "houses.csv", "--json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 120
+    assert "rmse" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    text = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    for name in re.findall(r"--[a-z][a-z-]+", text.partition("options")[0]):
+        assert re.search(rf"{name}\b[^(]* [a-z]+ ", text.partition("options")[2]), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(capsys, shell):
+    code, out, _ = run(capsys, "--tyro-print-completion", shell)
+    assert code in (0, None) and all(command in out for command in COMMANDS)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is behind the page of ``pyro-bbb play``: drawings as pixels, the answers, the regression."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import pyro_bbb as bbb
+from pyro_bbb.apps import digit_classifier as digits
+from pyro_bbb.apps import main
+from pyro_bbb.apps import play_answers as html
+from pyro_bbb.apps.play import Loading
+from pyro_bbb.apps.point_regression import GRID, NOISE, bands, examples
+from pyro_bbb.apps.strokes import LONG, pixels, scribble
+from tests._support.synthetic_digits import SCRIBBLES, STYLES, digit, quickly_trained, report
+
+REAL = torch.tensor(load_digits().images, dtype=torch.float32) / 16  # [1797, 8, 8]
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return quickly_trained()
+
+
+def drawings(count=20):
+    rng = np.random.default_rng(0)
+    return [digit(number, i, rng) for number in STYLES for i in range(count)]
+
+
+# --- from strokes to pixels ---
+
+
+def left_edge(row):
+    """Where ink begins in a row of blocks, in pixels of 32."""
+    first = (row > 0.1).float().argmax()
+    return 4 * float(first) + 4 * (1 - float(row[first]))
+
+
+def test_drawings_look_like_the_real_digits():
+    drawn = torch.stack([pixels(strokes, 8) for strokes in drawings()]).view(-1, 8, 8)
+    assert drawn.min() == 0 and drawn.max() == 1
+    assert ((16 * drawn) % 1 == 0).all()  # pixels counted in blocks of 16
+    real, ours = REAL.mean((1, 2)), drawn.mean((1, 2))
+    assert abs(ours.mean() - real.mean()) < 0.01 and ours.std() < real.std()
+    for edge in (0, 7):  # both touch top and bottom
+        assert (REAL[:, edge].amax(-1) > 0).all() and (drawn[:, edge].amax(-1) > 0).all()
+    leaning = [[left_edge(x[0]) - left_edge(x[7]) for x in part] for part in (REAL, drawn)]
+    for lean in leaning:  # the leftmost ink of the top is above that of the bottom
+        assert abs(np.mean(lean)) < 1 and np.std(lean) < 2
+
+
+@pytest.mark.parametrize("side", [8, 28])
+def test_place_and_size_on_the_pad_do_not_matter(side):
+    for strokes in drawings(2):
+        moved = [0.5 * stroke + [0.3, 0.1] for stroke in strokes]
+        assert (pixels(moved, side) - pixels(strokes, side)).abs().max() < 0.1
+
+
+def test_mnist_drawings_are_centred_by_mass_in_a_box_of_20():
+    where = torch.arange(28.0) + 0.5
+    for strokes in drawings(2):
+        ink = pixels(strokes, 28).view(28, 28)
+        centre = [float((ink.sum(axis) * where).sum() / ink.sum()) for axis in (0, 1)]
+        assert max(abs(place - 14) for place in centre) < 0.15
+        rows, columns = (ink.sum(axis).nonzero().numpy() for axis in (1, 0))
+        longest = max(int(np.ptp(rows)), int(np.ptp(columns))) + 1
+        assert 19 <= longest <= 22  # twenty, and the pixels that the pen covers in part
+
+
+def test_a_dot_and_a_straight_line_have_pixels():
+    for strokes in ([np.full((2, 2), 0.5)], [np.array([[0.2, 0.5], [0.8, 0.5]])]):
+        for side in (8, 28):
+            ink = pixels(strokes, side)
+            assert ink.isfinite().all() and ink.sum() > 0
+
+
+def test_scribbles_are_longer_than_digits():
+    rng = np.random.default_rng(0)
+
+    def length(strokes):
+        diagonal = np.hypot(*np.ptp(np.concatenate(strokes), axis=0))
+        return sum(np.hypot(*np.diff(s, axis=0).T).sum() for s in strokes) / diagonal
+
+    longest = max(length(strokes) for strokes in drawings())
+    assert longest < LONG < min(length(scribble(rng)) for _ in range(50))
+
+
+# --- the classifier ---
+
+
+@pytest.mark.slow
+def test_drawn_digits_are_recognised_and_scribbles_refused(classifier):
+    found = report(classifier)
+    assert found["recognised"] > 0.95 and found["answered"] > 0.8
+    assert found["right where answered"] > 0.98 and found["refused"] > 0.85
+    assert sum(kind.startswith("refused: ") for kind in found) == len(SCRIBBLES)
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_predict(classifier):
+    x = torch.stack([pixels(strokes, 8) for strokes in drawings(1)])
+    ours = classifier.predict(x)
+    plain = bbb.predict(classifier.model, classifier.guide, x, num_samples=100, seed=0)
+    assert torch.equal(ours.sample_log_probs, plain.sample_log_probs)
+    pruned = bbb.prune(classifier.guide, 0.75)
+    plain = bbb.predict(classifier.model, pruned, x, num_samples=100, seed=0)
+    assert torch.equal(classifier.predict(x, pruned=True).sample_log_probs, plain.sample_log_probs)
+
+
+@pytest.mark.slow
+def test_the_threshold_answers_most_held_out_digits(classifier):
+    x, y = REAL.flatten(1), torch.tensor(load_digits().target)
+    _, (held_out, _) = bbb.data.split(x, y, fraction=0.1, seed=0)
+    refused = classifier.predict(held_out).refuse(classifier.threshold).double().mean()
+    assert abs(float(refused) - 0.05) <= 1 / len(held_out)
+
+
+@pytest.mark.slow
+def test_a_saved_classifier_answers_as_before(classifier, tmp_path):
+    classifier.save(tmp_path)
+    again = digits.open_saved(tmp_path)
+    assert (again.threshold, again.shape) == (classifier.threshold, (64,))
+    x = REAL[:5].flatten(1)
+    assert torch.equal(again.predict(x).probs, classifier.predict(x).probs)
+
+
+def saved(folder, network, likelihood, guide="softplus_normal"):
+    model = bbb.BayesianModel(network, likelihood, num_data=10)
+    bbb.save(folder, model, bbb.guides.make(guide, model))
+    return folder
+
+
+def test_any_classifier_of_ten_classes_and_such_pixels_will_do(tmp_path):
+    ten = bbb.likelihoods.Categorical()
+    lenet = digits.open_saved(saved(tmp_path / "lenet", bbb.BayesianLeNet5(), ten))
+    assert (lenet.shape, lenet.side, lenet.threshold) == ((1, 28, 28), 28, 0.5)
+    assert lenet.predict(torch.zeros(2, 784)).probs.shape == (2, 10)
+    flat = saved(tmp_path / "flat", bbb.BayesianMLP([784, 10]), ten, "delta")
+    assert digits.open_saved(flat).pruned is None
+
+
+@pytest.mark.parametrize("sizes", [[64, 3], [10, 10]])
+def test_other_networks_are_refused(tmp_path, sizes, capsys):
+    folder = saved(tmp_path / "m", bbb.BayesianMLP(sizes), bbb.likelihoods.Categorical())
+    with pytest.raises(ValueError, match="a classifier of 10 classes and of 8x8 or 28x28 pixels"):
+        digits.open_saved(folder)
+    assert main(["play", "--model", str(folder), "--port", "0"]) == 2
+    assert "must hold a classifier of 10 classes" in capsys.readouterr().err
+
+
+def test_a_regression_is_no_classifier(tmp_path):
+    folder = saved(tmp_path, bbb.BayesianMLP([64, 10]), bbb.likelihoods.Gaussian())
+    with pytest.raises(ValueError, match="must hold a classifier"):
+        digits.open_saved(folder)
+
+
+@pytest.mark.slow
+def test_the_deterministic_network_is_a_point_trained_on_the_same_data(classifier):
+    done = []
+    point = digits.train_small(2, copies=1, guide=digits.DETERMINISTIC, report=done.append)
+    assert done == [0.5, 1.0]
+    assert [w.shape for w in point.guide.median().values()] == [
+        w.shape for w in classifier.guide.median().values()
+    ]
+    examples = point.model.num_data / 2, classifier.model.num_data / 4  # by the copies and 1
+    assert examples[0] == examples[1]
+    answer, again = point.predict(REAL[:5].flatten(1)), point.predict(REAL[:5].flatten(1))
+    assert len(answer.sample_probs) == 1 and torch.equal(answer.probs, again.probs)
+
+
+def test_rotated_digits_are_in_no_training():
+    (seen, _), (x, y) = digits._small_digits()
+    shown = digits.unseen_digits(8, None)
+    assert list(shown) == [str(label) for label in range(10)]
+    for name, pictured in shown.items():
+        assert not (seen == pictured).all(1).any()
+        assert y[(x == pictured).all(1)].tolist() == [int(name)]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_training_process_is_said(tmp_path):
+    loading = Loading(tmp_path / "model", data_root=tmp_path)
+    loading.train()
+    assert loading.networks is None and "train-images-idx3-ubyte.gz" in loading.error
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_mnist_can_be_learned(real_root, monkeypatch):
+    x, y = bbb.data.load_images("mnist", root=real_root)
+    monkeypatch.setattr(digits, "load_images", lambda *_, **__: (x[:1500], y[:1500]))
+    found = digits.train_mnist(real_root, epochs=3)
+    answer = found.predict(x[3000:3500].flatten(1))
+    assert found.side == 28 and bbb.metrics.accuracy(answer.probs, y[3000:3500]) > 0.8
+
+
+# --- what is shown ---
+
+
+def answer(probs):
+    """Of two networks."""
+    return bbb.ClassificationPrediction(torch.tensor(probs).log()[:, None])
+
+
+def test_the_words_follow_the_threshold():
+    prediction = answer([[0.7, 0.3], [0.5, 0.5]])
+    assert '<div class="verdict">0</div>' in html.verdict(prediction, 0.59)
+    refused = html.verdict(prediction, 0.6)
+    assert "I don't know" in refused and "best guess 0, with probability 0.60" in refused
+
+
+def test_votes_are_counted_and_entropies_told():
+    prediction = answer([[0.9, 0.1], [0.2, 0.8]])
+    assert html.votes(prediction).count('<span class="count">1</span>') == 2
+    text = html.entropy(prediction)
+    assert f'<b class="aleatoric">{float(prediction.aleatoric):.2f}</b>' in text
+    assert f'<b class="epistemic">{float(prediction.epistemic):.2f}</b>' in text
+
+
+def test_a_click_is_where_the_point_is_drawn():
+    for x, y in ((-1.0, 1.0), (0.25, -0.5)):
+        body = html.plot([(x, y)], None)
+        place = [float(body.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy")]
+        assert html.point_at(*place) == pytest.approx((x, y), abs=1e-3)
+    assert html.point_at(0, 0) is None
+
+
+# --- the regression ---
+
+
+@pytest.mark.slow
+def test_the_band_follows_the_points_and_opens_between_them():
+    x, y = examples()["sine with a gap"]
+    first, last = bands(x, y)
+    near = (GRID - x.T).abs().amin(1) < 0.05
+    gap = GRID[:, 0].abs() < 0.2
+    for band, factor in ((first, 1), (last, 2)):
+        error = np.interp(x[:, 0], GRID[:, 0], band.mean[:, 0]) - y[:, 0].numpy()
+        assert np.sqrt((error**2).mean()) < 2 * NOISE
+        assert band.epistemic_std[gap].mean() > factor * band.epistemic_std[near].mean()
+        assert torch.allclose(band.aleatoric_std, torch.tensor(NOISE))
+
+
+# --- the command ---
+
+
+def test_a_port_that_is_taken_is_said(capsys, tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["play", "--model", str(tmp_path), "--port", str(port)]) == 2
+    assert f"cannot answer at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "pyro_bbb.apps.play_page", raising=False)
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    assert main(["play"]) == 2
+    assert 'pip install "pyro-bbb[play]"' in capsys.readouterr().err
+
+
+def test_a_folder_without_mnist_is_said(capsys, tmp_path):
+    words = ["play", "--model", str(tmp_path / "m"), "--data-root", str(tmp_path), "--port", "0"]
+    assert main(words) == 2
+    assert "train-images-idx3-ubyte.gz" in capsys.readouterr().err
