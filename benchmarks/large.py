@@ -26,6 +26,8 @@ from _parts.isolated_workers import Entry, compare, start_workers
 from _parts.large import METHODS, Job, peaks, start
 from _parts.timing import Rounds
 
+from pyro_bbb._utils.tables import as_markdown
+
 FLOORS = {  # what each is compared with
     "adapt": "LoRA by peft",
     "all weights, bayesianize": "all weights, Adam",
@@ -104,13 +106,13 @@ def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | No
 
 def table(results: dict[str, Any]) -> str:
     """The ratios as Markdown."""
-    lines = ["| network | method | compared with | step | memory, tensors | memory, process |"]
-    lines.append("|---|---|---|---:|---:|---:|")
-    for network, found in results.items():
-        for name, ratios in found["ratios"].items():
-            cells = ["–" if x is None else f"{x:.2f}" for x in ratios.values()]
-            lines.append(f"| {network} | {name} | {FLOORS[name]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [network, name, FLOORS[name], *("–" if x is None else f"{x:.2f}" for x in ratios.values())]
+        for network, found in results.items()
+        for name, ratios in found["ratios"].items()
+    ]
+    head = ["network", "method", "beside", "step", "memory, tensors", "memory, process"]
+    return as_markdown(head, rows, labels=3)
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -34,13 +34,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 import tyro
 from _parts.budget import DEFAULT, QUICK, SMOKE
-from _parts.figure import draw
+from _parts.figure import draw, draw_sizes
 from _parts.guides import guides
 from _parts.memory import memory
 from _parts.predict import predict
 from _parts.report import of_aims, of_prediction_memory, of_times, of_training_memory, record
 from _parts.results import Results
-from _parts.sizes_figure import draw_sizes
 from _parts.small import small
 from _parts.suites import epoch, steps
 from _parts.tables import tables

@@ -12,28 +12,7 @@ in Gal, Islam and Ghahramani (2017, "Deep Bayesian active learning with image da
 convolutions come before two dense layers and the uncertainty is in the dense ones' weights; theirs
 came from dropout, here it is a Normal for each weight.
 
-``--preset published`` has that paper's settings: 32 kernels of 4x4 in both layers, 128 units, 10
-labels at a time, all of the pool scored, 1,000 labels. Learning rate, steps, prior and initial
-scale are as in ours. A seed takes one thread about an hour and a half.
-
-``--preset ours`` (the default) was chosen on 5,000 or fewer validation images, with 400 random
-labels and seed 0: kernels (16, 32) and 128 units 93.5 %, (8, 16) and 64 92.1 %; strides instead of
-pooling 91.3 %, images of half the size 91.9 %; 300 training steps 93.5 %, 150 92.1 %; of initial
-rho -4, -3, -2 with the prior N(0, 1) 91.3, 91.6, 90.9 % (the small network), with a prior by fan-in
-91.7, 88.6, 42.4 %; at rho -5 nearly nothing is epistemic. Each round goes on from the means of the
-round before, with scales as at the start: half the steps then do, and in a comparison with seed 100
-BALD was at 95.1 % with 233 labels where random ones gave 90.9 %. The labels bought at once are a
-quarter of those there are: fewer networks to train, and the same for every rule.
-
-``--preset batches`` has the rounds of Kirsch, van Amersfoort and Gal (2019, "BatchBALD"): ten
-labels at a time. Its rule is ``--rules BatchBALD``; ``"diverse BALD"`` is a cheaper one
-(`pyro_bbb.batch_bald`, `pyro_bbb.diverse_bald`). Five such networks, from different starts, put
-their draws together: with seed 100 BALD was at 95 % with 175 labels, where one of the five had
-92.2 % on average. One network from a new start in each round, prior by fan-in, temperature 0.03 and
-800 steps, had 93.7 % with 190 labels and 91.2 % with 200; four of them with 400 steps, on the same
-190 labels, 94.6 % together.
-
-    python experiments/active_learning.py --preset batches --rules BALD BatchBALD random --repeats 6
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import statistics
@@ -47,7 +26,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
-from _helpers.label_figures import TARGETS, Sets, draw_bought, draw_curves, finding, reached
+from _helpers.label_figures import TARGETS, Sets, draw_curves, finding, reached
 from _helpers.label_pool import RANDOM, SCORES, TOGETHER, Pool, acquire, labels_at
 from _helpers.repeats import repeat, shown
 from _helpers.run import (
@@ -55,7 +34,6 @@ from _helpers.run import (
     DataSettings,
     RepeatedSettings,
     Run,
-    Section,
     Table,
     check_names,
 )
@@ -267,15 +245,12 @@ def summarise(curve: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def one_seed(
-    config: Config, recipe: Recipe, sets: Sets, seen: dict[str, Pool], seed: int
-) -> dict[str, Any]:
-    """Run all rules from the same first labels; ``seen`` collects the first seed's pools."""
+def one_seed(config: Config, recipe: Recipe, sets: Sets, seed: int) -> dict[str, Any]:
+    """Run all rules from the same first labels."""
     results: dict[str, Any] = {}
     for rule in config.rules:
-        curve, pool = learn(recipe, sets, rule, seed, config.labels or recipe.labels[rule])
+        curve, _ = learn(recipe, sets, rule, seed, config.labels or recipe.labels[rule])
         results[rule] = summarise(curve)
-        seen.setdefault(rule, pool)
     saved = {
         rule: {
             name: results[RANDOM]["labels_at"][name] / results[rule]["labels_at"][name]
@@ -321,20 +296,17 @@ def main(config: Config) -> dict[str, Any]:
         recipe = replace(recipe, steps=2, samples=2, joint_samples=2, candidates=30)
         config = replace(config, labels=40)
     run, sets = Run(config), load(config)
-    seen: dict[str, Pool] = {}
-    one: Callable[[int], dict[str, Any]] = partial(one_seed, config, recipe, sets, seen)
+    one: Callable[[int], dict[str, Any]] = partial(one_seed, config, recipe, sets)
     summary = repeat(one, config.seed, config.repeats, run.seeds())
     record = run.finish({"recipe": asdict(recipe), **summary})
     table = labels_table(summary, config.rules)
+    measured = f"{len(sets.measured[1]):,} {'validation' if config.validation else 'test'} images"
     text = (
-        f"Accuracy of the averaged probabilities of {recipe.samples} draws on "
-        f"{len(sets.measured[1]):,} {'validation' if config.validation else 'test'} images, after "
-        "each round's training. Labels at which it first reaches the target, interpolated between "
-        "rounds; ± is the standard deviation over seeds."
+        f"{finding(summary, config.rules)}. Accuracy of {recipe.samples} draws on {measured} after "
+        "each round; labels at which it first reaches the target; ± is the sd over seeds."
     )
-    pictures = [draw_curves(run, summary, config.rules), draw_bought(run, sets, seen)]
-    sections = [Section("Labels by acquisition rule", text, [table], pictures)]
-    run.report("Active learning", finding(summary, config.rules), sections, record)
+    pictures = [draw_curves(run, summary, config.rules)]
+    run.report("Active learning", text, record, [table], pictures)
     return record
 
 

@@ -19,20 +19,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import joblib
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.run import DataSettings, Picture, Run, Section, Table, digits, stratified
+from _helpers.run import DataSettings, Picture, Run, Table, digits, stratified
 from _helpers.scores import scores
 from _helpers.training import uniform_means
-from matplotlib.ticker import LogLocator, NullFormatter
 from pyro.distributions import Normal
 from torch import Tensor
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import data, metrics, plots
+from pyro_bbb import data, metrics
 
 Scores: TypeAlias = dict[str, Any]
 
@@ -184,39 +182,18 @@ def table(name: str, results: dict[str, Scores]) -> Table:
     return Table(columns, rows)
 
 
-def draw(run: Run, name: str, results: dict[str, Scores]) -> Picture:
-    """Accuracy against out-of-distribution detection."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        for marker, (variant, s) in zip("*8osD^vPXhd<", results.items(), strict=True):
-            size = 13 if marker == "*" else 7
-            ax.plot(100 * s["auroc"], s["nll"], marker, ms=size, label=variant)
-        ax.set_xlabel("out-of-distribution AUROC (%)")
-        ax.set_ylabel("validation NLL (nats)")
-        ax.set_title(f"{name}: NLL and detection")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    caption = "NLL (lower is better) and AUROC of out-of-distribution detection (higher is better)."
-    return run.picture(figure, name.lower().replace("-", "_"), caption)
-
-
-def draw_curves(run: Run, name: str, results: dict[str, Scores]) -> Picture:
+def draw_curves(run: Run, results: dict[str, dict[str, Scores]]) -> Picture:
     """The negative ELBO in training, of two learning rates, against the baseline."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        for variant in ("learning rate 0.001", "defaults"):
-            curve = results[variant]["curve"]
-            ax.plot(range(1, len(curve) + 1), curve, label=variant)
-        baseline = results["defaults"]["baseline"]
-        if baseline is not None:
-            ax.axhline(baseline, color="black", linestyle=":", label="posterior that ignores data")
-        ax.set(xlabel="epoch", ylabel="negative ELBO (nats per example)", yscale="log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.set_title(f"{name}: is it trained?")
-        ax.legend()
-    caption = "Below the dotted line the posterior has learned more from the data than it paid for."
-    return run.picture(figure, f"{name.lower().replace('-', '_')}_elbo", caption)
+    panels: dict[str, Any] = {}
+    for name, scores_of in results.items():
+        curves = {v: scores_of[v]["curve"] for v in ("learning rate 0.001", "defaults")}
+        panels[name] = {v: (range(1, len(c) + 1), c) for v, c in curves.items()}
+        if (baseline := scores_of["defaults"]["baseline"]) is not None:
+            ends = [1, len(curves["defaults"])]
+            panels[name]["posterior that ignores data"] = ends, [baseline, baseline]
+    caption = "Below the level line the posterior has learned more from the data than it paid for."
+    axes = {"xlabel": "epoch", "ylabel": "negative ELBO (nats per example)", "yscale": "log"}
+    return run.curves("elbo", caption, panels, **axes)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -227,17 +204,9 @@ def main(config: Config) -> dict[str, Any]:
         tasks["Fashion-MNIST"] = fashion_task(config)
     results = {name: compare(name, task, config) for name, task in tasks.items()}
     record = run.finish(results)
-    sections = [
-        Section(
-            name,
-            f"{tasks[name].epochs} epochs.",
-            [table(name, r)],
-            [draw_curves(run, name, r), draw(run, name, r)],
-        )
-        for name, r in results.items()
-    ]
+    tables = [table(name, found) for name, found in results.items()]
     text = "One change at a time from the defaults, scored on validation data."
-    run.report("Ablation of the defaults", text, sections, record)
+    run.report("Ablation of the defaults", text, record, tables, [draw_curves(run, results)])
     return record
 
 

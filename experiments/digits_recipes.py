@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import torch
 import tyro
-from _helpers.run import Data, Picture, Run, Section, Settings, Table, digits
+from _helpers.run import Data, Run, Settings, Table, digits
 from _helpers.scores import detect, scores
 from pyro.distributions import Normal
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
 
 PRIORS = {
     "Normal": lambda: Normal(0.0, 1.0),
@@ -84,20 +81,6 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     return Table(columns, rows)
 
 
-def draw(run: Run, results: dict[str, dict[str, float]]) -> Picture:
-    """Plot bars of the negative ELBO beside those of the baseline."""
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(7, 3.2))
-        at = np.arange(len(results))
-        for shift, key, label in zip((-0.2, 0.2), NATS, ("trained", "data ignored"), strict=True):
-            ax.barh(at + shift, [found[key] or 0.0 for found in results.values()], 0.4, label=label)
-        ax.set_yticks(at, list(results))
-        ax.invert_yaxis()
-        ax.set_xlabel("negative ELBO (nats)")
-        ax.legend()
-    return run.picture(figure, "neg_elbo", "The last epoch, and the best posterior without data.")
-
-
 def main(config: Config) -> dict[str, Any]:
     """Train all recipes, print the table and write the results."""
     run, parts, results = Run(config), digits(), {}
@@ -107,8 +90,7 @@ def main(config: Config) -> dict[str, Any]:
             name = f"{prior}, {rate}, {times * epochs} epochs"
             results[name] = score(parts, make(), times * epochs, lr, config.seed)
     record = run.finish({"recipes": results})
-    section = Section("Recipes", "One seed.", [table(results)], [draw(run, results)])
-    run.report("How far recipes are trained", __doc__ or "", [section], record)
+    run.report("How far recipes are trained", __doc__ or "", record, [table(results)])
     return record
 
 

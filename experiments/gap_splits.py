@@ -8,17 +8,7 @@ arXiv:1906.11537: rows are sorted by one feature, the middle third is the test p
 thirds train; each feature in turn, which makes as many splits. A posterior that is sure between two
 clusters of data where it should not be has a bad log-likelihood there.
 
-All methods have the same model: one hidden layer of 50 ReLU units, prior N(0, 2 / fan-in), Normal
-noise of a known scale; inputs and targets standardised on the train part. The scale is the RMSE of
-a MAP network on a fifth of the train part that it does not see: with a latent or learned one the
-MAP makes it tiny (on a split of yacht its NLL was 864), and the comparison one of noise.
-
-Guides are trained by Adam along a cosine to 0, with as many steps for each; the chains of SGHMC
-take minibatches of the same size. Their learning rate goes with the noise's variance, as the
-curvature goes with its inverse. Nothing was chosen by scores of the test parts; larger rates of the
-chains and of `full_rank` were seen to diverge.
-
-Each split that is done is a file in ``splits/NAME``, from which an interrupted run goes on.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
@@ -33,7 +23,7 @@ import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
-from _helpers.run import Data, DataSettings, Picture, Run, Section, Table, read_json, write_json
+from _helpers.run import Data, DataSettings, Picture, Run, Table, read_json, write_json
 from _helpers.uci import Scaling, digest, score, unscaled
 from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
@@ -278,9 +268,9 @@ def main(config: Config) -> dict[str, Any]:
     for name, scores in tqdm(done, total=len(jobs), unit="split"):
         found[name].append(scores)
     tables = {name: mean_scores(splits) for name, splits in found.items()}
-    section = Section("Scores", "", [gap_table(tables)], [draw_coverage(run, tables)])
     record = run.finish({"tables": tables, "splits": {k: len(v) for k, v in found.items()}})
-    run.report("Gap splits", SUMMARY, [section], record)
+    pictures = [draw_coverage(run, tables)]
+    run.report("Gap splits", SUMMARY, record, [gap_table(tables)], pictures)
     return record
 
 

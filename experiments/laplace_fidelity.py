@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.run import RepeatedSettings, Run, Section, Table
+from _helpers.run import RepeatedSettings, Run, Table
 from torch import Tensor
 from tqdm import tqdm
 
@@ -110,8 +110,8 @@ def main(config: Config) -> dict[str, Any]:
     picture = fidelity.draw_bands(run, "laplace", reference, first, shown)
     floor = dict(reference.diagnostics)["floor"]
     record = run.finish({"floor": floor, "variants": variants, "seeds": list(seeds)})
-    section = Section("Sine", reference.text, [table(floor, variants)], [picture])
-    run.report("Laplace by draws and by the tangent", SUMMARY, [section], record)
+    tables = [table(floor, variants)]
+    run.report("Laplace by draws and by the tangent", SUMMARY, record, tables, [picture])
     return record
 
 

@@ -9,29 +9,9 @@ kernel, biases without uncertainty, prior N(0, 1), closed-form KL, Adam at a con
 steps of 128 images, 50 draws for each prediction. (Its initial rho are spread by 0.1 around the -3
 that all start from here.)
 
-``--preset ours`` (the default) is the library's defaults: every weight and bias random, He start,
-rho -5, Adam from 1e-3 along a cosine. Of two settings tried on validation images (2,500, one seed,
-30 draws) it has 99.08 %, NLL 0.034, AUROC of noise 0.993 (epistemic); rho -4 and lr 2e-3 had
-98.84 %, 0.037 and 0.999. A better accuracy was preferred to better detection of noise.
-
-``--preset ivon`` trains by natural gradients (`docs/guide/natural_gradients.md`): every weight and
-bias random, prior N(0, 2 / fan-in), the KL at temperature 0.1, twice as many steps. A step draws
-the weights once. On validation images of Fashion-MNIST (5,000, one
-seed, 32 draws) 8,600 steps had 91.70 %, NLL 0.221, ECE 0.009 with lr 0.03, and 91.62 %, 0.221,
-0.009 with 0.015. Tried before on fewer steps, some of it read on test
-images: temperature 1 is too uncertain (ECE 0.035), lr 0.1
-learns less, and so does the prior N(0, 0.4^2).
-
-All use 5,000 training images for validation, as the example does, and train on the others. Every
-400 steps the validation images are scored (figures in ``steps/``); the refusal cut-off
-comes from them. The test images are read once, after training. Out-of-distribution inputs are
-images of pure Gaussian noise, every pixel from N(0, 1), and the other data set's images.
-
-With the first seeds the network is also trained with random weights in the dense layers only, in
-the last layer only, and nowhere.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -43,20 +23,10 @@ import tyro
 from _helpers import lenet5_report as report
 from _helpers.images import images, train_and_validation
 from _helpers.lenet5 import Recipe, train, train_plain
-from _helpers.lenet5_report import (
-    ALL,
-    NOISE,
-    NUM_SHOWN,
-    PUBLISHED_CUT_OFF,
-    Answers,
-    Scores,
-    Sets,
-    Snapshot,
-)
-from _helpers.repeats import repeat, shown
-from _helpers.run import DataSettings, RepeatedSettings, Run, Section
+from _helpers.lenet5_report import ALL, NOISE, NUM_SHOWN, PUBLISHED_CUT_OFF, Answers, Scores, Sets
+from _helpers.repeats import repeat
+from _helpers.run import DataSettings, RepeatedSettings, Run
 from _helpers.scores import detect, scores
-from _helpers.tensorboard import TensorBoard
 from torch import Tensor
 
 import pyro_bbb as bbb
@@ -88,8 +58,6 @@ class Config(RepeatedSettings, DataSettings):
     """Coverage of the validation images at our refusal cut-off."""
     compared: int = 1
     """Seeds, from the first, with which partly random networks are trained too; 0 for none."""
-    tensorboard: bool = False
-    """Write loss parts and weights for TensorBoard, too."""
     output: Path = Path("results/lenet5_mnist")
     """Folder for results."""
 
@@ -186,48 +154,38 @@ def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor
     }
 
 
-def recorder(config: Config, sets: Sets, found: list[Snapshot]) -> Callable[[bbb.EpochEnd], None]:
-    """Make a callback that records the posterior and its predictions."""
-    x, pixels = sets.valid[0][:NUM_SHOWN], report.noise(NUM_SHOWN // 5, seed=2)
+def recorder(config: Config, sets: Sets, steps: list[Scores]) -> Callable[[bbb.EpochEnd], None]:
+    """Make a callback that records held-out log-likelihood, accuracy and entropies."""
+    (x, y), pixels = sets.valid, report.noise(NUM_SHOWN // 5, seed=2)
+    x, y = x[:NUM_SHOWN], y[:NUM_SHOWN]
 
     def callback(state: bbb.EpochEnd) -> None:
         inside, outside = (answer(config, state.model, state.guide, z) for z in (x, pixels))
-        step = len(state.history.steps)
-        found.append(Snapshot(step, copy.deepcopy(state.guide), inside, outside))
+        steps.append(
+            {
+                "step": len(state.history.steps),
+                "held_out_nats": float(inside.log_prob(y).mean()),
+                "accuracy": metrics.accuracy(inside.probs, y),
+                "entropy": float(inside.entropy.mean()),
+                "noise_entropy": float(outside.entropy.mean()),
+                "noise": detect(outside, inside),
+            }
+        )
 
     return callback
 
 
-def by_step(snapshots: list[Snapshot], y: Tensor) -> list[Scores]:
-    """Tabulate held-out log-likelihood, accuracy and entropies by step."""
-    return [
-        {
-            "step": snapshot.step,
-            "held_out_nats": float(snapshot.inside.log_prob(y[:NUM_SHOWN]).mean()),
-            "accuracy": metrics.accuracy(snapshot.inside.probs, y[:NUM_SHOWN]),
-            "entropy": float(snapshot.inside.entropy.mean()),
-            "noise_entropy": float(snapshot.noise.entropy.mean()),
-            "noise": detect(snapshot.noise, snapshot.inside),
-        }
-        for snapshot in snapshots
-    ]
+def compare(config: Config, recipe: Recipe, sets: Sets) -> dict[str, Scores]:
+    """Score partly random networks, and one of fixed weights."""
 
+    def one(layers: str | None, seed: int) -> Scores:
+        return evaluate(config, sets, partly(config, recipe, sets, layers, seed))[0]
 
-def compare(config: Config, recipe: Recipe, sets: Sets) -> tuple[dict[str, Scores], Answers]:
-    """Partly random networks and one of fixed weights; answers to the test images, first seed."""
-    summaries: dict[str, Scores] = {}
-    answers: Answers = {}
-    for name, layers in VARIANTS.items():
-        if name == ALL or not config.compared:
-            continue
-
-        def one(seed: int, name: str = name, layers: str | None = layers) -> Scores:
-            figures, everything = evaluate(config, sets, partly(config, recipe, sets, layers, seed))
-            answers.setdefault(name, everything[NAMES[config.dataset]])
-            return figures
-
-        summaries[name] = repeat(one, config.seed, config.compared)
-    return summaries, answers
+    return {
+        name: repeat(partial(one, layers), config.seed, config.compared)
+        for name, layers in VARIANTS.items()
+        if name != ALL and config.compared
+    }
 
 
 def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:
@@ -254,85 +212,40 @@ def main(config: Config) -> dict[str, Any]:
     if recipe.steps % config.every:
         raise SystemExit(f"--steps must be a multiple of --every, got {recipe.steps}")
     run, sets = Run(config), load(config)
-    snapshots: list[Snapshot] = []
-    story: dict[str, Any] = {}  # of the first seed
+    steps: list[Scores] = []  # of the first seed
 
     def one(seed: int) -> Scores:
-        first = seed == config.seed
-        callbacks: tuple[Any, ...] = (recorder(config, sets, snapshots),) if first else ()
-        if first and config.tensorboard:
-            callbacks += (TensorBoard(run.folder / "tensorboard"),)
+        callbacks = (recorder(config, sets, steps),) if seed == config.seed else ()
         layers = VARIANTS[ALL] or ""
         model, guide, history = train(recipe, sets.train, layers, seed, config.every, callbacks)
-        figures, everything = evaluate(
-            config, sets, partial(answer, config, model, guide, seed=seed)
-        )
+        predict = partial(answer, config, model, guide, seed=seed)
+        figures, everything = evaluate(config, sets, predict)
         x, y = sets.test
         mean = bbb.predict_mean(model, guide, x, batch_size=250)
         figures |= single_networks(everything[NAMES[config.dataset]], mean, y)
         figures["training_seconds"] = sum(history.seconds)
-        if first:
-            story.update(history=history, everything=everything)
         return figures
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())
-    variants, answers = compare(config, recipe, sets)
-    steps = by_step(snapshots, sets.valid[1])
+    variants = compare(config, recipe, sets)
     record = run.finish(
         {"recipe": asdict(recipe), **summary, "steps": steps, "random_layers": variants}
     )
-    write_report(config, run, sets, story, snapshots, summary, variants, answers, record)
+    tables = [
+        report.scores_table(config.dataset, summary, variants),
+        report.ood_table({ALL: summary, **variants}),
+        report.refusal_table(summary),
+    ]
+    pictures = [report.draw_steps(run, steps)]
+    run.report("LeNet-5 with random weights", SUMMARY, record, tables, pictures)
     return record
 
 
-def write_report(
-    config: Config,
-    run: Run,
-    sets: Sets,
-    story: dict[str, Any],
-    snapshots: list[Snapshot],
-    summary: Scores,
-    variants: dict[str, Scores],
-    answers: Answers,
-    record: dict[str, Any],
-) -> None:
-    """Tables on the terminal; tables and pictures in ``report.html``."""
-    everything, kind = story["everything"], NAMES[config.dataset]
-    answered = shown(summary, "accuracy_of_answers", "validation")
-    sections = [
-        Section(
-            f"On test {kind}",
-            f"The ensemble averages the class probabilities of {config.samples} networks drawn "
-            "from the posterior; NLL is the negative held-out log-probability per image, ECE the "
-            "gap between confidence and accuracy. ± is the standard deviation over seeds. "
-            "Published are LeNet-5s of uncertainty-baselines.",
-            tables=[report.scores_table(config.dataset, summary, variants)],
-            pictures=report.draw_progress(run, record["steps"], story["history"]),
-        ),
-        Section(
-            "Posterior during training",
-            f"The folder ``steps`` has both figures of every {config.every} steps.",
-            pictures=report.draw_steps(run, sets, snapshots),
-        ),
-        Section(
-            "Out-of-distribution detection and refusal",
-            "AUROC is the probability that an out-of-distribution image has a lower "
-            "certainty than a test image. Our cut-off is exceeded by "
-            f"{config.answered:.0%} of the validation images. On test images above it the accuracy "
-            f"is {answered} %.",
-            tables=[report.ood_table({ALL: summary, **variants}), report.refusal_table(summary)],
-            pictures=[
-                report.draw_noise(run, snapshots),
-                *report.draw_refusal(run, sets, everything, answers),
-            ],
-        ),
-    ]
-    run.report("LeNet-5 with random weights", SUMMARY, sections, record)
-
-
 SUMMARY = (
-    "A convolutional network whose weights are distributions. On digits its "
-    "draws agree; where they do not, the network can refuse to answer."
+    "A convolutional network whose weights are distributions. On digits its draws agree; where "
+    "they do not, the network can refuse to answer. AUROC is the probability that an "
+    "out-of-distribution image is less certain than a test image; our cut-off is that of the "
+    "validation images. Published are LeNet-5s of uncertainty-baselines."
 )
 
 

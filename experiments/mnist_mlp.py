@@ -11,21 +11,7 @@ loss is the minibatch's free energy in nats, the data cost summed over the batch
 by the number of batches, as in the library; the learning rate applies to that sum. (Applied to the
 mean over the batch it gives 75.7 % after the first epoch, where the tutorial has 94.55 %.)
 
-The tutorial's forward pass ends its loop over hidden layers one too early: its second hidden layer
-is never used. That layer's weights know the prior alone, and are ranked and removed with the rest.
-A third network repeats this, because the pruning table cannot be compared without it.
-
-``--preset ours`` (the default) trains the same network so that far more of it can be removed. Its
-settings were compared on 10,000 of the 60,000 training images, by the mean network's accuracy
-before and after the removal of 95 and 98 %; test images played no part. Five trainings: 20 epochs
-(98.0, 97.8 and 95.5 %); 12 epochs (98.0, 97.5, 89.0), where the estimator local_reparam does no
-better (98.0, 97.4, 89.8); sigma2 = e^-7 (98.2, 65.5, 32.3) and a standard Normal prior (98.3, 95.3,
-84.4), both 12 epochs. The sparsest that is accurate was taken.
-
-Pruning follows Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: all
-weights and biases are ranked together by |mean| / standard deviation, and the lowest are set to
-exactly zero, with no training afterwards. The pruned network is exported as an ordinary torch
-module; its size and speed are compared with those of the unpruned one.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
@@ -40,11 +26,10 @@ import tyro
 from _helpers import pruning_report as report
 from _helpers.images import images
 from _helpers.pruned_speed import compare
-from _helpers.pruning_report import EXPORTED, FRACTIONS, SOURCE, Scores, Trained, accuracy
+from _helpers.pruning_report import EXPORTED, FRACTIONS, Scores, Trained, accuracy
 from _helpers.repeats import repeat
-from _helpers.run import Data, DataSettings, RepeatedSettings, Run, Section
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import scores
-from _helpers.tensorboard import TensorBoard
 from _helpers.training import Training, make_prior, normal_means
 from torch import Tensor
 
@@ -143,15 +128,11 @@ class Config(RepeatedSettings, DataSettings):
     """Networks drawn from the posterior for the ensemble."""
     repetitions: int = 200
     """Timed passes of each exported network."""
-    tensorboard: bool = False
-    """Write loss parts and weight histograms for TensorBoard into the folder of results."""
     output: Path = Path("results/mnist_mlp")
     """Folder for results."""
 
 
-def train(
-    recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data, callbacks: list[Any]
-) -> Trained:
+def train(recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data) -> Trained:
     """Train one network and record its test accuracy by epoch; nothing is chosen by it."""
     torch.manual_seed(seed)  # for the initial means
     sizes = [train_data[0].shape[1], *recipe.hidden, 10]
@@ -166,7 +147,7 @@ def train(
         guide,
         train_data,
         optimizer=torch.optim.SGD if recipe.optimizer == "sgd" else None,
-        callbacks=[lambda end: curve.append(accuracy(end.model, end.guide, test_data)), *callbacks],
+        callbacks=[lambda end: curve.append(accuracy(end.model, end.guide, test_data))],
         seed=seed,
     )
     return Trained(model, guide, history, curve)
@@ -178,6 +159,7 @@ def evaluate(
     """All figures of one trained network."""
     x, y = test_data
     ensemble = bbb.predict(trained.model, trained.guide, x, num_samples=config.samples, seed=seed)
+    modules = {str(f): bbb.to_module(trained.model, trained.pruned(f).guide) for f in EXPORTED}
     ratios = torch.cat([r.flatten() for r in bbb.signal_to_noise(trained.guide).values()])
     return {
         "accuracy_by_epoch": {str(i): a for i, a in enumerate(trained.curve, start=1)},
@@ -186,65 +168,9 @@ def evaluate(
         "ensemble": scores(ensemble.probs, y),
         "share_below_0_db": float((ratios < 1).double().mean()),
         "pruning": {str(f): trained.pruned(f).accuracy(test_data) for f in FRACTIONS},
-        "exported": export(trained, x, config.repetitions),
+        "exported": compare(modules, x, config.repetitions),
         "seconds_per_epoch": statistics.median(trained.history.seconds),
     }
-
-
-def export(trained: Trained, x: Tensor, repetitions: int) -> Scores:
-    """Size and speed of the pruned networks as ordinary modules, as ratios to the unpruned one."""
-    modules = {str(f): bbb.to_module(trained.model, trained.pruned(f).guide) for f in EXPORTED}
-    return compare(modules, x, repetitions)
-
-
-def sections(
-    config: Config, run: Run, networks: Mapping[str, Trained], record: Scores
-) -> list[Section]:
-    """The report: tables of all seeds, pictures of the first."""
-    names, first = list(networks), record["seeds"][str(config.seed)]
-    pictures = {
-        name: (
-            report.draw_weights(run, name, trained),
-            report.draw_ratios(run, name, trained, first[name]["share_below_0_db"]),
-            report.draw_pruning(run, name, first[name]["pruning"]),
-            report.draw_unpruned(run, name, trained),
-        )
-        for name, trained in networks.items()
-    }
-    return [
-        Section(
-            "Accuracy",
-            "Test accuracy of the network of mean weights after every epoch, with the one of the "
-            f"{SOURCE}, and at the end also of the ensemble that averages the probabilities of "
-            f"{config.samples} networks drawn from the posterior.",
-            [
-                report.networks_table(record, names, config.samples),
-                report.accuracy_table(record, names),
-            ],
-            [report.draw_curves(run, networks)],
-        ),
-        Section(
-            "Signal-to-noise ratio of the weights",
-            "Every weight has a mean and a standard deviation. Their ratio says how much it would "
-            "matter to set the weight to zero.",
-            pictures=[picture for name in names for picture in pictures[name][:2]],
-        ),
-        Section(
-            "Pruning",
-            "All weights and biases are ranked together by |mean| / standard deviation, and the "
-            "lowest set to exactly zero.",
-            [report.pruning_table(record, names)],
-            [picture for name in names for picture in pictures[name][2:]],
-        ),
-        Section(
-            "Export of the pruned network",
-            "Exported with to_module: mean weights only. Files are compressed by gzip. For the "
-            "times, layers have sparse weights where these are faster (sparse_where_faster); they "
-            "are medians of passes in which the modules took turns, on "
-            f"{config.threads} processor thread(s), relative to the dense network.",
-            [report.export_table(record, name) for name in names],
-        ),
-    ]
 
 
 def load(config: Config, recipe: Recipe, *, train: bool) -> Data:
@@ -261,22 +187,24 @@ def main(config: Config) -> dict[str, Any]:
         recipe = replace(recipe, epochs=2, hidden=(50, 50))
     run = Run(config)
     train_data, test_data = (load(config, recipe, train=part) for part in (True, False))
-    first: dict[str, Trained] = {}
 
     def one(seed: int) -> Scores:
         figures = {}
         for name in recipe.variants:
-            folder = run.folder / "tensorboard" / f"{report.slug(name)}_{seed}"
-            board = [TensorBoard(folder)] if config.tensorboard else []
-            trained = train(recipe, name, seed, train_data, test_data, board)
-            first.setdefault(name, trained)
+            trained = train(recipe, name, seed, train_data, test_data)
             figures[name] = evaluate(trained, config, seed, train_data, test_data)
         return figures
 
     summary = repeat(one, config.seed, config.repeats, run.seeds())
-    record = run.finish({"recipe": asdict(recipe), **summary})
-    parts = sections(config, run, first, record)
-    run.report("Pruning an MNIST classifier", REMARKS[config.preset], parts, record)
+    record, names = run.finish({"recipe": asdict(recipe), **summary}), list(recipe.variants)
+    tables = [
+        report.networks_table(record, names, config.samples),
+        report.accuracy_table(record, names),
+        report.pruning_table(record, names),
+        *(report.export_table(record, name) for name in names),
+    ]
+    pictures = [report.draw_pruning(run, record, names)]
+    run.report("Pruning an MNIST classifier", REMARKS[config.preset], record, tables, pictures)
     return record
 
 

@@ -8,17 +8,13 @@ layers of 1,200 units; weights are ranked by their signal-to-noise ratio |mean| 
 and the lowest set to zero, with no training afterwards. ``--posterior`` is a folder that
 ``paper_mnist.py`` or `pyro_bbb.save` wrote; without it the network is trained here first.
 
-``--preset published`` removes weights once, as the paper does. ``--preset ours`` (the default) does
-that and then removes them in steps, with a few epochs of training after each: what is left learns
-to do without the rest, and its new uncertainty says what can go next. Test images are read at the
-end only, once for each number in the table.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.paper import (
@@ -31,11 +27,9 @@ from _helpers.paper import (
     recipe_of,
     train,
 )
-from _helpers.run import DataSettings, Picture, Run, Section, Table
-from matplotlib.ticker import PercentFormatter
+from _helpers.run import DataSettings, Run, Table
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
 
 PUBLISHED = {0.0: 0.0124, 0.5: 0.0124, 0.75: 0.0124, 0.95: 0.0129, 0.98: 0.0139}
 FRACTIONS = tuple(PUBLISHED)
@@ -121,41 +115,6 @@ def errors_table(figures: dict[str, Scores]) -> Table:
     return Table(("weights removed (%)", *columns), rows)
 
 
-def draw_ratios(run: Run, trained: Trained) -> Picture:
-    """Plot density and cumulative distribution of the signal-to-noise ratio in decibels."""
-    ratios = {name: x.cpu() for name, x in bbb.signal_to_noise(trained.guide).items()}
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.snr_density_and_cdf(ax, ratios)
-        ax.set_xlim(left=-35)  # hardly any are below
-        below = float(torch.cat([x.flatten() for x in ratios.values()]).lt(1).double().mean())
-        ax.set_title(f"{below:.0%} of the weights are more noise than signal")
-    return run.picture(figure, "snr", "All weights and biases of the network before any removal.")
-
-
-def draw_errors(run: Run, figures: dict[str, Scores]) -> Picture:
-    """Plot the error by fraction of unpruned weights."""
-    with plots.style():
-        figure, ax = plt.subplots()
-        left = [1 - fraction for fraction in FRACTIONS]
-        for (name, of_way), marker in zip(figures.items(), "os", strict=False):
-            errors = [of_way[str(fraction)]["error"] for fraction in FRACTIONS]
-            ax.plot(left, errors, f"{marker}-", label=name)
-        ax.plot(left, list(PUBLISHED.values()), "k^--", linewidth=1.0, label="paper")
-        ax.set(xlabel="fraction of unpruned weights", ylabel="test error", xscale="log")
-        ax.set_xticks(left, [f"{x:.0%}" for x in left])
-        ax.minorticks_off()
-        ax.invert_xaxis()
-        top = max(of_way[str(0.95)]["error"] for of_way in figures.values())
-        ax.set_ylim(0, min(1.0, max(0.03, 1.3 * top)))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-        least = f"{left[-1]:.0%} left"
-        ends = (f"{of[str(FRACTIONS[-1])]['error']:.2%} {name}" for name, of in figures.items())
-        ax.set_title(f"{least}: {', '.join(ends)}".replace("removed ", ""))
-        ax.legend(loc="upper left")
-    return run.picture(figure, "pruning", "Test error of the network of mean weights.")
-
-
 SUMMARY = (
     "The posterior of a weight says how much the weight is needed. Most of them can go; with a few "
     "epochs of training between removals nearly all."
@@ -176,18 +135,15 @@ def main(config: Config) -> dict[str, Any]:
         name: {str(f): evaluate(found[f], sets, config) for f in FRACTIONS}
         for name, found in ways.items()
     }
-    pictures = [draw_ratios(run, trained), draw_errors(run, figures)]
     record = run.finish({"errors": figures})
-    sections = [
-        Section(
-            "Table 2",
-            "Test error of the network of mean weights; in brackets its change from the network "
-            "with all weights.",
-            [errors_table(figures)],
-            pictures,
-        ),
-    ]
-    run.report("How many weights are needed", SUMMARY, sections, record)
+    lines = {
+        name: (FRACTIONS, [errors[str(fraction)]["error"] for fraction in FRACTIONS])
+        for name, errors in figures.items()
+    }
+    lines["paper"] = FRACTIONS, list(PUBLISHED.values())
+    axes = {"xlabel": "fraction of weights removed", "ylabel": "test error"}
+    picture = run.curves("pruning", "The network of mean weights.", {"": lines}, **axes)
+    run.report("How many weights are needed", SUMMARY, record, [errors_table(figures)], [picture])
     return record
 
 

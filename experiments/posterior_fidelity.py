@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fidelity of posteriors: distances of every guide and of chains to the references by NUTS.
 
-    python experiments/posterior_fidelity.py [--problems sine gap ...] [--page docs/fidelity.md]
+    python experiments/posterior_fidelity.py [--problems sine gap ...]
 
 The twelve problems of `pyro_bbb.data.reference`, whose draws of the network's function by NUTS come
 with the library; NUTS does not run here. Weights cannot be compared, as units may be permuted or
 change their sign without changing the function: every method is compared by its functions at the
 probe inputs on the data and off them.
 
-Every guide but SWAG, whose width is that of the minibatches' noise, is trained on the full training
-set in each step, half of the steps at a constant learning rate and half along a cosine to 0, so
-that what remains is the family's distance and not the optimiser's. The floor is the distance
-between two halves of NUTS's chains. Learning rates, and that ``full_rank`` starts at the means of
-``softplus_normal``, were chosen by the training loss on the sine. ``sample`` is `pyro_bbb.sample`
-with its default options. Seconds are those of the processor, one thread.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
-import re
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +22,7 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.run import Run, Section, Settings, Table, check_names, read_json, write_json
+from _helpers.run import Run, Settings, Table, check_names, read_json, write_json
 from torch import Tensor
 from tqdm import tqdm
 
@@ -62,8 +56,6 @@ class Config(Settings):
     """Draws from each guide."""
     data_root: Path | None = None
     """Folder of the UCI sets; by default $PYRO_BBB_DATA."""
-    page: Path | None = None
-    """A Markdown file whose tables between comments ``<!-- table: NAME -->`` are replaced."""
     output: Path = Path("results/posterior_fidelity")
     """Folder for results, and for those of finished problems, which are not run again."""
 
@@ -221,14 +213,6 @@ def tables(problems: dict[str, Any]) -> dict[str, Table]:
     return comparisons | {"seconds": seconds_table(problems), "NUTS": nuts}
 
 
-def with_tables(text: str, problems: dict[str, Any]) -> str:
-    """The page's text with its tables replaced."""
-    for name, table in tables(problems).items():
-        mark = f"<!-- table: {name} -->\n"
-        text = re.sub(f"{mark}.*?(?=\n<!-- end)", lambda _, t=f"{mark}{table}": t, text, flags=re.S)
-    return text
-
-
 def main(config: Config) -> dict[str, Any]:
     """Run every method on every problem; returns what ``metrics.json`` holds."""
     check_names("--problems", config.problems, REFERENCES)
@@ -239,7 +223,7 @@ def main(config: Config) -> dict[str, Any]:
     problems, pictures = {}, []
     for name in config.problems:
         reference = bbb.data.reference(name, root=config.data_root)
-        path = run.seeds("problems", "page") / f"{name}.json"
+        path = run.seeds("problems") / f"{name}.json"
         if path.exists():
             problems[name] = read_json(path)
             run.started -= problems[name]["seconds"]
@@ -251,10 +235,8 @@ def main(config: Config) -> dict[str, Any]:
             pictures.append(fidelity.draw_bands(run, name, reference, figures, draws))
     recipes = {k: v if isinstance(v, dict) else asdict(v) for k, v in APPROACHES.items()}
     record = run.finish({"problems": problems, "approaches": recipes})
-    if config.page:
-        config.page.write_text(with_tables(config.page.read_text("utf-8"), problems), "utf-8")
-    section = Section("All problems", "", list(tables(problems).values()), pictures)
-    run.report("Fidelity of posteriors", SUMMARY, [section], record)
+    all_tables = list(tables(problems).values())
+    run.report("Fidelity of posteriors", SUMMARY, record, all_tables, pictures)
     return record
 
 

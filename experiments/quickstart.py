@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
+"""Bayesian neural networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
 
     python experiments/quickstart.py
 
-1. A Bayesian network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by Bayes
-   by Backprop. Printed: accuracy, NLL and ECE of an ordinary network, of single sampled networks,
-   of the network of mean weights and of the ensemble; out-of-distribution detection (patches of
-   photographs, digits with shuffled pixels, noise); how many of each the network refuses.
+1. A Bayesian neural network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by
+   Bayes by Backprop. Printed: accuracy, NLL and ECE of an ordinary network, of single sampled
+   networks, of the network of mean weights and of the ensemble; out-of-distribution detection
+   (patches of photographs, digits with shuffled pixels, noise); how many of each are refused.
 2. A small network learns 10 sin(2 pi x) from 32 noisy points and predicts far outside them: the
    problem of https://krasserm.github.io/2019/03/14/bayesian-neural-networks/.
 
@@ -23,25 +23,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers import digit_figures as figures
-from _helpers.digit_figures import DIGITS, PHOTOGRAPHS, Predictions
-from _helpers.run import Run, Section, Settings, Table, digits, stratified
+from _helpers.run import Picture, Run, Settings, Table, digits, stratified
 from _helpers.scores import scores
-from _helpers.sine import sine
-from _helpers.weight_plots import draw_pruning, draw_weights
+from _helpers.sine import draw_bands, sine
 from pyro.distributions import Normal
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import metrics
 
 Scores: TypeAlias = dict[str, dict[str, float]]
+Predictions: TypeAlias = dict[str, bbb.ClassificationPrediction]
+DIGITS, PHOTOGRAPHS = "test digits", "photograph patches"
 
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 
@@ -159,7 +157,7 @@ def prune_and_score(
     return accuracies
 
 
-def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section]]:
+def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table], Picture]:
     """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
     train, valid = stratified(*train_part, 0.1)
@@ -168,7 +166,7 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
     guide = bbb.AutoSoftplusNormal(model)
     epochs, seed = config.epochs, config.seed
     cold = bbb.KLSchedule(temperature=config.temperature)
-    history = bbb.fit(model, guide, train, epochs=epochs, kl_schedule=cold, seed=seed)
+    bbb.fit(model, guide, train, epochs=epochs, kl_schedule=cold, seed=seed)
     plain = plain_network(config, *train)
 
     def predict(x: Tensor) -> bbb.ClassificationPrediction:
@@ -184,7 +182,6 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
     detection = detect_ood(ensembles, plains, threshold)
     answered = ~ensembles[DIGITS].refuse(threshold)
     pruning = prune_and_score(model, guide, x, y)
-    caption = "Test accuracy of the mean network."
     results = {
         "test_digits": networks,
         "threshold": threshold,
@@ -192,44 +189,13 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Section
         "detection": detection,
         "pruning": dict(zip(map(str, FRACTIONS), pruning, strict=True)),
     }
-    sections = [
-        Section(
-            "Digits: ordinary network, sampled networks, mean network, ensemble",
-            f"The ensemble averages the class probabilities of {config.samples} networks drawn "
-            "from the posterior, and costs as many passes. The mean network has every weight at "
-            "its posterior mean, and costs one pass, as the ordinary network does. NLL is the mean "
-            "negative log-probability of the true class, ECE the gap between confidence and "
-            "accuracy.",
-            tables=[networks_table(networks, config.samples)],
-            pictures=[figures.draw_loss(run, history)],
-        ),
-        Section(
-            "Out-of-distribution detection",
-            f"The network refuses where no class has a probability above {threshold:.2f}, a value "
-            f"that {config.answered:.0%} of the validation digits exceed. The accuracy on the "
-            f"answered test digits is {results['accuracy_where_answered']:.1%}. "
-            "AUROC is the probability that an out-of-distribution input is less certain than a "
-            "test digit, by three measures of uncertainty: 50 % is a coin toss.",
-            tables=[detection_table(detection)],
-            pictures=[
-                *figures.draw_votes(run, inputs, ensembles, y),
-                figures.draw_entropies(run, ensembles),
-            ],
-        ),
-        Section(
-            "Weights and pruning",
-            "For the pruning curve all weights and biases are ranked together by |mean| / standard "
-            "deviation and the lowest set to exactly zero, with no training afterwards.",
-            pictures=[
-                *draw_weights(run, guide),
-                draw_pruning(run, "pruning", caption, FRACTIONS, pruning),
-            ],
-        ),
-    ]
-    return results, sections
+    tables = [networks_table(networks, config.samples), detection_table(detection)]
+    line = {"mean network": (FRACTIONS, pruning)}
+    axes = {"xlabel": "fraction of weights removed", "ylabel": "test accuracy"}
+    return results, tables, run.curves("pruning", "Without training after.", {"": line}, **axes)
 
 
-def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
+def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Table, Picture]:
     """Fit the sine where there are data; compare the uncertainty there and elsewhere."""
     generator = torch.Generator().manual_seed(config.seed)
     x_data = torch.linspace(-0.5, 0.5, 32)[:, None]
@@ -250,24 +216,8 @@ def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Section]:
         "epistemic_sd_beyond": float(epistemic[~inside].mean()),
         "noise_sd": 1.0,
     }
-    with plots.style():
-        figure, ax = plt.subplots()
-        plots.regression_band(ax, x, prediction, data=(x_data, y_data), truth=sine(x))
-        ratio = results["epistemic_sd_beyond"] / results["epistemic_sd_on_data_range"]
-        ax.set(ylim=(-40, 40), title=f"{ratio:.1f} times as uncertain beyond the data")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    caption = (
-        f"Mean and 2 sd bands of {draws} networks trained on 32 points. The dark band is what more "
-        "data could remove (epistemic), the light one adds the noise of sd 1 (total)."
-    )
-    section = Section(
-        "Regression inside and outside the data",
-        "The bands must hug the truth on [-0.5, 0.5], where the data are, and open beyond: the "
-        "network cannot know that the wave goes on, and should say so.",
-        tables=[sine_table(results)],
-        pictures=[run.picture(figure, "regression_band", caption)],
-    )
-    return results, section
+    picture = draw_bands(run, {f"{draws} networks, 32 points": prediction}, x)
+    return results, sine_table(results), picture
 
 
 def networks_table(networks: Scores, samples: int) -> Table:
@@ -325,16 +275,20 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, epochs=2, samples=5, regression_epochs=5, regression_samples=5)
     torch.manual_seed(config.seed)  # for the initial means
     run = Run(config)
-    classifier, sections = learn_digits(config, run)
-    wave, section = learn_sine(config, run)
-    sections.append(section)
+    classifier, tables, pruning = learn_digits(config, run)
+    wave, table, bands = learn_sine(config, run)
     record = run.finish({"digits": classifier, "sine": wave})
-    summary = (
-        "A Bayesian neural network holds a distribution over its weights. Each draw from it is a "
-        "network; where the networks disagree, the data have not settled the answer."
-    )
-    run.report("Bayesian networks on digits and a sine", summary, sections, record)
+    pictures = [pruning, bands]
+    run.report("Bayesian neural networks", SUMMARY, record, [*tables, table], pictures)
     return record
+
+
+SUMMARY = (
+    "Each draw from the distribution over the weights is a network; where the networks disagree, "
+    "the data have not settled the answer. The mean network has every weight at its mean. NLL is "
+    "the mean negative log-probability of the true class, ECE the gap between confidence and "
+    "accuracy, AUROC the probability that an input that is no digit is less certain than a digit."
+)
 
 
 if __name__ == "__main__":

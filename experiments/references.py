@@ -18,19 +18,18 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
 from _helpers.fidelity import nuts_table
-from _helpers.run import Picture, Run, Section, Settings, check_names
+from _helpers.run import Run, Settings, check_names
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import metrics
 from pyro_bbb.data import REFERENCES, Reference
 from pyro_bbb.data.references import PROBES, difference, read_table, with_data
 
@@ -370,18 +369,6 @@ def make(name: str, config: Config, path: Path) -> Reference:
     return made
 
 
-def draw_curves(run: Run, curves: list[Reference]) -> Picture:
-    """Draw NUTS's functions of the problems of one input."""
-    with plots.style():
-        figure, axes = plt.subplots(1, len(curves), figsize=(9.6, 2.4), squeeze=False)
-        for ax, made in zip(axes.flat, curves, strict=True):
-            order, data = made.probes[:, 0].argsort(), (made.x, made.y)
-            functions = made.functions[:, order, 0].float()
-            plots.function_band(ax, made.probes[order, 0], functions, data=data)
-            ax.set_title(made.name)
-    return run.picture(figure, "curves", "NUTS: the central 90 % of the functions at the probes.")
-
-
 def main(config: Config) -> dict[str, Any]:
     """Make the files that are missing; returns what ``metrics.json`` holds."""
     check_names("--problems", config.problems, PROBLEMS)
@@ -394,12 +381,9 @@ def main(config: Config) -> dict[str, Any]:
         path = (config.files or config.output) / f"{name}.safetensors"
         made.append(make(name, config, path))
         print(nuts_table({name: made[-1].diagnostics}), flush=True)
-    curves = [reference for reference in made if reference.sizes[0] == 1]
-    pictures = [draw_curves(run, curves)] if curves else []
     records = {reference.name: dict(reference.diagnostics) for reference in made}
     record = run.finish({"problems": records})
-    section = Section("NUTS", "", [nuts_table(records)], pictures)
-    run.report("Reference posteriors", SUMMARY, [section], record)
+    run.report("Reference posteriors", SUMMARY, record, [nuts_table(records)])
     return record
 
 

@@ -20,9 +20,7 @@ than five networks on both data sets. Their learning rate rises from 0: without 
 LeNet-5 died in its first epoch, and knew no more than how frequent the classes are; with it none of
 the nine of the record did.
 
-The figures of every training (problem, method, seed) are a file in the folder of results as soon as
-they are done. Trainings are in the folder ``trainings`` of the results; with ``--trainings`` those
-of `posteriors` are taken, if the same commit made them, and trained where they are not there.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import dataclass, replace
@@ -33,9 +31,9 @@ from typing import Any
 import tyro
 from _helpers import shift_report as report
 from _helpers.posterior_methods import METHODS, PROBLEMS, UNDER_SHIFT
-from _helpers.posterior_tasks import Sets, Trainings
-from _helpers.repeats import over_seeds
-from _helpers.run import DataSettings, Run, Section, check_names, chosen, read_json, write_json
+from _helpers.posterior_tasks import Trainings
+from _helpers.repeats import over_seeds, resumed
+from _helpers.run import DataSettings, Run, check_names, chosen
 from _helpers.shifts import Scores, mean, measure
 
 
@@ -57,33 +55,25 @@ class Config(DataSettings):
     """Folder for results."""
 
 
-def cell(path: Path, trainings: Trainings, at: tuple[str, str, int], sets: Sets) -> Scores:
-    """The figures of a problem, a method and a seed, from their file if they are known."""
-    if not path.exists():
-        name, method, seed = at
-        posterior = METHODS[method].train(trainings.task(name, method, seed, sets))
-        predict = partial(trainings.method(method).prediction, posterior, seed=seed)
-        moved = PROBLEMS[name].dataset == "mnist"
-        write_json(path, measure(predict, sets.scored, moved=moved))
-    return read_json(path)
-
-
 def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
     """All methods on one problem: means and standard deviations over the seeds."""
     root = config.trainings or config.output / "trainings"
     epochs = 1 if config.smoke else None
     trainings = Trainings(root=root, data_root=config.data_root, smoke=config.smoke, epochs=epochs)
     sets = trainings.sets(name)
-    x, y = (part[: config.images] for part in sets.scored)
-    sets = replace(sets, scored=(x, y))
+    data = sets.scored[0][: config.images], sets.scored[1][: config.images]
+    seeds = range(config.seed, config.seed + config.seeds)
+
+    def one(method: str, seed: int) -> Scores:
+        posterior = METHODS[method].train(trainings.task(name, method, seed, sets))
+        predict = partial(trainings.method(method).prediction, posterior, seed=seed)
+        return measure(predict, data, moved=PROBLEMS[name].dataset == "mnist")
+
     found: dict[str, Scores] = {}
     for method in chosen(UNDER_SHIFT, config.methods):
-        records = []
-        for seed in range(config.seed, config.seed + config.seeds):
-            path = folder / name / method / f"{seed}.json"
-            records.append(with_means(cell(path, trainings, (name, method, seed), sets)))
-            print(summary_line(name, method, seed, records[-1]), flush=True)
-        found[method] = over_seeds(records)
+        what = f"{PROBLEMS[name].title}, {METHODS[method].label}"
+        figures = resumed(folder / name / method, seeds, partial(one, method), what)
+        found[method] = over_seeds([with_means(record) for record in figures["seeds"]])
         for single in ("corruptions", "thresholds"):
             found[method].get("sd", {}).pop(single, None)
     return found
@@ -93,16 +83,6 @@ def with_means(figures: Scores) -> Scores:
     """Figures, with their means over all angles and all distances if they have any."""
     kinds = {"rotation": "rotated", "translation": "translated"}
     return figures | {kinds[kind]: mean(figures[kind]) for kind in kinds if kind in figures}
-
-
-def summary_line(name: str, method: str, seed: int, figures: Scores) -> str:
-    """One line on a training that is scored."""
-    shifted = figures["shifted"]
-    return (
-        f"{PROBLEMS[name].title}, {METHODS[method].label}, seed {seed}: under corruptions "
-        f"accuracy {shifted['accuracy']:.4f}, Brier {shifted['brier']:.4f}, ECE "
-        f"{shifted['ece']:.4f}"
-    )
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -115,37 +95,23 @@ def main(config: Config) -> dict[str, Any]:
     run = Run(config)
     folder = run.seeds("problems", "methods", "seeds", "trainings")
     results = {name: compare(config, folder, name) for name in config.problems}
-    sections = [section(run, name, found) for name, found in results.items()]
-    pictures = [report.draw_thresholds(run, results)]
-    sections.append(Section("Confidence and accuracy", THRESHOLDS, pictures=pictures))
+    tables, pictures = [], []
+    for name, found in results.items():
+        tables += [report.shifted_table(name, found), report.confidence_table(found)]
+        pictures.append(report.draw_boxes(run, name, found))
+        if PROBLEMS[name].dataset == "mnist":
+            tables.append(report.moved_table(found))
+            pictures.append(report.draw_moved(run, name, found))
     record = run.finish({"problems": results})
-    run.report("Calibration under shift", SUMMARY, sections, record)
+    run.report("Calibration under shift", SUMMARY, record, tables, pictures)
     return record
-
-
-def section(run: Run, name: str, found: dict[str, Scores]) -> Section:
-    """Tables and pictures of one problem."""
-    tables = [report.shifted_table(name, found), report.confidence_table(found)]
-    pictures = [report.draw_boxes(run, name, found)]
-    if PROBLEMS[name].dataset == "mnist":
-        tables.append(report.moved_table(found))
-        pictures.append(report.draw_moved(run, name, found))
-    return Section(PROBLEMS[name].title, EXPLANATION, tables, pictures)
 
 
 SUMMARY = (
     "Networks trained on clean images, scored on corrupted, turned and moved ones: does the "
-    "confidence fall as the accuracy does?"
-)
-EXPLANATION = (
-    "Scores that do not say clean are means over fifteen corruptions and five severities; ± is the "
-    "standard deviation over seeds. ECE is the gap between confidence and accuracy, AUROC the "
-    "probability that a shifted image has a higher entropy than a clean one, AURC the area under "
-    "risk-coverage."
-)
-THRESHOLDS = (
-    "Accuracy of the images of which the network is at least so sure. A curve above the dotted "
-    "line is of a network that is right at least as often as it says."
+    "confidence fall as the accuracy does? Scores that do not say clean are means over fifteen "
+    "corruptions and five severities; AUROC is of telling shifted images from clean ones by "
+    "entropy, AURC the area under risk-coverage; ± is the standard deviation over seeds."
 )
 
 

@@ -11,15 +11,7 @@ predicts on [-1.5, 1.5]. ``--preset published`` has the settings of two articles
   a trainable location for every weight: the same experiment in TensorFlow Probability (2019), whose
   posterior starts at the standard deviation 1 (rho = ln(e - 1)).
 
-``--preset ours`` (the default) differs in the fixed mixture's scales, takes 5 draws per step, and
-lets the learning rate fall. Three fixed mixtures were compared by the negative ELBO they reach with
-seeds 0 to 2: (pi, sigma1, sigma2) = (.5, 1.5, .1) 364 to 373 nats, (.5, 2, .5) 236 to 266,
-(.75, 1.5, .5) 197 to 236.
-
-The fourth variant learns the noise as well: its 512 points have noise that grows from left to
-right, and the band splits into what more data would remove (epistemic) and what it would not
-(aleatoric). A further band is from NUTS with the fixed prior, whose draws are from the same
-model's exact posterior.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
@@ -29,9 +21,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers.repeats import repeat, shown
-from _helpers.run import RepeatedSettings, Run, Section, Table
-from _helpers.sine import BANDS, UNIT_SCALE, Problem, draw_bands, draw_mixture, draw_noise, sine
+from _helpers.repeats import repeat, shown, table
+from _helpers.run import RepeatedSettings, Run, Table
+from _helpers.sine import UNIT_SCALE, Problem, draw_bands, sine
 from _helpers.training import Training, normal_means
 
 import pyro_bbb as bbb
@@ -124,24 +116,16 @@ def learned(model: bbb.BayesianModel) -> priors.LearnedScaleMixture | None:
     return next(kinds, None)
 
 
-def train(
-    recipe: Recipe, problem: Problem, seed: int, epochs: int
-) -> tuple[Trained, list[tuple[float, float, float]]]:
-    """A trained model and guide, and the learned prior's (pi, sigma1, sigma2) after each epoch."""
+def train(recipe: Recipe, problem: Problem, seed: int, epochs: int) -> Trained:
+    """Train a model and guide."""
     torch.manual_seed(seed)
     model = make_model(recipe, len(problem.data[0]))
     start = normal_means(recipe.init_sd)
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
-    path: list[tuple[float, float, float]] = []
-
-    def follow(state: bbb.EpochEnd) -> None:
-        prior = learned(model)
-        if prior is not None:
-            path.append((prior.pi.item(), prior.sigma1.item(), prior.sigma2.item()))
-
-    sizes = {"epochs": epochs, "batch_size": len(problem.data[0])}
-    recipe.fit(model, guide, problem.data, **sizes, callbacks=[follow], seed=seed)
-    return (model, guide), path
+    recipe.fit(
+        model, guide, problem.data, epochs=epochs, batch_size=len(problem.data[0]), seed=seed
+    )
+    return model, guide
 
 
 def score(prediction: bbb.RegressionPrediction, problem: Problem) -> dict[str, float]:
@@ -164,19 +148,18 @@ def score(prediction: bbb.RegressionPrediction, problem: Problem) -> dict[str, f
     }
 
 
-def run_seed(config: Config, seed: int, pictures: dict[str, Any]) -> dict[str, Any]:
-    """Every variant with one seed's data; the first seed leaves what the pictures show."""
+def run_seed(config: Config, seed: int, seen: dict[str, Any]) -> dict[str, Any]:
+    """Every variant with one seed's data; ``seen`` collects the first seed's predictions."""
     results: dict[str, Any] = {}
     for name, recipe in RECIPES[config.preset].items():
         problem = Problem.of(seed, even_noise=not recipe.learns_noise)
-        trained, path = train(recipe, problem, seed, 20 if config.smoke else recipe.epochs)
+        trained = train(recipe, problem, seed, 20 if config.smoke else recipe.epochs)
         prediction = bbb.predict(*trained, problem.x, num_samples=config.samples, seed=seed)
         results[name] = score(prediction, problem)
-        if path:
-            results[name] |= dict(zip(("pi", "sigma1", "sigma2"), path[-1], strict=True))
-            pictures.setdefault("path", path)
-        mean = bbb.predict_mean(*trained, problem.x).mean
-        pictures.setdefault(BANDS, {}).setdefault(name, (problem, prediction, mean))
+        if (prior := learned(trained[0])) is not None:
+            values = {"pi": prior.pi, "sigma1": prior.sigma1, "sigma2": prior.sigma2}
+            results[name] |= {key: value.item() for key, value in values.items()}
+        seen.setdefault(name, prediction)
     return results
 
 
@@ -209,28 +192,16 @@ def run_nuts(config: Config) -> tuple[dict[str, Any], bbb.RegressionPrediction]:
 def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
     """One row per variant."""
     columns = (
-        "variant",
-        "epistemic sd on the data",
-        "off the data",
-        "ratio",
-        "coverage of 2 sd (%)",
+        ("epistemic sd on the data", "epistemic_sd_on_data", 1, 2),
+        ("off the data", "epistemic_sd_off_data", 1, 2),
+        ("ratio", "ratio", 1, 2),
+        ("coverage of 2 sd (%)", "coverage_of_truth", 100, 2),
+        ("error of the noise sd", "noise_sd_error", 1, 2),
     )
-    keys = ("epistemic_sd_on_data", "epistemic_sd_off_data", "ratio", "coverage_of_truth")
-    factors = (1, 1, 1, 100)
-    rows = [
-        (
-            name,
-            *(
-                shown(summary, name, key, factor=factor)
-                for key, factor in zip(keys, factors, strict=True)
-            ),
-        )
-        for name in summary["mean"]
-    ]
-    if nuts:
-        cells = (f"{f * nuts[k]:.2f}" for k, f in zip(keys, factors, strict=True))
-        rows.append(("NUTS, fixed mixture", *cells))
-    return Table(columns, rows)
+    kinds = [kind for kind in ("mean", "sd") if kind in summary]
+    variants = {name: {k: summary[k][name] for k in kinds} for name in summary["mean"]}
+    variants |= {"NUTS, fixed mixture": {"mean": nuts}} if nuts else {}
+    return table("variant", variants, columns)
 
 
 def mixture_table(summary: dict[str, Any]) -> Table:
@@ -241,39 +212,6 @@ def mixture_table(summary: dict[str, Any]) -> Table:
     return Table(columns, [("at the start", *start), ("learned", *end)])
 
 
-def sections_of(
-    run: Run, summary: dict[str, Any], seen: dict[str, Any], nuts: dict[str, Any], exact: Any
-) -> list[Section]:
-    """The report's parts."""
-    first = next(iter(summary["seeds"].values()))
-    ratios = {name: figures["ratio"] for name, figures in first.items()}
-    ratios |= {"NUTS": nuts["ratio"]} if nuts else {}
-    text = (
-        "On the data: the mean epistemic sd over |x| < 0.4; off the data: over 0.75 < |x| < 1.5. "
-        "The truth should lie within 2 sd of the mean for about 95 % of |x| < 0.5."
-    )
-    if nuts:
-        text += (
-            f" NUTS took {nuts['seconds']:.0f} s; its predictions' R-hat is at most "
-            f"{nuts['max_r_hat']:.3f}, {nuts['diverging']} of its draws diverged."
-        )
-    bands = draw_bands(run, seen[BANDS], exact, ratios)
-    learned_prior = [mixture_table(summary)], [draw_mixture(run, seen["path"])]
-    sections = [
-        Section(
-            "Epistemic uncertainty on and off the data", text, [results_table(summary, nuts)], bands
-        ),
-        Section("A prior that learns its own shape", "Type-II maximum likelihood.", *learned_prior),
-    ]
-    if "learned noise" in seen[BANDS]:
-        problem, prediction, _ = seen[BANDS]["learned noise"]
-        error = shown(summary, "learned noise", "noise_sd_error", factor=1)
-        text = f"512 points; the learned noise sd is off by {error} (root mean square)."
-        picture = draw_noise(run, problem, prediction)
-        sections.append(Section("Two kinds of uncertainty", text, pictures=[picture]))
-    return sections
-
-
 def main(config: Config) -> dict[str, Any]:
     """Train, compare with NUTS, print the tables, write the results."""
     run = Run(config)
@@ -282,14 +220,18 @@ def main(config: Config) -> dict[str, Any]:
     nuts, exact = run_nuts(config) if config.nuts_samples else ({}, None)
     recipes = {name: asdict(recipe) for name, recipe in RECIPES[config.preset].items()}
     record = run.finish({"recipe": recipes, **summary, "nuts": nuts})
-    sections = sections_of(run, summary, seen, nuts, exact)
-    run.report(
-        "A noisy sine",
-        f"Preset {config.preset}, {config.repeats} run(s); figures are means.",
-        sections,
-        record,
-    )
+    tables = [results_table(summary, nuts), mixture_table(summary)]
+    seen |= {"NUTS, fixed mixture": exact} if nuts else {}
+    pictures = [draw_bands(run, seen, Problem.of(config.seed, even_noise=True).x)]
+    run.report("A noisy sine", SUMMARY, record, tables, pictures)
     return record
+
+
+SUMMARY = (
+    "On the data: the mean epistemic sd over |x| < 0.4; off the data: over 0.75 < |x| < 1.5. The "
+    "truth should lie within 2 sd of the mean for about 95 % of |x| < 0.5. One prior learns its "
+    "shape by type-II maximum likelihood."
+)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,7 @@ splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336; 
 with scikit-learn, in random splits. On the first splits of each set every method is fitted and
 predicts the test rows:
 
-- ``BayesianRegressor(inference="variational")``, its default settings whatever the set;
-- ``BayesianRidge``, ``GaussianProcessRegressor`` (a length per input, learned noise; on a random
-  part of large sets, as its time grows with the cube of the rows), ``MLPRegressor`` (the same 50
-  units) and ``RandomForestRegressor``, inputs scaled where the method needs it;
-- ``HistGradientBoostingRegressor`` for the mean, and two more for the 5 % and 95 % quantiles;
-- ``NGBRegressor`` of NGBoost, boosting of a Normal, where ``pip install "pyro-bbb[comparison]"``
-  has brought it.
-
-Reported: RMSE in the targets' unit, mean log-density of the test targets (nats per row) where the
-method has a density, coverage of the 90 % intervals where it has intervals,
-and the processor seconds of fitting and predicting, on one thread. Means over splits and their
-standard errors (standard deviation / sqrt(splits)).
-
-Scores are cached in the output's folder ``scores``; a run that was interrupted goes on from there,
-and after a change of a method that folder has to go. The defaults were chosen on the sets' training
-parts, a fifth of each held out.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import json
@@ -35,19 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
 from _helpers.repeats import over_splits
-from _helpers.run import DataSettings, Picture, Run, Section, Table, write_json
+from _helpers.run import DataSettings, Run, Table, write_json
 from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import ShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from pyro_bbb import plots
 from pyro_bbb.data import load_uci
 
 BUNDLED = "diabetes"
@@ -131,7 +114,13 @@ def main(config: Config) -> dict[str, Any]:
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
     tables = [table(name, sets[name]) for name in sets]
     record = run.finish({"sets": sets, "splits": number, "level": LEVEL})
-    report(run, sets, tables, record)
+    lowest = [min(found, key=lambda label: found[label]["rmse"]["mean"]) for found in sets.values()]
+    text = (
+        f"On {lowest.count(OURS)} of {len(sets)} sets the estimator with its default settings has "
+        f"the lowest RMSE of all {len(METHODS)} methods. Means and standard errors over {number} "
+        "splits; coverage is of 90 % intervals."
+    )
+    run.report("BayesianRegressor and scikit-learn's methods", text, record, tables)
     return record
 
 
@@ -175,79 +164,6 @@ def table(name: str, methods: dict[str, Any]) -> Table:
         for label, scores in methods.items()
     ]
     return Table((name, "RMSE", "log-likelihood (nats)", "coverage (%)", "CPU seconds"), rows)
-
-
-def report(run: Run, sets: dict[str, Any], tables: list[Table], record: dict[str, Any]) -> None:
-    """Two pictures and the tables."""
-    ahead = sum(
-        min(methods, key=lambda label: methods[label]["rmse"]["mean"]) == OURS
-        for methods in sets.values()
-    )
-    summary_text = (
-        f"On {ahead} of {len(sets)} sets the estimator with its default settings has the lowest "
-        f"RMSE of all {len(METHODS)} methods."
-    )
-    section = Section(
-        "Default settings on UCI regression sets",
-        f"Means and standard errors over {record['splits']} splits. Coverage is of 90 % "
-        "intervals; the nearer to 90 % the better.",
-        tables=tables,
-        pictures=[draw_errors(run, sets), draw_coverage(run, sets)],
-    )
-    run.report("BayesianRegressor and scikit-learn's methods", summary_text, [section], record)
-
-
-def draw_errors(run: Run, sets: dict[str, Any]) -> Picture:
-    """RMSE of all methods over the lowest of each set."""
-
-    def ratios(methods: dict[str, Any], label: str) -> float:
-        return float(methods[label]["rmse"]["mean"] / _least(methods))
-
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 3.6))
-        dots(ax, sets, ratios)
-        ax.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-        ax.set(xscale="log", xlabel="RMSE over the lowest of the set")
-        ax.set_xticks(ticks := [1, 2, 5, 10, 20, 50, 100, 200], list(map(str, ticks)))
-        ax.minorticks_off()
-        ax.set_title("Errors relative to the best method of each set")
-    return run.picture(figure, "errors", "RMSE of each method, divided by the lowest of the set.")
-
-
-def draw_coverage(run: Run, sets: dict[str, Any]) -> Picture:
-    """Plot the coverage of 90 % intervals."""
-
-    def refused_fractions(methods: dict[str, Any], label: str) -> float:
-        return float(methods[label].get("coverage", {"mean": math.nan})["mean"])
-
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 3.6))
-        dots(ax, sets, refused_fractions)
-        ax.axvline(LEVEL, color="black", linewidth=0.8, linestyle=":")
-        ax.xaxis.set_major_formatter("{x:.0%}")
-        ax.set(xlabel="coverage of 90 % intervals")
-        ax.set_title("Calibration of 90 % intervals")
-    caption = "Coverage of 90 % intervals, of the methods that have intervals. The line is 90 %."
-    return run.picture(figure, "coverage", caption)
-
-
-def dots(ax: Any, sets: dict[str, Any], value: Callable[[dict[str, Any], str], float]) -> None:
-    """A row for each set, a mark for each method that has the value."""
-    colours = [*plt.rcParams["axes.prop_cycle"].by_key()["color"], "0.35"]  # of a method the same
-    for number, (label, marker) in enumerate(zip(METHODS, "oD^sPvX", strict=False)):
-        values = [value(methods, label) for methods in sets.values()]
-        if not np.isnan(values).all():
-            size = 8 if label == OURS else 5
-            colour = colours[number % len(colours)]
-            look: dict[str, Any] = {"color": colour, "markersize": size, "alpha": 0.85}
-            ax.plot(values, list(sets), marker, label=label, **look)
-    ax.invert_yaxis()
-    ax.grid(axis="y", linewidth=0.4)
-    ax.figure.legend(loc="outside lower center", ncols=3)
-
-
-def _least(methods: dict[str, Any]) -> float:
-    return min(float(scores["rmse"]["mean"]) for scores in methods.values())
 
 
 if __name__ == "__main__":

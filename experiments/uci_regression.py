@@ -12,57 +12,7 @@ d]``, ``y`` ``[n]`` and the row numbers ``train_index`` and ``test_index``, each
 DIR is ``--data-root``, else ``$PYRO_BBB_DATA``; without ``--datasets`` all that are there are
 taken.
 
-``metrics.json`` in ``--output`` has at its top level, for each table by its name,
-
-    {"rmse": {"mean": m, "standard_error": s},            in the target's unit
-     "log_likelihood": {"mean": m, "standard_error": s},  nats per row of the test part
-     "splits": n, "coverage": {...}, "per_split": {...}, "seconds_per_split": t}
-
-next to ``recipe``, ``seed`` and other keys of the run itself (`RESERVED`). Mean and standard error
-are over the splits: s = sd / sqrt(n), where sd divides by n - 1 (null for one split). The
-log-likelihood is the logarithm of the posterior predictive, a mixture over all draws, averaged over
-the rows. Each split that is done is a file in ``splits/NAME``; a run that was interrupted goes on
-from there, and splits of another recipe, seed or table are computed anew.
-
-``--preset published`` is the plain recipe: one network, prior N(0, 1), one draw of all weights per
-step, 40 epochs in batches of 32 (at most 64 per epoch), Adam with 0.01, noise of a learned scale.
-
-``--preset ours`` trains an ensemble of eight networks, each with a factorised posterior and a noise
-of its own, and predicts by the mixture of the eight. Their KL is weighted by 0.25, for a factorised
-posterior of few rows else switches most units off. Prior N(0, 2 / fan-in); batches of 256 (at most
-64 per epoch), at least 1,500 steps and 60 epochs, Adam from 0.025 along a cosine to 0.
-
-``--preset heteroscedastic`` is as ours, but the noise's scale is a second output of the network,
-the KL is weighted by 0.5, and training is longer: 20,000 steps by Adam from 0.01. It has the best
-likelihoods, and larger errors where a few rows decide them. ``single`` is one of its eight
-networks; ``ensemble5`` and ``ensemble10`` are deep ensembles of MAP networks with such noise (1,500
-steps: with 20,000 they are overconfident), ``dropout`` is MC dropout with a rate of 0.05 (Gal and
-Ghahramani 2016).
-
-``--preset vbll`` is one network whose last layer alone is random, after Harrison et al. (2024),
-"Variational Bayesian Last Layers", arXiv:2404.11599: the guide `LastLayer`, otherwise as ours, but
-with the whole KL, and Adam from 0.01.
-
-One recipe of ours serves all tables, found without test data: by a fifth of each split's train
-part, as ``--part validation`` scores it (in the search a program that trains all splits at once
-did). What was seen there, RMSE / log-likelihood:
-
-- The KL's weight. Boston: 1 3.62 / -2.69 (one network), 0.5 3.44 / -2.62, 0.25 3.32 / -2.67, 0.12
-  3.34 / -2.94. Energy: 1 1.27 / -1.76, 0.4 0.51 / -0.90, 0.2 0.45 / -0.72. Wine: 1 0.626 / -0.953,
-  0.2 0.622 / -0.944. Naval: 0.4 0.0026 / 4.39, 0.2 0.0021 / 4.56.
-- Steps. Yacht in batches of 64 with 0.01 and 2,500 steps 0.84 / -1.14, of 256 with 0.03 and 1,500
-  steps 0.79 / -1.03; 0.05 is too much (0.84 / -1.09, energy 0.61 / -0.93 for 0.50 / -0.81).
-- Of no use: learned scales of the prior (Boston 3.95 / -2.80 at weight 1, no change at 0.25), a
-  prior three times as wide, the local reparameterisation, a wider start, noise by cross-validation.
-  Noise that depends on the input helps one score and harms the other (Boston 3.87 / -2.42 at weight
-  0.3, where one noise has 3.35 / -2.71), as Student-t noise does (4.08 / -2.60 at weight 1).
-- With noise by input, log-likelihood (first three or four splits). Weight 0.25: Boston, energy,
-  yacht, wine with 1,500 steps from 0.025 -2.38, -1.15, -0.49, -0.92; with 6,000 -2.38, -0.55,
-  -0.21, -0.84; with 20,000 from 0.01 -2.53, -0.57, 0.00, -0.81, and naval 6.85 (from 0.025 training
-  fails there). Weight 0.5, 20,000 steps: -2.42, -0.53, -0.29, -0.86, naval 6.59.
-- Five MAP networks with noise by input, 1,500 steps: -6.04, -1.36, -1.12, -0.90; 20,000 steps:
-  -482, -0.77, -10.6, -2.79. Dropout of 0.05, 20,000 steps: -2.67, -0.76, 0.01, -0.96; 4,000 steps:
-  -2.66, -1.09, -0.01, -0.95; of 0.01, 20,000 steps: -3.58, -1.66, -0.28, -1.32.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -70,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import joblib
+import numpy as np
 import tyro
 from _helpers import uci_report as report
-from _helpers.run import DataSettings, Run, Section
+from _helpers.run import DataSettings, Run
 from _helpers.uci import Recipe, Task, digest, finished, run_and_write
 from _helpers.uci_report import SCORES
 from _helpers.uci_tables import find_tables, made_up_tables
@@ -195,20 +146,15 @@ def main(config: Config) -> dict[str, Any]:
     about = {"recipe": asdict(recipe), "files": files, "part": config.part}
     record = run.finish(summaries | about)
     tables = [report.score_table(summaries, score) for score in SCORES]
-    finding = report.comparison(summaries)
-    sections = [
-        Section("Scores", finding, tables, report.draw_scores(run, summaries)),
-        Section(
-            "Intervals",
-            "Central intervals of the predictive distribution, and their coverage of the targets.",
-            [report.coverage_table(summaries)],
-            [report.draw_coverage(run, scores)],
-        ),
-    ]
+    tables.append(report.coverage_table(summaries))
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"
-    run.report(
-        "Regression tables", f"Preset {config.preset}, scores on the {kind}.", sections, record
-    )
+    text = f"Preset {config.preset}, scores on the {kind}. {report.comparison(summaries)}"
+    levels = np.linspace(0.01, 0.99, 99)
+    lines = {name: report.quantiles_of(splits) for name, splits in scores.items()}
+    lines = {n: (levels, [report.coverage(q, level) for level in levels]) for n, q in lines.items()}
+    axes = {"xlabel": "level of the interval", "ylabel": "coverage"}
+    picture = run.curves("coverage", "Of the targets, all splits together.", {"": lines}, **axes)
+    run.report("Regression tables", text, record, tables, [picture])
     return record
 
 

@@ -9,34 +9,20 @@ beyond the radius delta one of these, by the quadrant, pays 50 (noise of standar
 The larger delta, the rarer the contexts in which exploring pays. Scores are the cumulative regret
 in per cent of what uniformly random actions are expected to have on the same contexts.
 
-Agents: Thompson sampling by exact Bayesian linear regression on learned features
-(`bandits.LastLayerAgent`; the paper's NeuralLinear), by Bayes by Backprop over all weights, and by
-three networks each of which sees half of the observations twice. All are two layers of 100 units
-and learn alike; the wheels of all radii have the same contexts and are played at once. Published
-scores are those of Garnelo et al. (2018, arXiv:1807.01622, Table 1, 100 trials).
-
-Networks learn after 50 observations or 2 % more, which was chosen with seed 100: the last-layer
-agent's regret was 0.57, 0.77, 2.66, 4.29 and 47.9 % from the smallest delta to the largest, and
-1.05, 1.66, 3.37, 6.40 and 61.7 % where it learned after every 400, about as often in all. Widths
-and learning rates were not tuned.
-
-Every (agent, seed) is a file in the folder of results as soon as it is done; an interrupted
-run goes on there.
+``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers.repeats import over_seeds, shown
-from _helpers.run import Picture, Run, Section, Settings, Table, check_names, read_json, write_json
+from _helpers.repeats import over_seeds, resumed, shown
+from _helpers.run import Picture, Run, Settings, Table, check_names
 from _helpers.wheel import AGENTS, Learning, Wheel, play
-
-from pyro_bbb import plots
 
 PUBLISHED = {  # means, by delta
     "published: NeuralLinear": (0.95, 1.60, 4.65, 9.56, 49.63),
@@ -79,21 +65,13 @@ def run_one(config: Config, learning: Learning, agent: str, seed: int) -> dict[s
 def compare(config: Config, folder: Path) -> dict[str, dict[str, Any]]:
     """All agents at all radii: figures of the seeds, their means and deviations."""
     learning = Learning(num_batches=2, batch_size=16) if config.smoke else Learning()
-    return {agent: by_radius(config, learning, agent, folder / agent) for agent in config.agents}
-
-
-def by_radius(config: Config, learning: Learning, agent: str, folder: Path) -> dict[str, Any]:
-    """One agent at all radii."""
-    records = []
-    for seed in range(config.seed, config.seed + config.seeds):
-        path = folder / f"{seed}.json"
-        if not path.exists():
-            write_json(path, run_one(config, learning, agent, seed))
-        records.append(read_json(path))
-        regrets = ", ".join(f"{d}: {each['regret']:.2f} %" for d, each in records[-1].items())
-        print(f"{agent}, seed {seed}, regret by delta: {regrets}", flush=True)
-    found = {delta: [each[delta] for each in records] for delta in records[0]}
-    return {delta: {"seeds": seeds} | over_seeds(seeds) for delta, seeds in found.items()}
+    seeds, found = range(config.seed, config.seed + config.seeds), {}
+    for agent in config.agents:
+        one = partial(run_one, config, learning, agent)
+        records = resumed(folder / agent, seeds, one, agent)["seeds"]
+        by_delta = {delta: [record[delta] for record in records] for delta in records[0]}
+        found[agent] = {d: {"seeds": runs} | over_seeds(runs) for d, runs in by_delta.items()}
+    return found
 
 
 def table(found: dict[str, dict[str, Any]], deltas: tuple[float, ...]) -> Table:
@@ -112,21 +90,15 @@ def table(found: dict[str, dict[str, Any]], deltas: tuple[float, ...]) -> Table:
 
 def draw_curves(run: Run, config: Config, found: dict[str, dict[str, Any]]) -> Picture:
     """Plot cumulative regret against steps, a panel for each radius."""
-    with plots.style():
-        figure, axes = plt.subplots(
-            1, len(config.deltas), figsize=(3.0 * len(config.deltas), 3.2), squeeze=False
-        )
-        steps = np.linspace(config.steps / CURVE, config.steps, CURVE) / 1000
-        for ax, delta in zip(axes[0], config.deltas, strict=True):
-            for agent, by_delta in found.items():
-                curves = np.array([record["curve"] for record in by_delta[str(delta)]["seeds"]])
-                (line,) = ax.plot(steps, curves.mean(0), label=agent)
-                band = curves.min(0), curves.max(0)
-                ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, lw=0)
-            ax.set(title=f"delta {delta}", xlabel="thousands of steps", ylim=(0, None))
-        axes[0][0].set_ylabel("regret (% of uniform's)")
-        axes[0][0].legend(fontsize="small")
-    return run.picture(figure, "curves", "Means over seeds; bands are from the best to the worst.")
+    steps = np.linspace(config.steps / CURVE, config.steps, CURVE) / 1000
+    panels: dict[str, Any] = {f"delta {delta}": {} for delta in config.deltas}
+    for agent, by_delta in found.items():
+        for lines, delta in zip(panels.values(), config.deltas, strict=True):
+            curves = np.array([record["curve"] for record in by_delta[str(delta)]["seeds"]])
+            lines[agent] = steps, curves.mean(0), curves.min(0), curves.max(0)
+    caption = "Means over seeds; bands are from the best to the worst."
+    axes = {"xlabel": "thousands of steps", "ylabel": "regret (% of uniform's)"}
+    return run.curves("curves", caption, panels, **axes)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -138,15 +110,13 @@ def main(config: Config) -> dict[str, Any]:
     found = compare(config, run.seeds("agents", "seeds"))
     record = run.finish({"agents": found})
     pictures = [draw_curves(run, config, found)]
-    section = Section("Cumulative regret", TEXT, [table(found, config.deltas)], pictures)
-    run.report("Wheel bandit", SUMMARY, [section], record)
+    run.report("Wheel bandit", SUMMARY, record, [table(found, config.deltas)], pictures)
     return record
 
 
-SUMMARY = "Which agent finds what pays where few contexts are?"
-TEXT = (
-    "Cumulative regret after the last step, in per cent of the regret that uniformly random "
-    "actions are expected to have; ± is the standard deviation over seeds."
+SUMMARY = (
+    "Which agent finds what pays where few contexts are? Cumulative regret in per cent of what "
+    "uniformly random actions are expected to have; ± is the standard deviation over seeds."
 )
 
 

@@ -3,10 +3,9 @@
 
 import os
 import platform
-import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,24 +14,16 @@ import torch
 
 from _parts.results import Results, aims
 from _parts.timing import Comparison, interquartile
+from pyro_bbb._utils.tables import as_markdown
+
+sys.path.append(str(Path(__file__).parents[2] / "experiments"))
+from _helpers.run import commit, versions  # noqa: E402
 
 PACKAGES = (
     "pyro-bbb", "pyro-ppl", "torch", "numpy", "torchbnn", "bayesian-torch",
     "blitz-bayesian-pytorch", "torch_blue", "tyxe",
 )  # fmt: skip
 MIB = 2**20
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned Markdown; the first column is text, the others are figures."""
-    columns = zip(head, *rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    padded = [
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (head, *rows)
-    ]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (padded[0], rule, *padded[1:])]
-    return "\n".join(lines)
 
 
 def of_times(comparison: Comparison) -> str:
@@ -53,7 +44,7 @@ def of_times(comparison: Comparison) -> str:
             ]
         )
     head = ["", "median, ms", "quartiles, ms", f"/ {comparison.floor}", "quartiles", "times"]
-    text = f"{comparison.suite}: {comparison.title}\n\n{table(head, rows)}"
+    text = f"{comparison.suite}: {comparison.title}\n\n{as_markdown(head, rows)}"
     return text + _absent(comparison.absent)
 
 
@@ -78,7 +69,7 @@ def of_training_memory(results: Results) -> str:
     absent = {n: p.absent for n, p in results.training_memory.items() if p.absent is not None}
     head = ["", "tensors, MiB", "/ floor", "process, MiB", "/ floor"]
     title = f"memory: training at width {results.budget.memory_width}, peak of a steady step"
-    return f"{title}\n\n{table(head, rows)}{_absent(absent)}"
+    return f"{title}\n\n{as_markdown(head, rows)}{_absent(absent)}"
 
 
 def of_prediction_memory(results: Results) -> str:
@@ -89,7 +80,7 @@ def of_prediction_memory(results: Results) -> str:
     ]
     head = ["", "tensors beyond the result, MiB", "result, MiB"]
     title = f"memory: pyro_bbb.predict at width {results.budget.widths[0]}, peak"
-    return f"{title}\n\n{table(head, rows)}"
+    return f"{title}\n\n{as_markdown(head, rows)}"
 
 
 def of_aims(results: Results) -> str:
@@ -98,7 +89,7 @@ def of_aims(results: Results) -> str:
         [aim.what, "" if aim.value is None else f"{aim.value:.2f}", f"{aim.limit:g}", aim.verdict]
         for aim in aims(results)
     ]
-    return f"aims\n\n{table(['', 'measured', 'at most', ''], rows)}"
+    return f"aims\n\n{as_markdown(['', 'measured', 'at most', ''], rows)}"
 
 
 def _mib(size: int | None) -> str:
@@ -115,7 +106,7 @@ def record(results: Results, config: dict[str, Any]) -> dict[str, Any]:
         "config": config,
         "effort": asdict(results.budget),
         "machine": machine(config["device"]) | {"load_before": results.load_before},
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "commit": commit(),
         "seconds": results.seconds,
         "comparisons": [_comparison(each) for each in results.comparisons],
@@ -160,24 +151,3 @@ def machine(device: str) -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Return versions of the installed packages."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """The source's git commit, ending in ``+`` if files were changed since; None outside git."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-    try:
-        options: dict[str, Any] = {"cwd": Path(__file__).parent, "capture_output": True}
-        return subprocess.run(command, **options, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

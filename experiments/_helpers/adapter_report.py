@@ -6,36 +6,26 @@ from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 
+from _helpers import repeats
 from _helpers.adapter_methods import methods
 from _helpers.adapter_tasks import ADAPTATIONS
-from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
-from _helpers.scores import score_cells
+from _helpers.scores import SCORES, draws
 from pyro_bbb import plots
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
-SCORES = {"nll": "NLL, over that of MAP", "ece": "ECE, over that of MAP"}
+RATIOS = {"nll": "NLL, over that of MAP", "ece": "ECE, over that of MAP"}
 
 
 def table(name: str, found: Summaries) -> Table:
     """Scores and costs of every method on one adaptation."""
-    family = ADAPTATIONS[name].family
-    images, available = family == "images", methods(name)
-    rows = [
-        (
-            available[method].label,
-            *score_cells(summary, digits=4),
-            shown(summary, "ood", "entropy", digits=1)
-            if images
-            else shown(summary, "nll", factor=1 / math.log(2), digits=3),
-            str(available[method].draws or "–"),
-            shown(summary, "training", factor=1, digits=1),
-        )
-        for method, summary in found.items()
-    ]
-    last = "AUROC, ood (%)" if images else "bits per character"
-    columns = ("accuracy (%)", "NLL (nats)", "ECE (%)", last, "draws", "training")
-    return Table((ADAPTATIONS[name].title, *columns), rows)
+    available = methods(name)
+    last = ("bits per character", "nll", 1 / math.log(2), 3)
+    if ADAPTATIONS[name].family == "images":
+        last = ("AUROC, ood (%)", "ood.entropy", 100, 1)
+    columns = [*SCORES, last, ("draws", draws), ("training", "training", 1, 1)]
+    labelled = {available[method].label: summary for method, summary in found.items()}
+    return repeats.table(ADAPTATIONS[name].title, labelled, columns)
 
 
 def draw(run: Run, results: dict[str, Summaries]) -> Picture:
@@ -43,9 +33,9 @@ def draw(run: Run, results: dict[str, Summaries]) -> Picture:
     everywhere = methods("mnist")
     with plots.style():
         height = 1.4 + 0.6 * len(results)
-        figure, axes = plt.subplots(1, len(SCORES), figsize=(9, height), sharey=True)
+        figure, axes = plt.subplots(1, len(RATIOS), figsize=(9, height), sharey=True)
         colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-        for ax, (score, label) in zip(axes, SCORES.items(), strict=True):
+        for ax, (score, label) in zip(axes, RATIOS.items(), strict=True):
             for number, (name, method) in enumerate(everywhere.items()):
                 at = [row for row, found in enumerate(results.values()) if name in found]
                 ratio = [

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor
 
 from _helpers.repeats import over
 from _helpers.run import Picture, Run, Table
-from pyro_bbb import plots
 
 Found: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 """Regret and realised regret of every interaction, each ``[interactions, seeds]``, by agent."""
@@ -96,7 +94,6 @@ BBB = "Bayes by Backprop"
 GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
 AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
 MARKS = (1_000, 5_000, 20_000, 50_000)
-LINES = dict(zip(AGENTS.values(), ("-", "--", "-.", ":"), strict=True))  # for grey print
 
 
 def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
@@ -149,39 +146,14 @@ def regret_table(summary: dict[str, Any]) -> Table:
     return Table(("agent", *marks, *end, "poisonous eaten", "edible passed"), rows)
 
 
-def draw_regret(run: Run, found: Found, finding: str) -> Picture:
+def draw_regret(run: Run, found: Found) -> Picture:
     """Cumulative regret, as figure 6 of the paper has it."""
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 4.2))
-        for name, (regret, _) in found.items():
-            total = regret.double().cumsum(0).clamp(min=1)  # a logarithm needs something to show
-            at = np.unique(np.geomspace(10, len(total), 400).astype(int)) - 1
-            (median,) = ax.plot(at + 1, total.median(1).values[at], LINES[name], label=name)
-            low, high = total.min(1).values[at], total.max(1).values[at]
-            ax.fill_between(at + 1, low, high, color=median.get_color(), alpha=0.15, lw=0)
-        ax.set(xlabel="interactions", ylabel="cumulative regret", xscale="log", yscale="log")
-        ax.set_title(finding)
-        ax.legend(loc="lower right")
+    lines = {}
+    for name, (regret, _) in found.items():
+        total = regret.double().cumsum(0).clamp(min=1)  # a logarithm needs something to show
+        at = np.unique(np.geomspace(10, len(total), 400).astype(int)) - 1
+        middle, low, high = total.median(1).values, total.min(1).values, total.max(1).values
+        lines[name] = at + 1, middle[at], low[at], high[at]
     caption = "Median and range over the seeds; regret is of expected rewards."
-    return run.picture(figure, "regret", caption)
-
-
-def draw_mistakes(run: Run, found: Found) -> Picture:
-    """Plot the rate of mistakes: poisonous eaten, edible passed."""
-    count = len(next(iter(found.values()))[0])
-    block = max(1, count // 50)
-    with plots.style():
-        figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6), sharey=True)
-        kinds = {"poisonous and eaten": 15, "edible and passed": 5}
-        for ax, (what, cost) in zip(axes, kinds.items(), strict=True):
-            for name, (regret, _) in found.items():
-                fraction = (regret[: count // block * block] == cost).double()
-                fraction = fraction.unflatten(0, (-1, block)).mean(1)  # [blocks, seeds]
-                at = block * (torch.arange(len(fraction)) + 0.5)
-                ax.plot(at, 100 * fraction.mean(1), LINES[name], label=name)
-            ax.set(xlabel="interactions", title=what.capitalize())
-            ax.set_yscale("symlog", linthresh=0.1)
-        axes[0].set_ylabel("mushrooms (%)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    caption = f"Means over the seeds and over {block:,} interactions; linear below 0.1 %."
-    return run.picture(figure, "mistakes", caption)
+    axes = {"xlabel": "interactions", "ylabel": "cumulative regret"}
+    return run.curves("regret", caption, {"": lines}, xscale="log", yscale="log", **axes)

@@ -7,9 +7,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from _helpers import repeats
 from _helpers.continual_methods import METHODS
 from _helpers.continual_tasks import PROTOCOLS
-from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import plots
 
@@ -18,21 +18,20 @@ Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 
 def table(name: str, found: Summaries) -> Table:
     """Average accuracy after the last task, and forgetting; with published accuracies."""
-    rows = [
-        (
-            METHODS[name][method].label,
-            shown(summary, "accuracy"),
-            shown(summary, "forgetting") if "forgetting" in summary["mean"] else "–",
-            shown(summary, "nll", factor=1, digits=3),
-            shown(summary, "ece"),
-        )
-        for method, summary in found.items()
-    ]
     protocol = PROTOCOLS[name]
-    for method, average in protocol.published.items():
-        rows.append((f"published: {method}", f"{100 * average:.1f}", "–", "–", "–"))
-    columns = ("accuracy (%)", "forgetting (%)", "NLL (nats)", "ECE (%)")
-    return Table((f"{protocol.title}, after the last task", *columns), rows)
+    columns = (
+        ("accuracy (%)", "accuracy", 100, 2),
+        ("forgetting (%)", "forgetting", 100, 2),
+        ("NLL (nats)", "nll", 1, 3),
+        ("ECE (%)", "ece", 100, 2),
+    )
+    published = {
+        f"published: {method}": (f"{100 * average:.1f}", *("–",) * 3)
+        for method, average in protocol.published.items()
+    }
+    labelled = {METHODS[name][method].label: summary for method, summary in found.items()}
+    title = f"{protocol.title}, after the last task"
+    return repeats.table(title, labelled, columns, published)
 
 
 def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:

@@ -63,9 +63,7 @@ class Trained:
     history: bbb.History
 
 
-def train(
-    recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int, callbacks: list[Any]
-) -> Trained:
+def train(recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int) -> Trained:
     """A network of these hidden layers on images as it sees them."""
     torch.manual_seed(seed)  # for the initial means and scales
     network = bbb.BayesianMLP([data[0].shape[1], *hidden, 10], prior=make_prior(recipe.prior))
@@ -74,7 +72,7 @@ def train(
     guide = bbb.AutoSoftplusNormal(model, init_loc=start)
     for rho in guide.rhos.parameters():
         nn.init.uniform_(rho, *recipe.init_rho)
-    history = recipe.fit(model, guide, data, callbacks=callbacks, seed=seed)
+    history = recipe.fit(model, guide, data, seed=seed)
     return Trained(model, guide, history)
 
 

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
-from _helpers.label_pool import RANDOM, Pool
+from _helpers.label_pool import RANDOM
 from _helpers.run import Data, Picture, Run
 from pyro_bbb import plots
 
@@ -66,19 +66,3 @@ def finding(summary: dict[str, Any], rules: tuple[str, ...]) -> str:
 def reached(summary: dict[str, Any], rule: str, target: str) -> bool:
     """True if a rule reached a target with every seed."""
     return all(run[rule]["reached"][target] for run in summary["seeds"].values())
-
-
-def draw_bought(run: Run, sets: Sets, seen: dict[str, Pool], count: int = 12) -> Picture:
-    """The last images whose labels each rule bought, of the first seed."""
-    with plots.style():
-        figure, axes = plt.subplots(
-            len(seen), count, figsize=(0.75 * count + 0.6, 1.05 * len(seen)), squeeze=False
-        )
-        for row, (rule, pool) in zip(axes, seen.items(), strict=True):
-            row[0].set_ylabel(rule)
-            for ax, index in zip(row, pool.rows[-count:], strict=True):
-                plots.image(ax, sets.pool[0][index])
-                ax.set_title(str(int(sets.pool[1][index])), fontsize=8, loc="center")
-        figure.suptitle("Last acquired images")
-    caption = "The last images bought by each rule with the first seed; above, their labels."
-    return run.picture(figure, "bought", caption)

@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 
 import pyro_bbb as bbb
 from _helpers.posterior_tasks import Sets
-from _helpers.posterior_training import BATCH, POINT_PRIOR, Method, Posterior, Problem, Task
-from _helpers.repeats import over_seeds
-from _helpers.run import read_json, write_json
+from _helpers.posterior_training import BATCH, POINT_PRIOR, Method, Posterior, Task
+from _helpers.repeats import resumed
 from _helpers.scores import detect, scores
 from pyro_bbb import guides, metrics
 
@@ -33,28 +32,7 @@ def over_cells(
 
     Prints a line on each.
     """
-    records = []
-    for seed in seeds:
-        task = task_of(seed)
-        records.append(cell(folder / f"{seed}.json", task, method, sets))
-        print(summary_line(task.problem, method, seed, records[-1]), flush=True)
-    return {"seeds": records} | over_seeds(records)
-
-
-def summary_line(problem: Problem, method: Method, seed: int, figures: Scores) -> str:
-    """One line on a cell that is done."""
-    return (
-        f"{problem.title}, {method.label}, seed {seed}: accuracy {figures['accuracy']:.4f}, "
-        f"NLL {figures['nll']:.4f}, ECE {figures['ece']:.4f}, training x "
-        f"{figures['training']:.2f}, {figures['seconds']['training']:.0f} s"
-    )
-
-
-def cell(path: Path, task: Task, method: Method, sets: Sets) -> Scores:
-    """The figures of a training, from their file if they are known."""
-    if not path.exists():
-        write_json(path, measure(task, method, sets))
-    return read_json(path)
+    return resumed(folder, seeds, lambda seed: measure(task_of(seed), method, sets), method.label)
 
 
 def measure(task: Task, method: Method, sets: Sets) -> Scores:

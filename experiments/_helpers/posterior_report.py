@@ -7,46 +7,41 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from _helpers import repeats
 from _helpers.posterior_methods import METHODS, PROBLEMS
 from _helpers.posterior_training import Problem
-from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
-from _helpers.scores import score_cells
+from _helpers.scores import MEASURES, SCORES, draws
 from pyro_bbb import plots
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
-COLUMNS = ("accuracy (%)", "NLL (nats)", "ECE (%)", "AUROC, ood (%)", "AURC (per mille)")
-COSTS = ("draws", "training", "prediction")
+COLUMNS = (
+    *SCORES,
+    ("AUROC, ood (%)", "ood.entropy", 100, 1),
+    ("AURC (per mille)", "area_under_risk_coverage", 1000, 2),
+    ("draws", draws),
+    ("training", "training", 1, 1),
+    ("prediction", "prediction", 1, 1),
+)
 
 
 def table(problem: Problem, summaries: Summaries) -> Table:
     """Scores and costs of every method, with published scores."""
-    rows = [
-        (
-            METHODS[name].label,
-            *score_cells(summary, digits=4),
-            shown(summary, "ood", "entropy", digits=1),
-            shown(summary, "area_under_risk_coverage", factor=1000),
-            str(METHODS[name].draws or "–"),
-            shown(summary, "training", factor=1, digits=1),
-            shown(summary, "prediction", factor=1, digits=1),
-        )
-        for name, summary in summaries.items()
-    ]
-    for name, (accuracy, nll, ece) in problem.published.items():
-        scores = (f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{100 * ece:.1f}")
-        rows.append((name, *scores, *("–",) * 5))
-    return Table((problem.title, *COLUMNS, *COSTS), rows)
+    published = {
+        name: (f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{100 * ece:.1f}", *("–",) * 5)
+        for name, (accuracy, nll, ece) in problem.published.items()
+    }
+    return repeats.table(problem.title, _labelled(summaries), COLUMNS, published)
 
 
 def ood_table(problem: Problem, summaries: Summaries) -> Table:
     """AUROC of out-of-distribution detection by three measures of uncertainty."""
-    measures = ("entropy", "epistemic", "confidence")
-    rows = [
-        (METHODS[name].label, *(shown(summary, "ood", m, digits=1) for m in measures))
-        for name, summary in summaries.items()
-    ]
-    return Table((f"{problem.title}: AUROC (%)", *measures), rows)
+    columns = [(measure, f"ood.{measure}", 100, 1) for measure in MEASURES]
+    return repeats.table(f"{problem.title}: AUROC (%)", _labelled(summaries), columns)
+
+
+def _labelled(summaries: Summaries) -> Summaries:
+    return {METHODS[name].label: summary for name, summary in summaries.items()}
 
 
 def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:

@@ -5,18 +5,19 @@ Seeds run one after the other, or wherever `joblib.parallel_config` says: on mor
 backends "ray" and "dask" on a cluster. Finished ones are cached, and not run again.
 """
 
-import json
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import joblib
 
-from _helpers.run import write_json
+from _helpers.run import Table, cached
+
+Column: TypeAlias = tuple[str, str, float, int] | tuple[str, Callable[[dict[str, Any]], str]]
 
 
 def repeat(
@@ -39,11 +40,11 @@ def repeat(
     if launched and parallel.n_jobs != 1:
         raise ValueError("seeds can be spread by joblib, or each over processes, but not both")
     folder = None if launched else folder  # the processes of torchrun must do the same
-    others, cached = range(seed + 1, seed + repeats), partial(_cached, one, folder)
+    others, saved = range(seed + 1, seed + repeats), partial(_cached, one, folder)
     if parallel.n_jobs == 1:
-        records = [one(seed), *map(cached, others)]
+        records = [one(seed), *map(saved, others)]
     else:  # elsewhere first: what is sent there must not hold what the first leaves here
-        found = parallel(joblib.delayed(cached)(other) for other in others)
+        found = parallel(joblib.delayed(saved)(other) for other in others)
         records = [one(seed), *found]
     runs = {str(s): record for s, record in zip(range(seed, seed + repeats), records, strict=True)}
     return {"seeds": runs} | over_seeds(records)
@@ -51,13 +52,7 @@ def repeat(
 
 def _cached(one: Callable[[int], dict[str, Any]], folder: Path | None, seed: int) -> dict[str, Any]:
     """The figures of a seed, from its file if it has one."""
-    if folder is None:
-        return one(seed)
-    path = folder / f"{seed}.json"
-    if not path.exists():
-        write_json(path, one(seed))
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return figures
+    return one(seed) if folder is None else cached(folder / f"{seed}.json", partial(one, seed))
 
 
 def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int = 2) -> str:
@@ -69,6 +64,58 @@ def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int 
     for key in keys:
         figures = [figure[key] for figure in figures]
     return " ± ".join(f"{factor * figure:.{digits}f}" for figure in figures)
+
+
+def cell(summary: dict[str, Any], path: str, factor: float = 100, digits: int = 2) -> str:
+    """Format the figure to which keys joined by dots lead (``~`` for a dot), or a dash."""
+    try:
+        keys = (key.replace("~", ".") for key in path.split("."))
+        return shown(summary, *keys, factor=factor, digits=digits)
+    except KeyError:
+        return "–"
+
+
+def resumed(
+    folder: Path, seeds: Iterable[int], one: Callable[[int], dict[str, Any]], what: str
+) -> dict[str, Any]:
+    """Return the figures of several seeds, each cached in a file, and their means and sd.
+
+    Prints a line on each seed, of ``what`` and the figures that are numbers.
+    """
+    records = []
+    for seed in seeds:
+        records.append(cached(folder / f"{seed}.json", partial(one, seed)))
+        numbers = {k: v for k, v in records[-1].items() if isinstance(v, float)}
+        words = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        print(f"{what}, seed {seed}: {words}", flush=True)
+    return {"seeds": records} | over_seeds(records)
+
+
+def table(
+    heading: str,
+    summaries: Mapping[str, dict[str, Any]],
+    columns: Sequence[Column],
+    others: Mapping[str, Sequence[str]] | None = None,
+) -> Table:
+    """Tabulate figures of summaries, a row for each by its label.
+
+    Args:
+        heading: of the first column.
+        summaries: results of `repeat` or `over_seeds`, by label.
+        columns: heading, keys that lead to the figure, joined by dots (``~`` for a dot), factor
+            and decimals; a dash where a summary lacks the figure. Or heading and a function of
+            the summary that returns the cell.
+        others: further rows, such as published figures, by label.
+    """
+    rows = [
+        (
+            label,
+            *(x(summary) if callable(x) else cell(summary, x, *form) for _, x, *form in columns),
+        )
+        for label, summary in summaries.items()
+    ]
+    rows += [(label, *cells) for label, cells in (others or {}).items()]
+    return Table((heading, *(column[0] for column in columns)), rows)
 
 
 def over_splits(values: list[float]) -> dict[str, float | None]:

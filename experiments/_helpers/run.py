@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +32,8 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+
+from pyro_bbb import plots
 
 HERE = Path(__file__).parent
 PACKAGES = ("pyro-bbb", "pyro-ppl", "torch", "torchvision", "numpy", "scikit-learn", "matplotlib")
@@ -113,16 +116,6 @@ class Picture:
         return base64.b64encode(self.path.read_bytes()).decode("ascii")
 
 
-@dataclass(frozen=True)
-class Section:
-    """Part of a report: heading, text, tables and figures."""
-
-    heading: str
-    text: str
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
-
-
 @dataclass
 class Run:
     """One run of an experiment with its settings, and the folder ``output`` it writes to.
@@ -176,8 +169,42 @@ class Run:
         self._write("metrics.json", record)
         return record
 
+    def curves(
+        self,
+        name: str,
+        caption: str,
+        panels: Mapping[str, Mapping[str, Sequence[Any]]],
+        **axes: Any,
+    ) -> Picture:
+        """Plot lines by label, a panel for each title, and save the figure.
+
+        Args:
+            name: of the file.
+            caption: below the picture.
+            panels: for each title and label ``(x, y)``, or ``(x, y, low, high)`` with a band.
+            **axes: options of `matplotlib.axes.Axes.set`.
+        """
+        with plots.style():
+            size = (4.4 * len(panels) + 1, 3.6)
+            figure, row = plt.subplots(1, len(panels), figsize=size, squeeze=False)
+            for ax, (title, lines) in zip(row[0], panels.items(), strict=True):
+                for (label, (x, y, *band)), style in zip(lines.items(), cycle(("-", "--", "-."))):
+                    (line,) = ax.plot(x, y, style, label=label)
+                    if band:
+                        ax.fill_between(x, *band, color=line.get_color(), alpha=0.2, lw=0)
+                ax.set(title=title, **axes)
+                ax.label_outer()
+            handles, labels = row[0][0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+        return self.picture(figure, name, caption)
+
     def report(
-        self, title: str, summary: str, sections: Sequence[Section], record: dict[str, Any]
+        self,
+        title: str,
+        text: str,
+        record: dict[str, Any],
+        tables: Sequence[Table],
+        pictures: Sequence[Picture] = (),
     ) -> None:
         """Print the tables and write ``report.html``; ``record`` is the result of `finish`."""
         jinja = Environment(
@@ -188,14 +215,15 @@ class Run:
         )
         html = jinja.get_template("report.html").render(
             title=title,
-            summary=summary,
-            sections=sections,
+            text=text,
+            tables=tables,
+            pictures=pictures,
             record=record,
             config=dataclasses.asdict(self.config),
         )
         path = self.folder / "report.html"
         path.write_text(html, encoding="utf-8")
-        for table in (table for section in sections for table in section.tables):
+        for table in tables:
             print(f"\n{table}")
         print(f"\n{record['seconds']} s; report: {path}")
 
@@ -216,6 +244,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
+
+
+def cached(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of a JSON file, made and written first where there is none."""
+    if not path.exists():
+        write_json(path, make())
+    return read_json(path)
 
 
 def digits() -> tuple[Data, Data]:
@@ -244,10 +279,10 @@ def fingerprint(settings: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Versions of the packages that decide the figures, those that are installed."""
     found = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

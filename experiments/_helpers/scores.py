@@ -10,6 +10,16 @@ from _helpers.repeats import shown
 from pyro_bbb import metrics
 
 MEASURES = ("entropy", "epistemic", "confidence")
+SCORES = (  # columns of `repeats.table`
+    ("accuracy (%)", "accuracy", 100, 2),
+    ("NLL (nats)", "nll", 1, 4),
+    ("ECE (%)", "ece", 100, 2),
+)
+
+
+def draws(summary: dict[str, Any]) -> str:
+    """Return the number of draws of a prediction, or a dash."""
+    return f"{summary['mean']['draws']:.0f}" if summary["mean"]["draws"] else "–"
 
 
 def scores(probs: Tensor, y: Tensor) -> dict[str, float]:

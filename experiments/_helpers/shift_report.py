@@ -7,10 +7,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from _helpers import repeats
 from _helpers.posterior_methods import METHODS, PROBLEMS
-from _helpers.repeats import shown
 from _helpers.run import Picture, Run, Table
-from _helpers.shifts import SEVERITIES, THRESHOLDS
+from _helpers.shifts import SEVERITIES
 from pyro_bbb import plots
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
@@ -20,52 +20,44 @@ IN_PICTURES = (
 )
 COLORS = (*plots.CYCLE, "0.8", "0.45")
 LABELS = {"ece": "ECE", "brier": "Brier score", "accuracy": "accuracy"}
-MIDDLE = "3"  # the severity of the picture of thresholds
 
 
 def shifted_table(name: str, found: Summaries) -> Table:
     """Scores on clean images, and means over corruptions and severities."""
-    rows = [
-        (
-            METHODS[method].label,
-            shown(summary, "clean", "accuracy"),
-            shown(summary, "shifted", "accuracy"),
-            shown(summary, "shifted", "nll", factor=1, digits=3),
-            shown(summary, "clean", "brier", factor=1, digits=3),
-            shown(summary, "shifted", "brier", factor=1, digits=3),
-            shown(summary, "clean", "ece", digits=1),
-            shown(summary, "shifted", "ece", digits=1),
-            shown(summary, "shifted", "auroc", digits=1),
-            shown(summary, "shifted", "area_under_risk_coverage", digits=1),
-        )
-        for method, summary in found.items()
-    ]
-    columns = ("accuracy (%), clean", "accuracy", "NLL (nats)", "Brier, clean", "Brier")
-    more = ("ECE (%), clean", "ECE (%)", "AUROC (%)", "AURC (%)")
-    return Table((PROBLEMS[name].title, *columns, *more), rows)
+    columns = (
+        ("accuracy (%), clean", "clean.accuracy", 100, 2),
+        ("accuracy", "shifted.accuracy", 100, 2),
+        ("NLL (nats)", "shifted.nll", 1, 3),
+        ("Brier, clean", "clean.brier", 1, 3),
+        ("Brier", "shifted.brier", 1, 3),
+        ("ECE (%), clean", "clean.ece", 100, 1),
+        ("ECE (%)", "shifted.ece", 100, 1),
+        ("AUROC (%)", "shifted.auroc", 100, 1),
+        ("AURC (%)", "shifted.area_under_risk_coverage", 100, 1),
+    )
+    return repeats.table(PROBLEMS[name].title, _labelled(found), columns)
 
 
 def confidence_table(found: Summaries) -> Table:
     """Mean confidence by severity."""
-    rows = []
-    for method, summary in found.items():
-        keys = [("clean",), *(("severity", str(severity)) for severity in SEVERITIES)]
-        cells = (shown(summary, *key, "confidence", digits=1) for key in keys)
-        rows.append((METHODS[method].label, *cells))
-    return Table(("mean confidence (%)", "clean", *map(str, SEVERITIES)), rows)
+    columns = [("clean", "clean.confidence", 100, 1)]
+    columns += [(str(s), f"severity.{s}.confidence", 100, 1) for s in SEVERITIES]
+    return repeats.table("mean confidence (%)", _labelled(found), columns)
 
 
 def moved_table(found: Summaries) -> Table:
     """Means of scores over rotations and translations."""
-    rows = []
-    for method, summary in found.items():
-        keys = [
-            (kind, score) for kind in ("rotated", "translated") for score in ("accuracy", "brier")
-        ]
-        cells = [shown(summary, *key, factor=1, digits=3) for key in keys]
-        rows.append((METHODS[method].label, *cells))
-    columns = ("rotated: accuracy", "Brier", "translated: accuracy", "Brier")
-    return Table(("means over all angles and distances", *columns), rows)
+    columns = (
+        ("rotated: accuracy", "rotated.accuracy", 1, 3),
+        ("Brier", "rotated.brier", 1, 3),
+        ("translated: accuracy", "translated.accuracy", 1, 3),
+        ("Brier", "translated.brier", 1, 3),
+    )
+    return repeats.table("means over all angles and distances", _labelled(found), columns)
+
+
+def _labelled(found: Summaries) -> Summaries:
+    return {METHODS[method].label: summary for method, summary in found.items()}
 
 
 def pictured(found: Summaries) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -114,28 +106,6 @@ def draw_score(ax: Axes, found: Summaries, score: str) -> None:
         )
     ax.set_xticks([0, *SEVERITIES], ["clean", *map(str, SEVERITIES)])
     ax.set_ylabel(LABELS[score])
-
-
-def draw_thresholds(run: Run, results: dict[str, Summaries]) -> Picture:
-    """Accuracy of the images of at least some confidence, at a middle severity."""
-    with plots.style():
-        figure, axes = plt.subplots(
-            1, len(results), figsize=(5.6 * len(results), 3.8), squeeze=False
-        )
-        for ax, (name, found) in zip(axes[0], results.items(), strict=True):
-            for method, (color, means) in pictured(found).items():
-                by_threshold = means["thresholds"][MIDDLE].values()
-                accuracy = [
-                    each["sure_and_right"] / each["sure"] if each["sure"] else float("nan")
-                    for each in by_threshold
-                ]
-                ax.plot(THRESHOLDS, accuracy, color=color, label=METHODS[method].label)
-            ax.plot([0, 1], [0, 1], ":", color="0.6")
-            ax.set(xlabel="confidence at least", ylabel="accuracy", title=PROBLEMS[name].title)
-            ax.set_ylim(0.4, 1.0)
-        axes[0][-1].legend(fontsize="small")
-    caption = f"All corruptions of severity {MIDDLE}, means over seeds."
-    return run.picture(figure, "thresholds", caption)
 
 
 def draw_moved(run: Run, name: str, found: Summaries) -> Picture:

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of `uci_regression` over splits, their tables and figures."""
+"""Scores of `uci_regression` over splits, and their tables."""
 
 import math
 import statistics
 from typing import Any, TypeAlias
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 
 from _helpers.repeats import over_splits
-from _helpers.run import Picture, Run, Table
-from pyro_bbb import plots
+from _helpers.run import Table
 
 Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
 METHODS = ("VI", "PBP", "tuned dropout")
@@ -140,56 +136,3 @@ def comparison(summaries: dict[str, Any]) -> str:
         f"Better than VI and than PBP in {won} of {total} figures; better than tuned dropout, or "
         f"within its standard error, in {near} of {total}."
     )
-
-
-def draw_scores(run: Run, summaries: dict[str, Any]) -> list[Picture]:
-    """A row of two panels per table that has published figures: every method with its error."""
-    names = [name for name in summaries if name in PUBLISHED]
-    if not names:
-        return []
-    with plots.style():
-        figure, axes = plt.subplots(
-            len(names), 2, figsize=(8.4, 1.35 * len(names) + 0.4), squeeze=False
-        )
-        for name, pair in zip(names, axes, strict=True):
-            for ax, score in zip(pair, SCORES, strict=True):
-                draw_row(ax, rows_of(name, summaries[name], score))
-            pair[0].set_title(name)
-            pair[1].tick_params(labelleft=False)
-        axes[-1, 0].set_xlabel("RMSE (the target's unit; less is better)")
-        axes[-1, 1].set_xlabel("log-likelihood (nats; more is better)")
-    caption = "Mean over the splits with one standard error. The same splits for all methods."
-    return [run.picture(figure, "scores", caption)]
-
-
-def draw_row(ax: Axes, figures: dict[str, Figure]) -> None:
-    """One line per method, ours below in another colour."""
-    for row, (method, (mean, error)) in enumerate(reversed(figures.items())):
-        colour = plots.VERMILLION if method == OURS else "0.35"
-        ax.errorbar(mean, row, xerr=error or 0.0, fmt="o", color=colour, ms=5, lw=2)
-    ax.set_yticks(range(len(figures)), list(reversed(figures)))
-    ax.set_ylim(-0.6, len(figures) - 0.4)
-    ax.margins(x=0.08)
-    ax.locator_params(axis="x", nbins=6)
-    ax.grid(axis="x", color="0.9")
-
-
-def draw_coverage(run: Run, scores: dict[str, list[dict[str, Any]]]) -> Picture:
-    """Plot the coverage of central intervals by level."""
-    levels = np.linspace(0.01, 0.99, 99)
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(4.8, 3.8))
-        ax.plot([0, 1], [0, 1], ":", color="black", lw=1)
-        for number, (name, splits) in enumerate(scores.items()):
-            quantiles = quantiles_of(splits)
-            covered = [coverage(quantiles, level) for level in levels]
-            ax.plot(levels, covered, ("-", "--", "-.")[number // 6 % 3], label=name)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))
-        ax.set_title("Calibration of predictive intervals")
-        ax.legend()
-    caption = (
-        "All splits together. Intervals above the dotted line are too wide, below it too narrow."
-    )
-    return run.picture(figure, "coverage", caption)

@@ -369,3 +369,26 @@ def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch
     makes = {"missing": partial(contenders.training, "missing")}
     with start_workers.start_workers(makes, one_process=True) as workers:
         assert workers["missing"].prepare([work]) == "not installed"
+
+
+# --- scaling ---
+
+
+def test_the_model_of_one_worker_is_the_line_and_a_ring_the_textbooks(load):
+    scaling = load("scaling")
+    config = scaling.Config(batch_size=10, latency=1e-3, bandwidth=4e3)
+    measured = {"1 x 1": {"steps": {"10": 0.3, "20": 0.5}}, "2 x 1": {"floats": 1000}}
+    found = scaling.model(config, measured)
+    assert found["fixed"] == pytest.approx(0.1) and found["per_example"] == pytest.approx(0.02)
+    rows = {row["workers"]: row for row in found["rows"]}
+    assert rows[1]["weak"] == pytest.approx(0.3) and rows[1]["strong"] == pytest.approx(0.5)
+    assert rows[2]["sum"] == pytest.approx(2 * (1e-3 + 2000 / 4e3))  # two messages of the half
+    assert rows[8]["sent_bytes"] == pytest.approx(14 / 8 * 4000)
+    assert rows[8]["strong"] == pytest.approx(0.1 + 0.02 * 20 / 8 + rows[8]["sum"])
+
+
+def test_the_scaling_benchmark_runs(load):
+    """By one process; two are started by other tests."""
+    worker = load("_parts.ddp_worker")
+    found = worker.main(worker.Task(batch_sizes=[4, 8], width=3, steps=2, epochs=1, threads=1))
+    assert set(found["steps"]) == {"4", "8"} and min(found["steps"].values()) > 0

@@ -290,13 +290,6 @@ def test_summary_has_means_and_sds_of_the_seeds_of_one_kind(mnist):
     ]
 
 
-def test_initial_scale_is_softplus_of_rho(mnist):
-    entry = {"seeds": {"3": {"recipe": {"prior": [1.0], "init_rho": -3.0}}}}
-    assert mnist.initial_scale(entry) == f"{math.log1p(math.exp(-3)):.4f}"
-    entry["seeds"]["3"]["recipe"]["prior"] = []
-    assert mnist.initial_scale(entry) == "–"
-
-
 def gone(guide):
     """Where weights are removed, and whether these and no others have a scale of zero."""
     loc, scale = (

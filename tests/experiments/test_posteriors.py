@@ -57,13 +57,6 @@ def test_clock_adds_up_over_interruptions_and_does_not_end_a_training(training, 
     assert training.Clock(path).before > second.before
 
 
-def test_a_cell_that_is_done_is_not_trained_again(load, tmp_path):
-    cells, run = load("_helpers.posterior_cells"), load("_helpers.run")
-    path = tmp_path / "map" / "0.json"
-    run.write_json(path, {"nll": 0.25})
-    assert cells.cell(path, None, None, None) == {"nll": 0.25}
-
-
 def test_a_model_has_a_prior_of_its_own(load, training, tmp_path):
     methods = load("_helpers.posterior_methods")
     data = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
