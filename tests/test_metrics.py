@@ -24,17 +24,8 @@ def random_classification(n=500, classes=4, dtype=torch.float64):
 # --- golden values, computed by hand ---
 
 
-def test_accuracy_by_hand():
-    assert metrics.accuracy(PROBS, LABELS) == 0.75
-
-
 def test_accuracy_takes_the_first_of_tied_classes():
     assert metrics.accuracy(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1])) == 0.5
-
-
-def test_nll_by_hand():
-    expected = -math.log(0.7 * 0.8 * 0.25 * 0.75) / 4
-    assert metrics.nll(PROBS, LABELS) == pytest.approx(expected, rel=1e-7)
 
 
 def test_nll_of_an_impossible_label_is_infinite():
@@ -51,10 +42,6 @@ def test_brier_by_hand():
     assert metrics.brier(PROBS, LABELS) == pytest.approx(sum(rows) / 4, rel=1e-6)
 
 
-def test_brier_of_a_sure_wrong_answer_is_two():
-    assert metrics.brier(torch.tensor([[0.0, 1.0]]), torch.tensor([0])) == 2.0
-
-
 def test_ece_by_hand():
     # two bins, [0, 0.5) is empty: |3/4 - (0.7 + 0.8 + 0.5 + 0.75) / 4|
     assert metrics.ece(PROBS, LABELS, bins=2) == pytest.approx(0.0625, rel=1e-6)
@@ -67,10 +54,6 @@ def test_ece_puts_full_confidence_into_the_last_bin():
     # one bin holds both: accuracy 1/2, mean confidence 0.995
     probs = torch.tensor([[1.0, 0.0], [0.99, 0.01]])
     assert metrics.ece(probs, torch.tensor([0, 1])) == pytest.approx(0.495, rel=1e-6)
-
-
-def test_ece_of_a_perfect_sure_model_is_zero():
-    assert metrics.ece(torch.eye(3), torch.arange(3)) == pytest.approx(0, abs=1e-12)
 
 
 def test_ece_takes_a_rounded_one_for_a_probability():
@@ -119,18 +102,9 @@ def test_recall_by_hand():
     assert found[:3].tolist() == pytest.approx([2 / 3, 1, 1]) and found[3].isnan()
 
 
-def test_rmse_by_hand():
-    assert metrics.rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0])) == math.sqrt(12.5)
-
-
 def test_coverage_by_hand_includes_the_ends():
     lower, upper = torch.tensor([0.0, 0.0, 0.0, -math.inf]), torch.tensor([1.0, 1.0, 1.0, 0.0])
     assert metrics.coverage(lower, upper, torch.tensor([0.0, 1.0, 1.5, -9.0])) == 0.75
-
-
-def test_coverage_of_a_hair_too_narrow_float64_interval():
-    y = torch.tensor([1.0], dtype=torch.float64)
-    assert metrics.coverage(y - 1e-12, y - 1e-13, y) == 0.0
 
 
 # --- independent implementations ---
@@ -262,15 +236,6 @@ def test_the_order_of_examples_does_not_matter(name):
     order = torch.randperm(len(y))
     metric = getattr(metrics, name)
     assert metric(probs[order], y[order]) == pytest.approx(metric(probs, y), rel=1e-12)
-
-
-def test_the_order_of_examples_does_not_matter_for_risk_coverage():
-    confidence = torch.randint(5, (100,)).float()
-    correct = torch.rand(100) < 0.7
-    order = torch.randperm(100)
-    _, risk = metrics.risk_coverage(confidence, correct)
-    _, permuted = metrics.risk_coverage(confidence[order], correct[order])
-    torch.testing.assert_close(permuted, risk, rtol=1e-12, atol=0)
 
 
 def test_auroc_is_antisymmetric_and_blind_to_monotone_maps():

@@ -183,19 +183,6 @@ def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
         assert history.kl[-1] == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_closed_form_of_a_masked_prior_is_that_of_the_kept_weights():
-    _, guide = make()
-    pruned = bbb.prune(guide, 0.5)
-    for name, unpruned in pruned.unpruned.items():
-        q = pruned._posterior(pruned._latents[name])
-        masked = (
-            dist.Normal(0.0, 2.0).expand(unpruned.shape).mask(unpruned).to_event(unpruned.dim())
-        )
-        left = dist.Normal(guide.loc(name)[unpruned], guide.scale(name)[unpruned])
-        expected = kl_divergence(left, dist.Normal(0.0, 2.0))
-        torch.testing.assert_close(kl_divergence(q, masked), expected.sum())
-
-
 @pytest.mark.parametrize("scale", [dist.LogNormal(0.0, 1.0), dist.Gamma(2.0, 2.0)])
 def test_the_noise_is_no_weight(scale):
     model, guide = make(bbb.likelihoods.Gaussian(scale))

@@ -181,14 +181,6 @@ def test_it_draws_what_predict_draws_with_the_seed(make):
     assert_says(module(x), bbb.predict(model, guide, x, num_samples=S, seed=3))
 
 
-def test_of_given_draws_at_most_so_many_are_used():
-    model, draws, _ = ensemble("classes")
-    x = inputs("classes")
-    module = bbb.to_ensemble(model, draws, num_samples=3)
-    assert "num_samples=3" in repr(module)
-    assert_says(module(x), bbb.predict(model, draws, x, num_samples=3))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_an_ordinary_module_with_the_draws_as_buffers(name):
     model, draws, module = ensemble(name)
@@ -208,18 +200,6 @@ def test_tied_weights_are_stored_once():
     _, _, module = ensemble("tied")
     assert module.drawn.network.first.weight is module.drawn.network.second.weight
     assert len(module.drawn.weights()) == 4  # with two biases and the factor
-
-
-def test_the_model_stays_as_it_is():
-    model, guide = trained("convolutional classes")
-    x = inputs("convolutional classes")
-    before = bbb.predict(model, guide, x, num_samples=3, seed=1).probs
-    module = bbb.to_ensemble(model, guide, num_samples=3)
-    with torch.no_grad():
-        for value in module.state_dict().values():
-            value.zero_()
-    assert torch.equal(bbb.predict(model, guide, x, num_samples=3, seed=1).probs, before)
-    assert model.training
 
 
 # --- torch.export ---

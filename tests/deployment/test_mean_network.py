@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported networks: the mean network's outputs, and nothing of Pyro."""
 
-import copy
 import gzip
 import io
 import pickle
@@ -269,20 +268,6 @@ def test_gradients_reach_every_weight_and_the_inputs():
 # Saving, compiling, exporting
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.75, 1.0])
-@every_network
-def test_state_survives_a_file_that_holds_tensors_only(name, fraction):
-    model, guide = make(NETWORKS[name](), fraction)
-    module, x = bbb.to_module(model, guide), torch.randn(7, 3)
-    fresh = copy.deepcopy(module)
-    with torch.no_grad():
-        for tensor in fresh.state_dict().values():
-            tensor.zero_()
-    state = torch.load(io.BytesIO(saved_bytes(module)), weights_only=True)
-    fresh.load_state_dict(state)
-    assert torch.equal(fresh(x), module(x))
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.75])
 @every_network
 def test_networks_can_be_pickled(name, fraction):
@@ -353,15 +338,6 @@ def test_weights_become_sparse_in_the_layers_that_they_make_faster():
             torch.testing.assert_close(found(x[:1]), dense(x[:1]))
 
 
-def test_sparse_weights_survive_a_file_and_make_it_smaller():
-    dense, x = large_and_pruned(0.999), torch.randn(100, 784)
-    sparse = sparse_where_faster(dense, x)
-    assert len(saved_bytes(sparse)) < 0.05 * len(saved_bytes(dense))
-    again = pickle.loads(pickle.dumps(sparse))
-    with torch.no_grad():
-        assert torch.equal(again(x), sparse(x))
-
-
 def test_a_shared_layer_is_sparse_in_both_places():
     layer = nn.Linear(1500, 1500)
     with torch.no_grad():
@@ -371,14 +347,3 @@ def test_a_shared_layer_is_sparse_in_both_places():
     assert found[0] is found[2] and found[0].weight.layout == torch.sparse_csr
     with torch.no_grad():
         torch.testing.assert_close(found(x), network(x))
-
-
-@pytest.mark.parametrize("shape", [(1000,), (1, 1000), (5, 1000), (2, 4, 1000), (0, 1000)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_whose_weights_may_be_sparse_equal_dense_ones(bias, shape):
-    dense, x = nn.Linear(1000, 1200, bias), torch.randn(shape)
-    with torch.no_grad():
-        dense.weight[torch.rand(1200, 1000) < 0.999] = 0.0
-        dense.weight[2] = 0.0  # an empty row
-        found = sparse_where_faster(dense, x)
-        torch.testing.assert_close(found(x), dense(x))

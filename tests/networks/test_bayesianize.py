@@ -16,7 +16,6 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroParam, PyroSample
-from sklearn.datasets import load_digits
 from torch import nn
 
 import pyro_bbb as bbb
@@ -398,14 +397,6 @@ def test_frozen_parameters_stay_as_they_are():
         assert not network[i].weight.requires_grad
 
 
-def test_parameters_of_any_memory_format_train():
-    original = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3), nn.Flatten())
-    network = bayesianize(original.to(memory_format=torch.channels_last), NORMAL, where="1")
-    model, guide = in_model(network)
-    train(model, guide, torch.randn(6, 3, 5, 5), torch.randn(6, 2), lr=0.1)
-    assert not torch.equal(network[0].weight, original[0].weight)
-
-
 def test_existing_sites_are_kept():
     mixture = bbb.BayesianMLP([3, 4], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1))
     network = nn.Sequential(mixture, PyroModule[nn.Linear](4, 2), nn.Linear(2, 1))
@@ -601,52 +592,7 @@ def test_a_residual_network_of_torchvision():
 # --- a real sequence task ---
 
 
-class Recurrent(nn.Module):
-    """Reads rows one after another."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(8, 32, batch_first=True)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
-
-
-class Attentive(nn.Module):
-    """Sees all rows at once, told apart by their positions."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(8, 32)
-        self.position = nn.Parameter(0.5 * torch.randn(8, 32))
-        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x):
-        return self.head(self.encoder(self.embed(x) + self.position).mean(1))
-
-
-@pytest.mark.parametrize(("make", "epochs"), [(Recurrent, 5), (Attentive, 4)])
-def test_digits_read_as_sequences_of_rows(make, epochs):
-    pixels, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(pixels).float().view(-1, 8, 8) / 8 - 1, torch.tensor(labels)
-    network = bayesianize(make(), dist.Normal(0.0, 0.3))
-    model, guide = in_model(network, bbb.likelihoods.Categorical(), 1400)
-    train(model, guide, x[:1400], y[:1400], epochs, batch_size=64, lr=1e-2, seed=0)
-    prediction = bbb.predict(model, guide, x[1400:], num_samples=20, seed=0)
-    accuracy = (prediction.label == y[1400:]).double().mean()
-    assert accuracy > 0.7  # by other writers than the first 1400; chance is 0.1
-    assert prediction.epistemic.min() > 0 and prediction.epistemic.mean() > 0.005
-
-
 # --- bad input ---
-
-
-def test_a_bare_layer_converts():
-    network = bayesianize(nn.Linear(3, 2), where="weight")
-    assert sites(network, torch.randn(4, 3)) == {"weight": (2, 3)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyro.distributions import Normal
 from scipy import stats
 
 import pyro_bbb as bbb
-from pyro_bbb import plots
+from pyro_bbb import metrics, plots
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.training.history import Record
 
@@ -252,3 +252,95 @@ def test_methods_draw_what_the_functions_draw():
         ]
         assert points[0] == points[1] == points[2] != []
         pyplot.close(own.figure)
+
+
+# --- answers of a classifier ---
+
+
+@pytest.fixture
+def prediction():
+    torch.manual_seed(0)
+    return ClassificationPrediction(torch.randn(7, 40, 3).log_softmax(-1))
+
+
+def test_every_draw_has_a_point_in_each_class_and_bars_average_them(ax, prediction):
+    assert plots.class_probabilities(ax, prediction, 5) is ax
+    x, y = lines(ax)["each of 7 draws"].get_xydata().T
+    drawn = prediction.sample_probs[:, 5]
+    assert np.rint(x).reshape(7, 3).tolist() == [[0, 1, 2]] * 7
+    np.testing.assert_array_equal(y.reshape(7, 3), drawn.double())
+    assert len(set(x)) == len(x), "draws lie on each other"
+    bars = [patch.get_height() for patch in ax.patches]
+    np.testing.assert_allclose(bars, drawn.mean(0), rtol=1e-6)
+
+
+def test_a_single_draw_stands_in_the_middle_of_its_class(ax):
+    plots.class_probabilities(ax, ClassificationPrediction(torch.zeros(1, 1, 2) - 0.7), 0)
+    assert lines(ax)["each of 1 draws"].get_xdata().tolist() == [0.0, 1.0]
+
+
+def test_risk_coverage_draws_the_curve_of_each_prediction(ax, prediction):
+    y = torch.arange(40) % 3
+    other = ClassificationPrediction(prediction.sample_log_probs.flip(1))
+    assert plots.risk_coverage(ax, {"a": prediction, "b": other}, y, minimum=0.5) is ax
+    for name, each in {"a": prediction, "b": other}.items():
+        share, risk = metrics.risk_coverage(each.confidence, each.label == y)
+        x, drawn = lines(ax)[name].get_xydata().T
+        np.testing.assert_array_equal(x, share[19:])
+        np.testing.assert_array_equal(drawn, risk[19:])
+        assert drawn[-1] == pytest.approx(1 - metrics.accuracy(each.probs, y))
+    assert ax.get_xlim() == (0.5, 1.0)
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_lines_of_risk_coverage_differ_without_colour(ax, prediction):
+    y = torch.zeros(40, dtype=torch.long)
+    plots.risk_coverage(ax, dict.fromkeys("abcd", prediction), y)
+    assert len({line.get_linestyle() for line in ax.lines}) == 4
+
+
+# --- bands of functions, and coverage ---
+
+X = torch.linspace(-1, 1, 5)
+
+
+def functions(seed, offset=0.0):
+    return torch.randn(401, 5, generator=torch.Generator().manual_seed(seed)) + offset
+
+
+def test_the_band_is_the_central_interval_and_the_line_the_median(ax):
+    f = functions(0)
+    assert plots.function_band(ax, X, f, level=0.8) is ax
+    (band,) = ax.collections
+    corners = band.get_paths()[0].vertices
+    for i, x in enumerate(X.tolist()):
+        ends = corners[np.isclose(corners[:, 0], x)][:, 1]
+        low, high = np.quantile(f[:, i].double().numpy(), [0.1, 0.9])
+        assert ends.min() == pytest.approx(low) and ends.max() == pytest.approx(high)
+    np.testing.assert_allclose(lines(ax)["median"].get_ydata(), f.median(0).values)
+
+
+def test_columns_serve_as_well_as_rows(ax):
+    f = functions(0)
+    plots.function_band(ax, X[:, None], f[..., None])
+    np.testing.assert_allclose(lines(ax)["median"].get_ydata(), f.median(0).values)
+
+
+def test_the_reference_is_outlined_and_data_are_points(ax):
+    f, g = functions(0), functions(1, offset=10.0)
+    plots.function_band(ax, X, f, reference=g, data=(X[:2, None], torch.ones(2, 1)))
+    found = lines(ax)
+    assert found["reference, 90%"].get_ydata().min() > 5
+    np.testing.assert_allclose(found["reference, median"].get_ydata(), g.median(0).values)
+    assert len(found["data"].get_xdata()) == 2 and len(ax.collections) == 1
+
+
+def test_the_curve_of_coverage_is_that_of_the_intervals(ax):
+    torch.manual_seed(0)
+    loc, y = torch.randn(3, 200, 1, dtype=torch.double), 2 * torch.randn(200, 1).double()
+    prediction = RegressionPrediction(Normal(loc, 1.0))
+    assert plots.coverage(ax, prediction.cdf(y)) is ax
+    level, fraction = ax.lines[1].get_xydata().T
+    for each in (0.2, 0.5, 0.9):
+        drawn = fraction[np.searchsorted(level, each) - 1]
+        assert drawn == metrics.coverage(*prediction.interval(each), y)

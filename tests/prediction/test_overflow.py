@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finite inputs at which a network overflows are errors that name the row, never sure answers."""
 
-import functools
 import math
 
 import numpy as np
@@ -66,18 +65,6 @@ def test_each_door_names_the_row(name, door):
     with pytest.raises(ValueError, match=message) as error:
         DOORS[door](model, guide)
     assert len(str(error.value)) < 300
-
-
-@pytest.mark.parametrize("name", ["categorical", "gaussian"])
-def test_calibrated_predictions_name_the_row(name):
-    model, guide = make(name)
-    fixed = functools.partial(bbb.predict, model, guide, seed=0, num_samples=5, estimator="reparam")
-    scaled = bbb.TemperatureScaled(fixed, 2.0)
-    conformal = bbb.conformal(fixed, (GOOD, targets(model)), level=0.5)
-    with pytest.raises(ValueError, match=ROW_2):
-        scaled(BAD)
-    with pytest.raises(ValueError, match=ROW_2):
-        conformal.label_set(BAD) if name == "categorical" else conformal.interval(BAD)
 
 
 def test_several_rows_are_counted():

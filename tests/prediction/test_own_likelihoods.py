@@ -292,16 +292,6 @@ def test_correlated_targets_have_the_intervals_of_each_alone():
     assert 0 <= scores["coverage_90"] <= 1
 
 
-def test_normal_noise_by_forward_is_rescaled_and_scaled_by_a_temperature():
-    model, guide, y = posterior("a number")
-    prediction = bbb.predict(model, guide, X, num_samples=5, seed=0)
-    moved = prediction.rescaled(10.0, 2.0)
-    torch.testing.assert_close(moved.mean, 10 + 2 * prediction.mean)
-    torch.testing.assert_close(moved.std, 2 * prediction.std)
-    predict = functools.partial(bbb.predict, model, guide, num_samples=5, seed=0)
-    assert bbb.temperature_scaling(predict, (X, y)).temperature > 0
-
-
 def test_what_a_distribution_lacks_is_named():
     model, guide, y = posterior("censored")
     prediction = bbb.predict(model, guide, X, num_samples=3)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pyro_bbb as bbb
-from pyro_bbb._utils.distributed import Processes
 from pyro_bbb.distributions.observation import LogRatePoisson, NegativeBinomial, StudentT
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction, _draws
 from pyro_bbb.prediction._draws import BATCHED_BELOW
@@ -127,21 +126,6 @@ def test_ordinary_layers_in_front_see_each_input_once(double, batch_size):
     network[0].register_forward_hook(lambda *call: rows.append(len(call[1][0])))
     prediction = bbb.predict(model, draws, x, batch_size=batch_size)
     assert sum(rows) == len(x) and (batch_size is None or max(rows) == 50)
-    assert_equals_loop(prediction, model, draws, x)
-
-
-@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 3), lambda: nn.Conv1d(1, 3, 4)])
-def test_random_convolutions_run_once_for_each_draw(double, make):
-    """Kernels are slow in one pass for all draws; `count_passes` counts passes of the network."""
-    front, layer = nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (1, 4))), make()
-    network = bbb.bayesianize(
-        nn.Sequential(front, layer, nn.Flatten()), dist.Normal(0.0, 1.0), where="1.*"
-    )
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
-    draws, passes = draw(model, 4), count_passes(model)
-    x = torch.randn(BATCHED_BELOW + 1, 2)
-    prediction = bbb.predict(model, draws, x)
-    assert len(passes) == (4 if isinstance(layer, nn.Conv1d) else 1)
     assert_equals_loop(prediction, model, draws, x)
 
 
@@ -346,18 +330,6 @@ def test_mcmc_predicts_as_its_samples(double):
     assert_equals_loop(prediction, model, draws, x)
     centre = {name: values.mean(0, keepdim=True) for name, values in draws.items()}
     assert_equals_loop(bbb.predict_mean(model, mcmc, x), model, centre, x)
-
-
-def test_chains_of_nuts_predict_as_their_draws(double):
-    model = line(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5)))
-    x = torch.randn(5, 1)
-    options = {"num_samples": 6, "warmup_steps": 2, "num_chains": 2, "max_tree_depth": 3}
-    chains = bbb.run_nuts(model, (x, 2 * x), **options, seed=0, progress=False)
-    prediction = bbb.predict(model, chains, x)
-    assert len(prediction.sample_means) == 12
-    assert_equals_loop(prediction, model, dict(chains), x)
-    centre = {name: values.mean(0, keepdim=True) for name, values in chains.items()}
-    assert_equals_loop(bbb.predict_mean(model, chains, x), model, centre, x)
 
 
 @pytest.mark.parametrize("guide_type", [AutoNormal, AutoMultivariateNormal])
@@ -675,35 +647,12 @@ def test_latents_in_a_plate_of_the_forward_pass_are_predicted_with(double, famil
     assert bbb.predict(model, guide, x, num_samples=3).mean.shape == (n, 1)
 
 
-def test_the_prediction_says_how_it_was_drawn():
-    model = classifier((3, 4, 2))
-    guide, x = bbb.AutoSoftplusNormal(model), torch.randn(2, 3)
-    assert bbb.predict(model, guide, x, num_samples=2).sampler == "weights"
-    assert bbb.predict(model, guide, x[:1], num_samples=2).sampler == "outputs"
-    assert bbb.predict(model, guide, x[:1], num_samples=2, estimator="reparam").sampler == "weights"
-    assert (
-        bbb.predict(model, guide, x, num_samples=2, estimator="local_reparam").sampler == "outputs"
-    )
-
-
 def test_the_printed_form_tells_sizes():
     classes = ClassificationPrediction(torch.zeros(7, 5, 3))
     assert repr(classes) == "ClassificationPrediction(inputs [5], 3 classes, 7 samples of weights)"
     normal = dist.Normal(torch.zeros(7, 5, 2), 1.0)
     expected = "RegressionPrediction(inputs [5, 2], Normal, 7 samples of outputs)"
     assert repr(RegressionPrediction(normal, "outputs")) == expected
-
-
-@pytest.mark.parametrize(("rank", "row"), [(0, 0), (1, 0), (2, 1)])
-def test_a_process_without_a_draw_of_its_own_takes_the_first(rank, row):
-    """Two given draws for three processes: each runs the network, the counts say what is used."""
-    model = bbb.BayesianModel(bbb.BayesianLinear(3, 1), bbb.likelihoods.Gaussian(), num_data=1)
-    given = {"network.weight": torch.randn(2, 1, 3), "network.bias": torch.randn(2, 1)}
-    group = Processes(rank, 3)
-    chunks, counts = _draws.split_draws(model, given, torch.zeros(1, 3), 10, group)
-    assert counts == [0, 1, 1]
-    (chunk,) = chunks
-    assert all(torch.equal(chunk[name], given[name][row : row + 1]) for name in given)
 
 
 @pytest.mark.parametrize("family", [dist.Normal, lambda m, s: StudentT(3.0, m, s)])
