@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain torch modules out of a posterior: the mean network, and an ensemble of draws.
 
-``_mean_network.py`` has `to_module`, ``_ensemble.py`` `to_ensemble`; ``_strip_pyro.py`` copies a
-network without Pyro for both. A new form of export is one module here.
+``_mean_network.py`` has `to_module` and the copy of a network without Pyro, ``_ensemble.py``
+`to_ensemble`. A new form of export is one module here.
 
 Imports the packages up to `prediction`.
 """

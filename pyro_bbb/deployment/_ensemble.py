@@ -25,7 +25,7 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import at_least_single
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb._utils.validation import count, kind, probabilities, require_numbers
-from pyro_bbb.deployment._strip_pyro import plain_copy
+from pyro_bbb.deployment._mean_network import plain_copy
 from pyro_bbb.distributions.observation import family_of, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.models import BayesianModel
