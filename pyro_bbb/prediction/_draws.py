@@ -144,13 +144,13 @@ def per_draw(
         count = _count(draws)
         if block := _batched_rows(model, draws, x, rows):
             # all draws w_s of the chunk in one pass: vmap over s
-            passes = [over_draws(partial(_run, model, [xs]), draws) for xs in x.split(block)]
+            passes = [over_draws(partial(_run, model, xs), draws) for xs in x.split(block)]
             yield slice(begin, begin + count), ALL, _joined(passes, 1)
         else:
-            batches = x.split(rows)
             for s in range(count):
-                arguments = _run(model, batches, {name: v[s] for name, v in draws.items()})
-                arguments = {name: value.unsqueeze(0) for name, value in arguments.items()}
+                with substituted(model, {name: values[s] for name, values in draws.items()}):
+                    passes = [model.predictive(xs) for xs in x.split(rows)]
+                arguments = {name: v.unsqueeze(0) for name, v in _joined(passes, 0).items()}
                 yield slice(begin + s, begin + s + 1), ALL, arguments
         begin += count
 
@@ -165,10 +165,10 @@ def _batched_rows(model: BayesianModel, draws: Draws, x: Rows, rows: int) -> int
     return 0 if all_random or of_convolutions else min(rows, max(BATCHED_BELOW, rows // count))
 
 
-def _run(model: BayesianModel, batches: Iterable[Rows], draw: Draws) -> dict[str, Tensor]:
-    """Return the likelihood's arguments for one draw at all inputs, each ``[n, ...]``."""
+def _run(model: BayesianModel, x: Rows, draw: Draws) -> dict[str, Tensor]:
+    """Return the likelihood's arguments for one draw, each ``[n, ...]``."""
     with substituted(model, draw):
-        return _joined([model.predictive(x) for x in batches], 0)
+        return model.predictive(x)
 
 
 def _joined(passes: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
