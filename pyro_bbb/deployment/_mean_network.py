@@ -44,7 +44,6 @@ def to_module(model: BayesianModel, guide: Any) -> nn.Module:
         them: where an input overflows they are NaN or infinite.
 
     Raises:
-        TypeError: an argument is of another kind.
         ValueError: the guide lacks a weight of the model.
     """
     kind("model", model, BayesianModel)
@@ -179,9 +178,6 @@ def sparse_where_faster(module: nn.Module, x: Tensor) -> nn.Module:
 
     Returns:
         The network of the same layers, in evaluation mode.
-
-    Raises:
-        TypeError: an argument is of another kind.
     """
     kind("module", module, nn.Module)
     network, inputs = copy.deepcopy(module).eval(), dict[nn.Linear, Tensor]()

@@ -108,7 +108,6 @@ def evaluate(
 
     Raises:
         ValueError: data or a number do not fit, or two data sets have one name.
-        TypeError: an argument is of the wrong kind.
     """
     predict_fn = partial(predict, model, guide, num_samples=num_samples, seed=seed)
     return Evaluation.of(predict_fn, test, ood=ood, shift=shift)
@@ -145,7 +144,6 @@ class Evaluation:
 
         Raises:
             ValueError: data do not fit, or two data sets have one name.
-            TypeError: an argument is of the wrong kind.
         """
         prediction, y = _predicted(predict_fn, test)
         scores, predictions = {TEST: test_scores(prediction, y)}, {TEST: prediction}
@@ -198,9 +196,6 @@ class Evaluation:
 
         Returns:
             The figure.
-
-        Raises:
-            TypeError: ``figure`` is of another kind.
         """
         from matplotlib.figure import Figure
 
@@ -237,7 +232,6 @@ def compare(evaluations: Mapping[str, Evaluation]) -> Comparison:
 
     Raises:
         ValueError: there are none.
-        TypeError: one of them is not an `Evaluation`.
     """
     if not kind("evaluations", evaluations, Mapping):
         raise ValueError("evaluations must hold at least one evaluation, got none")

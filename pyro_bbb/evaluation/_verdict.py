@@ -97,7 +97,6 @@ def check(
 
     Raises:
         ValueError: data that do not fit the model or its ``num_data``, or a number out of range.
-        TypeError: an argument of the wrong kind.
     """
     kind("model", model, BayesianModel)
     count("num_samples", num_samples, 100), at_least_zero("seconds", seconds)
@@ -188,9 +187,6 @@ class Verdict:
         Returns:
             The figure. To the right a dot is an input; above the line the posterior is wider than
             the reference, or without one than the first half of the posterior's draws.
-
-        Raises:
-            TypeError: ``figure`` is of another kind.
         """
         from matplotlib.figure import Figure
 

@@ -37,7 +37,6 @@ def r_hat(values: Tensor) -> Tensor:
         one is not finite.
 
     Raises:
-        TypeError: ``values`` is not a tensor of real numbers.
         ValueError: there is only one chain, or fewer than four draws.
     """
     if (draws := _draws(values)).shape[0] < 2:
@@ -57,7 +56,6 @@ def ess(values: Tensor, kind: str = "bulk") -> Tensor:
         One number for each function drawn, float64 ``[...]``; NaN where a draw is not finite.
 
     Raises:
-        TypeError: ``values`` is not a tensor of real numbers.
         ValueError: an unknown kind, or fewer than four draws.
     """
     return _by_function(_ESS[one_of("kind", kind, list(_ESS))], _draws(values))
@@ -79,7 +77,6 @@ def pareto_k(log_weights: Tensor) -> float:
         larger than the others.
 
     Raises:
-        TypeError: ``log_weights`` is not a tensor of real numbers.
         ValueError: it is empty, not one-dimensional, or has a NaN or ``inf``.
     """
     log_weights = _vector("log_weights", log_weights)

@@ -80,7 +80,6 @@ def adapt(
         The network as a `PyroModule`, for `BayesianModel` or for Pyro alone.
 
     Raises:
-        TypeError: ``module`` or ``where`` is of another kind.
         ValueError: a number out of range; a criterion that selects no layer, or one that cannot be
             adapted; or a prior that does not fit.
     """
@@ -113,9 +112,6 @@ def merge_adapters(network: nn.Module) -> nn.Module:
 
     Returns:
         The network, its layers those of before `adapt`.
-
-    Raises:
-        TypeError: it is not a module.
     """
     kind("network", network, nn.Module)
     for layer in list(network.modules()):

@@ -156,7 +156,6 @@ class BayesianMLP(nn.Sequential, PyroModule):
     Raises:
         ValueError: fewer than two sizes, one that is not a positive integer, or a prior that
             does not fit.
-        TypeError: ``sizes`` or ``activation`` is of another kind.
     """
 
     plain_class = nn.Sequential

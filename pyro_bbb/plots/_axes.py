@@ -42,11 +42,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def axes(ax: Axes | None = None) -> Axes:
-    """Return the given Axes, or those of a new figure in this package's style.
-
-    Raises:
-        TypeError: ``ax`` is neither Axes nor None.
-    """
+    """Return the given Axes, or those of a new figure in this package's style."""
     if ax is not None:
         return kind("ax", ax, Axes)
     with style():

@@ -66,7 +66,6 @@ def function_band(
 
     Raises:
         ValueError: ``level`` is outside (0, 1), or shapes do not fit.
-        TypeError: an argument is of another kind.
     """
     level = probability("level", level)
     functions = tensor("functions", functions)
@@ -99,7 +98,6 @@ def coverage(ax: Axes, pit: Tensor) -> Axes:
 
     Raises:
         ValueError: ``pit`` is empty, or a value outside [0, 1].
-        TypeError: it is not a tensor.
     """
     values = flat(tensor("pit", pit))
     if not len(values) or not ((values >= 0) & (values <= 1)).all():

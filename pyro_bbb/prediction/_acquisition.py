@@ -61,7 +61,6 @@ def batch_bald(
     Raises:
         ValueError: ``size`` or ``num_configurations`` is out of range, or the prediction has
             several labels for an input, draws of each input's outputs, or NaN.
-        TypeError: ``prediction`` is not a `ClassificationPrediction`, or ``seed`` not an integer.
     """
     probs = _common_draws(prediction, size)
     limit = count("num_configurations", num_configurations)
@@ -158,7 +157,6 @@ def diverse_bald(prediction: ClassificationPrediction, size: int) -> Tensor:
     Raises:
         ValueError: ``size`` is out of range, or the prediction has several labels for an input,
             draws of each input's outputs, or NaN.
-        TypeError: ``prediction`` is not a `ClassificationPrediction`.
     """
     probs = _common_draws(prediction, size)
     residual = (probs - probs.mean(0)).transpose(0, 1).flatten(1)  # [n, draws * classes]

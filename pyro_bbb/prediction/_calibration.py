@@ -55,7 +55,6 @@ class Calibrated:
         """Write all but ``predict_fn`` to a JSON file, which appears complete or not at all.
 
         Raises:
-            TypeError: the path is of another type.
             ValueError: it names no file.
             OSError: the file cannot be written.
         """
@@ -75,7 +74,6 @@ class Calibrated:
         Raises:
             FileNotFoundError: there is no such file.
             LoadError: the file is damaged or altered, or of another kind.
-            TypeError: an argument is of the wrong kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
         with reading_json(path, cls._FORMAT, cls._FORM) as content:

@@ -130,7 +130,6 @@ class ClassificationPrediction:
 
         Raises:
             ValueError: the threshold is outside [0, 1].
-            TypeError: it is not a number.
         """
         return ~(self.confidence > fraction("threshold", threshold))  # NaN is refused
 
@@ -140,7 +139,6 @@ class ClassificationPrediction:
         Raises:
             ValueError: the labels are not integers in [0, C) of the predictions' shape, or on
                 another device. Of two classes they may be bools or floats 0 and 1, and ``[n, 1]``.
-            TypeError: they are not a tensor.
         """
         which = counted(tensor("y", y), self.ignored)
         labels = self.labels(y if which is None else y.masked_fill(~which, 0))
@@ -152,7 +150,6 @@ class ClassificationPrediction:
 
         Raises:
             ValueError: as for `log_prob`.
-            TypeError: as for `log_prob`.
         """
         classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
         y = tensor("y", y)

@@ -176,7 +176,6 @@ def conformal(
         ValueError: there are too few examples for the level, less than level / (1 - level); a
             number is out of range, the score unknown; targets do not fit; or the prediction has
             NaN, or for real targets no finite standard deviation above 0.
-        TypeError: an argument is of the wrong kind.
     """
     level, seed = probability("level", level), None if seed is None else as_seed("seed", seed)
     prediction, y = predict_calibration(predict_fn, data)

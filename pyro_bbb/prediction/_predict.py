@@ -99,7 +99,6 @@ def predict(
         ValueError: inputs that do not fit, are empty or not finite, or overflow in the network (the
             message names the row), a number out of range, draws that lack a latent, an unknown
             estimator or one that is not exact here.
-        TypeError: an argument of the wrong kind.
     """
     kind("model", model, BayesianModel)
     require_guide(guide)
@@ -147,7 +146,6 @@ def predict_mean(
 
     Raises:
         ValueError: as for `predict`.
-        TypeError: as for `predict`.
     """
     kind("model", model, BayesianModel)
     require_guide(guide)

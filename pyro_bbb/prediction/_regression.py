@@ -126,7 +126,6 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the targets have another shape, or are on another device.
-            TypeError: they are not a tensor of real numbers.
         """
         y = align(self._real("y", y), self._shape[2:])
         if len(y) != self._shape[1]:
@@ -143,7 +142,6 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the values have a shape that does not broadcast, or are on another device.
-            TypeError: they are not a tensor of real numbers.
         """
         value, shape = self._real("value", value), self._shape
         try:
@@ -161,7 +159,6 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the probability is outside (0, 1).
-            TypeError: it is not a number.
         """
         probability = checks.probability("probability", probability)
         exact = RegressionPrediction(map_tensors(self.components, Tensor.double))
@@ -190,7 +187,6 @@ class RegressionPrediction:
 
         Raises:
             ValueError: the level is outside (0, 1).
-            TypeError: it is not a number.
         """
         level = checks.probability("level", level)
         return self.quantile(0.5 * (1 - level)), self.quantile(0.5 * (1 + level))
