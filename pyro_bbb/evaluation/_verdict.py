@@ -113,26 +113,24 @@ def check(
             inputs[OFF] = _off(x[spread_rows(len(y), _ROWS)])
         shape, diverging = _chains(posterior)
         functions = _functions(model, posterior, inputs, math.prod(shape) or num_samples)
+        # the posterior alone: its predictions of the data, its chains, its ELBO and weights
         data_rows, calibration = _data_rows(model, posterior, x, y, num_samples)
         rows = list(_chain_rows(functions, shape, diverging)) if diverging is not None else []
         if affordable and isinstance(posterior, nn.Module):
             rows += _guide_rows(model, posterior, x, y, end - 3 / 4 * seconds)
+        # reference chains, in the time that is left
         if affordable and diverging is None and reference is None:
             off, left = inputs.get(OFF), max(1.0, end - time.perf_counter())
             with suppress(DivergedError):
                 reference = sample(model, (x, y), probes=off, seconds=left, progress=False)
         gold = {} if reference is None else _functions(model, reference, inputs, 10**6)
-    mixed = dict.fromkeys(gold, True)
     if reference is not None:
-        for row in _chain_rows(gold, tuple(reference.diverging.shape), 0):
-            mixed[row.region or ON] &= bool(row.passed)
-    if gold and all(mixed.values()):  # functions decide, and not the weights behind them
-        rows = [row._replace(passed=None) if "Pareto" in row.name else row for row in rows]
-    rows += [row for at in gold for row in _reference_rows(at, functions[at], gold[at], mixed[at])]
+        rows = _with_reference(rows, functions, gold, tuple(reference.diverging.shape))
     decisive = [
         row for row in rows if row.passed is False or (row.passed and "ELBO" not in row.name)
     ]
-    if not decisive or not all(row.passed for row in decisive):  # the noise may be right
+    if not decisive or not all(row.passed for row in decisive):
+        # the noise may be right, and the posterior wrong: take its remedy first
         remedy = next((row.remedy for row in decisive if not row.passed), _SAMPLE)
         data_rows = [row._replace(remedy=remedy) for row in data_rows]
     return Verdict((*rows, *data_rows), calibration, functions, gold)
@@ -285,6 +283,23 @@ def _guide_rows(
     k = metrics.pareto_k(-nats)
     text = f"importance weights cannot correct the guide, Pareto k {k:.2f}"
     yield Row("Pareto k", k, "<= 0.7", k <= 0.7, None if k <= 0.7 else OFF, text)
+
+
+def _with_reference(
+    rows: list[Row],
+    functions: Mapping[str, Tensor],
+    gold: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+) -> list[Row]:
+    """Return the checks with those against reference chains, whose functions are ``gold``."""
+    mixed = dict.fromkeys(gold, True)
+    for row in _chain_rows(gold, shape, 0):
+        mixed[row.region or ON] &= bool(row.passed)
+    if all(mixed.values()):  # functions decide, and not the weights behind them
+        rows = [row._replace(passed=None) if "Pareto" in row.name else row for row in rows]
+    for region, values in gold.items():
+        rows += _reference_rows(region, functions[region], values, mixed[region])
+    return rows
 
 
 def _reference_rows(region: str, values: Tensor, gold: Tensor, mixed: bool) -> Iterator[Row]:
