@@ -91,7 +91,7 @@ def without_parameters_inside(
         path
         for criterion in ([] if where is None else _criteria(where))
         for path, module in modules.items()
-        if _names(criterion, path, module) and not isinstance(module, _NORMS)
+        if _matches(criterion, path, module) and not isinstance(module, _NORMS)
         if any(True for _ in module.parameters(recurse=False)) or vars(module).get("_pyro_samples")
         if not any(inner == path or inner.startswith(path and f"{path}.") for inner in able)
     ]
@@ -124,28 +124,26 @@ def _criteria(where: Any, argument: str = "where") -> list[Any]:
 
 
 def _selects(criterion: Any, modules: dict[str, nn.Module], parameter: ParameterPath) -> bool:
+    """Return whether a criterion matches a parameter, its module, or one around that."""
     path, name = parameter
     module = modules[path]
-    if not isinstance(criterion, (str, type)):
-        return bool(criterion(path, module))
-    if _matches(criterion, path, module) or _matches(criterion, _join(path, name), None):
+    if _matches(criterion, path, module):
         return True
+    if isinstance(criterion, str) and fnmatchcase(_join(path, name), criterion):
+        return True
+    if not isinstance(criterion, (str, type)) or isinstance(module, _NORMS):
+        return False  # a function is of the module's own parameters
     steps = path.split(".")
-    outer = [".".join(steps[:i]) for i in range(len(steps))] if path else []
-    inside = any(_matches(criterion, above, modules[above]) for above in outer)
-    return inside and not isinstance(module, _NORMS)
+    around = [".".join(steps[:i]) for i in range(len(steps))] if path else []
+    return any(_matches(criterion, above, modules[above]) for above in around)
 
 
-def _matches(criterion: str | type, path: str, module: nn.Module | None) -> bool:
+def _matches(criterion: Any, path: str, module: nn.Module) -> bool:
+    """Return whether a criterion selects a module directly."""
     if isinstance(criterion, str):
         return fnmatchcase(path, criterion)
-    return isinstance(module, criterion)
-
-
-def _names(criterion: Any, path: str, module: nn.Module) -> bool:
-    """Return whether a criterion selects a module directly, not one around it."""
-    if isinstance(criterion, (str, type)):
-        return _matches(criterion, path, module)
+    if isinstance(criterion, type):
+        return isinstance(module, criterion)
     return bool(criterion(path, module))
 
 

@@ -252,16 +252,6 @@ def test_composes_with_bayesianize_in_both_orders():
         assert list(in_model(network)[0].latent_shapes()) == names
 
 
-def test_a_broad_pattern_adapts_the_same_layers_of_a_converted_module():
-    module = Words()
-    plain = bbb.adapt(module, where="*.layers.0.*")
-    converted = bbb.adapt(bbb.bayesianize(module, where="head"), where="*.layers.0.*")
-    names = list(in_model(plain)[0].latent_shapes())
-    assert len(names) == 4  # of the attention and both dense layers
-    both = list(in_model(converted)[0].latent_shapes())
-    assert both == [*names, "network.head.weight", "network.head.bias"]
-
-
 def test_draws_as_one_plain_module_answer_alike():
     network = with_values(Words())
     model, guide = in_model(network)
@@ -290,31 +280,6 @@ def test_a_prediction_runs_the_trunk_once():
         bbb.predict(model, guide, x, num_samples=10)
     once, rank = 2 * 4 * 64 * 64, 2 * 4 * 64 * 2
     assert counted.get_total_flops() == 9 * once + 10 * 2 * rank
-
-
-class Attending(nn.Module):
-    """A trunk, and attention by torch's fused kernel with a query of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.query = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        h = self.trunk(x)[:, None]
-        return nn.functional.scaled_dot_product_attention(self.query(h), h, h)[:, 0].mean(1)
-
-
-def test_a_prediction_runs_the_trunk_of_attention_once():
-    torch.manual_seed(0)
-    model, guide = in_model(with_values(Attending(), where="query"))
-    x, calls, draws = torch.randn(4, 5, 8), [], guide.sample_posterior(6)
-    model.network.trunk.register_forward_hook(lambda *_: calls.append(1))
-    at_once = bbb.predict(model, draws, x).probs
-    assert len(calls) == 1
-    alone = [bbb.predict(model, {k: v[i : i + 1] for k, v in draws.items()}, x) for i in range(6)]
-    expected = torch.stack([each.probs for each in alone]).mean(0)
-    torch.testing.assert_close(at_once, expected)
-    assert (alone[0].probs - alone[1].probs).abs().max() > 1e-4
 
 
 def test_copies_and_pickles():
