@@ -40,17 +40,15 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._utils.context import evaluating, seeded
+from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import Rows, SeveralInputs, as_inputs, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import count, kind, one_of, positive
-from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import draw_positions
 from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
@@ -60,7 +58,7 @@ from pyro_bbb.mcmc._sgmcmc_loop import DivergedError, SavedRun
 from pyro_bbb.metrics import ess, r_hat
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json
-from pyro_bbb.prediction import default_rows, per_draw
+from pyro_bbb.prediction import drawn_arguments
 
 TUNED_SAMPLERS = ("mclmc", "hmc", "sghmc")
 _FULL_BATCH = 4096  # rows up to which a step takes all data
@@ -656,14 +654,9 @@ def _functions(
     model: BayesianModel, draws: dict[str, Tensor], inputs: list[Rows]
 ) -> Iterator[Tensor]:
     """Yield the likelihood's arguments, log-probabilities for classes, ``[draws, ...]`` each."""
-    with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
-        for x in inputs:
-            parts = list(per_draw(model, [draws], x, default_rows(x)))
-            for name in parts[0][2]:
-                values = torch.cat([part[2][name] for part in parts])
-                if isinstance(model.likelihood, Categorical):
-                    values = values.log_softmax(-1)
-                yield values.flatten(1)
+    for x in inputs:
+        for values in drawn_arguments(model, draws, x).values():
+            yield values.flatten(1)
 
 
 def spread_rows(length: int, most: int) -> Tensor:

@@ -29,7 +29,15 @@ from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_
 from pyro_bbb.guides import LastLayer
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
-from pyro_bbb.prediction._draws import ALL, Part, default_rows, given_draws, per_draw, split_draws
+from pyro_bbb.prediction._draws import (
+    ALL,
+    Draws,
+    Part,
+    default_rows,
+    given_draws,
+    per_draw,
+    split_draws,
+)
 from pyro_bbb.prediction._linearized import PROBIT, STDS, is_gaussian, per_normal_output
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction
@@ -267,6 +275,15 @@ def _collected(
             model.check(x)  # explains inputs that do not fit
             raise
     return collected
+
+
+def drawn_arguments(model: BayesianModel, draws: Draws, x: Rows) -> dict[str, Tensor]:
+    """Return what given draws of the latents predict at inputs, ``[S, n, ...]`` by name.
+
+    For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
+    """
+    parts = per_draw(model, [draws], x, default_rows(x))
+    return _collected(parts, model, x, len(next(iter(draws.values()))))
 
 
 def _prediction(
