@@ -26,8 +26,8 @@ from pyro_bbb._utils.validation import count, kind, one_of, positive
 from pyro_bbb.networks._bayesianize import Converted, make_random, without_wrappers
 from pyro_bbb.networks._select import (
     Where,
+    modules_of,
     obstacle,
-    parts,
     select,
     select_among,
     without_parameters_inside,
@@ -291,7 +291,7 @@ _ADAPTED: dict[type[nn.Module], type[Adapted]] = {
 
 def _adaptable(module: nn.Module, where: Where | None, trained: set[str]) -> list[str]:
     """Return the paths of the chosen layers, all of which can have an adapter."""
-    modules = dict(parts(module))
+    modules = dict(modules_of(module))
     reasons = {
         path: "trainable has it" if path in trained else _reason(layer)
         for path, layer in modules.items()

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pyro_bbb._handlers.param_store import own_param
 from pyro_bbb._handlers.sites import name_parts, unseen
 from pyro_bbb._utils.locking import locked
-from pyro_bbb.networks._select import ParameterPath, Where, parameter_paths, parts, select
+from pyro_bbb.networks._select import ParameterPath, Where, modules_of, parameter_paths, select
 from pyro_bbb.priors import Prior, PriorLike, as_prior, declare
 
 
@@ -61,9 +61,9 @@ def bayesianize(
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     module = without_wrappers(module)
-    for path, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise TypeError(f"module must not be scripted, got {type(part).__name__} at {path!r}")
+    for path, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            raise TypeError(f"module must not be scripted, got {type(inner).__name__} at {path!r}")
     select(module, where)  # errors are raised before the copy
     network = copy.deepcopy(module)
     return make_random(network, select(network, where), as_prior(prior))
@@ -76,23 +76,23 @@ def without_wrappers(module: nn.Module) -> nn.Module:
         TypeError: `nn.DataParallel` or DistributedDataParallel wraps it.
     """
     module = module._modules.get("_orig_mod") or module
-    for path, part in module.named_modules():
-        if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
-            wrapper = f"got {type(part).__name__} at {path!r}"
+    for path, inner in module.named_modules():
+        if isinstance(inner, (nn.DataParallel, DistributedDataParallel)):
+            wrapper = f"got {type(inner).__name__} at {path!r}"
             raise TypeError(f"module must not be wrapped, take its .module; {wrapper}")
-    if any("_orig_mod" in part._modules for part in module.modules()):
+    if any("_orig_mod" in inner._modules for inner in module.modules()):
         module = copy.deepcopy(module)
-        for part in list(module.modules()):
-            for name, child in part._modules.items():
-                part._modules[name] = getattr(child, "_orig_mod", child)
+        for inner in list(module.modules()):
+            for name, child in inner._modules.items():
+                inner._modules[name] = getattr(child, "_orig_mod", child)
     return module
 
 
 def make_random(network: nn.Module, chosen: list[ParameterPath], prior: Prior) -> PyroModule:
     """Convert a network in place: the chosen parameters become sites under the prior."""
     context = _Context()
-    for _, part in list(parts(network)):
-        mix_in(part, context)
+    for _, module in list(modules_of(network)):
+        mix_in(module, context)
     _replace(network, chosen, prior)
     assert isinstance(network, PyroModule)
     name_parts(network)

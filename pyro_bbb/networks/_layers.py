@@ -111,9 +111,9 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
             _require_pair("padding", padding, least=0)
         _require_pair("dilation", dilation)
         if in_channels % groups or out_channels % groups:
-            found = f"{in_channels} and {out_channels} with groups={groups}"
+            numbers = f"{in_channels} and {out_channels} with groups={groups}"
             raise ValueError(
-                f"in_channels and out_channels must be divisible by groups, got {found}"
+                f"in_channels and out_channels must be divisible by groups, got {numbers}"
             )
         if padding_mode not in get_args(PaddingMode):
             names = list(get_args(PaddingMode))

@@ -24,27 +24,27 @@ _NORMS = (
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Return a network's modules by path, without modules of priors."""
     priors = {m for prior in root.modules() if isinstance(prior, Prior) for m in prior.modules()}
-    return ((path, part) for path, part in root.named_modules() if part not in priors)
+    return ((path, m) for path, m in root.named_modules() if m not in priors)
 
 
 def parameter_paths(root: nn.Module) -> list[ParameterPath]:
     """Return the paths of trainable parameters, several for a shared one."""
     return [
         (path, name)
-        for path, part in parts(root)
-        for name, parameter in part._parameters.items()
+        for path, module in modules_of(root)
+        for name, parameter in module._parameters.items()
         if parameter is not None and parameter.requires_grad
-        if name.removesuffix("_unconstrained") not in getattr(part, "_pyro_params", ())
-        if name not in parts_of_prior(part)
+        if name.removesuffix("_unconstrained") not in getattr(module, "_pyro_params", ())
+        if name not in parts_of_prior(module)
     ]
 
 
 def select(root: nn.Module, where: Where | None, argument: str = "where") -> list[ParameterPath]:
     """Return the paths of the parameters that ``where`` selects, as in `bayesianize`."""
-    modules, candidates = dict(parts(root)), parameter_paths(root)
+    modules, candidates = dict(modules_of(root)), parameter_paths(root)
     what = "trainable parameters to convert"
     chosen = select_among(modules, candidates, where, what, argument)
     for path, name in chosen:
@@ -114,8 +114,11 @@ def _criteria(where: Any, argument: str = "where") -> list[Any]:
     if not criteria:
         raise ValueError(f"{argument} must not be empty, got {where!r}")
     for criterion in criteria:
-        kind = issubclass(criterion, nn.Module) if isinstance(criterion, type) else None
-        if not (isinstance(criterion, str) or kind or (kind is None and callable(criterion))):
+        if isinstance(criterion, type):
+            valid = issubclass(criterion, nn.Module)
+        else:
+            valid = isinstance(criterion, str) or callable(criterion)
+        if not valid:
             raise TypeError(
                 f"{argument} must be a name pattern, a module type, a function (path, module) -> "
                 f"bool, or a list of these, got {criterion!r}"

@@ -49,10 +49,10 @@ def axes(ax: Axes | None = None) -> Axes:
         return plt.subplots()[1]
 
 
-def percent(*axis: Axis) -> None:
-    """Write the numbers of an axis in per cent."""
-    for each in axis:
-        each.set_major_formatter(PercentFormatter(1.0, decimals=0))
+def percent(*axes: Axis) -> None:
+    """Write the numbers of axes in per cent."""
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def as_numpy(x: Tensor) -> Array:

@@ -81,8 +81,8 @@ def given_draws(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
 
 def _check_guide(guide: Any) -> None:
     if not callable(guide):
-        kind = type(guide).__name__
-        raise TypeError(f"guide must be a guide, an MCMC or a dict of draws, got {kind}")
+        name = type(guide).__name__
+        raise TypeError(f"guide must be a guide, an MCMC or a dict of draws, got {name}")
     stock = isinstance(guide, AutoGuide) and not hasattr(guide, "sample_posterior")
     if stock and guide.prototype_trace is None:  # it would take the observations for a latent
         raise ValueError(f"guide must be trained before, got {type(guide).__name__} that never ran")
@@ -109,7 +109,7 @@ def _chunk(numbers: int, one_by_one: bool) -> int:
 def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
     """Return a function from a count to draws; what they have in common is computed once."""
     if type(guide) is AutoSoftplusNormal:
-        posteriors = {each.name: guide._posterior(each) for each in guide._known_latents()}
+        posteriors = {latent.name: guide._posterior(latent) for latent in guide._known_latents()}
         return locked(lambda count: {name: q.sample((count,)) for name, q in posteriors.items()})
     if hasattr(guide, "sample_posterior"):
         sample: Callable[[int], Draws] = guide.sample_posterior

@@ -120,18 +120,18 @@ def predict(
         with _drawing(model, guide, inputs, seed) as group:
             if sampler == "weights":
                 draws, counts = split_draws(model, guide, inputs, num_samples, group)
-                parts = per_draw(model, draws, inputs, rows)
+                chunks = per_draw(model, draws, inputs, rows)
             elif sampler == "linearized" or isinstance(guide, LastLayer):
                 probit = linearized == PROBIT
                 drawn = not (probit or is_gaussian(model))
                 counts = group.split_counts(num_samples if drawn else 1)
                 own = group.at_least_one(counts)
-                parts = per_normal_output(model, guide, inputs, own, rows, probit)
+                chunks = per_normal_output(model, guide, inputs, own, rows, probit)
             else:
                 counts = group.split_counts(num_samples)
                 own = group.at_least_one(counts)
-                parts = per_input(model, guide, inputs, own, default_rows(inputs))
-            outputs = _collected(parts, model, inputs, group.at_least_one(counts))
+                chunks = per_input(model, guide, inputs, own, default_rows(inputs))
+            outputs = _collected(chunks, model, inputs, group.at_least_one(counts))
             results.append({name: group.join(y, counts) for name, y in outputs.items()})
     return _prediction(model, results, sampler, of_dataset)
 
@@ -205,8 +205,8 @@ def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
         inputs = inputs.to(device)
     for name, tensor in parts_of(inputs).items():
         if device != tensor.device:
-            found = f"got a tensor on {tensor.device}"
-            raise ValueError(f"{name} must be on {device} as the guide is, {found}")
+            own = f"got a tensor on {tensor.device}"
+            raise ValueError(f"{name} must be on {device} as the guide is, {own}")
         if not all_finite(tensor):
             row = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0].item()
             raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
@@ -252,16 +252,16 @@ def _drawing(model: BayesianModel, guide: Any, x: Rows, seed: int | None) -> Ite
 
 
 def _collected(
-    parts: Iterable[Part], model: BayesianModel, x: Rows, num_samples: int
+    chunks: Iterable[Part], model: BayesianModel, x: Rows, num_samples: int
 ) -> dict[str, Tensor]:
-    """Return the tensors of a prediction ``[s, n, ...]``, each part written in its place.
+    """Return the tensors of a prediction ``[s, n, ...]``, each chunk written in its place.
 
     For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
     """
     collected = dict[str, Tensor]()
     with torch.no_grad(), pyro.validation_enabled(False), evaluating(model):
         try:
-            for draws, inputs, arguments in parts:
+            for draws, inputs, arguments in chunks:
                 if STDS[0] not in arguments:
                     log_probs = class_log_probs(model.observed(arguments))
                     if log_probs is not None:
@@ -282,8 +282,8 @@ def drawn_arguments(model: BayesianModel, draws: Draws, x: Rows) -> dict[str, Te
 
     For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
     """
-    parts = per_draw(model, [draws], x, default_rows(x))
-    return _collected(parts, model, x, len(next(iter(draws.values()))))
+    chunks = per_draw(model, [draws], x, default_rows(x))
+    return _collected(chunks, model, x, len(next(iter(draws.values()))))
 
 
 def _prediction(
