@@ -19,6 +19,7 @@ import torch
 
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.tangent import output_moments
+from pyro_bbb.latents import role_of
 from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._draws import ALL, Part
@@ -69,7 +70,7 @@ def per_normal_output(
             arguments = {"logits": logits.unsqueeze(0)}
         else:
             drawn = outputs.draw(num_samples)
-            names = [name for name in guide.site_names if name.startswith("likelihood.")]
+            names = [name for name in guide.site_names if role_of(name) == "likelihood"]
             latents = guide.sample_posterior(len(drawn)) if names else {}
             arguments = arguments_of(model, drawn, {name: latents[name] for name in names})
         yield ALL, slice(begin, begin + len(inputs)), arguments
