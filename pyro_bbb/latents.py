@@ -80,7 +80,7 @@ class Latent:
 
     @property
     def role(self) -> Role:
-        """What the latent is for, by its name."""
+        """Purpose of the latent, by its name."""
         return role_of(self.name)
 
     @property
@@ -128,8 +128,8 @@ class Latents(Mapping[str, Latent]):
 
     def within(self, where: slice) -> Latents:
         """Return the latents inside a range of the vector, with the layout of that range."""
-        starts = {name: rows.start for name, rows in self.slices.items()}
-        return Latents(x for x in self.values() if where.start <= starts[x.name] < where.stop)
+        offsets = {name: rows.start for name, rows in self.slices.items()}
+        return Latents(x for x in self.values() if where.start <= offsets[x.name] < where.stop)
 
     def ravel(self, unconstrained: Mapping[str, Tensor]) -> Tensor:
         """Return one vector ``[d]`` of unconstrained values by site name."""
