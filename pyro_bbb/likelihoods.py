@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Likelihoods: from a network's outputs to the distribution of the observations.
+r"""Likelihoods: from a network's outputs $f$ to the distribution of the observations $y$.
 
-Each computes the arguments of a distribution family. Their leading dimension is the batch; the
-others belong to one observation.
+| class | distribution |
+|---|---|
+| `Categorical` | $P(y = c) = \operatorname{softmax}(f)_c$ |
+| `Bernoulli` | $P(y = 1) = 1 / (1 + e^{-f})$ |
+| `Gaussian` | $y \sim N(f, \sigma^2)$ |
+| `HeteroscedasticGaussian` | $y \sim N(f_1, \operatorname{softplus}(f_2)^2)$ |
+| `StudentT` | $y = f + \sigma t_\nu$ |
+| `Poisson` | $y \sim \operatorname{Poisson}(e^f)$ |
+| `NegativeBinomial` | counts of mean $e^f$ and variance $e^f + e^{2f} / r$ |
+
+The leading dimension of the outputs is the batch; the others belong to one observation. The
+quantities $\sigma$, $\nu$ and $r$ are known, latent (a distribution) or learned.
 """
 
 from __future__ import annotations
@@ -11,7 +21,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -33,8 +43,8 @@ class Likelihood(PyroModule):
     Or it overrides `forward`. Either takes effect in training, prediction and scores alike.
 
     Args:
-        missing: what NaN in the targets is: ``"raise"`` an error, or ``"ignore"`` an entry that is
-            missing, which does not count.
+        missing: meaning of NaN in the targets: ``"raise"`` an error, or ``"ignore"`` a missing
+            entry, which does not count.
 
     Raises:
         ValueError: ``missing`` is something else.
@@ -63,11 +73,11 @@ class Likelihood(PyroModule):
         return self.family in _families.LOCATION_SCALE and not overridden
 
     def arguments(self, outputs: Tensor) -> dict[str, Any]:
-        """The family's arguments for network outputs ``[batch, ...]``."""
+        """Return the family's arguments for network outputs ``[batch, ...]``."""
         raise NotImplementedError(f"{type(self).__name__} must define arguments or forward")
 
     def forward(self, outputs: Tensor) -> Any:
-        """The distribution of the observations: batch shape ``[batch]``, an event per example."""
+        """Return the distribution of the observations, of batch shape ``[batch]``."""
         family = self.family(**self.arguments(outputs))
         return dist.Independent(family, len(family.batch_shape) - 1)
 
@@ -90,7 +100,7 @@ class Likelihood(PyroModule):
 
         Raises:
             ValueError: the shape, dtype, device or range of the targets does not fit.
-            TypeError: an argument is no tensor.
+            TypeError: an argument is not a tensor.
         """
         if (y := tensor("y", y)).device != tensor("outputs", outputs).device:
             raise ValueError(f"y must be on {outputs.device} as the outputs are, got {y.device}")
@@ -115,7 +125,7 @@ class Likelihood(PyroModule):
             _check_support(innermost(observation), align(prepared, observation.event_shape))
 
     def without_ignored(self, observation: Any, y: Tensor) -> tuple[Any, Tensor]:
-        """Return distribution and aligned targets, of which only entries that count are scored."""
+        """Return distribution and aligned targets without the entries that do not count."""
         which = _families.counted(y, self.ignored)
         if which is None:
             return observation, y
@@ -177,7 +187,7 @@ class Categorical(Likelihood):
         self.ignored = None if ignore_index is None else as_seed("ignore_index", ignore_index)
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """The outputs as logits.
+        """Return the outputs as logits.
 
         Raises:
             ValueError: the outputs have no class dimension.
@@ -187,7 +197,7 @@ class Categorical(Likelihood):
         return {"logits": outputs}
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """The labels, unchanged.
+        """Return the labels, unchanged.
 
         Raises:
             ValueError: they are not of an integer type.
@@ -224,11 +234,20 @@ class Bernoulli(Likelihood):
     family = dist.Bernoulli
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """The outputs as logits."""
+        """Return the outputs as logits."""
         return {"logits": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
         _require("0 and 1 only", y, (y == 0) | (y == 1))
+
+
+# --- with positive quantities: known, latent or learned ---
+
+
+class _Learned(NamedTuple):
+    """Initial value of a quantity that is a point estimate."""
+
+    init: Any
 
 
 def _quantities(*names: str) -> Callable[[Any], Arguments]:
@@ -245,11 +264,12 @@ def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
 
 
 def _build(cls: Any, arguments: Arguments, modules: Modules) -> Any:
-    learned = [shape for name, shape in arguments.items() if name.startswith("learned_")]
-    if not learned:
-        return cls(**arguments)
-    missing = {name: value for name, value in arguments.items() if name == "missing"}
-    return cls.learned(torch.ones(learned[0]), **missing)
+    learned = {
+        name.removeprefix("learned_"): _Learned(torch.ones(arguments.pop(name)))
+        for name in list(arguments)
+        if name.startswith("learned_")
+    }
+    return cls(**arguments, **learned)
 
 
 @saveable(_quantities("scale"), build=_build)
@@ -277,19 +297,11 @@ class Gaussian(Likelihood):
 
     @classmethod
     def learned(cls, init: float | Tensor = 1.0, *, missing: str = "raise") -> Gaussian:
-        """Noise of unknown scale, a point estimate trained with the guide from ``init``.
-
-        Raises:
-            ValueError: ``init`` is not positive and finite.
-            TypeError: ``init`` is neither a number nor a tensor.
-        """
-        likelihood = cls(missing=missing)
-        del likelihood.scale
-        _set_learned(likelihood, scale=init)
-        return likelihood
+        """Return noise whose scale is a point estimate, trained with the guide from ``init``."""
+        return cls(_Learned(init), missing=missing)  # type: ignore[arg-type]
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Outputs as means, the scale expanded to them."""
+        """Return the outputs as means, and the scale expanded to them."""
         return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
 
 
@@ -303,7 +315,7 @@ class HeteroscedasticGaussian(Likelihood):
     family = _families.Normal
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """First half of the outputs as means, softplus of the second as scales.
+        """Return one half of the outputs as means, and softplus of the other half as scales.
 
         Raises:
             ValueError: the number of outputs is odd.
@@ -321,7 +333,7 @@ class Poisson(Likelihood):
     family = _families.LogRatePoisson
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """The outputs as log-rates."""
+        """Return the outputs as log-rates."""
         return {"log_rate": outputs}
 
     def _check_values(self, outputs: Tensor, y: Tensor) -> None:
@@ -354,22 +366,12 @@ class NegativeBinomial(Likelihood):
         missing: str = "raise",
     ) -> None:
         super().__init__(missing=missing)
-        if total_count is None:
-            _set_learned(self, total_count=1.0)
-        else:
-            _set_positive(self, total_count=total_count)
+        _set_positive(self, total_count=_Learned(1.0) if total_count is None else total_count)
 
     @classmethod
     def learned(cls, init: float | Tensor = 1.0, *, missing: str = "raise") -> NegativeBinomial:
-        """Counts with an unknown r, a point estimate trained with the guide from ``init``.
-
-        Raises:
-            ValueError: ``init`` is not positive and finite.
-            TypeError: ``init`` is neither a number nor a tensor.
-        """
-        likelihood = cls(missing=missing)
-        _set_learned(likelihood, total_count=init)
-        return likelihood
+        """Return counts whose r is a point estimate, trained with the guide from ``init``."""
+        return cls(_Learned(init), missing=missing)  # type: ignore[arg-type]
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return r expanded to the outputs, and the logarithm of mean / r as logits."""
@@ -407,45 +409,36 @@ class StudentT(Likelihood):
         _set_positive(self, df=df, scale=scale)
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Outputs as locations, degrees of freedom and scale expanded to them."""
+        """Return the outputs as locations, and degrees of freedom and scale expanded to them."""
         df, scale = (_expand_as(x, getattr(self, x), outputs) for x in ("df", "scale"))
         return {"df": df, "loc": outputs, "scale": scale}
 
 
 def _set_positive(module: PyroModule, **quantities: Any) -> None:
-    """Give a module positive quantities: known (constants) or latent (sample sites)."""
+    """Give a module positive quantities: constants, sample sites or parameters."""
     latent = {name: x for name, x in quantities.items() if isinstance(x, Distribution)}
-    for name, prior in latent.items():
-        if torch.as_tensor(getattr(prior.support, "lower_bound", -math.inf)).min() < 0:
-            raise ValueError(f"{name} must have a prior on positive values, got {prior}")
     for name, value in quantities.items():
-        if name not in latent:
-            _set_known(module, name, value)
+        if isinstance(value, Distribution):
+            if torch.as_tensor(getattr(value.support, "lower_bound", -math.inf)).min() < 0:
+                raise ValueError(f"{name} must have a prior on positive values, got {value}")
+        elif isinstance(value, _Learned):
+            init = torch.as_tensor(_known("init", value.init), dtype=torch.get_default_dtype())
+            module._initial = init.clone()
+            setattr(module, name, PyroParam(init.clone(), constraint=constraints.positive))
+        elif isinstance(known := _known(name, value), Tensor):
+            module.register_buffer(name, known)
+        else:
+            setattr(module, name, known)
     if latent:
         declare(module, ByName(latent), **{name: x.batch_shape for name, x in latent.items()})
 
 
-def _set_learned(module: PyroModule, **quantities: Any) -> None:
-    """Give a module positive parameters that start at these values."""
-    for name, init in quantities.items():
-        value = torch.as_tensor(_known("init", init), dtype=torch.get_default_dtype()).clone()
-        module._initial = value.clone()
-        setattr(module, name, PyroParam(value, constraint=constraints.positive))
-
-
-def _set_known(module: PyroModule, name: str, value: Any) -> None:
-    value = as_number(value)
-    if isinstance(value, bool) or not isinstance(value, (Tensor, Real)):
-        raise TypeError(f"{name} must be a number, a tensor or a distribution, got {value!r}")
-    known = _known(name, value)
-    if isinstance(known, Tensor):
-        module.register_buffer(name, known)
-    else:
-        setattr(module, name, known)
-
-
 def _known(name: str, value: Any) -> float | Tensor:
     """Return a positive number, or a copy of a tensor of positive numbers."""
+    value = as_number(value)
+    if isinstance(value, bool) or not isinstance(value, Tensor | Real):
+        kinds = "a number or a tensor" if name == "init" else "a number, a tensor or a distribution"
+        raise TypeError(f"{name} must be {kinds}, got {value!r}")
     if not isinstance(value, Tensor):
         return positive(name, value)
     if value.is_complex() or not ((value > 0) & value.isfinite()).all():

@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def bisect(below: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, halvings: int) -> Tensor:
-    """The upper end of brackets, halved a number of times; ``below``: the root is above a point.
+    """Halve brackets of a root, and return their upper ends; constants for autograd.
 
-    It is a constant for autograd: halvings do not depend on the function smoothly.
+    ``below`` returns whether a point is below the root.
     """
     low, high = low.detach(), high.detach()
     for _ in range(halvings):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only an extra of pyro-bbb installs."""
+"""Packages that an extra of pyro-bbb installs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class MissingExtra(ImportError):
-    """A package is not installed; the message says the extra that brings it."""
+    """A package is not installed; the message names the extra that installs it."""
 
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Imports of packages that the extra of this name installs."""
+    """Import packages that the extra of this name installs."""
     try:
         yield
     except ModuleNotFoundError as error:

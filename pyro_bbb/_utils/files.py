@@ -30,7 +30,7 @@ class LoadError(ValueError):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Path of a temporary file in the same folder, renamed at the end unless an error is raised."""
+    """Yield a temporary file in the same folder, renamed at the end unless an error is raised."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield part
@@ -39,11 +39,25 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write or replace a file atomically, and flush it to the disk."""
+    with replacing(path) as part, part.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def read_file(path: Path, size: int | None = None) -> bytes:
     """Read a regular file of a known size, or a description of at most 64 MiB.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         LoadError: it has another size, or is a pipe or a device, which may have no end.
     """
     status = path.stat()
@@ -57,7 +71,7 @@ def read_file(path: Path, size: int | None = None) -> bytes:
 
 
 def seal(content: dict[str, Any], kind: str, version: int) -> bytes:
-    """Return JSON of the content after the format's name, its version and the text's hash.
+    """Return the content as JSON that begins with the format, its version and the text's hash.
 
     Raises:
         ValueError: the text is larger than a description may be.
@@ -119,7 +133,7 @@ def reading_json(
     """Yield what `write_json` wrote; errors in its use become LoadError.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         LoadError: it is not a record of that kind and form, or is altered.
         TypeError: the path is of another type.
     """
@@ -164,7 +178,12 @@ def _misfit(value: Any, hint: Any, where: str) -> str | None:
             return f"{where} must have the keys {list(hints)}, got {list(names) or value!r:.200}"
         items = ((value[name], hints[name], f"{where}.{name}") for name in names)
     elif origin in (list, tuple, Sequence, Size) and isinstance(value, list | tuple):
-        items = ((x, (*arguments, Any)[0], f"{where}[{i}]") for i, x in enumerate(value))
+        fixed = origin is tuple and bool(arguments) and ... not in arguments
+        kinds = arguments if fixed else [(*arguments, Any)[0]] * len(value)
+        if len(kinds) != len(value):
+            return f"{where} must have {len(kinds)} items, got {value!r:.200}"
+        pairs = enumerate(zip(value, kinds, strict=True))
+        items = ((x, kind, f"{where}[{i}]") for i, (x, kind) in pairs)
     elif origin in (dict, Mapping) and isinstance(value, dict):
         items = ((x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items())
     elif not _fits(value, hint, origin, arguments):
@@ -198,7 +217,7 @@ def _fields(hint: Any) -> tuple[Mapping[str, Any], set[str]]:
 
 
 def as_path(path: Any) -> Path:
-    """The path, if it is one of a file."""
+    """Return the path, if it names a file."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must be a path, got {path!r}")
     if not Path(path).name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of any form as tensors, or as several tensors whose rows belong together."""
+"""Inputs as one tensor, or as several tensors whose rows belong together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ_BATCH = 1024  # items collated at once when a Dataset is read
 
 
 class SeveralInputs:
-    """Inputs of a network that takes several tensors; it stands where one tensor of inputs does.
+    """Inputs of a network that takes several tensors, in place of one tensor of inputs.
 
     Args:
         args: tensors that the network takes by position, ``[n, ...]`` each.
@@ -26,7 +26,7 @@ class SeveralInputs:
         weight: weights of the examples in the likelihood, ``[n]``; not an input of the network.
 
     Raises:
-        ValueError: there are none, or their lengths differ.
+        ValueError: no tensor is given, or their lengths differ.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class SeveralInputs:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """The tensors by name, those by position as ``x[0]`` and so on."""
+        """The tensors by name; positional ones are ``x[0]``, ``x[1]`` and so on."""
         by_position = {f"x[{i}]": part for i, part in enumerate(self.args)}
         by_name = {f"x[{name!r}]": part for name, part in self.kwargs.items()}
         weight = {} if self.weight is None else {"sample_weight": self.weight}
         return by_position | by_name | weight
 
     def map(self, function: Callable[[Tensor], Tensor]) -> SeveralInputs:
-        """The inputs after a function of each tensor."""
+        """Return the inputs after a function of each tensor."""
         return _with_parts(self, list(map(function, self.parts.values())))
 
     def __len__(self) -> int:
@@ -59,25 +59,25 @@ class SeveralInputs:
         return self.map(lambda part: part[rows])
 
     def split(self, sizes: int | list[int]) -> list[SeveralInputs]:
-        """Return views of at most so many rows each, or of the given numbers of rows."""
+        """Return views of at most ``sizes`` rows each, or of the given numbers of rows."""
         parts = [part.split(sizes) for part in self.parts.values()]
         return [_with_parts(self, tensors) for tensors in zip(*parts, strict=True)]
 
     def tensor_split(self, count: int) -> list[SeveralInputs]:
-        """As many parts as asked for, of about equally many rows."""
+        """Split into ``count`` nearly equal parts."""
         rows = torch.arange(len(self)).tensor_split(count)
         return [self[each.to(self.device)] for each in rows]
 
     def index_select(self, dim: int, rows: Tensor) -> SeveralInputs:
-        """Some rows."""
+        """Return the rows at the given indices."""
         return self.map(lambda part: part.index_select(dim, rows))
 
     def to(self, target: torch.device | torch.dtype) -> SeveralInputs:
-        """The inputs on a device, or in a precision."""
+        """Return the inputs on a device, or in a precision."""
         return self.map(lambda part: part.to(target))
 
     def clone(self) -> SeveralInputs:
-        """A copy."""
+        """Return a copy."""
         return self.map(Tensor.clone)
 
     def dim(self) -> int:
@@ -99,7 +99,7 @@ Rows: TypeAlias = Tensor | SeveralInputs
 
 
 def as_inputs(value: Any) -> Rows:
-    """Inputs as a tensor; a list, tuple or dict of them as several."""
+    """Return inputs as a tensor; a list, tuple or dict of them as several."""
     if isinstance(value, SeveralInputs):
         return value
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def as_inputs(value: Any) -> Rows:
 
 
 def require_inputs(value: Any) -> Rows:
-    """Inputs of at least one row, by `as_inputs`."""
+    """Return inputs of at least one row, by `as_inputs`."""
     x = as_inputs(value)
     for name, part in parts_of(x).items():
         if part.dim() == 0 or len(part) == 0:
@@ -119,22 +119,22 @@ def require_inputs(value: Any) -> Rows:
 
 
 def _is_nested(value: tuple[Any, ...] | list[Any]) -> bool:
-    """Tell whether a list holds no tensor or array, as one that stands for a table does."""
+    """Return whether a list holds no tensor or array, as a table in nested lists."""
     return bool(value) and not any(isinstance(x, Tensor | np.ndarray) for x in value)
 
 
 def parts_of(x: Rows) -> dict[str, Tensor]:
-    """The tensors of inputs by their names in messages."""
+    """Return the tensors of inputs by their names in messages."""
     return x.parts if isinstance(x, SeveralInputs) else {"x": x}
 
 
 def input_tensors(x: Rows) -> tuple[Tensor, ...]:
-    """The tensors of inputs, in order."""
+    """Return the tensors of inputs, in order."""
     return tuple(parts_of(x).values())
 
 
 def with_tensors(like: Rows, parts: Sequence[Tensor]) -> Rows:
-    """Inputs of the same form from their tensors."""
+    """Return inputs of a form, from their tensors."""
     return parts[0] if isinstance(like, Tensor) else _with_parts(like, parts)
 
 
@@ -145,7 +145,7 @@ def _with_parts(like: SeveralInputs, parts: Sequence[Tensor]) -> SeveralInputs:
 
 
 def weighted(x: Rows, weight: Any) -> Rows:
-    """Inputs with weights ``[n]`` of their examples in the likelihood; ``None`` changes nothing.
+    """Return inputs with weights ``[n]`` of their examples in the likelihood, if given.
 
     Raises:
         TypeError: the weights are not a tensor or a numeric array.
@@ -170,24 +170,24 @@ def weighted(x: Rows, weight: Any) -> Rows:
 
 
 def weight_of(x: Rows) -> Tensor | None:
-    """Weights of the examples ``[n]``, if they have some."""
+    """Return weights of the examples ``[n]``, if they have any."""
     return x.weight if isinstance(x, SeveralInputs) else None
 
 
 def run_network(network: nn.Module, x: Rows) -> Any:
-    """The network's outputs; several inputs are its arguments."""
+    """Return the network's outputs; several inputs are its arguments."""
     return network(*x.args, **x.kwargs) if isinstance(x, SeveralInputs) else network(x)
 
 
 def each(x: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
-    """The inputs after a function of their tensor, or of each."""
+    """Return the inputs after a function of their tensor, or of each."""
     return x.map(function) if isinstance(x, SeveralInputs) else function(x)
 
 
 def input_batches(
     data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
 ) -> Iterator[Rows]:
-    """Inputs of a map-style dataset or a loader, batch by batch; targets are left out."""
+    """Yield the inputs of a map-style dataset or a loader by batches, without targets."""
     if not isinstance(data, DataLoader):
         size = batch_size or READ_BATCH
         data = DataLoader(data, batch_size=size, generator=torch.Generator())
@@ -196,34 +196,30 @@ def input_batches(
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """The tensor in single precision, where it has less."""
+    """Return a floating tensor in single precision at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
 def to_precision(x: Rows, *parts: Any) -> Any:
-    """Inputs in the precision of the first part that has one; integers stay: they may be indices.
+    """Convert inputs to the precision of the first part that has one; integers stay, as indices.
 
     Args:
         x: inputs, ``[n, ...]``.
-        parts: guides and models, or samples by name; others are passed over.
+        parts: guides and models, or samples by name; others are ignored.
 
     Raises:
         ValueError: a finite input is infinite in that precision.
     """
-    found = (
-        value.dtype
-        for part in parts
-        for value in (
-            chain(part.parameters(), part.buffers())
-            if isinstance(part, nn.Module)
-            else part.values()
-            if isinstance(part, Mapping)
-            else ()
-        )
-        if isinstance(value, Tensor) and value.is_floating_point()
-    )
-    dtype = next(found, None)
+    tensors = chain.from_iterable(map(_tensors_of, parts))
+    dtype = next((value.dtype for value in tensors if value.is_floating_point()), None)
     return each(x, lambda part: _to_dtype(part, dtype) if part.is_floating_point() else part)
+
+
+def _tensors_of(part: Any) -> Iterator[Tensor]:
+    if isinstance(part, nn.Module):
+        yield from chain(part.parameters(), part.buffers())
+    elif isinstance(part, Mapping):
+        yield from (value for value in part.values() if isinstance(value, Tensor))
 
 
 def _to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:

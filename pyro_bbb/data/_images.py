@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """MNIST and Fashion-MNIST as tensors, from a folder or a cache filled by downloads.
 
-Every file is checked against torchvision's MD5 each time it is read. A download goes to a scratch
-folder and is moved to the cache once verified: processes that download at once, or that are
-killed, leave no broken file there.
+Addresses and MD5 checksums are torchvision's; every file is checked each time it is read.
 """
 
-import contextlib
 import gzip
 import os
-import shutil
-import tempfile
-import time
-from http.client import HTTPException
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +15,9 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils.validation import one_of
-from pyro_bbb.data.cache import cache_folder, given_root, is_intact, read_verified
+from pyro_bbb.data.cache import data_folder, fetch, fill_cache, is_intact, require_file, verified
 
 _CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
-_SCRATCH = "download-"  # prefix of the folders of unfinished downloads
-_ABANDONED = 24 * 3600  # age in seconds of an abandoned scratch folder
 
 
 def load_images(
@@ -35,13 +27,13 @@ def load_images(
     train: bool = True,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Images and labels of MNIST or Fashion-MNIST as two tensors.
+    """Load images and labels of MNIST or Fashion-MNIST as two tensors.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
         root: folder with ``MNIST/raw/*.gz`` or ``FashionMNIST/raw/*.gz``; read only. By default
-            ``$PYRO_BBB_DATA``, else the user's cache folder, where files that are missing or
-            damaged are downloaded.
+            ``$PYRO_BBB_DATA``, else the user's cache folder, where missing or damaged files are
+            downloaded.
         train: the 60,000 training examples, or the 10,000 test examples.
         device: where to put the tensors; the CPU by default.
 
@@ -58,70 +50,27 @@ def load_images(
     import torchvision  # here, because it would double the time that importing pyro_bbb takes
 
     image_set = getattr(torchvision.datasets, _CLASSES[name])
-    part = "train" if train else "t10k"
-    checksums = {file: md5 for file, md5 in image_set.resources if file.startswith(part)}
-    folder = _folder_of(image_set, root, checksums)
-    packed = {file: read_verified(folder / file, "md5", md5) for file, md5 in checksums.items()}
-    images = torch.tensor(_idx_array(packed[f"{part}-images-idx3-ubyte.gz"]), device=device)
-    labels = torch.tensor(_idx_array(packed[f"{part}-labels-idx1-ubyte.gz"]), device=device)
+    base, is_cache = data_folder(root)
+    part, folder = "train" if train else "t10k", base / _CLASSES[name] / "raw"
+    images, labels = (
+        torch.tensor(_read(image_set, folder / f"{part}-{kind}-ubyte.gz", base, is_cache)).to(
+            device
+        )
+        for kind in ("images-idx3", "labels-idx1")
+    )
     return images.unsqueeze(1).float() / 255, labels.long()
 
 
-def _folder_of(
-    image_set: Any, root: str | os.PathLike[str] | None, checksums: dict[str, str]
-) -> Path:
-    """The folder with the given ``.gz`` files: under the user's root, else in a filled cache."""
-    given = given_root(root)
-    base = cache_folder() if given is None else given
-    folder = base / image_set.__name__ / "raw"
-    if given is None:
-        _fill_cache(image_set, folder, checksums)
-        return folder
-    missing = [file for file in checksums if not (folder / file).is_file()]
-    if missing:
-        layout = f"the layout ROOT/{image_set.__name__}/raw/*.gz with ROOT = {base}"
-        raise FileNotFoundError(f"no {' and no '.join(missing)} in {folder}; expected {layout}")
-    return folder
-
-
-def _fill_cache(image_set: Any, folder: Path, checksums: dict[str, str]) -> None:
-    """Download the set if one of the files is missing or damaged."""
-    _remove_abandoned(folder)
-    faulty = [file for file, md5 in checksums.items() if not is_intact(folder / file, "md5", md5)]
-    if not faulty:
-        return
-    name = image_set.__name__
-    try:
-        _download(image_set, folder)
-    except (RuntimeError, OSError, HTTPException) as error:
-        lack = f"no intact {' and no intact '.join(faulty)} in {folder}"
-        raise RuntimeError(
-            f"could not download {name}, and there is {lack}: without a network, pass root=ROOT "
-            f"(to an experiment, --data-root ROOT) or set PYRO_BBB_DATA=ROOT, where ROOT is a "
-            f"folder that holds ROOT/{name}/raw/*.gz"
-        ) from error
-
-
-def _download(image_set: Any, folder: Path) -> None:
-    """Download and verify the set by torchvision; files appear atomically in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
-        fetched = image_set(scratch, download=True)
-        for file, _ in image_set.resources:
-            os.replace(Path(fetched.raw_folder) / file, folder / file)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the scratch folders of downloads that were killed."""
-    for scratch in folder.glob(_SCRATCH + "*"):
-        with contextlib.suppress(FileNotFoundError):  # its process has just finished
-            if time.time() - scratch.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _idx_array(packed: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Array of a gzipped IDX file of bytes."""
-    raw = gzip.decompress(packed)
+def _read(
+    image_set: Any, path: Path, base: Path, is_cache: bool
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the array of a gzipped IDX file of bytes, which is downloaded to the cache."""
+    md5 = dict(image_set.resources)[path.name]
+    if is_cache and not is_intact(path, "md5", md5):
+        download = partial(fetch, *(mirror + path.name for mirror in image_set.mirrors))
+        fill_cache(path, base, download, lambda content: verified(path, content, "md5", md5))
+    require_file(path, base)
+    raw = gzip.decompress(verified(path, path.read_bytes(), "md5", md5))
     # IDX: two zero bytes, the type, the number of dimensions, their sizes as big-endian int32, data
     dims = raw[3]
     shape = np.frombuffer(raw, ">i4", count=dims, offset=4)

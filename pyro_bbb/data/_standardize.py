@@ -18,18 +18,18 @@ class Standardization:
 
     Args:
         mean: m, ``[...]`` of one row, float64, in the columns' units.
-        scale: s, likewise, positive; 1 where a column is constant.
+        scale: s, of the same shape, positive; 1 where a column is constant.
     """
 
     mean: Tensor
     scale: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
-        """From the columns' units to z, ``[n, ...]``, in the dtype of floating values.
+        """Return z, ``[n, ...]``, in the dtype of floating values.
 
         Raises:
             ValueError: rows of another shape.
-            TypeError: the values are no tensor or array of real numbers.
+            TypeError: the values are not a tensor or array of real numbers.
         """
         values = tensor("values", values)
         if values.shape[1:] != self.mean.shape:
@@ -44,7 +44,7 @@ class Standardization:
 def standardize(
     values: Tensor, *, sample_weight: Tensor | None = None
 ) -> tuple[Tensor, Standardization]:
-    """Columns at mean 0 and standard deviation 1, as priors of scale 1 expect them.
+    """Scale columns to mean 0 and standard deviation 1, as priors of scale 1 expect them.
 
         y, in_units = bbb.data.standardize(y_train)  # targets; the same for inputs
         ... fit(model, guide, (x, y)) ...
@@ -59,7 +59,7 @@ def standardize(
 
     Raises:
         ValueError: there are no rows, or they have NaN or infinity.
-        TypeError: the values are no tensor or array of real numbers.
+        TypeError: the values are not a tensor or array of real numbers.
     """
     values = tensor("values", values)
     if values.is_complex():
@@ -75,8 +75,8 @@ def standardize(
     mean = _mean(relative, weight)
     scale = _mean((relative - mean).square(), weight).sqrt()
     constant = scale * unit <= _ROUNDING * size
-    found = Standardization(mean * unit, (scale * unit).masked_fill(constant, 1.0))
-    return found(values), found
+    scaling = Standardization(mean * unit, (scale * unit).masked_fill(constant, 1.0))
+    return scaling(values), scaling
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

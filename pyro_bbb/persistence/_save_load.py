@@ -8,6 +8,7 @@ priors, likelihood and guide by registered names. Loading executes nothing from 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -24,15 +25,23 @@ from pyro_bbb._utils.validation import as_device, floating
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.persistence._architecture import build, describe
+from pyro_bbb.persistence._blueprint import build, describe
 from pyro_bbb.persistence._guides import chains_tensors, is_chains, make, record, shapes
-from pyro_bbb.persistence._schema import FORM, require_json, require_same
 from pyro_bbb.persistence.adapters import WHY, add_base, copy_on_cpu, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.state_dict import State, cpu_copy
 
 _INITIAL = "initial."  # prefix of the values of weights before `bayesianize`
+_FORM: dict[str, Any] = {  # types of a description's fields
+    "versions": dict[str, str],
+    "num_data": int,
+    **dict.fromkeys(("network", "likelihood", "guide"), dict[str, Any]),
+    **dict.fromkeys(("sites", "latents"), dict[str, list[int]]),
+    **dict.fromkeys(("evaluating", "frozen"), list[str]),
+    "aliases": dict[str, str],
+    "metadata": dict[str, Any],
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def save(
     if not isinstance(metadata, Mapping | None):
         raise TypeError(f"metadata must be a dict, got {metadata!r}")
     metadata = dict(metadata or {})
-    require_json("metadata", metadata)
+    _require_json("metadata", metadata)
     write(folder, *_content(model, guide, metadata))
 
 
@@ -111,7 +120,7 @@ def load(
         path: the folder.
         network: a network of the saved architecture, where that is of your own class or has
             adapters. It is copied, with its priors; frozen weights of an adapted one are shared.
-        likelihood: likewise.
+        likelihood: a likelihood of the saved kind, where that is of your own class. It is copied.
         device: device of the tensors; by default the CPU.
         dtype: float type of all parameters; by default as saved.
 
@@ -134,10 +143,12 @@ def load(
             raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
     spec, tensors = read(_folder(path))
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
-        require_form(spec, FORM)
-        loaded = _load(tensors, {"network": network, "likelihood": likelihood}, **spec)
+        require_form(spec, _FORM)
+        loaded = _load(spec, tensors, {"network": network, "likelihood": likelihood})
     model, guide = (part.to(device=target, dtype=dtype) for part in loaded)
-    _move_initial(model, target, dtype)
+    for part in model.modules():
+        initial = getattr(part, "_pyro_bbb_initial", {})
+        initial.update({name: x.to(device=target, dtype=dtype) for name, x in initial.items()})
     return replace(loaded, model=model, guide=guide)
 
 
@@ -181,37 +192,51 @@ def _content(
     return spec, {name: cpu_copy(value) for name, value in state.tensors.items()}
 
 
-def _load(
-    tensors: dict[str, Tensor],
-    given: dict[str, Any],
-    *,
-    versions: dict[str, str],
-    num_data: int,
-    network: Json,
-    likelihood: Json,
-    guide: Json,
-    sites: dict[str, list[int]],
-    latents: dict[str, list[int]],
-    evaluating: list[str],
-    frozen: list[str],
-    aliases: dict[str, str],
-    metadata: dict[str, Json],
-) -> Loaded:
+def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, Any]) -> Loaded:
     """Build model and guide on the CPU, in their saved dtypes."""
-    described = {"network": network, "likelihood": likelihood}
-    parts = {name: _part(name, given[name], described[name], tensors) for name in described}
-    model = BayesianModel(num_data=num_data, **parts)
-    require_same("random weight", sites, _lists(model.latent_shapes()))
+    parts = {name: _part(name, given[name], spec[name], tensors) for name in given}
+    model = BayesianModel(num_data=spec["num_data"], **parts)
+    _require_same("random weight", spec["sites"], _lists(model.latent_shapes()))
     _set_initial(model, _take(tensors, _INITIAL))
-    state = State(tensors, aliases, frozen)
+    state = State(tensors, spec["aliases"], spec["frozen"])
     state.fill(model, "model.")
     for name, part in model.named_modules():
-        part.training = name not in evaluating
-    new_guide = make(guide, model, state, "guide.")
-    require_same("latent", latents, _lists(shapes(new_guide)))
+        part.training = name not in spec["evaluating"]
+    guide = make(spec["guide"], model, state, "guide.")
+    _require_same("latent", spec["latents"], _lists(shapes(guide)))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
-    return Loaded(model, new_guide, metadata, versions)
+    return Loaded(model, guide, spec["metadata"], spec["versions"])
+
+
+def _require_same(kind: str, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """Raise LoadError if shapes by name differ from the saved ones."""
+    for name in saved | present:
+        if name not in saved:
+            raise LoadError(f"{kind} {name} is not saved, and the network expects it")
+        if name not in present:
+            others = list(present)
+            raise LoadError(f"{kind} {name} is saved, and the network has none, only {others}")
+        if saved[name] != present[name]:
+            raise LoadError(
+                f"{kind} {name} has shape {saved[name]}, the network expects {present[name]}"
+            )
+
+
+def _require_json(where: str, value: Any) -> None:
+    """Raise an error that names the first value that JSON cannot express."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} must have strings as keys, got {key!r}")
+            _require_json(f"{where}[{key!r}]", item)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _require_json(f"{where}[{i}]", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} must be finite, got {value}")
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise TypeError(f"{where} must be of JSON's types, got {type(value).__name__}")
 
 
 # --- networks and likelihoods ---
@@ -248,12 +273,6 @@ def _set_initial(model: BayesianModel, values: dict[str, Tensor]) -> None:
         if initial is None:
             raise LoadError(f"network must be made by bayesianize as the saved {path} was")
         initial[leaf] = value
-
-
-def _move_initial(model: BayesianModel, device: torch.device, dtype: torch.dtype | None) -> None:
-    for part in model.modules():
-        initial = getattr(part, "_pyro_bbb_initial", {})
-        initial.update({name: x.to(device=device, dtype=dtype) for name, x in initial.items()})
 
 
 # --- tensors ---

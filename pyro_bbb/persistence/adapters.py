@@ -15,7 +15,7 @@ WHY = "its adapters belong to a network that the save does not hold; adapt() mak
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Tell whether a network, or a model's, has adapters, see `pyro_bbb.adapt`."""
+    """Return whether a network, or a model's, has adapters; see `pyro_bbb.adapt`."""
     return any(isinstance(part, Adapted) for part in module.modules())
 
 
@@ -36,19 +36,19 @@ def add_base(base: Json, part: nn.Module, prefix: str, tensors: dict[str, Tensor
     """Add frozen parameters to saved tensors.
 
     Args:
-        base: what `take_base` returned.
+        base: result of `take_base`.
         part: a model or its network, with the same adapters.
         prefix: of the names of the part's tensors in the save.
         tensors: of the save, changed in place.
 
     Raises:
-        LoadError: the frozen parameters are others, or the adapters.
+        LoadError: the frozen parameters or the adapters differ from the saved ones.
     """
     require_form(base, {"names": list[str], "sha256": str, "scales": dict[str, float]}, "base")
-    found = {prefix + name: value for name, value in part.named_parameters()}
-    if missing := [name for name in base["names"] if name not in found]:
+    present = {prefix + name: value for name, value in part.named_parameters()}
+    if missing := [name for name in base["names"] if name not in present]:
         raise LoadError(f"network must have the frozen parameters {missing}, as the saved one has")
-    taken = {name: found[name].detach() for name in base["names"]}
+    taken = {name: present[name].detach() for name in base["names"]}
     if digest(taken.values()) != base["sha256"]:
         raise LoadError(
             "network must have the frozen weights that the adapters were trained for, got others "
@@ -65,7 +65,7 @@ def add_base(base: Json, part: nn.Module, prefix: str, tensors: dict[str, Tensor
 
 
 def copy_on_cpu(network: nn.Module) -> nn.Module:
-    """A copy on the CPU that shares the memory of frozen parameters which are there already."""
+    """Return a copy on the CPU that shares the memory of frozen parameters on the CPU."""
     frozen = (x for x in network.parameters() if not x.requires_grad)
     return copy_sharing(network, frozen).to(torch.device("cpu"))
 

@@ -2,7 +2,8 @@
 """Folder with tensors and their JSON description: replaced atomically, verified when read.
 
 ``spec.json`` names the file of tensors by its hash and is replaced last: a reader, also after a
-crash, finds the old pair or the new one. It contains its own hash, computed with zeros for it.
+crash, finds the old pair or the new one. It contains its own hash, computed with zeros in place of
+it. Models, checkpoints and chains are saved in this form.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -31,6 +31,7 @@ from pyro_bbb._utils.files import (
     require_form,
     seal,
     unseal,
+    write_file,
 )
 
 Json: TypeAlias = Any
@@ -38,7 +39,7 @@ FORMAT, VERSION = "pyro_bbb", 1
 _SPEC = "spec.json"
 _MOST = 8  # differences that an error lists
 _TENSORS = r"tensors-[0-9a-f]{16}\.safetensors"
-_LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}")
+_LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}(\.\w+)?")
 
 
 def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
@@ -52,8 +53,8 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait=True):
         before, now = _present_tensors(folder), _tensors_name(identity)
-        _replace(folder / now, data)
-        _replace(folder / _SPEC, text)
+        write_file(folder / now, data)
+        write_file(folder / _SPEC, text)
         if before not in (None, now):
             (folder / str(before)).unlink(missing_ok=True)
 
@@ -62,7 +63,7 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """Return the description and the tensors of a folder.
 
     Raises:
-        FileNotFoundError: there is nothing saved at that path.
+        FileNotFoundError: nothing is saved at that path.
         LoadError: a file is damaged or missing, or of a newer format.
     """
     while True:
@@ -74,7 +75,12 @@ def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
             if read_file(folder / _SPEC) != text:
                 continue  # another process has just replaced both
             raise LoadError(f"{file} is missing, which {_SPEC} describes") from error
-        return spec, _parse_tensors(data, spec.pop("tensors"), file)
+        if sha256(data).hexdigest() != spec.pop("tensors")["sha256"]:
+            raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} states")
+        try:
+            return spec, parse(data)
+        except SafetensorError as error:
+            raise LoadError(f"{file} holds no tensors: {error}") from error
 
 
 def tidy(folder: Path) -> None:
@@ -87,7 +93,7 @@ def tidy(folder: Path) -> None:
 
 
 def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
-    """The entries in which two descriptions differ, in words."""
+    """Return the entries in which two descriptions differ, in words."""
     names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
     return [f"{name}: {saved.get(name)} there, {now.get(name)} here" for name in names]
 
@@ -95,11 +101,11 @@ def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]
 def require_run(
     folder: Path, spec: Mapping[str, Json], kind: str, owner: str, run: Mapping[str, Json]
 ) -> None:
-    """Raise unless a checkpoint is one of ``owner``, of this run.
+    """Raise unless a checkpoint was written by ``owner`` in this run.
 
     Raises:
         LoadError: it is of another kind.
-        ValueError: the run that it is of had another configuration.
+        ValueError: its run had another configuration.
     """
     if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
@@ -125,15 +131,6 @@ def _read_spec(folder: Path) -> tuple[bytes, dict[str, Json]]:
     if not is_hash(spec["tensors"]["sha256"]):
         raise LoadError(f"{path} must give the file of tensors a sha256")
     return text, spec
-
-
-def _parse_tensors(data: bytes, identity: dict[str, Json], file: Path) -> dict[str, Tensor]:
-    if sha256(data).hexdigest() != identity["sha256"]:
-        raise LoadError(f"{file} is altered: it does not have the sha256 that {_SPEC} states")
-    try:
-        return parse(data)
-    except SafetensorError as error:
-        raise LoadError(f"{file} holds no tensors: {error}") from error
 
 
 def _present_tensors(folder: Path) -> str | None:
@@ -168,25 +165,7 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file atomically: a temporary one, flushed to disk, then renamed."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
+# --- several processes ---
 
 Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]
 _OF_RANK = "rank{}."
@@ -215,10 +194,11 @@ def first_does(processes: Processes, action: Callable[[], None]) -> None:
             action()
         except (OSError, LoadError) as raised:
             error = raised
-    text = "" if error is None else f"{_kind(error)}\n{error}"
+    kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
+    text = f"{kinds[0]}\n{error}" if kinds else ""
     if message := processes.broadcast_bytes(text.encode()).decode():
-        kind, _, words = message.partition("\n")
-        raise error or _ERRORS[kind](words)
+        name, _, words = message.partition("\n")
+        raise error or _ERRORS[name](words)
 
 
 def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
@@ -238,7 +218,3 @@ def of_one(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     prefix = _OF_RANK.format(rank)
     mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
     return {**tensors, **mine}
-
-
-def _kind(error: Exception) -> str:
-    return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))

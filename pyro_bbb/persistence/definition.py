@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules as text, by which a checkpoint distinguishes the models that it may belong to.
 
-Unlike a blueprint (``_architecture.py``) it exists for every class. Code is not compared: functions
+Unlike a blueprint (``_blueprint.py``) it exists for every class. Code is not compared: functions
 count by their names.
 """
 
@@ -25,7 +25,7 @@ from torch.distributions import Distribution, Transform
 
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Likelihood
-from pyro_bbb.persistence._architecture import class_of, read_arguments
+from pyro_bbb.persistence._blueprint import class_of, read_arguments
 from pyro_bbb.persistence.json_codec import CannotDescribe
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.priors import Prior

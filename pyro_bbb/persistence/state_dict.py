@@ -100,8 +100,8 @@ def _overwrite(own: Tensor, value: Tensor) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the content of tensors, one after the other."""
-    found = sha256()
+    """Return the SHA-256 of the content of tensors, one after the other."""
+    content = sha256()
     for x in tensors:
-        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        content.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()

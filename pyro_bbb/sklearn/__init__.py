@@ -8,7 +8,7 @@
     aleatoric, epistemic = regressor.predict_uncertainty(X_new)
 
 X is an array or a numeric data frame of pandas or polars. Inputs, and the targets of a regression,
-are scaled inside. Imports every package but the applications. A new estimator is one module beside
+are scaled inside. Imports every package but the applications. A new estimator is one module like
 ``_regressor.py``.
 """
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_bbb._utils.distributed import Processes
-from pyro_bbb._utils.files import loading
+from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb._utils.version import __version__
@@ -42,7 +42,7 @@ from pyro_bbb.persistence.archive import (
     write,
 )
 from pyro_bbb.persistence.definition import definition, in_words
-from pyro_bbb.persistence.json_codec import decode, pack
+from pyro_bbb.persistence.json_codec import decode, encode
 from pyro_bbb.persistence.state_dict import State, cpu_copy, digest
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._schedules import KLSchedule
@@ -113,7 +113,7 @@ class TrainingState:
         state.add(self.guide, "guide.")
         tensors = state.tensors
         spec = {
-            "optimizer": pack(self.optim.get_state(), "optimizer", tensors),
+            "optimizer": encode(self.optim.get_state(), "optimizer", tensors),
             "aliases": state.aliases,
             "frozen": state.frozen,
             "turns": [ensemble._calls for ensemble in self._ensembles()],
@@ -145,6 +145,8 @@ class TrainingState:
         self.history.skipped[:] = spec["skipped"]
         best = {name for name in tensors if name.startswith("best.")}
         self.best.update({n.removeprefix("best."): tensors[n].to(self.device) for n in best})
+        require_form(spec["progress"], Progress, "progress")
+        require_form(spec["progress"]["baseline"], tuple[float, float] | None, "baseline")
         vars(self.progress).update(spec["progress"])
         self._restore_random_states(spec, tensors)
 

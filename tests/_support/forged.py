@@ -8,12 +8,18 @@ from hashlib import sha256
 OTHERS = (None, True, 7, 2.5, "x", [], [2.5], {}, {"a": 1})  # one of each of JSON's types at least
 
 
+_LEFT_OUT, _UNKNOWN = object(), object()
+
+
 def rewrite(path, **changes):
     """Change the fields of a description, and its hash."""
-    content = {**json.loads(path.read_text()), **changes}
-    content["sha256"] = "0" * 64
-    text = json.dumps(content)
-    path.write_text(text.replace("0" * 64, sha256(text.encode()).hexdigest(), 1))
+    path.write_text(sealed({**json.loads(path.read_text()), **changes}))
+
+
+def sealed(content):
+    """Return the text of a description with the hash that it states."""
+    text = json.dumps({**content, "sha256": "0" * 64})
+    return text.replace("0" * 64, sha256(text.encode()).hexdigest(), 1)
 
 
 def leaves(x, path=()):
@@ -26,23 +32,30 @@ def leaves(x, path=()):
 
 
 def forgeries(path):
-    """Write a description with every value in turn replaced by one of every other type.
+    """Write a description with each value in turn of every other type, without it, or with another.
 
     Yields:
-        The replaced value's path, and the new value.
+        The path of the value that is replaced, left out or accompanied by an unknown one.
     """
     original = path.read_bytes()
     content = json.loads(original)
     for where in leaves(content):
         *outer, last = where
-        for other in OTHERS:
+        for other in (*OTHERS, _LEFT_OUT, _UNKNOWN):
             altered = copy.deepcopy(content)
             parent = altered
             for key in outer:
                 parent = parent[key]
             if type(parent[last]) is type(other):
                 continue
-            parent[last] = other
-            rewrite(path, **altered)
-            yield where, other
+            if other is _UNKNOWN:
+                if not isinstance(parent, dict):
+                    continue
+                parent["unknown"] = 1
+            elif other is _LEFT_OUT:
+                del parent[last]
+            else:
+                parent[last] = other
+            path.write_text(sealed(altered))
+            yield where
     path.write_bytes(original)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods
 from pyro_bbb.persistence import archive as _archive
-from pyro_bbb.persistence.json_codec import decode, pack
+from pyro_bbb.persistence.json_codec import decode, encode
 from pyro_bbb.training import _fit
 from pyro_bbb.training._runners import rollback
 from tests._support import resume_worker as resumable
@@ -758,12 +758,12 @@ def test_an_optimiser_whose_state_cannot_be_kept_is_named(tmp_path):
 def test_nested_states_go_through_json():
     value = {"a": [1, 2.5, None, True, "x"], 3: {"b": (torch.ones(2), -math.inf)}, "c": {}}
     tensors = {}
-    packed = json.loads(json.dumps(pack(value, "s", tensors)))
+    packed = json.loads(json.dumps(encode(value, "s", tensors)))
     assert list(tensors) == ["s.3.b.0"]
     found = decode(packed, tensors)
     assert repr(found) == repr(value)
     with pytest.raises(TypeError, match="s must have strings or integers as keys, got 1.5"):
-        pack({1.5: 0}, "s", {})
+        encode({1.5: 0}, "s", {})
 
 
 # --- Ctrl-C ---
