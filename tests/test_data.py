@@ -20,7 +20,7 @@ import torchvision
 from scipy import sparse
 from sklearn.datasets import load_diabetes
 from sklearn.preprocessing import StandardScaler
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from pyro_bbb import data
 from pyro_bbb.data import (
@@ -584,23 +584,15 @@ BAD_X[5, 0] = math.inf
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "message"),
+    ("data", "message"),
     [
-        (X, TypeError, "data must be a pair.*got Tensor"),
-        (DataLoader(TensorDataset(X, Y)), TypeError, "data must be a pair.*got DataLoader"),
-        (Items(list(X)), TypeError, r"data must have pairs \(x, y\) as items, got Items of others"),
-        (Items([{"x": X[0]}]), TypeError, "data must have pairs"),
-        (TensorDataset(X, Y, Y), ValueError, r"data must be a pair \(x, y\), got 3 parts"),
-        (Items([(X[0], Y[0], Y[0])]), ValueError, r"data must be a pair \(x, y\), got 3 parts"),
-        ((X, Y[:0]), ValueError, r"y must have at least one example.*got shape \[0\]"),
-        ((X, Y[0]), ValueError, r"y must have at least one example.*got shape \[\]"),
-        ((BAD_X, Y), ValueError, "x must be finite, got NaN or infinity first in row 4"),
-        ((BAD_X[5:], Y[5:]), ValueError, "x must be finite, got NaN or infinity first in row 0"),
-        ((X, BAD_X[:, 1].numpy()), ValueError, "y must be finite.*row 4"),
+        ((BAD_X, Y), "x must be finite, got NaN or infinity first in row 4"),
+        ((BAD_X[5:], Y[5:]), "x must be finite, got NaN or infinity first in row 0"),
+        ((X, BAD_X[:, 1].numpy()), "y must be finite.*row 4"),
     ],
 )
-def test_bad_data_are_refused(data, error, message):
-    with pytest.raises(error, match=message):
+def test_the_first_row_that_is_not_finite_is_named(data, message):
+    with pytest.raises(ValueError, match=message):
         as_tensors(data)
 
 

@@ -232,8 +232,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             X: inputs, ``[n, features]``.
 
         Returns:
-            A `pyro_bbb.prediction.RegressionPrediction` in the targets' units, or a
-            `pyro_bbb.prediction.ClassificationPrediction` of the classes as in ``classes_``.
+            A `RegressionPrediction` in the targets' units, or a `ClassificationPrediction` of the
+            classes as in ``classes_``.
         """
         return self._predictive(self._rows(X))
 

@@ -125,21 +125,17 @@ class Stream(IterableDataset):
         return zip(X, LABELS, strict=True)
 
 
-class Words(Dataset):
-    """Items that are no pairs."""
+class Items(Dataset):
+    """Items that are no pairs, or none."""
+
+    def __init__(self, items):
+        self.items = items
 
     def __len__(self):
-        return 4
+        return len(self.items)
 
     def __getitem__(self, i):
-        return "abcd"[i]
-
-
-class Empty(Dataset):
-    """No items."""
-
-    def __len__(self):
-        return 0
+        return self.items[i]
 
 
 def frozen(array):
@@ -162,8 +158,21 @@ PAIRS = {
     "objects": ({"data": (np.array([None] * 4), LABELS)}, "x must be a tensor or a numeric"),
     "None": ({"data": (X, None)}, "y must be a tensor or a numeric numpy array, got NoneType"),
     "a stream": ({"data": Stream()}, "data must be a map-style Dataset"),
-    "no pairs": ({"data": Words()}, r"data must have pairs \(x, y\) as items"),
-    "an empty Dataset": ({"data": Empty()}, "data must not be empty"),
+    "no pairs": ({"data": Items("abcd")}, r"data must have pairs \(x, y\) as items, got Items of"),
+    "items without y": ({"data": Items(X)}, r"data must have pairs \(x, y\) as items"),
+    "items as dicts": ({"data": Items([{"x": X[0]}])}, "data must have pairs"),
+    "items of three": (
+        {"data": Items([(X[0], LABELS[0], LABELS[0])])},
+        "data must be a pair.*3 parts",
+    ),
+    "a TensorDataset of three": (
+        {"data": TensorDataset(X, LABELS, LABELS)},
+        "data must be a pair.*3 parts",
+    ),
+    "no targets": ({"data": (X, LABELS[:0])}, r"y must have at least one example.*shape \[0\]"),
+    "one target": ({"data": (X, LABELS[0])}, r"y must have at least one example.*shape \[\]"),
+    "x alone": ({"data": X}, "data must be a pair.*got Tensor"),
+    "an empty Dataset": ({"data": Items([])}, "data must not be empty"),
 }
 FORMS = {
     "numpy": {"data": (X.numpy(), LABELS.numpy())},
@@ -199,7 +208,11 @@ DATA = [
     Row(
         "data.as_tensors",
         lambda: {"data": (X, LABELS)},
-        bad={**PAIRS, "no device": ({"device": "nowhere"}, "device")},
+        bad={
+            **PAIRS,
+            "no device": ({"device": "nowhere"}, "device"),
+            "a loader": ({"data": DataLoader(TensorDataset(X))}, "must be a pair.*got DataLoader"),
+        },
         fine={**FORMS, "a single row": {"data": (X[:1], LABELS[:1])}},
     ),
     Row(

@@ -11,14 +11,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.nn import PyroModule, PyroSample
-from pyro.poutine.util import prune_subsample_sites
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods, priors
-from pyro_bbb._handlers.flat_site import get_traces
-from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.saving import SAVED_CLASSES, attributes, saveable
 from pyro_bbb.likelihoods import Gaussian
@@ -156,21 +153,6 @@ def test_the_numbers_of_a_mixture_are_those_of_its_parameters():
     record["given"][0] = 0.9
     with pytest.raises(ValueError, match="must be given by its parameters"):
         decode(record, {})
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_a_loaded_model_takes_the_same_fast_path(tmp_path, prior):
-    pair = trained(NETWORKS["mlp"](PRIORS[prior]()))
-    found = []
-    for model, guide in (pair, round_trip(tmp_path, *pair)):
-        with pyro.validation_enabled(False), step_context(StepOptions(flat=True)):
-            trace, _ = get_traces(model, guide, (X, target(model, X)), {})
-        sites = prune_subsample_sites(trace).nodes.items()
-        sites = {name: site for name, site in sites if site["type"] == "sample"}
-        found.append({name: len(site.get("members", ())) for name, site in sites.items()})
-    assert found[0] == found[1]
-    if prior == "mixture":
-        assert found[1] == {"network.fc1.weight": 4, "obs": 0}
 
 
 @pytest.mark.parametrize(
