@@ -302,8 +302,6 @@ class Play(Command):
     model: Path | None = None
     """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
     the trained one is saved there. By default a folder in the user's cache."""
-    data_root: Path | None = None
-    """Folder with MNIST/raw/*.gz: train on these instead, in some minutes."""
     host: str = "127.0.0.1"
     """Address of the page; 0.0.0.0 lets others in."""
     port: int = 8321

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classifier of drawn digits: trained on scikit-learn's digits or MNIST, saved in a folder.
+"""The classifier of drawn digits: trained on scikit-learn's digits, saved in a folder.
 
 Training pictures are the digits, rotated, sheared, scaled and shifted a little, drawn ones in
 styles that they lack (`strokes.STYLES`), and a quarter as many scribbles with random labels. So
@@ -25,7 +25,7 @@ from torch import Tensor
 from pyro_bbb import guides
 from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.apps.strokes import STYLES, examples, pixels, scribble, styled_digit
-from pyro_bbb.data import load_images, split
+from pyro_bbb.data import split
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianMLP
@@ -101,7 +101,7 @@ def open_saved(folder: Path, draws: int = DRAWS) -> Classifier:
     )
 
 
-def train_small(
+def train(
     epochs: int = 25,
     *,
     copies: int = 4,
@@ -118,7 +118,27 @@ def train_small(
         guide: `BAYESIAN` or `DETERMINISTIC`.
         report: called after each epoch.
     """
-    (x, y), held_out = _small_digits()
+    data, (held_out, _) = _pictures(copies, scribbles), _digits()[1]
+
+    def after_epoch(end: EpochEnd) -> None:
+        report((end.epoch + 1) / epochs)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)  # of the initial means
+        network = BayesianMLP([64, 200, 200, CLASSES])
+        model = BayesianModel(network, Categorical(), num_data=len(data[0]))
+        posterior = guides.make(guide, model, **_OPTIONS[guide])
+        options: dict[str, Any] = {"batch_size": 256, "progress": False, "seed": _SEED}
+        fit(model, posterior, data, epochs=epochs, callbacks=[after_epoch], **options)
+    draws = DRAWS if guide == BAYESIAN else 1
+    classifier = Classifier(model, posterior, (64,), 0.5, draws)
+    threshold = float(classifier.predict(held_out).confidence.quantile(1 - ANSWERED))
+    return replace(classifier, threshold=threshold)
+
+
+def _pictures(copies: int, scribbles: float) -> tuple[Tensor, Tensor]:
+    """Return digits, drawn digits, scribbles with random labels, and varied copies of all."""
+    (x, y), _ = _digits()
     generator = torch.Generator().manual_seed(_SEED)
     rng = np.random.default_rng(_SEED)
     styled = torch.tensor(list(STYLES)).repeat(_STYLED)
@@ -128,78 +148,25 @@ def train_small(
     pictures = torch.cat([once, varied(once.repeat(copies, 1), generator)])
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, styled])
-    data = pictures, labels.flatten()
-    return _trained([64, 200, 200, CLASSES], data, held_out, guide, epochs, report, batch_size=256)
+    return pictures, labels.flatten()
 
 
-def train_mnist(
-    root: Path,
-    epochs: int = 5,
-    *,
-    guide: str = BAYESIAN,
-    report: Report = lambda fraction: None,
-) -> Classifier:
-    """Train on MNIST; a tenth is held out for the threshold. Options are those of `train_small`."""
-    x, y = load_images("mnist", root=root)
-    train, held_out = split(x.flatten(1), y, fraction=0.1, seed=_SEED)
-    rng = np.random.default_rng(_SEED)
-    others = torch.stack([pixels(scribble(rng), 28) for _ in range(1000)])
-    repeated = len(train[0]) // 4 // len(others)
-    generator = torch.Generator().manual_seed(_SEED)
-    labels = torch.randint(CLASSES, (repeated * len(others),), generator=generator)
-    data = torch.cat([train[0], others.repeat(repeated, 1)]), torch.cat([train[1], labels])
-    return _trained([784, 200, 200, CLASSES], data, held_out, guide, epochs, report)
+def unseen_digits(side: int) -> dict[str, Tensor]:
+    """Return digits ``[side * side]`` that were not trained on by name.
 
-
-def unseen_digits(side: int, root: Path | None) -> dict[str, Tensor]:
-    """Return one held-out digit ``[side * side]`` of each class by name.
-
-    Without a folder of MNIST those of 28x28 pixels are drawings.
+    Those of 8x8 pixels are one held-out digit of each class, those of 28x28 drawings.
     """
-    if side == 28 and root is None:
+    if side == 28:
         drawings = examples().items()
         return {name: pixels(strokes, 28) for name, strokes in drawings if name.isdecimal()}
-    x, y = _small_digits()[1] if side == 8 else load_images("mnist", root=root, train=False)
-    first = [int((y == label).nonzero()[0]) for label in range(CLASSES)]
-    return {str(label): x[i].flatten() for label, i in enumerate(first)}
+    _, (x, y) = _digits()
+    return {str(label): x[y == label][0] for label in range(CLASSES)}
 
 
-def _small_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return scikit-learn's digits, to train on and held out."""
     x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
     return split(x.float() / 16, y, fraction=0.1, seed=_SEED)
-
-
-def _trained(
-    sizes: list[int],
-    data: tuple[Tensor, Tensor],
-    held_out: tuple[Tensor, Tensor],
-    guide_name: str,
-    epochs: int,
-    report: Report,
-    batch_size: int = 128,
-) -> Classifier:
-    def after_epoch(end: EpochEnd) -> None:
-        report((end.epoch + 1) / epochs)
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)  # of the initial means
-        model = BayesianModel(BayesianMLP(sizes), Categorical(), num_data=len(data[0]))
-        guide = guides.make(guide_name, model, **_OPTIONS[guide_name])
-        fit(
-            model,
-            guide,
-            data,
-            epochs=epochs,
-            batch_size=batch_size,
-            callbacks=[after_epoch],
-            progress=False,
-            seed=_SEED,
-        )
-    draws = DRAWS if guide_name == BAYESIAN else 1
-    classifier = Classifier(model, guide, (sizes[0],), 0.5, draws)
-    threshold = float(classifier.predict(held_out[0]).confidence.quantile(1 - ANSWERED))
-    return replace(classifier, threshold=threshold)
 
 
 def varied(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -11,10 +11,8 @@ import multiprocessing
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,9 @@ from pyro_bbb.apps.digit_classifier import (
     DETERMINISTIC,
     Classifier,
     open_saved,
-    train_mnist,
-    train_small,
+    train,
     unseen_digits,
 )
-from pyro_bbb.data import load_images
 from pyro_bbb.data.cache import cache_folder
 
 ERRORS = (OSError, ValueError, RuntimeError)  # of data, files and trainings
@@ -54,7 +50,6 @@ class Loading:
     """The networks of a folder, or the progress of their training, or its error."""
 
     folder: Path
-    data_root: Path | None = None
     progress: float = 0.0
     networks: Networks | None = None
     error: str | None = None
@@ -64,25 +59,18 @@ class Loading:
         folders = [self.folder, self.folder / _SUBFOLDER] if both else [self.folder]
         return all((folder / "spec.json").exists() for folder in folders)
 
-    def require_data(self) -> None:
-        """Read the training data once, so that errors are raised before the page is served."""
-        if self.data_root is not None:
-            for train in (True, False):
-                load_images("mnist", root=self.data_root, train=train)
-
     def open(self) -> None:
         """Open the saved networks; one of `ERRORS` if that fails."""
         bayesian = open_saved(self.folder)
         plain = open_saved(self.folder / _SUBFOLDER, draws=1) if self.is_saved(both=True) else None
         alike = plain if plain is not None and plain.shape == bayesian.shape else None
-        self.networks = Networks(bayesian, alike, unseen_digits(bayesian.side, self.data_root))
+        self.networks = Networks(bayesian, alike, unseen_digits(bayesian.side))
 
     def train(self) -> None:
         """Train in a new process, follow it to its end, and open the saved networks."""
         context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
         receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, self.folder, self.data_root)
-        process = context.Process(target=_train, args=arguments, daemon=True)
+        process = context.Process(target=_train, args=(sender, self.folder), daemon=True)
         process.start()
         sender.close()  # so that the messages end with the process
         with suppress(EOFError):
@@ -109,13 +97,11 @@ def play(options: Play, console: Console) -> dict[str, Any]:
     with extra("play"):
         from pyro_bbb.apps.play_page import serve
     _require_free(options.host, options.port)
-    name = "play-digits" if options.data_root is None else "play-mnist"
-    loading = Loading(options.model or cache_folder() / name, options.data_root)
+    loading = Loading(options.model or cache_folder() / "play-digits")
     try:
         if loading.is_saved(both=options.model is None):
             loading.open()
         else:
-            loading.require_data()
             threading.Thread(target=_follow, args=(loading, console), daemon=True).start()
     except ERRORS as error:
         raise BadInput(str(error)) from error
@@ -128,8 +114,7 @@ def play(options: Play, console: Console) -> dict[str, Any]:
 
 
 def _follow(loading: Loading, console: Console) -> None:
-    size = "1,797 digits of 8x8" if loading.data_root is None else "60,000 digits of 28x28"
-    console.print(f"training on {size} pixels; the page shows the progress")
+    console.print("training on 1,797 digits of 8x8 pixels; the page shows the progress")
     loading.train()
     if loading.networks is not None:
         console.print(f"saved in {loading.folder}")
@@ -145,19 +130,16 @@ def _require_free(host: str, port: int) -> None:
         raise BadInput(f"cannot answer at {host}:{port}: {error}; try another --port") from error
 
 
-def _train(sender: Connection, folder: Path, data_root: Path | None) -> None:
-    """Train in the new process; send the fraction done, or the error."""
+def _train(sender: Connection, folder: Path) -> None:
+    """Train both networks in the new process; send the fraction done, or the error.
+
+    The deterministic network takes a third of the time.
+    """
     torch.set_num_threads(1)  # the other processors are the page's
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process of the page, and so this
     try:
-        _train_both(sender.send, folder, data_root)
+        plain = train(guide=DETERMINISTIC, report=lambda done: sender.send(done / 3))
+        plain.save(folder / _SUBFOLDER)
+        train(report=lambda done: sender.send((1 + 2 * done) / 3)).save(folder)
     except ERRORS as error:
         sender.send(str(error))
-
-
-def _train_both(send: Callable[[float], None], folder: Path, data_root: Path | None) -> None:
-    """Train the deterministic network, a third of the time, then the Bayesian one."""
-    learn = train_small if data_root is None else partial(train_mnist, data_root)
-    plain = learn(guide=DETERMINISTIC, report=lambda fraction: send(fraction / 3))
-    plain.save(folder / _SUBFOLDER)
-    learn(report=lambda fraction: send((1 + 2 * fraction) / 3)).save(folder)

@@ -15,7 +15,7 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
-from pyro_bbb.apps.digit_classifier import Classifier, train_small
+from pyro_bbb.apps.digit_classifier import Classifier, train
 from pyro_bbb.apps.strokes import pixels
 
 Points = NDArray[np.float64]
@@ -209,7 +209,7 @@ SCRIBBLES: dict[str, Callable[[np.random.Generator], Drawing]] = {
 @cache
 def quickly_trained() -> Classifier:
     """As the first start trains it, in a quarter of the time."""
-    return train_small(8, copies=3)
+    return train(8, copies=3)
 
 
 def report(classifier: Classifier) -> dict[str, float]:
@@ -236,7 +236,7 @@ def report(classifier: Classifier) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = tyro.cli(train_small)
+    found = tyro.cli(train)
     print(f"threshold {found.threshold:.2f}")
     for words, share in report(found).items():
         print(f"{words:22} {share:6.1%}")

@@ -12,7 +12,6 @@ import pyro_bbb as bbb
 from pyro_bbb.apps import digit_classifier as digits
 from pyro_bbb.apps import main
 from pyro_bbb.apps import play_answers as html
-from pyro_bbb.apps.play import Loading
 from pyro_bbb.apps.point_regression import GRID, NOISE, bands, examples
 from pyro_bbb.apps.strokes import LONG, pixels, scribble
 from tests._support.synthetic_digits import SCRIBBLES, STYLES, digit, quickly_trained, report
@@ -160,7 +159,7 @@ def test_a_regression_is_no_classifier(tmp_path):
 @pytest.mark.slow
 def test_the_deterministic_network_is_a_point_trained_on_the_same_data(classifier):
     done = []
-    point = digits.train_small(2, copies=1, guide=digits.DETERMINISTIC, report=done.append)
+    point = digits.train(2, copies=1, guide=digits.DETERMINISTIC, report=done.append)
     assert done == [0.5, 1.0]
     assert [w.shape for w in point.guide.median().values()] == [
         w.shape for w in classifier.guide.median().values()
@@ -172,29 +171,12 @@ def test_the_deterministic_network_is_a_point_trained_on_the_same_data(classifie
 
 
 def test_rotated_digits_are_in_no_training():
-    (seen, _), (x, y) = digits._small_digits()
-    shown = digits.unseen_digits(8, None)
+    (seen, _), (x, y) = digits._digits()
+    shown = digits.unseen_digits(8)
     assert list(shown) == [str(label) for label in range(10)]
     for name, pictured in shown.items():
         assert not (seen == pictured).all(1).any()
         assert y[(x == pictured).all(1)].tolist() == [int(name)]
-
-
-@pytest.mark.slow
-def test_an_error_of_the_training_process_is_said(tmp_path):
-    loading = Loading(tmp_path / "model", data_root=tmp_path)
-    loading.train()
-    assert loading.networks is None and "train-images-idx3-ubyte.gz" in loading.error
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_mnist_can_be_learned(real_root, monkeypatch):
-    x, y = bbb.data.load_images("mnist", root=real_root)
-    monkeypatch.setattr(digits, "load_images", lambda *_, **__: (x[:1500], y[:1500]))
-    found = digits.train_mnist(real_root, epochs=3)
-    answer = found.predict(x[3000:3500].flatten(1))
-    assert found.side == 28 and bbb.metrics.accuracy(answer.probs, y[3000:3500]) > 0.8
 
 
 # --- what is shown ---
@@ -261,9 +243,3 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "nicegui", None)
     assert main(["play"]) == 2
     assert 'pip install "pyro-bbb[play]"' in capsys.readouterr().err
-
-
-def test_a_folder_without_mnist_is_said(capsys, tmp_path):
-    words = ["play", "--model", str(tmp_path / "m"), "--data-root", str(tmp_path), "--port", "0"]
-    assert main(words) == 2
-    assert "train-images-idx3-ubyte.gz" in capsys.readouterr().err
