@@ -12,7 +12,7 @@ clusters of data where it should not be has a bad log-likelihood there.
 """
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
-from _helpers.run import Data, DataSettings, Picture, Run, Table, read_json, write_json
+from _helpers.run import Data, DataSettings, Picture, Run, Table, cached
 from _helpers.uci import Scaling, digest, score, unscaled
 from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
@@ -175,24 +175,9 @@ def summary(prediction: Any, scaling: Scaling, y: torch.Tensor) -> dict[str, flo
     return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
 
 
-def finished(name: str, path: str, feature: int, config: Config) -> tuple[Path, Any, Any]:
-    """The file of a split, its settings, and its scores if an earlier run had the same."""
-    file = config.output / "splits" / name / f"{feature}.json"
-    settings = {key: asdict(config)[key] for key in ("steps", "batch_size", "lr", "draws", "seed")}
-    methods = {key: asdict(method) for key, method in METHODS.items()}
-    own = {"file": digest(Path(path)), **settings, "methods": methods, **CHAINS, **RATES}
-    if file.exists() and (record := read_json(file))["of"] == own:
-        return file, own, record["scores"]
-    return file, own, None
-
-
-def run_and_write(name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
-    """Scores of a split, from its file if it has one of the same settings."""
-    file, own, scores = finished(name, path, feature, config)
-    if scores is None:
-        scores = run_split(path, feature, config)
-        write_json(file, {"of": own, "scores": scores})
-    return name, scores
+def scored(file: Path, name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
+    """Return the table's name and the scores of a split, cached in a file."""
+    return name, cached(file, lambda: run_split(path, feature, config))
 
 
 def features_of(path: Path) -> list[int]:
@@ -255,16 +240,15 @@ def main(config: Config) -> dict[str, Any]:
         paths = made_up_tables(config.output / "made_up")
     else:
         paths = find_tables(config.data_root, config.datasets)
+    folder = run.seeds("datasets", "features", "workers")
     jobs = [
-        (name, str(path), feature, config)
+        (folder / f"{name}-{digest(path)[:8]}" / f"{config.seed}-{k}.json", name, str(path), k)
         for name, path in paths.items()
-        for feature in features_of(path)[: config.features]
+        for k in features_of(path)[: config.features]
     ]
-    for *_, scores in (finished(*job) for job in jobs):  # as if done now
-        run.started -= sum(each.get("seconds", 0.0) for each in (scores or {}).values())
-    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
+    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
     found: dict[str, list[Any]] = {name: [] for name in paths}
-    done = parallel(joblib.delayed(run_and_write)(*job) for job in jobs)
+    done = parallel(joblib.delayed(scored)(*job, config) for job in jobs)
     for name, scores in tqdm(done, total=len(jobs), unit="split"):
         found[name].append(scores)
     tables = {name: mean_scores(splits) for name, splits in found.items()}

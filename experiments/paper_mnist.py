@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MNIST by SGD, dropout and Bayes by Backprop: Table 1 of the paper, with NLL, ECE and AUROC.
 
-    python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda | --jobs 2]
+    python experiments/paper_mnist.py [--preset published] [--repeats 3] [--device cuda]
 
 Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: two hidden layers of
 400, 800 or 1,200 ReLU units, trained on 50,000 images; 10,000 are for choosing, and the test images
@@ -12,28 +12,16 @@ deviations before and after training: with tiny ones the method is an ordinary n
 ``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import joblib
-import torch
 import tyro
 from _helpers import paper
-from _helpers.paper import GAUSSIAN, METHODS, MIXTURE, Preset, Recipe, Scores, Sets
-from _helpers.repeats import cell, over_seeds, table
-from _helpers.run import (
-    DataSettings,
-    Picture,
-    RepeatedSettings,
-    Run,
-    Table,
-    check_names,
-    write_json,
-)
-from tqdm.auto import tqdm
+from _helpers.paper import GAUSSIAN, METHODS, MIXTURE, Preset, Scores, Sets
+from _helpers.repeats import cell, resumed, table
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Table, check_names
 
 import pyro_bbb as bbb
 
@@ -61,89 +49,35 @@ class Config(RepeatedSettings, DataSettings):
     """Networks drawn from the posterior for predictions."""
     device: str = "cpu"
     """Device; on a GPU the training step is captured in a CUDA graph."""
-    jobs: int = 1
-    """Trainings at a time, each a process; on a GPU they take turns, so that one is best."""
     output: Path = Path("results/paper_mnist")
     """Folder for results."""
-    collect: bool = False
-    """Train nothing; report on the trainings in the folder of results."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One training."""
-
-    method: str
-    width: int
-    seed: int
-    recipe: Recipe
-
-    def path(self, folder: Path) -> Path:
-        """Return the path of its figures."""
-        return folder / "runs" / f"{self.method.replace(', ', '_')}_{self.width}_{self.seed}.json"
-
-
-def jobs_of(config: Config) -> list[Job]:
-    """All trainings, the widest first, which take longest."""
-    seeds = range(config.seed, config.seed + config.repeats)
-    return [
-        Job(method, width, seed, paper.recipe_of(config.preset, method, width, config.epochs))
-        for seed, width, method in product(seeds, sorted(config.widths, reverse=True), METHODS)
-        if method in config.methods
-    ]
-
-
-def terms(job: Job, config: Config) -> Scores:
-    """Settings that determine a job's figures, as JSON."""
-    recipe: Scores = json.loads(json.dumps(asdict(job.recipe)))
-    return recipe | {"draws": config.draws}
-
-
-def known(job: Job, config: Config) -> Scores | None:
-    """Read the cached figures of a job with the same settings."""
-    path = job.path(config.output)
-    if not path.exists():
-        return None
-    figures: Scores = json.loads(path.read_text(encoding="utf-8"))
-    return figures if figures["recipe"] == terms(job, config) else None
-
-
-def work(job: Job, config: Config) -> Scores:
-    """Trains and evaluates, or reads what was found before."""
-    found = known(job, config)
-    if found is not None:
-        return found
-    torch.set_num_threads(config.threads)
-    sets = Sets.load(config.data_root, config.device, config.smoke)
-    trained = paper.train(job.recipe, job.width, job.seed, sets, progress=config.jobs == 1)
-    figures = paper.evaluate(trained, sets, config.draws, job.seed)
-    figures["recipe"] = terms(job, config)
-    if job.method == MIXTURE and job.width == max(config.widths) and job.seed == config.seed:
-        bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
-    write_json(job.path(config.output), figures)
-    return figures
-
-
-def run_all(jobs: list[Job], config: Config) -> list[Scores]:
-    """The figures of all jobs, in their order."""
-    parallel = joblib.Parallel(n_jobs=config.jobs, return_as="generator")
-    calls = (joblib.delayed(work)(job, config) for job in jobs)
-    return list(tqdm(parallel(calls), total=len(jobs), unit="training"))
-
-
-def summarise(jobs: list[Job], found: list[Scores]) -> Scores:
+def train_all(config: Config, folder: Path) -> Scores:
     """Figures by method and width: of each seed, their means and standard deviations."""
-    summary: Scores = {}
-    kinds = {(job.method, job.width) for job in jobs}
-    for method, width in sorted(kinds, key=lambda kind: (METHODS.index(kind[0]), kind[1])):
-        seeds = {
-            str(job.seed): figures
-            for job, figures in zip(jobs, found, strict=True)
-            if (job.method, job.width) == (method, width)
+    sets = Sets.load(config.data_root, config.device, config.smoke)
+    seeds = range(config.seed, config.seed + config.repeats)
+
+    def one(method: str, width: int, seed: int) -> Scores:
+        recipe = paper.recipe_of(config.preset, method, width, config.epochs)
+        trained = paper.train(recipe, width, seed, sets)
+        figures = paper.evaluate(trained, sets, config.draws, seed)
+        if (method, width, seed) == (MIXTURE, max(config.widths), config.seed):
+            bbb.save(config.output / "posterior", trained.model.cpu(), trained.guide.cpu())
+        return figures
+
+    return {
+        method: {
+            str(width): resumed(
+                folder / f"{method}_{width}",
+                seeds,
+                partial(one, method, width),
+                f"{method}, {width}",
+            )
+            for width in config.widths
         }
-        records = [{k: v for k, v in each.items() if k != "recipe"} for each in seeds.values()]
-        summary.setdefault(method, {})[str(width)] = {"seeds": seeds} | over_seeds(records)
-    return summary
+        for method in config.methods
+    }
 
 
 def error_table(summary: Scores, config: Config) -> Table:
@@ -180,21 +114,12 @@ def of_draws(entry: Scores, name: str) -> str:
     return cell(entry, name) if "median_scale" in entry["mean"] else "–"
 
 
-def first_seeds(summary: Scores, width: int) -> Scores:
-    """Figures of the first seed, by method, where there are networks of that width."""
-    return {
-        method: next(iter(widths[str(width)]["seeds"].values()))
-        for method, widths in summary.items()
-        if str(width) in widths
-    }
-
-
 def draw_curves(run: Run, summary: Scores, width: int) -> Picture:
     """Plot validation error by epoch and method, of the first seed."""
     lines = {
         method: ([*map(int, curve)], [*curve.values()])
-        for method, first in first_seeds(summary, width).items()
-        for curve in [first["validation_curve"]]
+        for method, widths in summary.items()
+        for curve in [widths[str(width)]["seeds"][0]["validation_curve"]]
     }
     caption = (
         "Error on the 10,000 images for choosing, first seed; dropout: all units in use. Where "
@@ -217,14 +142,10 @@ def main(config: Config) -> dict[str, Any]:
     check_names("--methods", config.methods, METHODS)
     if config.smoke:
         config = replace(config, widths=(16, 24), epochs=2, draws=4)
-    run, jobs = Run(config), jobs_of(config)
-    if config.collect:
-        jobs = [job for job in jobs if known(job, config) is not None]
-        config = replace(config, widths=tuple(sorted({job.width for job in jobs})))
-    if not jobs:
-        raise SystemExit(f"no trained network of the --methods and --widths is in {config.output}")
-    summary = summarise(jobs, run_all(jobs, config))
-    record = run.finish({"methods": summary})
+    run = Run(config)
+    summary = train_all(config, run.seeds("widths", "methods"))
+    recipes = {m: asdict(paper.recipe_of(config.preset, m, 1200)) for m in config.methods}
+    record = run.finish({"methods": summary, "recipes": recipes})
     tables = [error_table(summary, config), calibration_table(summary)]
     pictures = [draw_curves(run, summary, max(config.widths))]
     run.report("The paper's MNIST networks", SUMMARY, record, tables, pictures)

@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 from _helpers import uci_report as report
 from _helpers.run import DataSettings, Run
-from _helpers.uci import Recipe, Task, digest, finished, run_and_write
+from _helpers.uci import Recipe, Task, digest, scored
 from _helpers.uci_report import SCORES
 from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
@@ -104,28 +104,28 @@ def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Tas
     for name, path in paths.items():
         table = bbb.data.read_uci(path)
         count = min(len(table.train_index), config.splits or len(table.train_index))
-        common = (config.part, recipe, config.seed, digest(path))
+        common = (config.part, recipe, config.seed)
         tasks += [(table.x.numel(), Task(name, str(path), k, *common)) for k in range(count)]
     return [task for _, task in sorted(tasks, key=lambda pair: -pair[0])]
 
 
-def run_all(config: Config, run: Run, tasks: list[Task]) -> dict[str, list[dict[str, Any]]]:
-    """The scores of every table's splits, in their order; those that are done are read."""
-    known = {(t.name, t.split): finished(config.output, t) for t in tasks}
-    todo = [t for t in tasks if known[t.name, t.split] is None]
-    run.started -= sum(scores["seconds"] for scores in known.values() if scores)  # as if done now
-    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator_unordered")
-    jobs = (joblib.delayed(run_and_write)(t, config.output, config.threads) for t in todo)
-    bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="split", dynamic_ncols=True)
-    with bar:
-        for task, scores in parallel(jobs):
-            known[task.name, task.split] = scores
-            bar.set_postfix_str(task.name, refresh=False)
-            bar.update()
-    return {
-        name: [scores for (of, _), scores in sorted(known.items()) if of == name and scores]
-        for name in sorted({t.name for t in tasks})
-    }
+def run_all(
+    config: Config, folder: Path, tasks: list[Task], files: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """The scores of every table's splits, in their order, each cached in a file."""
+    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
+    jobs = (
+        joblib.delayed(scored)(
+            task,
+            folder / f"{task.name}-{files[task.name][:8]}" / f"{config.seed}-{task.split}.json",
+            config.threads,
+        )
+        for task in tasks
+    )
+    found: dict[str, list[dict[str, Any]]] = {task.name: [] for task in tasks}
+    for name, scores in tqdm(parallel(jobs), total=len(tasks), unit="split", dynamic_ncols=True):
+        found[name].append(scores)
+    return dict(sorted(found.items()))
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -140,9 +140,9 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, splits=min(2, config.splits or 2))
     paths = paths or made_up_tables(config.output / "made_up")
     tasks = tasks_of(config, recipe, paths)
-    scores = run_all(config, run, tasks)
+    files = {name: digest(path) for name, path in paths.items()}
+    scores = run_all(config, run.seeds("datasets", "splits", "workers"), tasks, files)
     summaries = {name: report.summary_of(splits) for name, splits in scores.items()}
-    files = {task.name: task.digest for task in tasks}
     about = {"recipe": asdict(recipe), "files": files, "part": config.part}
     record = run.finish(summaries | about)
     tables = [report.score_table(summaries, score) for score in SCORES]

@@ -5,10 +5,9 @@ Processes of `uci_regression` run these tasks; files of finished ones resume an 
 """
 
 import hashlib
-import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.run import Data, write_json
+from _helpers.run import Data, cached
 from _helpers.training import dropout_passes, final_elbo
 from pyro_bbb import metrics, priors
 
@@ -80,14 +79,6 @@ class Task:
     recipe: Recipe
     seed: int
     """Seed; each split derives its own from it."""
-    digest: str
-    """SHA-256 of the file."""
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """Everything that determines the figures; folders and processes do not."""
-        own = {key: value for key, value in asdict(self).items() if key != "path"}
-        return own | {"pyro_bbb": bbb.__version__, "torch": str(torch.__version__)}
 
     @property
     def own_seed(self) -> int:
@@ -258,26 +249,12 @@ def run_task(task: Task) -> dict[str, Any]:
     return score(unscaled(prediction, of_y), y_test)
 
 
-def split_file(folder: Path, task: Task) -> Path:
-    """Return the path of a split's figures."""
-    return folder / "splits" / task.name / f"{task.split}.json"
-
-
-def finished(folder: Path, task: Task) -> dict[str, Any] | None:
-    """The figures of a split that an earlier run left, if that run's task was the same."""
-    path = split_file(folder, task)
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    scores: dict[str, Any] = record["scores"]
-    return scores if record["fingerprint"] == task.fingerprint else None
-
-
-def run_and_write(task: Task, folder: Path, threads: int) -> tuple[Task, dict[str, Any]]:
-    """Run a task and write its scores atomically."""
+def scored(task: Task, path: Path, threads: int) -> tuple[str, dict[str, Any]]:
+    """Return the table's name and the scores of a split, cached in a file."""
     torch.set_num_threads(threads)
-    began = time.perf_counter()
-    scores = run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
-    write_json(split_file(folder, task), {"fingerprint": task.fingerprint, "scores": scores})
-    return task, scores
+
+    def run() -> dict[str, Any]:
+        began = time.perf_counter()
+        return run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
+
+    return task.name, cached(path, run)

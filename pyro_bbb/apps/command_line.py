@@ -123,6 +123,16 @@ class ReadingCommand(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelCommand(ReadingCommand):
+    """Base of the commands that apply a model to a table."""
+
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train(ReadingCommand, WritingCommand):
     """Trains a network on a table and saves it as a folder.
 
@@ -186,7 +196,7 @@ class Train(ReadingCommand, WritingCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(ReadingCommand, WritingCommand):
+class Predict(ModelCommand, WritingCommand):
     """Writes a table of predictions, a row for each row given.
 
     Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
@@ -195,10 +205,6 @@ class Predict(ReadingCommand, WritingCommand):
     prediction is refused, as less certain than almost all on rows held out from training.
     """
 
-    model: Argument
-    """Folder of a trained model."""
-    data: Argument
-    """CSV (with a header) or Parquet file."""
     out: Path
     """File for the predictions, .csv or .parquet; numbers have six digits."""
     keep: tuple[str, ...] | None = None
@@ -214,13 +220,8 @@ class Predict(ReadingCommand, WritingCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(ReadingCommand):
+class Evaluate(ModelCommand):
     """Scores a model on a table that has the target, too."""
-
-    model: Argument
-    """Folder of a trained model."""
-    data: Argument
-    """CSV (with a header) or Parquet file."""
 
 
 @dataclass(frozen=True, kw_only=True)

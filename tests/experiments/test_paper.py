@@ -4,7 +4,6 @@
 import dataclasses
 import math
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def trainings(paper, mnist, monkeypatch):
     """The jobs that are trained, by a stand-in whose error is 1 % and the seed in per mille."""
     done = []
 
-    def train(recipe, width, seed, sets, *, progress):
+    def train(recipe, width, seed, sets):
         done.append((width, seed, recipe.epochs))
         return paper.Trained(model=nn.Linear(1, 1), guide=nn.Linear(1, 1))
 
@@ -201,93 +200,20 @@ def test_evaluation_tells_the_ensemble_from_its_draws(paper, sets):
     assert (counts[0], sum(counts[49:52]), sum(counts)) == (1, 2, 3)
 
 
-def test_jobs_are_all_of_a_seed_before_the_next_and_the_widest_first(mnist):
-    jobs = mnist.jobs_of(mnist.Config(seed=3, repeats=2))
-    order = [(job.seed, job.width) for job in jobs[:: len(mnist.METHODS)]]
-    assert order == [(seed, width) for seed in (3, 4) for width in (1200, 800, 400)]
-    assert [job.method for job in jobs] == list(mnist.METHODS) * 6
-    assert len({job.path(Path()) for job in jobs}) == len(jobs) == 24
-    few = mnist.jobs_of(mnist.Config(methods=("dropout", "SGD"), widths=(7,), epochs=2))
-    assert [(job.method, job.recipe.epochs) for job in few] == [("SGD", 2), ("dropout", 2)]
-
-
-def test_a_training_is_reused_on_the_same_terms_only(mnist, trainings, tmp_path):
-    config = mnist.Config(output=tmp_path, epochs=2, methods=("SGD",), widths=(6,))
-
-    def run(**changed):
-        now = dataclasses.replace(config, **changed)
-        return mnist.work(*mnist.jobs_of(now), now)
-
-    first = run()
-    assert run() == first and trainings == [(6, 0, 2)]
-    run(seed=1)
-    assert trainings[1:] == [(6, 1, 2)] and run() == first
-    run(epochs=3)
-    assert trainings[2:] == [(6, 0, 3)]
-    run(epochs=3, draws=7)
-    run(epochs=3, draws=7)
-    assert trainings[3:] == [(6, 0, 3)], "other draws are other figures"
-    run(preset="published", epochs=3, draws=7)
-    assert len(trainings) == 5
-    assert {path.suffix for path in (tmp_path / "runs").iterdir()} == {".json"}
-
-
-def test_collect_reports_on_what_is_there_and_trains_nothing(mnist, trainings, tmp_path):
-    config = mnist.Config(output=tmp_path, epochs=2, widths=(400, 800))
-    with pytest.raises(SystemExit, match="no trained network"):
-        mnist.main(dataclasses.replace(config, collect=True))
-    one = dataclasses.replace(config, methods=("SGD",), repeats=2)
-    other = dataclasses.replace(config, methods=(mnist.MIXTURE,), widths=(800,), seed=1)
-    for part in (one, other):
-        mnist.run_all(mnist.jobs_of(part), part)
-    done = len(trainings)
-    assert done == 5
-
-    wide = dataclasses.replace(config, widths=(400, 800, 1200), repeats=3, collect=True)
-    found = mnist.main(wide)["methods"]
-    assert len(trainings) == done
-    seeds = {m: {w: list(e["seeds"]) for w, e in of.items()} for m, of in found.items()}
-    assert seeds == {"SGD": {"400": ["0", "1"], "800": ["0", "1"]}, mnist.MIXTURE: {"800": ["1"]}}
-    assert found["SGD"]["400"]["mean"]["error"] == pytest.approx(0.0105)
-    html = (tmp_path / "report.html").read_text()
-    assert "1.05 ± 0.07" in html and "1200: paper" not in html
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"), [((), "no trained network"), (("SGDs",), "methods must be of")]
-)
-def test_no_training_at_all_is_an_error(mnist, tmp_path, methods, message):
-    with pytest.raises(SystemExit, match=message):
-        mnist.main(mnist.Config(output=tmp_path, methods=methods))
-
-
-def test_summary_has_means_and_sds_of_the_seeds_of_one_kind(mnist):
-    recipe = mnist.paper.recipe_of("ours", "SGD", 400)
-    kinds = [(mnist.MIXTURE, 800, 0, 0.5)]
-    kinds += [("SGD", 800, seed, error) for seed, error in enumerate((0.01, 0.02, 0.06))]
-    kinds += [("SGD", 400, 0, 0.2)]
-    jobs = [mnist.Job(method, width, seed, recipe) for method, width, seed, _ in kinds]
-    found = [figures(error, recipe={"lr": 0.1}) for *_, error in kinds]
-
-    summary = mnist.summarise(jobs, found)
-    assert [(m, list(widths)) for m, widths in summary.items()] == [
-        ("SGD", ["400", "800"]),
-        (mnist.MIXTURE, ["800"]),
-    ]
-    wide = summary["SGD"]["800"]
-    assert wide["seeds"] == {"0": found[1], "1": found[2], "2": found[3]}
-    for name, factor in (("error", 1), ("nll", 2)):
-        values = [factor * error for error in (0.01, 0.02, 0.06)]
-        assert wide["mean"][name] == pytest.approx(statistics.fmean(values))
-        assert wide["sd"][name] == pytest.approx(statistics.stdev(values))
-    assert "sd" not in summary["SGD"]["400"] and "recipe" not in wide["mean"]
-
-    table = mnist.error_table(summary, mnist.Config(widths=(400, 800)))
-    assert table.columns == ("test error (%)", "400: paper", "400: ours", "800: paper", "800: ours")
-    assert table.rows == [
-        ("SGD", "1.83", "20.00", "1.84", "3.00 ± 2.65"),
-        (mnist.MIXTURE, "1.36", "–", "1.34", "50.00"),
-    ]
+def test_trainings_are_cached_and_tabulated_beside_the_paper(mnist, trainings, tmp_path):
+    config = mnist.Config(output=tmp_path, epochs=2, methods=("SGD",), widths=(400,), repeats=2)
+    first = mnist.main(config)["methods"]
+    assert trainings == [(400, 0, 2), (400, 1, 2)]
+    assert mnist.main(config)["methods"] == first and len(trainings) == 2
+    mnist.main(dataclasses.replace(config, draws=7))
+    assert len(trainings) == 4, "other draws are other figures"
+    wide = first["SGD"]["400"]
+    assert [seed["error"] for seed in wide["seeds"]] == pytest.approx([0.01, 0.011])
+    assert wide["mean"]["error"] == pytest.approx(0.0105)
+    assert wide["sd"]["error"] == pytest.approx(statistics.stdev([0.01, 0.011]))
+    table = mnist.error_table(first, mnist.Config(widths=(400,)))
+    assert table.columns == ("test error (%)", "400: paper", "400: ours")
+    assert table.rows == [("SGD", "1.83", "1.05 ± 0.07")]
 
 
 def gone(guide):
