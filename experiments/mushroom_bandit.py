@@ -104,8 +104,6 @@ class Config(DataSettings):
     """Device, cpu or cuda."""
     compile: bool = True
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
-    minutes: float | None = None
-    """Time limit; the report then covers the interactions so far."""
     pieces: tuple[Path, ...] = ()
     """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
     output: Path = Path("results/mushroom_bandit")
@@ -199,7 +197,7 @@ def play(config: Config, recipe: Recipe) -> Outcome:
     torch.manual_seed(config.seed)
     kinds = make_kinds(config, recipe)
     rounds, basket = Rounds([(k.agent, k.mushrooms) for k in kinds], config.device), recipe.basket
-    began = written = time.monotonic()
+    written = time.monotonic()
     with tqdm(total=recipe.interactions, unit="mushroom", dynamic_ncols=True) as bar:
         while bar.n < recipe.interactions:
             rounds.play(min(bar.n + REPORTED, recipe.interactions) // basket)
@@ -210,8 +208,6 @@ def play(config: Config, recipe: Recipe) -> Outcome:
             if now - written > 60:
                 results.save(config.output, tables(kinds, bar.n))
                 written = now
-            if config.minutes is not None and now - began > 60 * config.minutes:
-                break
     seeds = list(range(config.seed, config.seed + config.seeds))
     return Outcome(asdict(recipe), config.device, seeds, tables(kinds, bar.n))
 

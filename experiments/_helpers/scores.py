@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _helpers.repeats import shown
 from pyro_bbb import metrics
 
 MEASURES = ("entropy", "epistemic", "confidence")
@@ -35,15 +34,6 @@ def scores(probs: Tensor, y: Tensor) -> dict[str, float]:
         "nll": metrics.nll(probs, y),
         "ece": metrics.ece(probs, y),
     }
-
-
-def score_cells(summary: dict[str, Any], *keys: str, digits: int = 4) -> tuple[str, str, str]:
-    """Format accuracy, NLL and ECE for a table; ``digits`` are the NLL's decimals."""
-    return (
-        shown(summary, *keys, "accuracy"),
-        shown(summary, *keys, "nll", factor=1, digits=digits),
-        shown(summary, *keys, "ece"),
-    )
 
 
 def detect(

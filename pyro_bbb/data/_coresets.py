@@ -8,7 +8,7 @@ from pyro_bbb._utils.validation import all_finite, as_seed, count, tensor
 
 
 def k_center(x: Tensor, size: int, seed: int = 0) -> Tensor:
-    """Examples that are far from each other, so that none of the others is far from all of them.
+    """Return examples that are far from each other, so that every example is near one of them.
 
         rows = bbb.data.k_center(x, size=200)
         x[rows], y[rows]
@@ -16,19 +16,19 @@ def k_center(x: Tensor, size: int, seed: int = 0) -> Tensor:
     The first is random; each next one is the farthest from those chosen. Its largest distance to
     the nearest chosen one is at most twice the best that ``size`` examples can have (Gonzalez 1985,
     "Clustering to minimize the maximum intercluster distance"). Nguyen et al. (2018,
-    arXiv:1710.10628) choose coresets of earlier tasks so.
+    arXiv:1710.10628) choose coresets of earlier tasks in this way.
 
     Args:
         x: examples ``[n, ...]``, floating and finite; distances are Euclidean over all features.
-        size: how many to choose, at most n.
-        seed: of the first one; the global random state is left alone.
+        size: number of examples, at most n.
+        seed: of the first one; the global random state stays as it is.
 
     Returns:
         Their indices in the order in which they were chosen, int64 ``[size]``.
 
     Raises:
-        ValueError: ``x`` has no rows, or NaN or infinity; ``size`` is no integer in 1 to n.
-        TypeError: ``x`` is no floating tensor, or ``seed`` no integer.
+        ValueError: ``x`` has no rows, or NaN or infinity; ``size`` is not an integer in [1, n].
+        TypeError: ``x`` is not a floating tensor, or ``seed`` not an integer.
     """
     x = tensor("x", x)
     if not x.is_floating_point():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images under shift: turned, moved, and corrupted in fifteen ways at five strengths.
+"""Images under shift: rotated, translated, and corrupted in fifteen ways at five strengths.
 
 The kinds are those of Hendrycks and Dietterich (2019), "Benchmarking Neural Network Robustness to
 Common Corruptions and Perturbations", arXiv:1903.12261, where they suit small grey images; the
-formulas and strengths are this module's own. Lengths are in pixels of an image whose shorter side
+formulas and strengths are those below. Lengths are in pixels of an image whose shorter side
 is 28, and grow with the image. A new kind is a function and a line of `_KINDS`.
 """
 
@@ -24,30 +24,30 @@ _KNOTS = 7.0  # pixels between those whose elastic displacements are independent
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images turned counter-clockwise about their centre, by bilinear interpolation.
+    """Rotate images counter-clockwise about their centre, by bilinear interpolation.
 
     Args:
         images: floating ``[n, channels, height, width]`` in [0, 1].
         degrees: the angle.
 
     Returns:
-        Images of the same shape; what comes in from outside is 0.
+        Images of the same shape; pixels from outside are 0.
 
     Raises:
-        ValueError: the images are others, or the angle is not finite.
-        TypeError: ``images`` is no tensor.
+        ValueError: the images have another form, or the angle is not finite.
+        TypeError: ``images`` is not a tensor.
     """
     from torchvision.transforms import InterpolationMode, functional  # importing takes a second
 
     images, degrees = _checked(images), finite("degrees", degrees)
     if len(images) == 0:
         return images
-    turned: Tensor = functional.rotate(images, degrees, InterpolationMode.BILINEAR)
-    return turned
+    rotated: Tensor = functional.rotate(images, degrees, InterpolationMode.BILINEAR)
+    return rotated
 
 
 def translate(images: Tensor, pixels: int) -> Tensor:
-    """Images moved to the right; what leaves on one side comes back on the other.
+    """Move images to the right; pixels that leave on one side enter on the other.
 
     Half the width is the largest shift: 14 pixels of MNIST, as in Ovadia et al. (2019,
     arXiv:1906.02530).
@@ -60,15 +60,15 @@ def translate(images: Tensor, pixels: int) -> Tensor:
         Images of the same shape.
 
     Raises:
-        ValueError: the images are others, or ``pixels`` no such integer.
-        TypeError: ``images`` is no tensor.
+        ValueError: the images have another form, or ``pixels`` is not an integer in that range.
+        TypeError: ``images`` is not a tensor.
     """
     images = _checked(images)
     return images.roll(count("pixels", pixels, least=-images.shape[-1]), -1)
 
 
 def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
-    """Images with noise, blur or another corruption.
+    """Add noise, blur or another corruption to images.
 
         noisy = bbb.data.corrupt(x_test, "shot_noise", severity=3)
 
@@ -78,14 +78,14 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
         images: floating ``[n, channels, height, width]`` in [0, 1].
         name: the kind of corruption.
         severity: its strength, 1 to 5.
-        seed: of the random kinds; the global random state is left alone.
+        seed: of the random kinds; the global random state stays as it is.
 
     Returns:
         Images of the same shape, dtype and device, in [0, 1].
 
     Raises:
-        ValueError: the images are others, or the name or severity is unknown.
-        TypeError: ``images`` is no tensor, or the seed no integer.
+        ValueError: the images have another form, or the name or severity is unknown.
+        TypeError: ``images`` is not a tensor, or the seed not an integer.
     """
     images = _checked(images)
     function, strengths = _KINDS[one_of("name", name, _KINDS)]
@@ -127,12 +127,12 @@ def _gaussian_noise(x: Tensor, std: float, generator: Generator) -> Tensor:
 
 
 def _shot_noise(x: Tensor, photons: float, generator: Generator) -> Tensor:
-    """Counts of a Poisson distribution whose mean is ``photons`` where the image is white."""
+    """Count Poisson photons, on average ``photons`` where the image is white."""
     return torch.poisson(photons * x.cpu(), generator).to(x) / photons
 
 
 def _impulse_noise(x: Tensor, fraction: float, generator: Generator) -> Tensor:
-    """A fraction of the pixels becomes black or white."""
+    """Make a fraction of the pixels black or white."""
     u = _uniform(x.shape, x, generator)
     return torch.where(u < fraction, (u < fraction / 2).to(x), x)
 
@@ -141,7 +141,7 @@ def _impulse_noise(x: Tensor, fraction: float, generator: Generator) -> Tensor:
 
 
 def _filtered(x: Tensor, kernel: Tensor) -> Tensor:
-    """Mean of the neighbours ``[height, width]``, odd sides, weighted by the kernel."""
+    """Return the mean of the neighbours ``[height, width]``, odd sides, weighted by the kernel."""
     (height, width), channels = kernel.shape, x.shape[1]
     padded = F.pad(x, [width // 2, width // 2, height // 2, height // 2], mode="replicate")
     weight = (kernel / kernel.sum()).to(x).expand(channels, 1, -1, -1)
@@ -153,7 +153,7 @@ def _pixels(x: Tensor, length: float) -> float:
 
 
 def _steps(reach: float) -> Tensor:
-    """Whole distances -k, ..., k within the reach."""
+    """Return the whole distances -k, ..., k within the reach."""
     return torch.arange(-int(reach), int(reach) + 1, dtype=torch.float64)
 
 
@@ -164,12 +164,12 @@ def _gaussian_blur(x: Tensor, length: float, generator: Generator) -> Tensor:
 
 
 def _motion_blur(x: Tensor, length: float, generator: Generator) -> Tensor:
-    """The mean over a horizontal line."""
+    """Average over a horizontal line."""
     return _filtered(x, torch.ones_like(_steps(_pixels(x, length) / 2))[None])
 
 
 def _defocus_blur(x: Tensor, radius: float, generator: Generator) -> Tensor:
-    """The mean over a disk, whose edge is half a pixel wide."""
+    """Average over a disk, whose edge is half a pixel wide."""
     radius = _pixels(x, radius)
     along = _steps(radius + 1)
     distance = torch.hypot(along, along[:, None])
@@ -180,7 +180,7 @@ def _defocus_blur(x: Tensor, radius: float, generator: Generator) -> Tensor:
 
 
 def _contrast(x: Tensor, factor: float, generator: Generator) -> Tensor:
-    """Nearer to each image's mean."""
+    """Move pixels towards each image's mean."""
     mean = x.mean((1, 2, 3), keepdim=True)
     return mean + factor * (x - mean)
 
@@ -190,7 +190,7 @@ def _brightness(x: Tensor, amount: float, generator: Generator) -> Tensor:
 
 
 def _fog(x: Tensor, thickness: float, generator: Generator) -> Tensor:
-    """White that grows from one side to the other, in a direction of each image."""
+    """Add white that grows from one side to the other, in a random direction for each image."""
     angle = 2 * torch.pi * _uniform((len(x), 1, 1, 1), x, generator)
     down, right = (torch.linspace(-1, 1, size).to(x) for size in x.shape[-2:])
     along = angle.cos() * right + angle.sin() * down[:, None]
@@ -206,7 +206,7 @@ def _inversion(x: Tensor, amount: float, generator: Generator) -> Tensor:
 
 
 def _occlusion(x: Tensor, side: float, generator: Generator) -> Tensor:
-    """A grey square, at a place of each image, its side in parts of the image's."""
+    """Cover a random grey square in each image; ``side`` is a fraction of the image's."""
     inside = torch.ones(len(x), 1, 1, 1, dtype=torch.bool, device=x.device)
     for dim in (2, 3):
         size = round(side * x.shape[dim])
@@ -218,7 +218,7 @@ def _occlusion(x: Tensor, side: float, generator: Generator) -> Tensor:
 
 
 def _elastic(x: Tensor, length: float, generator: Generator) -> Tensor:
-    """Every pixel moved by a smooth random field of this standard deviation, one per image."""
+    """Displace pixels by a smooth random field of this standard deviation, one per image."""
     knots = [round(side / _pixels(x, _KNOTS)) + 1 for side in x.shape[-2:]]
     field = torch.randn(len(x), 2, *knots, generator=generator)
     field = F.interpolate(field, x.shape[-2:], mode="bicubic", align_corners=True)
@@ -231,7 +231,7 @@ def _elastic(x: Tensor, length: float, generator: Generator) -> Tensor:
 
 
 def _thickness(x: Tensor, times: float, generator: Generator) -> Tensor:
-    """Bright strokes dilated by 3x3 pixels so many times, the last time in part."""
+    """Dilate bright strokes by 3x3 pixels ``times`` times, the last time in part."""
     while times > 0:
         x = x + min(times, 1.0) * (F.max_pool2d(x, 3, stride=1, padding=1) - x)
         times -= 1
@@ -244,7 +244,7 @@ def _pixelation(x: Tensor, part: float, generator: Generator) -> Tensor:
 
 
 def _jpeg(x: Tensor, quality: float, generator: Generator) -> Tensor:
-    """Compressed and decoded, each channel by itself."""
+    """Compress and decode each channel."""
     from PIL import Image
 
     pixels = (255 * x.cpu()).round().byte().flatten(0, 1).numpy()
