@@ -29,7 +29,7 @@ import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
 import wheel_bandit  # noqa: E402
 from _helpers import (  # noqa: E402
-    adapter_report,
+    adapters,
     continual_report,
     posterior_report,
     shift_report,
@@ -541,7 +541,7 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
             for name, found in record("continual")["protocols"].items()
         },
         **{
-            f"adapters {name}": partial(adapter_report.table, name, found)
+            f"adapters {name}": partial(adapters.table, name, found)
             for name, found in record("adapters")["tasks"].items()
         },
         "rmse": partial(uci_scores, "rmse"),

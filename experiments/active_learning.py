@@ -26,8 +26,19 @@ from typing import Any, Literal, TypeAlias
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
-from _helpers.label_figures import TARGETS, Sets, draw_curves, finding, reached
-from _helpers.label_pool import RANDOM, SCORES, TOGETHER, Pool, acquire, labels_at
+from _helpers.label_pool import (
+    RANDOM,
+    SCORES,
+    TARGETS,
+    TOGETHER,
+    Pool,
+    Sets,
+    acquire,
+    draw_curves,
+    finding,
+    labels_at,
+    reached,
+)
 from _helpers.repeats import repeat, shown
 from _helpers.run import (
     Data,

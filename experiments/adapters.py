@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from _helpers import adapter_report as report
-from _helpers.adapter_methods import methods
-from _helpers.adapter_tasks import ADAPTATIONS, Adaptations
-from _helpers.posterior_cells import Scores, over_cells
+from _helpers import adapters as report
+from _helpers.adapters import ADAPTATIONS, Adaptations, methods
+from _helpers.posterior_tasks import Scores, over_cells
 from _helpers.run import DataSettings, Run, check_names, chosen
 
 

@@ -26,9 +26,15 @@ import numpy as np
 import torch
 import tyro
 from _helpers import continual_report as report
-from _helpers.continual_learners import AllTasks, Learner
-from _helpers.continual_methods import METHODS, Method
-from _helpers.continual_tasks import PROTOCOLS, Protocol, Task
+from _helpers.continual_learning import (
+    METHODS,
+    PROTOCOLS,
+    AllTasks,
+    Learner,
+    Method,
+    Protocol,
+    Task,
+)
 from _helpers.repeats import over_seeds, resumed
 from _helpers.run import DataSettings, Run, check_names, chosen
 

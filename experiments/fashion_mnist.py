@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from _helpers.fashion_mnist import Recipe, Scores, Sets, evaluate, predict, train
+from _helpers.fashion_mnist import Recipe, Scores, Sets, Whitening, evaluate, predict, train
 from _helpers.images import images
 from _helpers.repeats import repeat, table
 from _helpers.run import DataSettings, RepeatedSettings, Run, Table
 from _helpers.scores import MEASURES, SCORES
-from _helpers.whitening import Whitening
 
 ARTICLE = ("lowest", "mean", "highest", "mean_network", "ensemble", "log_average")
 PUBLISHED = {"lowest": 0.8472, "highest": 0.8555, "mean_network": 0.8691, "log_average": 0.8765}

@@ -24,8 +24,7 @@ import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
 from _helpers.run import Data, DataSettings, Picture, Run, Table, cached
-from _helpers.uci import Scaling, digest, score, unscaled
-from _helpers.uci_tables import find_tables, made_up_tables
+from _helpers.uci import Scaling, digest, find_tables, made_up_tables, score, unscaled
 from tqdm import tqdm
 
 import pyro_bbb as bbb

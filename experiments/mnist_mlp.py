@@ -25,8 +25,7 @@ import torch
 import tyro
 from _helpers import pruning_report as report
 from _helpers.images import images
-from _helpers.pruned_speed import compare
-from _helpers.pruning_report import EXPORTED, FRACTIONS, Scores, Trained, accuracy
+from _helpers.pruning_report import EXPORTED, FRACTIONS, Scores, Trained, accuracy, compare
 from _helpers.repeats import repeat
 from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import scores

@@ -18,9 +18,19 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from _helpers import bandit_results as results
-from _helpers.bandit import Mushrooms, RecordedAgent, Rounds, StackedMLP, encode
-from _helpers.bandit_results import AGENTS, BBB, GREEDY, Found, Outcome
+from _helpers import bandit as results
+from _helpers.bandit import (
+    AGENTS,
+    BBB,
+    GREEDY,
+    Found,
+    Mushrooms,
+    Outcome,
+    RecordedAgent,
+    Rounds,
+    StackedMLP,
+    encode,
+)
 from _helpers.run import DataSettings, Run
 from torch import Tensor
 from tqdm.auto import tqdm

@@ -23,9 +23,8 @@ from typing import Any, Literal
 
 import tyro
 from _helpers import posterior_report as report
-from _helpers.posterior_cells import Scores, over_cells
 from _helpers.posterior_methods import PROBLEMS
-from _helpers.posterior_tasks import Trainings
+from _helpers.posterior_tasks import Scores, Trainings, over_cells
 from _helpers.run import DataSettings, Run, check_names, chosen
 
 

@@ -24,9 +24,8 @@ import numpy as np
 import tyro
 from _helpers import uci_report as report
 from _helpers.run import DataSettings, Run
-from _helpers.uci import Recipe, Task, digest, scored
+from _helpers.uci import Recipe, Task, digest, find_tables, made_up_tables, scored
 from _helpers.uci_report import SCORES
-from _helpers.uci_tables import find_tables, made_up_tables
 from tqdm import tqdm
 
 import pyro_bbb as bbb

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from _helpers import repeats
-from _helpers.continual_methods import METHODS
-from _helpers.continual_tasks import PROTOCOLS
+from _helpers.continual_learning import METHODS, PROTOCOLS
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import plots
 

@@ -13,17 +13,17 @@ from pyro_bbb import guides
 
 @pytest.fixture
 def tasks(load):
-    return load("_helpers.continual_tasks")
+    return load("_helpers.continual_learning")
 
 
 @pytest.fixture
 def learners(load):
-    return load("_helpers.continual_learners")
+    return load("_helpers.continual_learning")
 
 
 @pytest.fixture
 def kronecker(load):
-    return load("_helpers.continual_kronecker")
+    return load("_helpers.continual_memory")
 
 
 def images(n, seed=0):

@@ -150,7 +150,7 @@ def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(load, step
 
 
 def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(load):
-    whitening = load("_helpers.whitening").Whitening
+    whitening = load("_helpers.fashion_mnist").Whitening
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks, tasks, methods and tables of `adapters`.
+
+A convolutional net of images and a transformer of characters are trained on other data; adapters
+learn the task.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib.pyplot as plt
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import pyro_bbb as bbb
+from _helpers import repeats
+from _helpers.docstrings import CHARACTERS, CONTEXT, decimal, library, sequences
+from _helpers.images import images, train_and_validation
+from _helpers.posterior_tasks import Sets
+from _helpers.posterior_training import (
+    POINT_PRIOR,
+    Clock,
+    Method,
+    Problem,
+    Task,
+    by_fit,
+    dropout_draws,
+    dropout_map,
+    ensemble_of,
+    laplace,
+    named,
+)
+from _helpers.run import Data, Picture, Run, Table, fingerprint
+from _helpers.scores import SCORES, draws
+from pyro_bbb import plots
+
+
+def convolutional(dropout: float, width: int) -> nn.Sequential:
+    """Three convolutions and a hidden layer of 128 units; dropout before the dense layers."""
+    layers: dict[str, nn.Module] = {}
+    for i, (inputs, outputs) in enumerate(pairwise((1, width, 2 * width, 2 * width)), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
+        layers |= {f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2)}
+    layers |= {"flatten": nn.Flatten(), "drop1": nn.Dropout(dropout)}
+    layers |= {"fc": nn.Linear(2 * width * 9, 128), "relu4": nn.ReLU()}
+    layers |= {"drop2": nn.Dropout(dropout), "last": nn.Linear(128, 10)}
+    return named(layers)
+
+
+class Characters(nn.Module):
+    """A transformer of 64 characters: the logits of the next after each."""
+
+    def __init__(self, dropout: float, width: int) -> None:
+        super().__init__()
+        self.network = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=len(CHARACTERS),
+                n_positions=CONTEXT,
+                n_embd=width,
+                n_layer=3,
+                n_head=4,
+                resid_pdrop=dropout,
+                embd_pdrop=dropout,
+                attn_pdrop=dropout,
+                bos_token_id=None,
+                eos_token_id=None,
+                use_cache=False,
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[n, 64, 96]`` of characters ``[n, 64]``."""
+        logits: Tensor = self.network(x).logits
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kind of network, and its layers that are adapted."""
+
+    make: Callable[[float, int], nn.Module]
+    """Makes it with random weights, from a rate of dropout and a width."""
+    width: int
+    """Its width; in smoke tests it is 8."""
+    epochs: int
+    """Passes of its first training."""
+    adapted: str
+    """Layers that get adapters."""
+    last: str | None = None
+    """The last layer, if it is new for each task."""
+
+
+FAMILIES = {
+    "images": Family(make=convolutional, width=32, epochs=4, adapted="conv*|fc", last="last"),
+    "characters": Family(make=Characters, width=64, epochs=5, adapted="*.h.*"),
+}
+
+
+def pretrain(network: nn.Module, data: Data, epochs: int) -> None:
+    """Train all weights by Adam, without a posterior."""
+    batches = bbb.data.Minibatches(*data, batch_size=64)
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
+    network.train()
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x).flatten(0, -2), y.flatten()).backward()
+            optimizer.step()
+            schedule.step()
+
+
+RANK = 8
+HELD_OUT = {"images": 1 / 12, "characters": 1 / 5}  # of the training part, to choose settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """Data that a pretrained network is adapted to."""
+
+    title: str
+    """Name in tables and figures."""
+    family: str
+    """Name in `FAMILIES`."""
+    fraction: float
+    """Of the data for training."""
+    epochs: int
+    """Passes over them."""
+
+
+ADAPTATIONS = {
+    "mnist": Adaptation(title="MNIST, 55,000 labels", family="images", fraction=1.0, epochs=3),
+    "mnist_tenth": Adaptation(
+        title="MNIST, 5,500 labels", family="images", fraction=0.1, epochs=15
+    ),
+    "mnist_hundredth": Adaptation(
+        title="MNIST, 550 labels", family="images", fraction=0.01, epochs=60
+    ),
+    "decimal": Adaptation(
+        title="docstrings of decimal", family="characters", fraction=1.0, epochs=40
+    ),
+    "decimal_tenth": Adaptation(
+        title="docstrings of decimal, a tenth", family="characters", fraction=0.1, epochs=60
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterTask(Task):
+    """One training of adapters."""
+
+    family: Family
+
+    def model(
+        self, prior: object, where: str = "*", dropout: float = 0.0, num_data: int | None = None
+    ) -> bbb.BayesianModel:
+        """The pretrained network with random adapters, and a random last layer if it is new."""
+        torch.manual_seed(self.seed)
+        network: nn.Module = self.problem.network(dropout)
+        if self.family.last:
+            network.get_submodule(self.family.last).reset_parameters()
+            network = bbb.bayesianize(network, copy.deepcopy(prior), where=self.family.last)
+        adapted = self.family.adapted
+        network = bbb.adapt(network, RANK, where=adapted, prior=copy.deepcopy(prior), random="both")
+        likelihood = bbb.likelihoods.Categorical()
+        return bbb.BayesianModel(network, likelihood, num_data or len(self.data[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptations:
+    """Pretrained networks and trainings of the current commit, in a folder."""
+
+    root: Path
+    """The folder."""
+    data_root: Path | None
+    """Folder of the data sets, see `images`."""
+    smoke: bool
+    """Train tiny networks on a few images and characters."""
+
+    def sets(self, name: str, *, testing: bool) -> Sets:
+        """The data of an adaptation: scored are those of the test or of validation."""
+        at = ADAPTATIONS[name]
+        pictures = at.family == "images"
+        given = partial(self._images, "mnist") if pictures else self._decimal
+        train, valid = train_and_validation(given(train=True), HELD_OUT[at.family])
+        if at.fraction < 1 and not self.smoke:
+            train = train_and_validation(train, at.fraction)[1]
+        scored = given(train=False) if testing else valid
+        ood = self._images("fashion_mnist", train=not testing)[0] if pictures else None
+        return Sets(train, valid, scored, ood)
+
+    def task(self, name: str, method: str, seed: int, sets: Sets) -> AdapterTask:
+        """One training, which goes on from what is in its folder."""
+        at, folder = ADAPTATIONS[name], self._folder / name / method / str(seed)
+        problem = Problem(
+            title=at.title,
+            dataset="mnist",
+            network=partial(self._pretrained, at.family),
+            epochs=at.epochs,
+            methods=(),
+        )
+        return AdapterTask(
+            problem=problem,
+            family=FAMILIES[at.family],
+            data=sets.train,
+            valid=sets.valid,
+            seed=seed,
+            folder=folder,
+            clock=Clock(folder / "seconds.json"),
+            engine="eager",
+            epochs=1 if self.smoke else None,
+        )
+
+    @cached_property
+    def _folder(self) -> Path:
+        return self.root / fingerprint({"smoke": self.smoke})
+
+    def _images(self, dataset: str, *, train: bool) -> Data:
+        return images(dataset, self.data_root, train=train, smoke=self.smoke)
+
+    def _decimal(self, *, train: bool) -> Data:
+        """The first three quarters of the text, or the rest."""
+        text = decimal()[: 10_000 if self.smoke else None]
+        end = len(text) * 3 // 4
+        return sequences(text[:end] if train else text[end:])
+
+    def _pretrained(self, family: str, dropout: float) -> nn.Module:
+        """A network after its first training, with a rate of dropout."""
+        path = self._folder / f"{family}.safetensors"
+        if not path.exists():
+            self._pretrain(path, family)
+        network = self._network(family, dropout)
+        load_model(network, path)
+        return network
+
+    def _pretrain(self, path: Path, family: str) -> None:
+        torch.manual_seed(0)
+        network = self._network(family, dropout=0.0)
+        garments = partial(self._images, "fashion_mnist", train=True)
+        data = garments() if family == "images" else sequences(library(smoke=self.smoke))
+        pretrain(network, data, 1 if self.smoke else FAMILIES[family].epochs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_model(network, path)
+
+    def _network(self, family: str, dropout: float) -> nn.Module:
+        return FAMILIES[family].make(dropout, 8 if self.smoke else FAMILIES[family].width)
+
+
+DRAWS = 10
+FAN_IN = bbb.priors.FanInNormal(1.0)
+POINT_LR = {"images": 1e-2, "characters": 3e-2}  # of a training without a posterior
+IMAGE_OPTIONS = {"temperature": 0.03, "lr": 3e-2}
+TEXT_OPTIONS = {"temperature": 0.1, "lr": 3e-2, "batch_size": 16}
+BAYES = {  # options of `by_fit`
+    "mnist": IMAGE_OPTIONS | {"lr": 1e-2},
+    "mnist_tenth": IMAGE_OPTIONS | {"estimator": "local_reparam"},
+    "mnist_hundredth": IMAGE_OPTIONS,
+    "decimal": TEXT_OPTIONS,
+    "decimal_tenth": TEXT_OPTIONS,
+}
+
+
+def methods(name: str) -> dict[str, Method]:
+    """Methods for an adaptation, by name.
+
+    The transformer's last layer is its embedding, which stays frozen and has no Laplace posterior.
+    """
+    family = ADAPTATIONS[name].family
+    lr = POINT_LR[family]
+    by_map = by_fit("delta", POINT_PRIOR, lr=lr)
+    by_dropout = dropout_map(0.1, POINT_PRIOR, times=1, lr=lr)
+    by_bayes = by_fit("softplus_normal", FAN_IN, **BAYES[name])
+    by_short = by_fit("softplus_normal", FAN_IN, times=0.5, **BAYES[name])
+    found = {
+        "map": Method(label="MAP", draws=0, train=by_map),
+        "dropout": Method(label="MC dropout", draws=DRAWS, train=by_dropout, predict=dropout_draws),
+        "ensemble": Method(label="ensemble of 5", draws=5, train=ensemble_of(5, by_map)),
+        "bayes": Method(label="Bayesian adapters", draws=DRAWS, train=by_bayes),
+        "bayes_short": Method(
+            label="Bayesian adapters, 3 at half the epochs",
+            draws=12,
+            train=ensemble_of(3, by_short, draws=4),
+        ),
+    }
+    if family == "images":
+        found["laplace_last"] = Method(
+            label="Laplace, last layer",
+            draws=100,
+            train=laplace("last.*", POINT_PRIOR, lr=lr, optimize_prior=True),
+            options={"linearized": True},
+        )
+    return found
+
+
+Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
+RATIOS = {"nll": "NLL, over that of MAP", "ece": "ECE, over that of MAP"}
+
+
+def table(name: str, found: Summaries) -> Table:
+    """Scores and costs of every method on one adaptation."""
+    available = methods(name)
+    last = ("bits per character", "nll", 1 / math.log(2), 3)
+    if ADAPTATIONS[name].family == "images":
+        last = ("AUROC, ood (%)", "ood.entropy", 100, 1)
+    columns = [*SCORES, last, ("draws", draws), ("training", "training", 1, 1)]
+    labelled = {available[method].label: summary for method, summary in found.items()}
+    return repeats.table(ADAPTATIONS[name].title, labelled, columns)
+
+
+def draw(run: Run, results: dict[str, Summaries]) -> Picture:
+    """Plot NLL and ECE of every method over those of MAP, a row for each adaptation."""
+    everywhere = methods("mnist")
+    with plots.style():
+        height = 1.4 + 0.6 * len(results)
+        figure, axes = plt.subplots(1, len(RATIOS), figsize=(9, height), sharey=True)
+        colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+        for ax, (score, label) in zip(axes, RATIOS.items(), strict=True):
+            for number, (name, method) in enumerate(everywhere.items()):
+                at = [row for row, found in enumerate(results.values()) if name in found]
+                ratio = [
+                    found[name]["mean"][score] / found["map"]["mean"][score]
+                    for found in results.values()
+                    if name in found
+                ]
+                style = {"marker": "osD^vP"[number], "color": colors[number]}
+                ax.plot(ratio, at, linestyle="none", label=method.label, **style)
+            ax.axvline(1.0, color="0.6", linewidth=1.0, zorder=0)
+            ax.set_xlabel(label)
+        axes[0].set_yticks(range(len(results)), [ADAPTATIONS[name].title for name in results])
+        axes[0].invert_yaxis()
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return run.picture(figure, "adapters", "Means over seeds; further left is better.")
