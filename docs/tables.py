@@ -22,19 +22,16 @@ from typing import Any, TypeAlias
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
 
+import continual  # noqa: E402
 import gap_splits  # noqa: E402
 import large  # noqa: E402
 import paper_mnist  # noqa: E402
 import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
+import posteriors  # noqa: E402
+import shift  # noqa: E402
 import wheel_bandit  # noqa: E402
-from _helpers import (  # noqa: E402
-    adapters,
-    continual_report,
-    posterior_report,
-    shift_report,
-    uci_report,
-)
+from _helpers import adapters, uci_report  # noqa: E402
 from _helpers.repeats import cell  # noqa: E402
 from _helpers.run import Table  # noqa: E402
 from active_learning import labels_table  # noqa: E402
@@ -147,7 +144,7 @@ def headlines() -> Table:
         ours = cell(record(f"{run}_ours"), keys, factor, digits)
         rows[label] = theirs, ours, minutes_of_seed(run, keys)
     ten = record("posteriors_ensembles")["problems"]["fashion_ensemble10"]["ivon10"]["mean"]["nll"]
-    ((_, theirs, _),) = posterior_report.PROBLEMS["fashion_ensemble10"].published.values()
+    ((_, theirs, _),) = posteriors.PROBLEMS["fashion_ensemble10"].published.values()
     rows["Fashion-MNIST, ten LeNet-5, one run: NLL (nats)"] = f"{theirs:.3f}", f"{ten:.3f}", "–"
     wide = record("paper_mnist_ours")["methods"][paper_mnist.MIXTURE]["1200"]
     error = f"{paper_mnist.PUBLISHED[paper_mnist.MIXTURE][1200]:.2f}", cell(wide, "error", 100, 2)
@@ -269,15 +266,15 @@ def uci_scores(score: str) -> Table:
     return uci_report.score_table({name: tables[name] for name in uci_report.PUBLISHED}, score)
 
 
-def posteriors(run: str, problem: str, make: Callable[..., Table]) -> Table:
+def of_problem(run: str, problem: str, make: Callable[..., Table]) -> Table:
     """Tabulate a problem's scores."""
-    return make(posterior_report.PROBLEMS[problem], record(run)["problems"][problem])
+    return make(posteriors.PROBLEMS[problem], record(run)["problems"][problem])
 
 
 def shifted(run: str, make: Callable[..., Table]) -> Table:
     """Tabulate scores under shift."""
     ((name, found),) = record(run)["problems"].items()
-    return make(name, found) if make is shift_report.shifted_table else make(found)
+    return make(name, found) if make is shift.shifted_table else make(found)
 
 
 # --- performance.md and its log, scaling.md ---
@@ -516,28 +513,28 @@ PAGES: dict[str, dict[str, Callable[..., Table | str]]] = {
         "paper pruning": lambda: paper_pruning.errors_table(record("paper_pruning_ours")["errors"]),
         "wheel": lambda: wheel_bandit.table(record("wheel_bandit")["agents"], wheel_bandit.DELTAS),
         **{
-            f"{problem}{kind}": partial(posteriors, run, problem, make)
+            f"{problem}{kind}": partial(of_problem, run, problem, make)
             for run, problem in (
                 ("posteriors", "fashion_mlp"),
                 ("posteriors_lenet5", "mnist_lenet5"),
                 ("posteriors_ensembles", "mnist_ensemble10"),
                 ("posteriors_ensembles", "fashion_ensemble10"),
             )
-            for kind, make in (("", posterior_report.table), (" ood", posterior_report.ood_table))
+            for kind, make in (("", posteriors.table), (" ood", posteriors.ood_table))
             if not (kind and run == "posteriors_ensembles")
         },
         **{
             f"{run} {make.__name__}": partial(shifted, run, make)
             for run in ("shift_fashion", "shift_lenet5")
             for make in (
-                shift_report.shifted_table,
-                shift_report.confidence_table,
-                shift_report.moved_table,
+                shift.shifted_table,
+                shift.confidence_table,
+                shift.moved_table,
             )
-            if run == "shift_lenet5" or make is not shift_report.moved_table
+            if run == "shift_lenet5" or make is not shift.moved_table
         },
         **{
-            f"continual {name}": partial(continual_report.table, name, found)
+            f"continual {name}": partial(continual.table, name, found)
             for name, found in record("continual")["protocols"].items()
         },
         **{

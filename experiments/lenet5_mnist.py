@@ -20,17 +20,111 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers import lenet5_report as report
+from _helpers import repeats
 from _helpers.images import images, train_and_validation
 from _helpers.lenet5 import Recipe, train, train_plain
-from _helpers.lenet5_report import ALL, NOISE, NUM_SHOWN, PUBLISHED_CUT_OFF, Answers, Scores, Sets
 from _helpers.repeats import repeat
-from _helpers.run import DataSettings, RepeatedSettings, Run
-from _helpers.scores import detect, scores
+from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run, Table
+from _helpers.scores import MEASURES, SCORES, detect, scores
 from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
+
+Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
+Scores: TypeAlias = dict[str, Any]
+NOISE = "Gaussian noise"
+PUBLISHED_CUT_OFF = 0.2
+
+PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty-baselines
+    "mnist": {
+        "variational": {"accuracy": 0.985, "nll": 0.048, "ece": 0.010},
+        "deterministic": {"accuracy": 0.991, "nll": 0.037},
+    },
+    "fashion_mnist": {
+        "variational": {"accuracy": 0.895, "nll": 0.292, "ece": 0.011},
+        "deterministic": {"accuracy": 0.910, "nll": 0.321},
+    },
+}
+
+ALL = "all layers"
+NUM_SHOWN = 500  # validation images of a snapshot; a fifth as many are noise
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The images of a run, ``[n, 1, 28, 28]``, and labels ``[n]``."""
+
+    train: Data
+    valid: Data
+    test: Data
+    ood: dict[str, Tensor]
+
+
+def noise(count: int, seed: int) -> Tensor:
+    """Images of which every pixel is an independent draw from N(0, 1)."""
+    return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(seed))
+
+
+def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> Table:
+    """Tabulate scores on the test images, and published ones."""
+    kinds = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
+    kinds |= {f"ensemble, random: {name}": (each, "test") for name, each in variants.items()}
+    rows = {
+        label: {k: each[k][part] for k in ("mean", "sd") if k in each}
+        for label, (each, part) in kinds.items()
+    }
+    published = {}
+    for name, known in PUBLISHED[dataset].items():
+        ece = f"{100 * known['ece']:.1f}" if "ece" in known else "–"
+        published[f"published, {name}"] = (
+            f"{100 * known['accuracy']:.1f}",
+            f"{known['nll']:.3f}",
+            ece,
+        )
+    return repeats.table("on the test images", rows, SCORES, published)
+
+
+def ood_table(summaries: dict[str, Scores]) -> Table:
+    """AUROC of three measures, by random layers and kind of image."""
+    cells = [
+        (
+            f"{kind}; random: {name}",
+            *(repeats.shown(s, "foreign", kind, m, digits=1) for m in MEASURES),
+        )
+        for kind in next(iter(summaries.values()))["mean"]["foreign"]
+        for name, s in summaries.items()
+    ]
+    return Table(("AUROC (%) against test images", *MEASURES), cells)
+
+
+def refusal_table(summary: Scores) -> Table:
+    """Tabulate the rates of refusal at both cut-offs."""
+    cut_off = repeats.shown(summary, "cut_off", factor=1)
+    columns = (
+        (f"cut-off {PUBLISHED_CUT_OFF}", "published", 100, 1),
+        (f"cut-off {cut_off}", "validation", 100, 1),
+    )
+    kinds = {
+        kind: {k: summary[k]["refused"][kind] for k in ("mean", "sd") if k in summary}
+        for kind in summary["mean"]["refused"]
+    }
+    return repeats.table("refused (%)", kinds, columns)
+
+
+def draw_steps(run: Run, steps: list[Scores]) -> Picture:
+    """Plot held-out log-probability and entropies by step."""
+    at = [step["step"] for step in steps]
+    entropies = {"validation": "entropy", NOISE: "noise_entropy"}
+    panels = {
+        "Held-out nats per image": {"validation": (at, [step["held_out_nats"] for step in steps])},
+        "Mean entropy (nats)": {
+            label: (at, [step[key] for step in steps]) for label, key in entropies.items()
+        },
+    }
+    caption = f"{NUM_SHOWN} validation images, and a fifth as many of noise."
+    return run.curves("steps", caption, panels, xlabel="step")
+
 
 Predict: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
 
@@ -102,7 +196,7 @@ def load(config: Config) -> Sets:
     get = partial(images, root=config.data_root, smoke=config.smoke)
     train, valid = train_and_validation(get(config.dataset, train=True), fraction=1 / 12)
     ood = {
-        NOISE: report.noise(config.images, seed=1),
+        NOISE: noise(config.images, seed=1),
         NAMES[other]: get(other, train=False)[0][: config.images],
     }
     return Sets(train, valid, get(config.dataset, train=False), ood)
@@ -156,7 +250,7 @@ def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor
 
 def recorder(config: Config, sets: Sets, steps: list[Scores]) -> Callable[[bbb.EpochEnd], None]:
     """Make a callback that records held-out log-likelihood, accuracy and entropies."""
-    (x, y), pixels = sets.valid, report.noise(NUM_SHOWN // 5, seed=2)
+    (x, y), pixels = sets.valid, noise(NUM_SHOWN // 5, seed=2)
     x, y = x[:NUM_SHOWN], y[:NUM_SHOWN]
 
     def callback(state: bbb.EpochEnd) -> None:
@@ -232,11 +326,11 @@ def main(config: Config) -> dict[str, Any]:
         {"recipe": asdict(recipe), **summary, "steps": steps, "random_layers": variants}
     )
     tables = [
-        report.scores_table(config.dataset, summary, variants),
-        report.ood_table({ALL: summary, **variants}),
-        report.refusal_table(summary),
+        scores_table(config.dataset, summary, variants),
+        ood_table({ALL: summary, **variants}),
+        refusal_table(summary),
     ]
-    pictures = [report.draw_steps(run, steps)]
+    pictures = [draw_steps(run, steps)]
     run.report("LeNet-5 with random weights", SUMMARY, record, tables, pictures)
     return record
 

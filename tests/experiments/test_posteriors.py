@@ -82,7 +82,7 @@ def test_a_network_of_an_ensemble_is_one_trained_alone_from_a_seed_of_its_own(
 
 
 def test_every_method_has_a_marker_of_its_own(load):
-    report = load("_helpers.posterior_report")
+    report = load("posteriors")
     methods = load("_helpers.posterior_methods").METHODS
     assert sorted(methods) == sorted(NAMES)
     summaries = {name: {"mean": {"nll": 0.3, "training": 2.0}} for name in methods}
