@@ -22,7 +22,7 @@ from typing import Any, Literal
 import tyro
 from _helpers.fashion_mnist import Recipe, Scores, Sets, Whitening, evaluate, predict, train
 from _helpers.images import images
-from _helpers.repeats import repeat, table
+from _helpers.repeats import at, repeat, table
 from _helpers.run import DataSettings, RepeatedSettings, Run, Table
 from _helpers.scores import MEASURES, SCORES
 
@@ -78,7 +78,7 @@ def load(config: Config, recipe: Recipe) -> Sets:
 
 def tables(record: Scores) -> list[Table]:
     """Sampled networks, mean network and ensemble; detection of digits; both widths."""
-    wide = {kind: numbers[WIDE] for kind, numbers in record.items() if kind in ("mean", "sd")}
+    wide, narrow = at(record, WIDE), at(record, NARROW)
     kinds = {
         "sampled networks, lowest": "components.lowest",
         "sampled networks, mean": "components.mean",
@@ -96,10 +96,6 @@ def tables(record: Scores) -> list[Table]:
     ]
     aurocs = [(f"AUROC by {m} (%)", f"digits.{m}", 100, 1) for m in MEASURES]
     aurocs.append(("of the mean network", "digits_by_mean_network", 100, 1))
-    widths = {
-        name: {k: v[name] for k, v in record.items() if k in ("mean", "sd")}
-        for name in (WIDE, NARROW)
-    }
     entropies = [
         ("accuracy (%)", "ensemble.accuracy", 100, 2),
         ("NLL (nats)", "ensemble.nll", 1, 3),
@@ -112,7 +108,7 @@ def tables(record: Scores) -> list[Table]:
         table("test accuracy (%)", {"ours": wide}, accuracies, {"article": article}),
         table("on the test garments", {WIDE: wide}, scores),
         table("digits against garments", {WIDE: wide}, aurocs),
-        table("hidden units", widths, entropies),
+        table("hidden units", {WIDE: wide, NARROW: narrow}, entropies),
     ]
 
 

@@ -70,10 +70,7 @@ def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> 
     """Tabulate scores on the test images, and published ones."""
     kinds = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
     kinds |= {f"ensemble, random: {name}": (each, "test") for name, each in variants.items()}
-    rows = {
-        label: {k: each[k][part] for k in ("mean", "sd") if k in each}
-        for label, (each, part) in kinds.items()
-    }
+    rows = {label: repeats.at(each, part) for label, (each, part) in kinds.items()}
     published = {}
     for name, known in PUBLISHED[dataset].items():
         ece = f"{100 * known['ece']:.1f}" if "ece" in known else "–"
@@ -105,10 +102,7 @@ def refusal_table(summary: Scores) -> Table:
         (f"cut-off {PUBLISHED_CUT_OFF}", "published", 100, 1),
         (f"cut-off {cut_off}", "validation", 100, 1),
     )
-    kinds = {
-        kind: {k: summary[k]["refused"][kind] for k in ("mean", "sd") if k in summary}
-        for kind in summary["mean"]["refused"]
-    }
+    kinds = {k: repeats.at(summary, "refused", k) for k in summary["mean"]["refused"]}
     return repeats.table("refused (%)", kinds, columns)
 
 

@@ -140,7 +140,7 @@ def accuracy_table(record: Scores, names: list[str]) -> Table:
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
     """The mean network and the ensemble, in scores that take probabilities."""
     networks = {
-        f"{name}: {label}": {k: record[k][name][kind] for k in ("mean", "sd") if k in record}
+        f"{name}: {label}": repeats.at(record, name, kind)
         for name in names
         for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
     }
@@ -169,7 +169,7 @@ def export_table(record: Scores, name: str) -> Table:
         ("time for 1 image, dense = 1", "latency_one", 1, 2),
         ("for 1,000 images, dense = 1", "latency_thousand", 1, 2),
     )
-    kinds = {k: record[k][name] for k in ("mean", "sd") if k in record}
+    kinds = repeats.at(record, name)
     networks = {
         f"{100 * fraction:.0f}": {
             k: each["exported"][str(fraction)] | {"accuracy": each["pruning"][str(fraction)]}

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 import tyro
 from _helpers.plain_regression import Plain, predict_plain
-from _helpers.repeats import repeat, table
+from _helpers.repeats import at, repeat, table
 from _helpers.run import Data, Picture, RepeatedSettings, Run, Table
 from _helpers.training import Training, normal_means
 from torch import Tensor
@@ -205,10 +205,7 @@ def results_table(summary: dict[str, Any]) -> Table:
         ("in 90 %, off the data", "coverage.90.off", 100, 1),
         ("NLL (nats)", "nll", 1, 3),
     )
-    networks = {
-        name: {k: summary[k][name] for k in ("mean", "sd") if k in summary} for name in NETWORKS
-    }
-    return table("network", networks, columns)
+    return table("network", {name: at(summary, name) for name in NETWORKS}, columns)
 
 
 def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:

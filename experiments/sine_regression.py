@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers.repeats import repeat, shown, table
+from _helpers.repeats import at, repeat, shown, table
 from _helpers.run import RepeatedSettings, Run, Table
 from _helpers.sine import UNIT_SCALE, Problem, draw_bands, sine
 from _helpers.training import Training, normal_means
@@ -198,8 +198,7 @@ def results_table(summary: dict[str, Any], nuts: dict[str, Any]) -> Table:
         ("coverage of 2 sd (%)", "coverage_of_truth", 100, 2),
         ("error of the noise sd", "noise_sd_error", 1, 2),
     )
-    kinds = [kind for kind in ("mean", "sd") if kind in summary]
-    variants = {name: {k: summary[k][name] for k in kinds} for name in summary["mean"]}
+    variants = {name: at(summary, name) for name in summary["mean"]}
     variants |= {"NUTS, fixed mixture": {"mean": nuts}} if nuts else {}
     return table("variant", variants, columns)
 

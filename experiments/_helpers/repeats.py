@@ -60,10 +60,15 @@ def shown(summary: dict[str, Any], *keys: str, factor: float = 100, digits: int 
 
     The keys lead to it through the nested dicts; it is multiplied by ``factor``.
     """
-    figures = [summary[kind] for kind in ("mean", "sd") if kind in summary]
+    return " ± ".join(f"{factor * figure:.{digits}f}" for figure in at(summary, *keys).values())
+
+
+def at(summary: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Return the summary of the figures below some keys."""
+    found = {kind: summary[kind] for kind in ("mean", "sd") if kind in summary}
     for key in keys:
-        figures = [figure[key] for figure in figures]
-    return " ± ".join(f"{factor * figure:.{digits}f}" for figure in figures)
+        found = {kind: figures[key] for kind, figures in found.items()}
+    return found
 
 
 def cell(summary: dict[str, Any], path: str, factor: float = 100, digits: int = 2) -> str:
