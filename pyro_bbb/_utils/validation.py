@@ -44,35 +44,40 @@ def holds_labels(y: Tensor, classes: int) -> bool:
     return not y.is_complex()
 
 
-def finite(name: str, value: Any) -> float:
-    """Return a finite number as a float."""
-    return _representable(name, _real(name, value, math.isfinite, "finite"))
+# --- numbers ---
 
 
-def positive(name: str, value: Any) -> float:
-    """Return a finite number above 0 as a float."""
-    number = _real(name, value, lambda x: 0 < x < math.inf, "positive and finite")
-    return _representable(name, number)
+def _number(
+    expected: str, valid: Callable[[float], bool], *, in_tensors: bool = False
+) -> Callable[[str, Any], float]:
+    """Return a check of a named argument that returns a valid real number as a float.
+
+    ``in_tensors`` refuses numbers that overflow or underflow in a tensor.
+    """
+
+    def check(name: str, value: Any) -> float:
+        value = as_number(value)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        number = as_float(value)
+        if not valid(number):
+            raise ValueError(f"{name} must be {expected}, got {number}")
+        if in_tensors:
+            stored = torch.tensor(number).item()
+            if math.isinf(stored) or (stored == 0 and number != 0):
+                dtype = torch.get_default_dtype()
+                raise ValueError(f"{name} must be a number of {dtype}, got {number}")
+        return number
+
+    return check
 
 
-def at_least_zero(name: str, value: Any) -> float:
-    """Return a finite number of at least 0 as a float."""
-    return _real(name, value, lambda x: 0 <= x < math.inf, "a non-negative number")
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return a number in [0, 1] as a float."""
-    return _real(name, value, lambda x: 0 <= x <= 1, "in [0, 1]")
-
-
-def below_one(name: str, value: Any) -> float:
-    """Return a number in [0, 1) as a float."""
-    return _real(name, value, lambda x: 0 <= x < 1, "in [0, 1)")
-
-
-def probability(name: str, value: Any) -> float:
-    """Return a number in (0, 1) as a float."""
-    return _real(name, value, lambda x: 0 < x < 1, "in (0, 1)")
+finite = _number("finite", math.isfinite, in_tensors=True)
+positive = _number("positive and finite", lambda x: 0 < x < math.inf, in_tensors=True)
+at_least_zero = _number("a non-negative number", lambda x: 0 <= x < math.inf)
+fraction = _number("in [0, 1]", lambda x: 0 <= x <= 1)
+below_one = _number("in [0, 1)", lambda x: 0 <= x < 1)
+probability = _number("in (0, 1)", lambda x: 0 < x < 1)
 
 
 def probabilities(name: str, values: Any) -> list[float]:
@@ -81,10 +86,10 @@ def probabilities(name: str, values: Any) -> list[float]:
         values = values.tolist()
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise TypeError(f"{name} must be several numbers, got {values!r}")
-    found = [probability(name, value) for value in values]
-    if not found:
+    numbers = [probability(name, value) for value in values]
+    if not numbers:
         raise ValueError(f"{name} must hold at least one number, got none")
-    return found
+    return numbers
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
@@ -136,11 +141,11 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
 
 def tensor(name: str, value: Any) -> Tensor:
     """Return a tensor unchanged, or a numeric numpy array as a tensor."""
-    found = of_array(as_dense(name, value))
-    if not isinstance(found, Tensor):
-        kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {kind}")
-    return found
+    converted = of_array(as_dense(name, value))
+    if not isinstance(converted, Tensor):
+        got = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor or a numeric numpy array, got {got}")
+    return converted
 
 
 def as_dense(name: str, value: Any) -> Any:
@@ -226,22 +231,3 @@ def function(name: str, value: Any, signature: str) -> Any:
     if not callable(value):
         raise TypeError(f"{name} must be a function {signature}, got {value!r}")
     return value
-
-
-def _representable(name: str, number: float) -> float:
-    """Return the number, if it neither overflows nor underflows in a tensor."""
-    as_stored = torch.tensor(number).item()
-    if math.isinf(as_stored) or (as_stored == 0 and number != 0):
-        raise ValueError(f"{name} must be a number of {torch.get_default_dtype()}, got {number}")
-    return number
-
-
-def _real(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a valid real number as a float."""
-    value = as_number(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    number = as_float(value)
-    if not valid(number):
-        raise ValueError(f"{name} must be {expected}, got {number}")
-    return number
