@@ -631,8 +631,9 @@ def test_bad_parameters_are_named_when_fitted(case):
 
 
 def test_bad_data_and_order_of_calls_are_named(fitted, tmp_path):
-    with pytest.raises(NotFittedError):
-        regressor().predict(X)
+    for unfitted in (regressor(), classifier()):
+        with pytest.raises(NotFittedError):
+            unfitted.predict(X)
     with pytest.raises(NotFittedError):
         regressor().save(tmp_path)
     with pytest.raises(ValueError, match="at least two classes"):

@@ -134,7 +134,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable labels ``[n]`` of inputs ``[n, features]``."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        probs = self.predict_proba(X)  # first, as it raises NotFittedError
+        return self.classes_[probs.argmax(1)]
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return class probabilities ``[n, classes]``, averaged over the drawn networks."""
