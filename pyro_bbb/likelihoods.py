@@ -29,10 +29,10 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.saving import Arguments, Modules, saveable
 from pyro_bbb._utils.validation import as_number, as_seed, one_of, positive, tensor
 from pyro_bbb.distributions import observation as _families
+from pyro_bbb.distributions import softplus
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.priors import ByName, declare
 

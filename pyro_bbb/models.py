@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -17,6 +17,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
@@ -24,8 +25,16 @@ from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
-from pyro_bbb._handlers.sites import declared_names, draw_all, name_parts, repr_unseen, unseen
-from pyro_bbb._handlers.vmap import one_by_one, over_draws
+from pyro_bbb._handlers.sites import (
+    declared_names,
+    draw_all,
+    name_parts,
+    repr_unseen,
+    sample_names,
+    unseen,
+)
+from pyro_bbb._handlers.substitute import substituted
+from pyro_bbb._handlers.vmap import Record, Run, one_by_one, over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import (
     Rows,
@@ -38,10 +47,12 @@ from pyro_bbb._utils.inputs import (
 )
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_number, tensor
+from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
 from pyro_bbb.distributions.observation import Stacked, stack_draws
-from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
 from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
+from pyro_bbb.priors.declaration import SitePrior, prior_of
 
 __all__ = ["BayesianModel"]
 
@@ -152,6 +163,45 @@ class BayesianModel(PyroModule):
                 if parameter.requires_grad:
                     own_param(name, parameter)
 
+    def log_prior(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the log-density of all declared latents at these values by site name, in nats."""
+        with own_store(self):
+            conditioned = poutine.condition(self.draw_latents, data=dict(values))
+            trace: Any = poutine.trace(conditioned).get_trace()
+        log_prior: Tensor = trace.log_prob_sum()
+        return log_prior
+
+    def log_likelihood(
+        self, values: Mapping[str, Tensor], x: Any, y: Tensor, num_draws: int | None = None
+    ) -> Tensor:
+        """Return the log-likelihood of a minibatch at values of the latents, in nats.
+
+        Args:
+            values: latents by site name, ``[S, ...]`` for the sum over S draws.
+            x: inputs, as for `forward`.
+            y: targets.
+            num_draws: S.
+        """
+        if num_draws is not None:
+            rows = self._over_draws(lambda draw: {"": self.log_likelihood(draw, x, y)}, values)
+            return rows[""].sum()
+        with substituted(self, values), poutine.trace() as traced:
+            self(x, y)
+        trace: Any = traced.trace
+        log_likelihood: Tensor = trace.log_prob_sum(lambda _, site: site["is_observed"])
+        return log_likelihood
+
+    def vector_prior(self) -> Event | None:
+        """Return the prior of all declared latents as one vector ``[n]``.
+
+        ``None`` where it is not fixed, or neither one scale mixture nor Normals.
+        """
+        if not all(_is_fixed(part) for part in self.modules()):
+            return None
+        with own_store(self), unseen(self):
+            sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
+            return _joint([site["fn"] for _, site in sites])
+
     def _in_plates(self, x: Rows, drawn: Any) -> tuple[Any, Tensor]:
         """Return the observations' distribution in the plates around the model, and the outputs."""
         sites = {name: site for name, site in drawn.nodes.items() if site["type"] == "sample"}
@@ -163,15 +213,19 @@ class BayesianModel(PyroModule):
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
-        # a failed attempt at all draws at once would count a batch twice
-        run = one_by_one if self.training and _changes_buffers(self.network) else over_draws
-        arguments = run(partial(self._with_latents, x), draws)
+        arguments = self._over_draws(partial(self._with_latents, x), draws)
         outputs = next(iter(arguments.values()))
         if not self.likelihood.is_standard:
             return Stacked(self._observations(arguments), plates), outputs
         arguments = {k: v.reshape(*plates, *v.shape[1:]) for k, v in arguments.items()}
         family = self.likelihood.family(**arguments)
         return dist.Independent(family, len(family.batch_shape) - len(plates) - 1), outputs
+
+    def _over_draws(self, run: Run, draws: Mapping[str, Tensor]) -> Record:
+        """Return the results of a function for all draws of the latents."""
+        # a failed attempt at all draws at once would count a batch twice
+        loop = self.training and _changes_buffers(self.network)
+        return one_by_one(run, draws) if loop else over_draws(run, draws)
 
     def _outputs_at(self, x: Rows) -> Tensor:
         """Return the outputs, at least in single precision."""
@@ -275,6 +329,48 @@ class BayesianModel(PyroModule):
                     if tensor("y", y).shape[1:] == outputs.shape[2:]:
                         _refuse_channels_first(outputs, latest)
                 self.likelihood.check(outputs, y)
+
+
+def _is_fixed(part: nn.Module) -> bool:
+    """Return whether the priors of a module's own weights depend on nothing."""
+    if not isinstance(part, PyroModule):
+        return True
+    priors = {name: part._pyro_samples.get(name) for name in sample_names(part)}
+    return all(
+        isinstance(prior, Distribution)
+        or (isinstance(prior, SitePrior) and prior_of(part, name).is_fixed)
+        for name, prior in priors.items()
+    )
+
+
+def _joint(priors: list[Any]) -> Event | None:
+    """Return the prior of several weight tensors as one vector."""
+    bases, sizes = [innermost(prior) for prior in priors], [p.event_shape for p in priors]
+    if not priors or any(prior.batch_shape for prior in priors):
+        return None
+    n, first = sum(size.numel() for size in sizes), bases[0]
+    if all(type(base) is ScaleMixtureNormal for base in bases):
+        if first.numbers is None or any(base.numbers != first.numbers for base in bases):
+            return None
+        joint: Any = first.expand([n])
+    elif all(type(base) in (SummedNormal, dist.Normal) for base in bases):
+        columns = [[base.loc for base in bases], [base.scale for base in bases]]
+        if any(x.requires_grad for column in columns for x in column):
+            return None
+        loc, scale = map(_joined, columns)
+        joint = SummedNormal(loc, scale, validate_args=False).expand([n])
+    else:
+        return None
+    joint = without_validation(joint.to_event(1))
+    return cast(Event, joint)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Return the entries of all tensors as one vector, or as one number if all are equal."""
+    numbers = [unexpanded(x).reshape(-1) for x in tensors]
+    if all(len(x) == 1 for x in numbers) and len({x.item() for x in numbers}) == 1:
+        return numbers[0].reshape(())
+    return torch.cat([x.reshape(-1) for x in tensors])
 
 
 def require_guide(guide: Any) -> None:

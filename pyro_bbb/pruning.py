@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
+from pyro_bbb._handlers.pruned_sites import mask_pruned
 from pyro_bbb._utils import validation as checks
 
 G = TypeVar("G", bound="PrunableGuide")
@@ -81,7 +81,7 @@ def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
 
     A fixed prior has a constant density at 0, but a learned one would be drawn towards the zeros.
     """
-    return mask_pruned(model, unpruned_entries(guide))
+    return mask_pruned(model, getattr(guide, "unpruned", None))
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

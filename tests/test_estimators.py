@@ -20,9 +20,9 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.distributions import SoftplusNormal
+from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS, flipout, local_reparameterization, sticking_the_landing
 from pyro_bbb.estimators._sampled_weights import _fair_signs
-from pyro_bbb.training.objectives import recorded_elbo
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
 CALLS, COPIES = 500, 8
@@ -228,7 +228,7 @@ def test_stock_diagonal_guides_are_perturbed_too(guide, name):
 
 @pytest.mark.parametrize(
     "objective",
-    [Trace_ELBO(), recorded_elbo(None, 1), recorded_elbo(None, 3)],
+    [Trace_ELBO(), minibatch_elbo(None, 1), minibatch_elbo(None, 3)],
     ids=["Pyro's", "ours, 1 draw", "ours, 3 draws"],
 )
 def test_sticking_the_landing_has_no_noise_at_the_optimum(objective):
@@ -366,13 +366,13 @@ def test_vectorised_particles_average_as_a_loop_does(loss):
     """Means over 60 steps of 4 particles at fixed parameters, against 240 of one."""
     x, y = digits()
     model, guide = make(bbb.BayesianMLP([64, 5, 10], prior=dist.Normal(0.0, 1.0)), init_rho=-1.0)
-    elbo = bbb.objectives.recorded_elbo(loss, 4, vectorize=True)
+    elbo = minibatch_elbo(loss, 4, vectorize=True)
     parts = []
     for _ in range(60):
         with torch.no_grad():
             elbo.loss_and_grads(model, guide, x, y, 0.5)
         parts.append(elbo.take_parts())
-    single = bbb.objectives.recorded_elbo(loss, 1)
+    single = minibatch_elbo(loss, 1)
     singles = []
     for _ in range(240):
         with torch.no_grad():
@@ -420,7 +420,7 @@ def test_sticking_the_landing_keeps_the_gradient_of_the_kl_under_mean_field():
     """The closed form of a detached posterior would be constant; the sampled KL is not."""
     x, y = digits()
     model, guide = make(bbb.BayesianMLP([64, 5, 10]), init_rho=-1.0)
-    elbo = bbb.objectives.recorded_elbo("mean_field", 1)
+    elbo = minibatch_elbo("mean_field", 1)
     gradients = []
     with sticking_the_landing():
         for _ in range(100):

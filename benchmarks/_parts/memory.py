@@ -4,9 +4,9 @@
 Two figures. *Tensors*: the largest sum of memory allocated by torch and not freed,
 counted from nothing before the network was built, so that parameters, optimiser state, gradients,
 draws and activations are all in it; over the last of three steps, when the state is steady. On a
-CPU from the profiler's allocation events and the buffer pool of `pyro_bbb`, on a
-GPU (over all three) from `torch.cuda`. *Process*: growth of the resident set's peak over three
-steps, from after the imports and a small network's first step; on Linux and without a GPU only.
+CPU from the profiler's allocation events, on a GPU (over all three) from `torch.cuda`. *Process*:
+growth of the resident set's peak over three steps, from after the imports and a small network's
+first step; on Linux and without a GPU only.
 """
 
 import gc
@@ -30,7 +30,6 @@ from _parts.methods import METHODS
 from _parts.pyro_methods import guided
 from _parts.tasks import Method, Work, images
 from _parts.timing import Take
-from pyro_bbb._ops.buffers import Memory
 
 STEADY = "steady"
 Task: TypeAlias = dict[str, Any]
@@ -110,23 +109,19 @@ def peak_of_three_steps(start: Callable[[], Take], device: str) -> Peak:
     after = _resident_peak()
     process = None if before is None or after is None else after - before
     gc.collect()
-    blocks: list[int] = []
-    tensors, _ = tensor_peak(lambda: blocks.append(_three_steps(start)), device)
-    return Peak(tensors + sum(blocks), process)
+    tensors, _ = tensor_peak(lambda: _three_steps(start), device)
+    return Peak(tensors, process)
 
 
-def _three_steps(start: Callable[[], Take]) -> int:
-    """Take three steps from nothing; return the bytes in pools of pyro_bbb in the last one."""
-    taken, memories = count(1), []
+def _three_steps(start: Callable[[], Take]) -> None:
+    """Take three steps from nothing."""
+    taken = count(1)
 
     def meter(step: Callable[[], Any]) -> None:
-        with record_function(STEADY) if (last := next(taken) == 3) else nullcontext():
+        with record_function(STEADY) if next(taken) == 3 else nullcontext():
             step()
-        if last:
-            memories.extend(each.size for each in gc.get_objects() if isinstance(each, Memory))
 
     start()(3, meter)
-    return sum(memories)
 
 
 def _of_prediction(work: Work, samples: int, inputs: int) -> Peak:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused kernels on plain tensors, with hand-written derivatives; no distribution, no Pyro.
+"""Recording of a training step as a list of tensor operations; no Pyro.
 
-Imports no other room. A new kernel is one module: the naive formula in its docstring, the
-`autograd.Function`, and a test in ``tests/ops`` that compares the two.
+Imports no other package of the library. A new rule on operations goes into ``operations.py``.
 """

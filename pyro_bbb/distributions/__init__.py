@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distributions of weights and observations, and their closed-form KLs.
 
-Imports `_utils` and `_ops`. A new distribution is one module here; a closed-form KL against it is
+Imports `_utils`. A new distribution is one module here; a closed-form KL against it is
 registered in ``_kl.py``.
 """
 
-from pyro_bbb._ops.softplus import softplus
 from pyro_bbb.distributions import _kl as _kl  # registers the KLs
 from pyro_bbb.distributions._copy import map_tensors, without_validation
-from pyro_bbb.distributions.normal import PrunedNormal, SoftplusNormal, SummedNormal
+from pyro_bbb.distributions.normal import PrunedNormal, SoftplusNormal, SummedNormal, softplus
 from pyro_bbb.distributions.scale_mixture import ScaleMixtureNormal
 
 __all__ = [

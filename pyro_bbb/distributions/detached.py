@@ -12,9 +12,6 @@ from typing import Any
 
 from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import Distribution
-
-from pyro_bbb._ops.normal import KnownLogProb
 
 
 class Detached(TorchDistribution):
@@ -22,28 +19,13 @@ class Detached(TorchDistribution):
 
     has_rsample = True
 
-    def __init__(self, detached: Any, original: Any) -> None:
-        self.detached, self.original = detached, original
+    def __init__(self, detached: Any) -> None:
+        self.detached = detached
         super().__init__(detached.batch_shape, detached.event_shape, validate_args=False)
 
     support = property(lambda self: self.detached.support)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats; its gradient reaches ``value`` alone."""
+        """Return the log-density in nats; its gradient reaches ``value`` alone."""
         log_prob: Tensor = self.detached.log_prob(value)
-        return log_prob
-
-
-class DetachedSample(TorchDistribution):
-    r"""Draws ``[..., n]`` of a vector of Normals, whose $\sum\ln q$, in nats, is known."""
-
-    has_rsample = True
-
-    def __init__(self, noise: Tensor, scale: Tensor, log_q: Tensor) -> None:
-        self._noise, self._scale, self._log_q = noise, scale.detach(), log_q.detach()
-        Distribution.__init__(self, log_q.shape, scale.shape, validate_args=False)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """The sums in nats; the value is that of the draws."""
-        log_prob: Tensor = KnownLogProb.apply(value, self._noise, self._scale, self._log_q)
         return log_prob

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from torch import Size, Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, Normal, constraints, register_kl
 
-from pyro_bbb._ops.last_layer import LastLayerKL
-from pyro_bbb._ops.reductions import HALF_LOG_2PI
 from pyro_bbb.distributions import observation
-from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, innermost
 
 
 class AtMean(dist.TorchDistribution):
@@ -39,8 +39,9 @@ class AtMean(dist.TorchDistribution):
 
     Args:
         loc: means of W ``[out, in]``, or of b ``[out]``.
-        scale: $\sigma$ of `_ops.last_layer`, ``[k, in]`` or ``[k]``.
-        lower: rows of U, ``[k, in, in]`` or ``[k, in]``.
+        scale: $\sigma$, ``[k, in]`` or ``[k]``; k is 1 for all rows, or their number.
+        lower: rows of U, strictly lower triangular, ``[k, in, in]`` or ``[k, in]``. The covariance
+            of a row is $L L^\top$ with $L = \mathrm{diag}(\sigma)(I + U)$.
     """
 
     arg_constraints = {}
@@ -147,3 +148,50 @@ def expected_log_prob(base: Any, variance: Tensor, value: Tensor) -> Tensor:
     if isinstance(base, dist.Bernoulli):
         return value * _outputs(base) - torch.nn.functional.softplus(shifted)
     return observation.LogRatePoisson(shifted).log_prob(value) - 0.5 * value * variance
+
+
+class LastLayerKL(Function):
+    r"""KL from independent Normals $N(m, s^2)$ in nats, summed over the weights W, or b given W.
+
+    $$\tfrac12\sum_j \frac{(\mu_j - m_j)^2 + \sigma_j^2 (1 + \lVert U_j\rVert^2)}{s_j^2}
+      + \sum_j \ln\frac{s_j}{\sigma_j} - \tfrac d2$$
+
+    Its arguments are $\mu$ ``[out, in]``, $\sigma$ ``[k, in]``, U ``[k, in, in]``, m and s like
+    $\mu$; or ``[out]``, ``[k]``, ``[k, in]``.
+    """
+
+    @staticmethod
+    def forward(
+        loc: Tensor, scale: Tensor, lower: Tensor, prior_loc: Tensor, prior_scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        distance, rows = loc - prior_loc, lower.square().sum(-1).add_(1)
+        spread = torch.addcmul(scale.square() * rows, distance, distance)  # E (w - m)^2
+        of_moments = (spread / prior_scale.square()).sum().mul_(0.5)
+        log_scale = scale.log().sum().mul_(len(loc) / len(scale))
+        kl = of_moments.add_(prior_scale.log().sum()).sub_(log_scale).sub_(0.5 * loc.numel())
+        return kl, rows, spread
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
+        loc, scale, lower, prior_loc, prior_scale, rows, spread = ctx.saved_tensors
+        precision = prior_scale.square().reciprocal()
+        of_loc = grad * ((loc - prior_loc) * precision)
+        shared = precision.sum(0, keepdim=True) if len(scale) < len(loc) else precision
+        slope = grad * (shared * scale)  # of half the variance over sigma
+        of_scale = torch.addcmul(-grad * (len(loc) / len(scale)) / scale, slope, rows)
+        of_lower = lower * (slope * scale).unsqueeze(-1)
+        of_prior_loc = of_prior_scale = None
+        if ctx.needs_input_grad[3]:
+            of_prior_loc = -of_loc
+        if ctx.needs_input_grad[4]:
+            of_prior_scale = grad * (1 - spread * precision) / prior_scale
+        return of_loc, of_scale, of_lower, of_prior_loc, of_prior_scale

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
-from pyro_bbb._ops.reductions import HALF_LOG_2PI
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 
 
 class Stacked(dist.TorchDistribution):
@@ -148,7 +148,7 @@ class NegativeBinomial(dist.NegativeBinomial):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of a count at most ``value``, elementwise (scipy's, without gradient)."""
-        from scipy.special import betainc, betaincc  # which takes longer to import than this room
+        from scipy.special import betainc, betaincc  # slow to import
 
         tensors = torch.broadcast_tensors(value.floor(), self.total_count, self.logits.double())
         count, r, logits = (x.detach().double().cpu() for x in tensors)
@@ -165,7 +165,7 @@ class _StudentCDF(Function):
 
     @staticmethod
     def forward(ctx: Any, df: Tensor, z: Tensor) -> Tensor:
-        from scipy.special import stdtr  # which takes longer to import than this room
+        from scipy.special import stdtr  # slow to import
 
         ctx.save_for_backward(df, z)
         return torch.as_tensor(stdtr(df.cpu().numpy(), z.cpu().numpy())).to(z)

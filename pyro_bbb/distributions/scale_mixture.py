@@ -1,25 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The scale mixture prior of Blundell et al. (2015), "Weight Uncertainty in Neural Networks".
 
-Equation 7; its log-density is exact in single precision and costs few passes over many weights.
+Equation 7 for one weight:
+
+$$\ln p(w) = \ln\big(\pi N(w \mid 0, \sigma_1^2) + (1 - \pi) N(w \mid 0, \sigma_2^2)\big)
+  = \ln(e^a + e^b)$$
+
+The quadratic $a = c - z^2$, $z = w / (\sqrt 2\,\sigma)$, is the weighted log-density of the wider
+component and $b = a + t$ that of the narrower one, with the log-odds
+
+$$t = \delta - \kappa z^2, \qquad \delta = b(0) - a(0), \qquad
+  \kappa = \sigma_\text{wide}^2 / \sigma_\text{narrow}^2 - 1$$
+
+No large numbers cancel in $a + \mathrm{softplus}(t) = b + \mathrm{softplus}(-t)$, so the density is
+exact in single precision. `log_mixture` is the formula for tensors, `LogMixture` its fast form
+where the parameters are numbers: a third of the passes over the weights.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from pyro import distributions as dist
 from torch import Size, Tensor
+from torch.autograd import Function
 from torch.distributions import constraints
 
-from pyro_bbb._ops.scale_mixture import LARGEST, LogOneMixture, Numbers, coefficients, log_mixture
 from pyro_bbb._utils.validation import as_float, as_number
-from pyro_bbb.distributions.summed_event import Event, to_event
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, to_event, total
+
+Numbers: TypeAlias = tuple[float, float, float]
 
 
 class ScaleMixtureNormal(dist.TorchDistribution):
@@ -76,7 +90,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     @classmethod
     def from_logit(cls, logit: Tensor, sigma1: Tensor, sigma2: Tensor) -> ScaleMixtureNormal:
-        r"""The mixture with $\pi = 1 / (1 + e^{-\text{logit}})$, which may round to 0 or 1.
+        r"""Return the mixture with $\pi = 1 / (1 + e^{-\text{logit}})$, which may round to 0 or 1.
 
         Log-density and gradients are finite all the same, to rounding of numbers as large as the
         logit.
@@ -94,42 +108,38 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         self,
         compact: tuple[Tensor, Tensor, Tensor],
         logit: Tensor | None,
-        given: tuple[Any, ...] | None = None,
+        numbers: tuple[Any, ...] | None = None,
     ) -> None:
         self._compact, self._logit = compact, logit  # unexpanded: one logarithm, not one per weight
-        self._given = given  # where all parameters are numbers
+        self.numbers = numbers
+        """The parameters, where they are numbers; else ``None``."""
         try:
             self.pi, self.sigma1, self.sigma2 = torch.broadcast_tensors(*compact)
         except RuntimeError as error:
-            found = ", ".join(str(list(x.shape)) for x in compact)
-            raise ValueError(f"pi, sigma1 and sigma2 must broadcast, got shapes {found}") from error
+            shapes = ", ".join(str(list(x.shape)) for x in compact)
+            raise ValueError(
+                f"pi, sigma1 and sigma2 must broadcast, got shapes {shapes}"
+            ) from error
         self.derive()
         super().__init__(self.pi.shape, validate_args=False)
 
     def derive(self) -> None:
-        """Computes what the log-density needs of the parameters."""
+        """Compute the coefficients of the log-density from the parameters."""
         pi, sigma1, sigma2 = self._compact
         if self._logit is None:
             log_weights = pi.log(), torch.log1p(-pi)
         else:
             log_weights = F.logsigmoid(self._logit), F.logsigmoid(-self._logit)
         self._coefficients = coefficients(*log_weights, sigma1, sigma2)
-        given = self._given
-        self._numbers: Numbers | None = None
-        # squares of others may overflow
-        if given is not None and all(1e-9 < x < 1e3 for x in given[1:]):
-            numbers = Numbers.of(given[0], given[1], given[2], pi.dtype)
-            self._numbers = numbers if numbers.delta < LARGEST else None
+        self._fast = None if self.numbers is None else fast_coefficients(self.numbers, pi.dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
-        """The same distribution with a larger batch shape, sharing the parameters' memory."""
+        """Return the distribution with another batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(ScaleMixtureNormal, _instance)
         batch_shape = Size(batch_shape)
-        for name in self.arg_constraints:
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        new._compact, new._logit = self._compact, self._logit
-        new._coefficients, new._numbers = self._coefficients, self._numbers
-        new._given = self._given
+        new.pi, new.sigma1, new.sigma2 = (x.expand(batch_shape) for x in self._compact)
+        new._compact, new._logit, new.numbers = self._compact, self._logit, self.numbers
+        new._coefficients, new._fast = self._coefficients, self._fast
         super(ScaleMixtureNormal, new).__init__(batch_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -145,7 +155,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         return self.pi * self.sigma1.square() + (1 - self.pi) * self.sigma2.square()
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
-        """Independent draws, ``[*sample_shape, *batch_shape]``, one component choice per entry."""
+        """Draw ``[*sample_shape, *batch_shape]``, one component choice per entry."""
         shape = self._extended_shape(Size(sample_shape))
         with torch.no_grad():
             first = torch.bernoulli(self.pi.expand(shape)).bool()
@@ -153,39 +163,27 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             return noise * torch.where(first, self.sigma1, self.sigma2)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats, elementwise; exact for every finite value."""
+        """Return the log-density in nats, elementwise; exact for every finite value."""
         self._check(value)
         value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         return self.sum_log_prob(value, 0)
 
     def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
-        """Log-density in nats, summed over the last ``dims`` dimensions of ``value``."""
+        """Return the log-density in nats, summed over the last ``dims`` dimensions."""
         log_prob: Tensor
-        if self._numbers is not None:
-            value = value.to(torch.result_type(value, self._compact[0]))  # integers are floats
-            log_prob = LogOneMixture.apply(value, self._numbers, dims)
-        else:
+        if self._fast is None:
             log_prob = log_mixture(value, self._coefficients, dims)
+        else:
+            value = value.to(torch.result_type(value, self._compact[0]))  # integers are floats
+            log_prob = LogMixture.apply(value, self._fast, dims)
         return log_prob
 
-    @property
-    def same_for_each(self) -> Any:
-        """The parameters, where they are numbers, the same for each weight; else ``None``."""
-        return self._given
-
-    def single(self) -> ScaleMixtureNormal:
-        """The distribution of one weight, where it is the same for each."""
-        new = copy.copy(self)
-        new.pi, new.sigma1, new.sigma2 = self._compact
-        new._batch_shape = Size()
-        return new
-
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | ScaleMixtureNormal:
-        """The last dimensions (all by default) as one event."""
+        """Make the last dimensions (all by default) one event."""
         return to_event(self, reinterpreted_batch_ndims)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a draw at most ``value``, elementwise."""
+        """Return the probability of a draw at most ``value``, elementwise."""
         self._check(value)
         first, second = (
             torch.erfc(-math.sqrt(0.5) * value / sigma) for sigma in (self.sigma1, self.sigma2)
@@ -194,19 +192,140 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def _check(self, value: Tensor) -> None:
         if not isinstance(value, Tensor) or value.is_complex():
-            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"value must be a tensor of real numbers, got {found}")
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"value must be a tensor of real numbers, got {kind}")
         if self._validate_args:
             self._validate_sample(value)
 
 
-def mixture_of(
-    numbers: tuple[float, float, float], rounded: tuple[Tensor, Tensor, Tensor]
-) -> ScaleMixtureNormal:
-    r"""The mixture of unchecked $\pi, \sigma_1, \sigma_2$, as numbers and as scalar tensors."""
+def mixture_of(numbers: Numbers, rounded: tuple[Tensor, Tensor, Tensor]) -> ScaleMixtureNormal:
+    r"""Return the mixture of unchecked $\pi, \sigma_1, \sigma_2$, as numbers and as scalars."""
     new = ScaleMixtureNormal.__new__(ScaleMixtureNormal)
     new._assemble(rounded, None, numbers)
     return new
+
+
+# --- the log-density ---
+
+
+class Coefficients(NamedTuple):
+    r"""Coefficients of a and t; those of `LogMixture` are numbers."""
+
+    h: Any  # z = h w for the wider component
+    c: Any  # a = c - z^2
+    d: Any  # b = d - (1 + kappa) z^2
+    delta: Any
+    kappa: Any
+    floor: Any  # below which t does not count
+
+
+def coefficients(log_pi: Tensor, log_rest: Tensor, sigma1: Tensor, sigma2: Tensor) -> Coefficients:
+    r"""Return the coefficients for $\ln\pi$, $\ln(1 - \pi)$ and the scales.
+
+    The reference is the wider component, unless its weight is 0.
+    """
+    second = ((sigma2 > sigma1) & (log_rest > -math.inf)) | (log_pi == -math.inf)
+    wide, narrow = torch.where(second, sigma2, sigma1), torch.where(second, sigma1, sigma2)
+    log_first = torch.where(second, log_rest, log_pi)
+    log_second = torch.where(second, log_pi, log_rest)
+    log_wide, log_narrow = wide.log(), narrow.log()
+    kappa = (wide - narrow) / narrow * (wide / narrow + 1)  # (wide / narrow)^2 - 1
+    return Coefficients(
+        h=math.sqrt(0.5) / wide,
+        c=log_first - log_wide - HALF_LOG_2PI,
+        d=log_second - log_narrow - HALF_LOG_2PI,
+        delta=log_second - log_first + (log_wide - log_narrow),
+        kappa=kappa,
+        floor=_floor(kappa.detach()),
+    )
+
+
+def log_mixture(w: Tensor, coefficients: Coefficients, dims: int) -> Tensor:
+    r"""Return $\ln p(w)$, summed over the last ``dims`` dimensions; differentiable in all.
+
+    Where b is well above a, $b + \mathrm{softplus}(-t)$ lets autograd compute the fraction of
+    either component to all digits, however small. Where the fraction is too small to count,
+    ``floor`` bounds t, as processors are slow on subnormal numbers.
+    """
+    h, c, d, delta, kappa, floor = coefficients
+    z2 = (w * h).square()
+    t = torch.maximum(torch.addcmul(delta, kappa, z2, value=-1), floor)
+    narrow = t > 1  # at 0 the derivative in w would lose a digit
+    larger = torch.where(narrow, d - (1 + kappa) * z2, c - z2)
+    softplus = torch.logaddexp(torch.where(narrow, -t, t), t.new_zeros(()))
+    return total(larger + softplus, dims)
+
+
+def _floor(kappa: Tensor) -> Tensor:
+    """Return the t below which 1 + kappa / (1 + e^-t) rounds to 1; -inf if kappa is huge."""
+    numbers = torch.finfo(kappa.dtype)
+    smallest = 8 * numbers.tiny  # well clear of subnormal numbers
+    floor = torch.where(kappa * smallest < numbers.eps / 2, math.log(smallest), -math.inf)
+    return floor.to(kappa.dtype)
+
+
+_LARGEST = 80.0  # e^80 is finite in single precision
+
+
+def fast_coefficients(parameters: Numbers, dtype: torch.dtype) -> Coefficients | None:
+    r"""Return the coefficients of `LogMixture`, computed in double precision.
+
+    ``None`` where squares of the scales, or $e^\delta$, may overflow.
+    """
+    if not all(1e-9 < sigma < 1e3 for sigma in parameters[1:]):
+        return None
+    pi, sigma1, sigma2 = torch.tensor(parameters, dtype=torch.float64)
+    exact = coefficients(pi.log(), torch.log1p(-pi), sigma1, sigma2)
+    h, c, d, delta, kappa, _ = (x.item() for x in exact)
+    floor = _floor(torch.tensor(kappa, dtype=dtype)).item()
+    return Coefficients(h, c, d, delta, kappa, floor) if delta < _LARGEST else None
+
+
+class LogMixture(Function):
+    r"""`log_mixture` where the coefficients are numbers.
+
+    The value is $c - z^2 + \mathrm{softplus}(t)$, with the softplus as $-\ln(1 / (1 + e^t))$; the
+    derivative is $-2h^2 w\,(1 + \kappa / (1 + e^{-t}))$.
+    """
+
+    @staticmethod
+    def forward(w: Tensor, c: Coefficients, dims: int) -> Tensor:
+        log_fraction = _exponent(w, c, -1).sigmoid_().log_()  # -softplus(t)
+        z2 = torch.addcmul(w.new_zeros(()), w, w, value=c.h**2)
+        count = math.prod(w.shape[w.dim() - dims :])
+        return (total(log_fraction, dims) + total(z2, dims)).neg_().add_(c.c * count)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        w, ctx.coefficients, ctx.dims = inputs
+        ctx.save_for_backward(w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (w,), c = ctx.saved_tensors, ctx.coefficients
+        grad = grad.reshape(grad.shape + (1,) * ctx.dims) * (-2 * c.h**2)
+        if torch.is_grad_enabled():  # for second derivatives
+            t = (c.delta - c.kappa * c.h**2 * w.square()).clamp(min=c.floor)
+            return grad * (w + c.kappa * w * torch.sigmoid(t)), None, None
+        fraction = _exponent(w, c, 1).sigmoid_()
+        of_w = torch.addcmul(w, w, fraction, value=c.kappa, out=fraction)
+        return of_w.mul_(grad), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        w, numbers, dims = args
+        result: Tensor = LogMixture.apply(w.movedim(in_dims[0], 0), numbers, dims)
+        return result, 0
+
+
+def _exponent(w: Tensor, c: Coefficients, sign: int) -> Tensor:
+    """Return t or -t, with t bounded by its floor."""
+    delta = w.new_full((), sign * c.delta)
+    t = torch.addcmul(delta, w, w, value=-sign * c.kappa * c.h**2)
+    return t.clamp_(min=c.floor) if sign > 0 else t.clamp_(max=-c.floor)
+
+
+# --- arguments ---
 
 
 def _warn_if_swapped(numbers: tuple[Any, ...] | None) -> None:
@@ -220,7 +339,7 @@ def _warn_if_swapped(numbers: tuple[Any, ...] | None) -> None:
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:
-    """Numbers and tensors to floating tensors of one dtype and device."""
+    """Convert numbers and tensors to floating tensors of one dtype and device."""
     for name, value in parameters.items():
         if isinstance(value, Tensor) and value.is_complex():
             raise TypeError(f"{name} must be real, got dtype {value.dtype}")

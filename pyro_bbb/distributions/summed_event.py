@@ -1,62 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many independent weights as one event, whose log-density is summed without one number per weight.
+"""Many independent weights as one event, whose log-density is summed in few passes over memory.
 
 Pyro's `Independent` sums what its base distribution returns for each weight. With hundreds of
-thousands of weights the passes over memory for these numbers are much of a training step.
+thousands of weights, the passes over memory for these numbers are much of a training step.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from typing import Any
 
 import torch
 from pyro import distributions as dist
 from torch import Tensor
 from torch.distributions import Independent
 
-
-class Summable(Protocol):
-    """A univariate distribution that sums its log-density over many weights by itself."""
-
-    def sum_log_prob(self, value: Tensor, dims: int) -> Tensor:
-        """Log-density of ``value`` in nats, summed over its last ``dims`` dimensions."""
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Event(dist.Independent):
-    """`Independent` over a `Summable` distribution.
-
-    Attributes:
-        of_vector: the event of many weights in one vector, where one was asked for.
-    """
-
-    of_vector: Event | None = None
-
-    @property
-    def same_for_each(self) -> Any:
-        """Key of the one distribution of all weights; ``None`` if there is none, or unknown."""
-        key = getattr(self.base_dist, "same_for_each", None)
-        return None if key is None else (type(self.base_dist), *key)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Event:
-        """The same with a larger batch shape; of its own it is itself, which may know its draw."""
-        if _instance is None and torch.Size(batch_shape) == self.batch_shape:
-            return self
-        expanded: Event = super().expand(batch_shape, _instance)
-        return expanded
+    """`Independent` over a distribution with a method ``sum_log_prob(value, dims)``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of the event in nats, of the batch shape."""
+        """Return the log-density of the event in nats, of the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
-        shape = self.base_dist.batch_shape
-        if value.shape != shape:  # else it stays the object that its distribution may remember
-            value = value.expand(torch.broadcast_shapes(value.shape, shape))
+        value = value.expand(torch.broadcast_shapes(value.shape, self.base_dist.batch_shape))
         log_prob: Tensor = self.base_dist.sum_log_prob(value, self.reinterpreted_batch_ndims)
         return log_prob
 
 
 def to_event(distribution: Any, dims: int | None) -> Any:
-    """Make an event of a `Summable` distribution, as ``distribution.to_event(dims)`` does."""
+    """Return ``distribution.to_event(dims)``, an `Event` if it sums its own log-density."""
     dims = len(distribution.batch_shape) if dims is None else dims
     if dims > 0 and _sums_its_own(type(distribution)):
         return Event(distribution, dims)
@@ -64,14 +39,34 @@ def to_event(distribution: Any, dims: int | None) -> Any:
 
 
 def innermost(distribution: Any) -> Any:
-    """The distribution of single numbers, within any number of `Independent`."""
+    """Return the distribution of single numbers within any number of `Independent`."""
     while isinstance(distribution, Independent):
         distribution = distribution.base_dist
     return distribution
 
 
+def total(x: Tensor, dims: int) -> Tensor:
+    """Sum over the last ``dims`` dimensions."""
+    return x.sum(tuple(range(-dims, 0))) if dims else x
+
+
+def unexpanded(x: Tensor) -> Tensor:
+    """Reduce the dimensions that only repeat a tensor to length 1: less work per weight."""
+    return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+
+
+def batches(
+    size: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """Return the arguments of a `torch.vmap` rule with the batch dimension first in each."""
+    return [
+        x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
 def _sums_its_own(kind: type) -> bool:
-    """Return whether the sum is of the log-density: a subclass may have another log-density."""
+    """Return whether ``sum_log_prob`` is the sum of ``log_prob``, which a subclass may override."""
     defining = [
         next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
         for name in ("sum_log_prob", "log_prob")

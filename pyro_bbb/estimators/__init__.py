@@ -13,5 +13,7 @@ from pyro_bbb.estimators._estimators import (
     local_reparameterization,
     sticking_the_landing,
 )
+from pyro_bbb.estimators._sampled_weights import DetachScores as DetachScores
+from pyro_bbb.estimators._sampled_weights import Draws as Draws
 
 __all__ = ["flipout", "local_reparameterization", "sticking_the_landing"]

@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from pyro_bbb._ops.linear_std import linear_std
 from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb.estimators._linear_std import linear_std
 from pyro_bbb.estimators._sampled_weights import ONE_DRAW, DetachScores, Draws, Posterior, address
 
 Operation: TypeAlias = Callable[..., Tensor]

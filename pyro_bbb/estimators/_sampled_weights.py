@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +100,15 @@ class Draws(Drawn):
         self.warned: set[Any] = set()
         self.rows: set[int] = set()  # first dimensions that met a weight since the last observation
 
+    def add(
+        self, values: Mapping[str, Tensor], locs: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+    ) -> None:
+        """Take in weights, by site name, that were drawn from Normals without sample sites."""
+        self.rows.clear()
+        for name, value in values.items():
+            if value.shape == locs[name].shape:
+                self.posteriors[name] = Posterior(value, locs[name], scales[name])
+
     def find(self, weight: Any) -> Posterior | None:
         """The posterior of a tensor, if it is a remembered draw or a view of one."""
         location = address(weight)
@@ -151,7 +160,7 @@ class DetachScores(Drawn):
                 "constant; use the estimator 'reparam'"
             )
         if isinstance(msg["fn"], Distribution) and msg["fn"].has_rsample:
-            msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach), msg["fn"])
+            msg["fn"] = Detached(map_tensors(msg["fn"], Tensor.detach))
 
 
 @contextmanager

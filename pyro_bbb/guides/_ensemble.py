@@ -22,12 +22,12 @@ from torch import Size, Tensor
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.particle_plate import plate_shape
-from pyro_bbb._handlers.stacked_site import sample_stacked
 from pyro_bbb._utils.validation import count, function
+from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides._autoguides import Delta
 from pyro_bbb.guides._base import Approximated, Guide
 from pyro_bbb.guides._joint_autoguides import PointThenNormal
-from pyro_bbb.guides._mean_field import AutoSoftplusNormal
+from pyro_bbb.guides._mean_field import AutoSoftplusNormal, VectorDraw, reparameterize
 
 
 class Ensemble(Guide):
@@ -133,6 +133,23 @@ class Ensemble(Guide):
                 for name, q in find(self.members, list(latents), plates).items()
             }
 
+    @property
+    def is_one_vector(self) -> bool:
+        """True if all members are independent Normals that can be drawn as vectors."""
+        return all(type(x) is AutoSoftplusNormal and x.is_one_vector for x in self.members)
+
+    def draw(self, num_draws: int) -> VectorDraw:
+        """Draw S vectors of all latents, draw i from member i modulo ``size``.
+
+        Args:
+            num_draws: S, a multiple of ``size``.
+        """
+        members: Any = self.members
+        pairs = [member.vectors() for member in members] * (num_draws // self.size)
+        loc, rho = (torch.cat(vectors).view(num_draws, -1) for vectors in zip(*pairs, strict=True))
+        vector, scale, log_q = reparameterize(loc, rho, torch.randn_like(loc))
+        return VectorDraw(vector, members[0].latents.unravel(vector), log_q, loc, scale)
+
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Samples of all latents, ``[num_samples, ...]`` by site name, of each member in turn."""
         num_samples = count("num_samples", num_samples)
@@ -194,11 +211,13 @@ class Ensemble(Guide):
 
 def _stacked_normals(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
     """The posteriors of all draws of the plates, by site name."""
-    locs, rhos = (
-        [{name: member._own(kind, name) for name in names} for member in members]
-        for kind in ("locs", "rhos")
-    )
-    return dict(sample_stacked(locs, rhos, plates))
+    draws = plates.numel() // len(members)
+
+    def stacked(kind: str, name: str) -> Tensor:
+        rows = torch.stack([member._own(kind, name) for member in members] * draws)
+        return rows.view(plates + rows.shape[1:])
+
+    return {name: SoftplusNormal(stacked("locs", name), stacked("rhos", name)) for name in names}
 
 
 def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:

@@ -24,13 +24,14 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.distributions.transforms import SoftplusTransform
 
 from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param
-from pyro_bbb._ops.last_layer import LastLayerVariance
-from pyro_bbb._ops.softplus import softplus
 from pyro_bbb._utils.validation import count, one_of, positive, probabilities
+from pyro_bbb.distributions import softplus
 from pyro_bbb.distributions.expectation import AtMean, ExpectedObservation
 from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
@@ -274,3 +275,49 @@ def _features(seen: list[tuple[Tensor, Tensor, int]], outputs: list[Any]) -> Ten
         "vbll needs a network whose outputs are those of the head, run once; or draw weights by "
         "fit(loss='trace') and predict(estimator='reparam')"
     )
+
+
+class LastLayerVariance(Function):
+    r"""Variances ``[k, n]`` of $Wx + b$: $\lVert L^\top (x, 1)\rVert^2$, or without b.
+
+    Its arguments are x ``[n, in]``; the columns' $\sigma$ ``[k, in]`` and U ``[k, in, in]``; and of
+    b, the last column, $\sigma$ ``[k]`` and the row of U ``[k, in]``, or ``None``.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        scale: Tensor,
+        lower: Tensor,
+        bias_scale: Tensor | None,
+        bias_lower: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        scaled = x * scale.unsqueeze(1)  # [k, n, in]
+        whitened = torch.baddbmm(scaled, scaled, lower)
+        if bias_scale is None or bias_lower is None:
+            return whitened.square().sum(-1), whitened
+        whitened += (bias_scale.unsqueeze(-1) * bias_lower).unsqueeze(1)
+        return whitened.square().sum(-1).add_(bias_scale.square().unsqueeze(-1)), whitened
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 5
+        x, scale, lower, bias_scale, bias_lower, whitened = ctx.saved_tensors
+        of_whitened = whitened * (2 * grad).unsqueeze(-1)
+        of_scaled = torch.baddbmm(of_whitened, of_whitened, lower.mT)
+        of_lower = torch.bmm((x * scale.unsqueeze(1)).mT, of_whitened)
+        of_x = (of_scaled * scale.unsqueeze(1)).sum(0)
+        of_scale = (of_scaled * x).sum(1)
+        if bias_scale is None:
+            return of_x, of_scale, of_lower, None, None
+        of_row = of_whitened.sum(1)  # [k, in]
+        of_bias = (of_row * bias_lower).sum(-1).addcmul_(grad.sum(1), bias_scale, value=2)
+        return of_x, of_scale, of_lower, of_bias, of_row * bias_scale.unsqueeze(-1)

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The diagonal Gaussian posterior, $q(w) = \prod_j N(w_j | \mu_j, \mathrm{softplus}(\rho_j)^2)$.
+r"""The mean-field posterior of Bayes by Backprop, independent Normals of all weights.
 
-Blundell et al. (2015), section 3.2. A latent variable that is not real-valued gets its Normal in
-unconstrained space, carried over by a bijection.
+Blundell et al. (2015), section 3.2. A draw and its log-density are, for $\epsilon \sim N(0, I)$,
+
+$$w = \mu + \sigma\epsilon, \quad \sigma = \mathrm{softplus}(\rho), \qquad
+  \ln q(w) = -\sum_j \big(\tfrac12\epsilon_j^2 + \ln\sigma_j + \tfrac12\ln 2\pi\big)$$
+
+A latent variable that is not real-valued gets its Normal in unconstrained space, carried over by a
+bijection. `AutoSoftplusNormal.forward` samples site by site, as every autoguide does;
+`AutoSoftplusNormal.draw` draws all latents as one vector, for a training step.
 """
 
 from __future__ import annotations
@@ -11,23 +17,38 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
-from pyro_bbb._handlers.flat_site import allowed, sample_flat
-from pyro_bbb._handlers.particle_plate import plate_shape
-from pyro_bbb._ops.softplus import softplus_into
 from pyro_bbb._utils.validation import count, finite, probabilities
-from pyro_bbb.distributions import PrunedNormal, SoftplusNormal
+from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
+from pyro_bbb.distributions.normal import softplus_into
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._summary import moments_as_markdown
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
 from pyro_bbb.latents import Latent, Site
+
+
+class VectorDraw(NamedTuple):
+    """A draw of all latents as one vector, or S draws ``[S, ...]``."""
+
+    vector: Tensor
+    """The draw in unconstrained space, ``[n]``."""
+    values: dict[str, Tensor]
+    """The latents by site name."""
+    log_q: Tensor
+    """Log-density of the latents under the guide."""
+    loc: Tensor
+    """Means, ``[n]``; ``[S, n]`` where each draw has its own."""
+    scale: Tensor
+    """Standard deviations, likewise."""
 
 
 class AutoSoftplusNormal(Guide):
@@ -76,21 +97,54 @@ class AutoSoftplusNormal(Guide):
     def scale(self, name: str) -> Tensor:
         r"""Standard deviation $\mathrm{softplus}(\rho)$ of one latent (in unconstrained space)."""
         rho = self._parameter("rhos", name).detach()
-        scale = softplus_into(rho, torch.empty_like(rho))
+        scale = softplus(rho)
         # an optimiser may have made NaN of minus infinity, by its weight decay
         return scale.where(rho > -math.inf, 0.0) if self._pruned else scale
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw every latent, by site name, for the model's arguments."""
         plates = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
-        draws, flat = {}, self._flat_posteriors()
+        draws = {}
         for latent in self._latents.values():
             with ExitStack() as stack:
                 for frame in latent.frames:
                     stack.enter_context(plates[frame.name])
-                q = self._posterior(latent, flat.get(latent.name))
-                draws[latent.name] = pyro.sample(latent.name, q)
+                draws[latent.name] = pyro.sample(latent.name, self._posterior(latent))
         return draws
+
+    @property
+    def is_one_vector(self) -> bool:
+        """True if all latents can be drawn as one vector: none in a plate, none pruned."""
+        latents = self._latents.values()
+        kinds = {(self.loc(x.name).dtype, self.loc(x.name).device) for x in latents}
+        in_plates = any(latent.frames for latent in latents)
+        return self._complete and len(kinds) == 1 and not in_plates and not self._pruned
+
+    def draw(self, num_draws: int | None = None) -> VectorDraw:
+        r"""Draw all latents as one vector, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
+
+        A single draw has the noise of a draw site by site.
+
+        Args:
+            num_draws: S, for independent draws ``[S, ...]`` of real latents; ``None`` for one.
+        """
+        loc, rho = self.vectors()
+        noise = loc.new_empty(loc.shape if num_draws is None else (num_draws, len(loc)))
+        for part in self._latents.unravel(noise).values() if num_draws is None else (noise,):
+            part.normal_()
+        vector, scale, log_q = reparameterize(loc, rho, noise)
+        values = self._latents.constrain(vector)
+        if any(latent.transform is not None for latent in self._latents.values()):
+            log_q = log_q - self._latents.log_abs_det(vector, values)
+        return VectorDraw(vector, values, log_q, loc, scale)
+
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        r"""Return $\mu$ and $\rho$ of all latents, ``[n]`` each."""
+        loc, rho = (
+            self._latents.ravel({name: self._own(kind, name) for name in self._latents})
+            for kind in ("locs", "rhos")
+        )
+        return loc, rho
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
@@ -148,27 +202,10 @@ class AutoSoftplusNormal(Guide):
         names = self.weight_names if self._pruned else ()
         return {name: self._parameter("rhos", name).detach() > -math.inf for name in names}
 
-    def _flat_posteriors(self) -> Mapping[str, Any]:
-        """Distributions of the weights that are drawn into one vector, by name."""
-        plates = plate_shape()
-        if not allowed(self._pruned) or plates is None:
-            return {}
-        latents = self._latents.values()
-        first = takewhile(lambda x: self._is_plain(x, plates), latents)
-        plain = [x.name for x in first]  # none after another: noise is drawn in the same order
-        locs, rhos = ({name: self._own(kind, name) for name in plain} for kind in ("locs", "rhos"))
-        kinds = {(x.dtype, x.device) for x in locs.values()}
-        return sample_flat(locs, rhos, plates) if len(plain) > 1 and len(kinds) == 1 else {}
-
-    def _is_plain(self, latent: Latent, plates: Size) -> bool:
-        """Return whether a latent is real, and one event where there are several draws of it."""
-        event = not plates or 0 < latent.event_dim == self.loc(latent.name).dim()
-        return latent.transform is None and not latent.frames and event
-
-    def _posterior(self, latent: Latent, q: Any = None) -> Any:
-        if q is None:
-            loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
-            q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
+    def _posterior(self, latent: Latent) -> Any:
+        """The distribution of one latent, on its support."""
+        loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
+        q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:
             # a cache of its own: stored in the guide, it would hold the graph of the latest step
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
@@ -179,3 +216,55 @@ class AutoSoftplusNormal(Guide):
             loc = initial_loc(self._latents[name], site, self._initialise)
             self._add_parameter("locs", name, loc)
             self._add_parameter("rhos", name, torch.full_like(loc, self._init_rho))
+
+
+def reparameterize(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$ and $\ln q(w)$.
+
+    Args:
+        loc: $\mu$, ``[n]``, or ``[S, n]`` for draws with parameters of their own.
+        rho: $\rho$, likewise.
+        noise: $\epsilon$, ``[n]``, or ``[S, n]`` for S draws.
+    """
+    vector, scale, log_q = Reparameterize.apply(loc, rho, noise)
+    return vector, scale, log_q
+
+
+class Reparameterize(Function):
+    r"""`reparameterize` in few passes over many weights.
+
+    At fixed noise $\ln q$ depends on $\rho$ alone, through $-\sum\ln\sigma$.
+    """
+
+    @staticmethod
+    def forward(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        vector = noise.square()
+        log_q = vector.sum(-1).mul_(-0.5).sub_(noise.shape[-1] * HALF_LOG_2PI)
+        scale = softplus_into(rho, torch.empty_like(rho))
+        log_q.sub_(scale.log().sum(-1))
+        return torch.addcmul(loc, scale, noise, out=vector), scale, log_q
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, rho, noise = inputs
+        ctx.save_for_backward(rho, noise, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_vector: Tensor | None, of_scale: Tensor | None, of_log_q: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        rho, noise, scale = ctx.saved_tensors
+        shared = rho.dim() < noise.dim()  # by several draws
+        of_sigma = torch.zeros_like(scale)
+        if of_vector is not None:
+            of_sigma = of_vector * noise
+            if shared:
+                of_vector, of_sigma = of_vector.sum(0), of_sigma.sum(0)
+        if of_scale is not None:
+            of_sigma.add_(of_scale)
+        if of_log_q is not None:
+            of_log_q = of_log_q.sum() if shared else of_log_q.unsqueeze(-1)
+            of_sigma.addcdiv_(of_log_q, scale, value=-1)
+        return of_vector, of_sigma.mul_(torch.sigmoid(rho)), None

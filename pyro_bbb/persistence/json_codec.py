@@ -102,7 +102,7 @@ def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> Js
         return {"distribution": name, "dtype": None, "parameters": packed}
     numbers = {part: x.item() for part, x in parameters.items()}
     record = {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
-    given = isinstance(value, ScaleMixtureNormal) and value.same_for_each
+    given = isinstance(value, ScaleMixtureNormal) and value.numbers
     return record | ({"given": list(given)} if given else {})
 
 

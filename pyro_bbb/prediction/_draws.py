@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws, stack
-from pyro_bbb._ops.tuning import BATCHED_BELOW, ONE_BY_ONE, SAMPLE_CHUNK
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import locked
@@ -33,6 +32,12 @@ from pyro_bbb.models import BayesianModel
 Draws: TypeAlias = Mapping[str, Tensor]  # [s, ...] by site name
 Part: TypeAlias = tuple[slice, slice, dict[str, Tensor]]  # draws, inputs, and values for these
 ALL = slice(None)
+
+# Draws made together take at most 64 MiB in single precision; those of large networks are made one
+# by one, which takes least memory and no more time.
+SAMPLE_CHUNK = 2**24  # numbers
+ONE_BY_ONE = 2**18  # numbers of one draw
+BATCHED_BELOW = 128  # inputs; the passes of one draw with more inputs are large enough
 
 
 def posterior_draws(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:

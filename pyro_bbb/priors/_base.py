@@ -28,6 +28,9 @@ class Prior(nn.Module):
     of its own are trained with the network's.
     """
 
+    is_fixed = False
+    """Whether the distributions depend on no parameter, latent or call."""
+
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """The distribution of weight ``name`` of ``module``, with event shape ``shape``."""
         raise NotImplementedError
@@ -61,6 +64,8 @@ class Independent(Prior):
     Raises:
         ValueError: the distribution is not univariate, or does not expand to a weight's shape.
     """
+
+    is_fixed = True
 
     def __init__(self, distribution: Distribution) -> None:
         super().__init__()

@@ -33,6 +33,8 @@ class FanInNormal(Prior):
         gain: $g$, positive.
     """
 
+    is_fixed = True
+
     def __init__(self, gain: float = math.sqrt(2)) -> None:
         super().__init__()
         self.gain = positive("gain", gain)

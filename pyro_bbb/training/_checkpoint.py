@@ -28,6 +28,7 @@ from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.inputs import parts_of
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb._utils.version import __version__
+from pyro_bbb.elbo import MinibatchELBO
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence.adapters import add_base, is_adapted, take_base
 from pyro_bbb.persistence.archive import (
@@ -255,6 +256,13 @@ def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
     return Path(checkpoint)
 
 
+def _name_of_loss(elbo: Any) -> str:
+    """Return the objective's name in checkpoints."""
+    if not isinstance(elbo, MinibatchELBO):
+        return type(elbo).__name__
+    return "RecordedTraceMeanFieldELBO" if elbo.closed_form else "RecordedTraceELBO"
+
+
 def fingerprint(config: FitConfig, state: TrainingState, elbo: Any) -> dict[str, Json]:
     """Return the definition of a run by name; functions count by their names."""
     model, guide = state.model, state.guide
@@ -264,7 +272,7 @@ def fingerprint(config: FitConfig, state: TrainingState, elbo: Any) -> dict[str,
         **{name: _word(getattr(config, name)) for name in _OPTIONS},
         "num_particles": elbo.num_particles,
         "kl_schedule": _word(config.schedule),
-        "loss": type(elbo).__name__,
+        "loss": _name_of_loss(elbo),
         "num_data": state.batches.model.num_data,
         "device": state.device.type,
         "optimizer": _optimizer_in_words(state.optim.optimizer),

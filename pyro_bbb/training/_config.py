@@ -13,10 +13,10 @@ import torch
 
 from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.validation import as_float, as_number, count, function, one_of
+from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.training._ivon import IVON, IVON_LR
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, default_lr, lr_factor
-from pyro_bbb.training.objectives import recorded_elbo
 
 NONFINITE = ("raise", "skip")
 ENGINES = ("auto", "eager", "compiled")
@@ -54,7 +54,7 @@ class FitConfig:
         self._check_cuda_graph()
         lr_factor(self.lr_schedule)
         as_kl_schedule(self.kl_schedule)
-        recorded_elbo(self.loss, self.num_particles)
+        minibatch_elbo(self.loss, self.num_particles)
 
     @cached_property
     def ivon(self) -> IVON | None:

@@ -40,16 +40,15 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_bbb._handlers.pruned_sites import UnprunedEntries, unpruned_entries
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.elbo import LossParts, NonFiniteError, loss_parts, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._runners.flat_adam import FlatMemory
 from pyro_bbb.training._schedules import default_lr
-from pyro_bbb.training.objectives import LossParts, NonFiniteError, loss_parts, recorded_elbo
 
 if TYPE_CHECKING:
     from pyro_bbb.training._batches import Batches
@@ -345,11 +344,15 @@ class NaturalGradientELBO:
     guide: AutoSoftplusNormal
     open_priors: frozenset[str]  # latents whose prior is not a fixed Normal
     num_particles: int  # draws per step
-    unpruned: UnprunedEntries | None = None
+    unpruned: Mapping[str, Tensor] = field(default_factory=dict)  # masks by site name
     sync_free: bool = False  # whether the numbers of a step stay on the device
     kl_weight: float | Tensor = 1.0  # of the latest part of a minibatch
     particles: list[list[Tensor]] = field(default_factory=list)  # loss, kl, log_guide and nll
     closed_form = False
+
+    def without_reads(self) -> NaturalGradientELBO:
+        """Copy, for steps whose numbers stay on the device."""
+        return replace(self, sync_free=True, particles=[])
 
     def loss_and_grads(
         self, model: Any, guide: Any, x: Any, y: Tensor, kl_weight: float | Tensor
@@ -402,14 +405,14 @@ class NaturalGradientELBO:
 
     def take_parts(self) -> LossParts:
         """Return the mean parts of the particles since the last call."""
-        loss, kl, log_guide, nll = torch.stack(self.take()).tolist()
+        loss, kl, log_guide, nll = self.take().tolist()
         return loss_parts(loss, kl, log_guide, nll, float(self.kl_weight))
 
-    def take(self) -> list[Tensor]:
-        """Return the means of loss, ``kl``, ``log_guide`` and ``nll``, on the device."""
+    def take(self) -> Tensor:
+        """Return the means of loss, ``kl``, ``log_guide`` and ``nll``, ``[4]``."""
         particles, self.particles = self.particles, []
         columns = zip(*particles, strict=True)
-        return [sum(others, first) / self.num_particles for first, *others in columns]
+        return torch.stack([sum(x[1:], x[0]) / self.num_particles for x in columns])
 
 
 def natural_gradients(
@@ -423,12 +426,9 @@ def natural_gradients(
     _check(guide, config, len(batches))
     locs, rhos = _parameters(guide)
     normals = _fixed_normals(model, guide, *batches.examples)
-    entries = unpruned_entries(guide)
-    unpruned = None
-    if entries is not None:
-        masks = [
-            entries.masks.get(n, torch.ones_like(x, dtype=torch.bool)) for n, x in locs.items()
-        ]
+    entries, unpruned = guide.unpruned, None
+    if entries:
+        masks = [entries.get(n, torch.ones_like(x, dtype=torch.bool)) for n, x in locs.items()]
         unpruned = torch.cat([mask.flatten() for mask in masks])
     prior = _priors(locs, normals, unpruned)
     num_data = model.num_data / config.last_kl_weight(model.num_data)
@@ -458,7 +458,7 @@ def _check(guide: Any, config: FitConfig, num_batches: int) -> None:
             "optimizer 'ivon' needs estimator='reparam': its Hessian comes from the noise of the "
             f"weights, got estimator {config.estimator!r}"
         )
-    if recorded_elbo(config.loss, config.num_particles).closed_form:
+    if minibatch_elbo(config.loss, config.num_particles).closed_form:
         raise ValueError(
             "optimizer 'ivon' has an objective of its own, recorded as by loss='trace', got "
             f"loss {config.loss!r}"

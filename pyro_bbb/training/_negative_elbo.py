@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._ops.step_context import StepOptions, step_context
 from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.inputs import as_inputs, weighted
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
+from pyro_bbb.elbo import LossParts, MinibatchELBO
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import ClosedForm
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._setup import Frozen, objective
 from pyro_bbb.training._validation import check_fit
-from pyro_bbb.training.objectives import LossParts, RecordedELBO
 
 REDUCTIONS = ("sum", "mean")
 
@@ -94,7 +93,7 @@ class NegativeELBO(nn.Module):
         self.model, self.guide = model, guide
         self.options, self.temperature, self.reduction = options, temperature, reduction
         self.parts = None
-        self._programs: tuple[Any, Any, RecordedELBO] | None = None
+        self._programs: tuple[Any, Any, MinibatchELBO] | None = None
 
     @locked
     def forward(
@@ -127,8 +126,7 @@ class NegativeELBO(nn.Module):
         with own_store(self.model, self.guide), frozen.preserved(), estimating:
             with pyro.validation_enabled(False), explained_batchnorm():
                 model, guide, elbo = self._programs or self._prepare(x, y)
-                with step_context(StepOptions(flat=True, unpruned=elbo.unpruned)):
-                    total: Tensor = elbo.differentiable_loss(model, guide, x, y, weight)
+                total: Tensor = elbo.differentiable_loss(model, guide, x, y, weight)
         self.parts = elbo.take_parts()
         return total / len(y) if self.reduction == "mean" else total
 
@@ -136,7 +134,7 @@ class NegativeELBO(nn.Module):
     def _num_data(self) -> int:
         return int(self.model.num_data)
 
-    def _prepare(self, x: Any, y: Tensor) -> tuple[Any, Any, RecordedELBO]:
+    def _prepare(self, x: Any, y: Tensor) -> tuple[Any, Any, MinibatchELBO]:
         """Model, guide and objective, once data were seen."""
         model: Any = self.model
         model.check(x, y)

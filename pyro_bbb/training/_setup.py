@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
-from pyro_bbb._handlers.pruned_sites import mask_pruned, unpruned_entries
+from pyro_bbb._handlers.pruned_sites import mask_pruned
 from pyro_bbb._handlers.sites import declared_names
-from pyro_bbb._ops.tuning import MOST_AT_ONCE as MOST
-from pyro_bbb._ops.tuning import MOST_OF_CONVOLUTIONS as OF_CONVOLUTIONS
 from pyro_bbb._utils.validation import as_device, require
+from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
 from pyro_bbb.guides import ClosedForm, Collected, Ensemble, collected
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
@@ -31,8 +30,10 @@ from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
 from pyro_bbb.training._validation import check_fit, warn_if_unscaled
 from pyro_bbb.training.history import History
-from pyro_bbb.training.objectives import RecordedELBO, recorded_elbo
 
+# Draws of a step at once take memory with their number, and gain nothing for large networks.
+MOST = 2**24  # numbers in all draws
+OF_CONVOLUTIONS = 2**18  # weights of a network with convolutions
 _VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per example anyway
 
 
@@ -97,7 +98,7 @@ def objective(
     loss: Any,
     num_particles: int,
     estimator: str,
-) -> RecordedELBO:
+) -> MinibatchELBO:
     """The objective, with several draws at once where that is faster.
 
     Args:
@@ -108,16 +109,16 @@ def objective(
         num_particles: of each member.
         estimator: by name.
     """
-    wanted = recorded_elbo(loss, num_particles)
+    wanted = minibatch_elbo(loss, num_particles)
     if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
         draws_nothing = estimator == "reparam" and wanted.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})
-        return recorded_elbo("mean_field", 1)
+        return minibatch_elbo("mean_field", 1)
     size = guide.size if isinstance(guide, Ensemble) else 1  # each step trains every member
     draws, name = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
     vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
-    elbo = recorded_elbo(name, draws, vectorize=vectorize)
-    elbo.unpruned = unpruned_entries(guide)
+    elbo = minibatch_elbo(name, draws, vectorize=vectorize)
+    elbo.unpruned = getattr(guide, "unpruned", None)
     return elbo
 
 

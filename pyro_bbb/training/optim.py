@@ -19,8 +19,8 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_bbb._utils.validation import function, kind, positive
+from pyro_bbb.elbo import NonFiniteError
 from pyro_bbb.training._ivon import IVON as IVON
-from pyro_bbb.training.objectives import NonFiniteError
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str
 

@@ -32,6 +32,8 @@ PARTS += " FromGuide Function HierarchicalNormal Independent KLSchedule LearnedN
 PARTS += " LearnedScaleMixture Prior"
 NEITHER = """
     BayesianMLP.forward BayesianModel.checkpoint_contexts BayesianModel.initial_locs
+    BayesianModel.log_likelihood BayesianModel.log_prior BayesianModel.vector_prior
+    Guide.draw Guide.vectors
     ConformalPredictor.load ConformalPredictor.save TemperatureScaled.load TemperatureScaled.save
     DrawnEnsemble DrawnEnsemble.extra_repr Guide.option_names Guide.plan
     as_prior collected declare default_prior class_log_probs merge_adapters mix_in weighs_kl keeping

@@ -19,8 +19,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
 
 import pyro_bbb as bbb
-from pyro_bbb._ops.softplus import softplus
-from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, SummedNormal
+from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, SummedNormal, softplus
 
 EPS32, EPS64 = np.finfo(np.float32).eps, np.finfo(np.float64).eps
 PRIORS = {"normal": dist.Normal, "laplace": dist.Laplace}

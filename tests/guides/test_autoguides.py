@@ -18,7 +18,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 import pyro_bbb as bbb
-from pyro_bbb.training.objectives import recorded_elbo
+from pyro_bbb.elbo import minibatch_elbo
 
 STOCK = {
     "normal": autoguide.AutoNormal,
@@ -175,7 +175,7 @@ def test_the_mean_field_loss_counts_the_densities_of_deltas(name):
     model, guide = make(name)
     args, losses = data(), {}
     elbos = {"trace": Trace_ELBO(), "stock": TraceMeanField_ELBO()}
-    elbos["ours"] = recorded_elbo("mean_field", 1)
+    elbos["ours"] = minibatch_elbo("mean_field", 1)
     for key, elbo in elbos.items():
         pyro.set_rng_seed(4)
         losses[key] = elbo.loss(model, guide, *args)
@@ -533,7 +533,7 @@ def test_vectorised_particles_give_the_loss_of_single_ones(name, loss):
 
 
 def loss_of(model, guide, args, loss, num_particles):
-    elbo = recorded_elbo(loss, num_particles, vectorize=True)
+    elbo = minibatch_elbo(loss, num_particles, vectorize=True)
     return elbo.loss(model, guide, *args)
 
 

@@ -11,9 +11,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 
 import pyro_bbb as bbb
-from pyro_bbb._handlers.stacked_site import StackedSample
-from pyro_bbb.distributions import SoftplusNormal
-from pyro_bbb.guides import _mean_field
+from pyro_bbb.guides import _ensemble, _mean_field
 from tests._support.guide_names import ANY_MODEL
 
 KERNEL = "network.fc1.weight"
@@ -245,18 +243,19 @@ def test_the_printed_form_of_a_guide_is_one_line(name):
     assert type(guide).__name__ in repr(guide) and "\n" not in repr(guide)
 
 
-def same_in_every_draw(self, sample_shape=None):
-    """A draw whose noise depends on a weight's place in its tensor alone."""
-    *_, rows, columns = 1, *self.batch_shape
-    noise = torch.sin(3.0 * torch.arange(rows)[:, None] + 5.0 * torch.arange(columns) + 1.0)
-    return self.with_noise(noise.reshape(noise.shape[-len(self.batch_shape) :]).expand_as(self.loc))
+def same_in_every_draw(loc, rho, noise):
+    """A draw whose noise depends on a weight's place in the vector alone."""
+    return REPARAMETERIZE(loc, rho, torch.sin(3.0 * torch.arange(noise.shape[-1])).expand_as(noise))
+
+
+REPARAMETERIZE = _mean_field.reparameterize
 
 
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize("particles", [1, 2])
 def test_members_trained_at_once_are_those_trained_alone(monkeypatch, engine, particles):
-    monkeypatch.setattr(SoftplusNormal, "rsample", same_in_every_draw)
-    monkeypatch.setattr(_mean_field.AutoSoftplusNormal, "_flat_posteriors", lambda self: {})
+    for module in (_mean_field, _ensemble):
+        monkeypatch.setattr(module, "reparameterize", same_in_every_draw)
     model, guide = make("softplus_normal")
     alone, pairs = [copy.deepcopy(member) for member in guide.members], data()
     options = {"epochs": 5, "batch_size": 7, "seed": 1, "lr": 0.01, "num_particles": particles}
@@ -265,18 +264,3 @@ def test_members_trained_at_once_are_those_trained_alone(monkeypatch, engine, pa
         bbb.fit(model, expected, pairs, engine=engine, progress=False, **options)
         for a, b in zip(member.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_draws_at_once_have_the_density_of_their_own_member():
-    shapes = {"a": (3, 2), "b": (4,)}
-    locs, rhos = ([{n: torch.randn(s) for n, s in shapes.items()} for _ in "12"] for _ in "lr")
-    sample = StackedSample(locs, rhos, torch.Size([4, 1]))
-    for draw in range(4):
-        loc, rho = locs[draw % 2], rhos[draw % 2]
-        normals = {n: dist.Normal(loc[n], torch.nn.functional.softplus(rho[n])) for n in shapes}
-        found = [normals[n].log_prob(sample.values[n][draw, 0]).sum() for n in shapes]
-        expected = sum(found)
-        for joint in (sample.joint.to_event(1), sample.detached()):
-            torch.testing.assert_close(joint.log_prob(sample.value)[draw, 0], expected)
-        parts = [sample.parts[n].log_prob(sample.values[n])[draw, 0].sum() for n in shapes]
-        torch.testing.assert_close(sum(parts), expected)

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._ops.last_layer import LastLayerKL, LastLayerVariance
-from pyro_bbb.training.objectives import recorded_elbo
+from pyro_bbb.distributions.expectation import LastLayerKL
+from pyro_bbb.elbo import minibatch_elbo
+from pyro_bbb.guides._last_layer import LastLayerVariance
 
 N, PRIOR = 30, 0.5
 WEIGHT, BIAS = "network.head.weight", "network.head.bias"
@@ -65,7 +66,7 @@ def posterior(guide):
 
 
 def closed_form(model, guide, x, y, kl_weight=1.0):
-    elbo = recorded_elbo("mean_field", 1)
+    elbo = minibatch_elbo("mean_field", 1)
     pair = guide.in_closed_form(model)
     with pyro.validation_enabled(False):
         loss = elbo.differentiable_loss(*pair, x, y, kl_weight)

@@ -13,10 +13,10 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 import pyro_bbb as bbb
+from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import _rank1
 from pyro_bbb.training._runners.capture_devices import TracingDevice
-from pyro_bbb.training.objectives import recorded_elbo
 
 CONV, HEAD = "network.0", "network.3"
 KERNELS = {f"{CONV}.weight": (2, 1), f"{HEAD}.weight": (3, 8)}  # their first two dimensions
@@ -96,7 +96,7 @@ def test_the_mean_loss_is_that_of_an_independent_implementation():
     """Both by Monte Carlo: within 6 standard errors."""
     model, guide = make_wide()
     x, y = data()
-    losses = recorded_elbo(None, 300, vectorize=True)
+    losses = minibatch_elbo(None, 300, vectorize=True)
     parts, drawn = {name: p.detach() for name, p in guide.named_parameters()}, []
     with torch.no_grad():
         found = torch.tensor([losses.loss(model, guide, x, y, 0.3) for _ in range(20)])
@@ -121,8 +121,8 @@ def test_every_objective_is_the_same():
     """No part of the KL is lost where an objective has closed forms; the score of q is none."""
     model, guide = make_wide()
     x, y = data()
-    objectives = [Trace_ELBO(), TraceMeanField_ELBO(), recorded_elbo(None, 1)]
-    objectives += [recorded_elbo("mean_field", 1)] * 2
+    objectives = [Trace_ELBO(), TraceMeanField_ELBO(), minibatch_elbo(None, 1)]
+    objectives += [minibatch_elbo("mean_field", 1)] * 2
     estimators = ["reparam"] * 4 + ["stl"]
     losses, gradients = [], []
     for objective, estimator in zip(objectives, estimators, strict=True):

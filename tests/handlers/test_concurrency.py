@@ -32,7 +32,6 @@ from torch.utils.checkpoint import checkpoint
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._ops.step_context import _STEP
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb.estimators import ESTIMATORS
@@ -540,7 +539,6 @@ def world(*modules):
         "constraints": dict(store._constraints),
         "handlers": list(_PYRO_STACK),
         "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
-        "step": _STEP.get(),
         "warnings": [str(each) for each in warnings.filters],
         "training": [part.training for module in modules for part in module.modules()],
         "turn": in_threads(

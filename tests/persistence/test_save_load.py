@@ -149,7 +149,7 @@ def test_every_prior_is_the_same_again(tmp_path, prior, network):
 def test_the_numbers_of_a_mixture_are_those_of_its_parameters():
     mixture = bbb.ScaleMixtureNormal(0.3, 1.0, math.exp(-6))
     record = encode(mixture, "prior", {})
-    assert decode(record, {}).same_for_each == (0.3, 1.0, math.exp(-6))
+    assert decode(record, {}).numbers == (0.3, 1.0, math.exp(-6))
     record["given"][0] = 0.9
     with pytest.raises(ValueError, match="must be given by its parameters"):
         decode(record, {})

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
+from pyro_bbb.elbo import MinibatchELBO
 from tests._support import ddp_checks as together
 from tests._support import ddp_worker as killed
 from tests._support import memmap_training as mapped
@@ -129,14 +130,14 @@ def fit(parts, data=(X, Y), **options):
 @contextmanager
 def one_noise(monkeypatch):
     """Every part meets the same noise."""
-    real = bbb.objectives.RecordedTraceELBO.loss_and_grads
+    real = MinibatchELBO.loss_and_grads
 
     def loss_and_grads(self, *args, **kwargs):
         torch.manual_seed(7)
         return real(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bbb.objectives.RecordedTraceELBO, "loss_and_grads", loss_and_grads)
+        patch.setattr(MinibatchELBO, "loss_and_grads", loss_and_grads)
         yield
 
 
@@ -192,13 +193,13 @@ def test_checkpoints_count_steps_of_several_minibatches(tmp_path):
 
 
 def test_a_part_that_is_not_finite_takes_its_step_with_it(monkeypatch):
-    real, calls = bbb.objectives.RecordedTraceELBO.loss_and_grads, []
+    real, calls = MinibatchELBO.loss_and_grads, []
 
     def loss_and_grads(self, model, guide, x, y, kl_weight):
         calls.append(len(x))
         return real(self, model, guide, x, y * (torch.nan if len(calls) == 4 else 1), kl_weight)
 
-    monkeypatch.setattr(bbb.objectives.RecordedTraceELBO, "loss_and_grads", loss_and_grads)
+    monkeypatch.setattr(MinibatchELBO, "loss_and_grads", loss_and_grads)
     history = fit(make(), accumulate=2, nonfinite="skip", epochs=1)
     assert history.skipped == [2] and len(history.steps) == 2 and calls == [4, 4, 4, 4, 3]
 

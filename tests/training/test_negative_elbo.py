@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pyro_bbb as bbb
 from pyro_bbb._utils.locking import GLOBAL_LOCK
-from pyro_bbb.training import objectives
+from pyro_bbb.elbo import MinibatchELBO
 
 X, Y = torch.randn(32, 5), torch.arange(32) % 3
 GUIDES = ["softplus_normal", "normal", "low_rank", "delta", "laplace", "rank1_ensemble", "ensemble"]
@@ -36,13 +36,13 @@ def problem(guide="softplus_normal"):
 @pytest.fixture
 def steps(monkeypatch):
     """Random states and arguments of the steps of `fit`."""
-    seen, run = [], objectives._Recorded.loss_and_grads
+    seen, run = [], MinibatchELBO.loss_and_grads
 
     def noted(self, model, guide, *args):
         seen.append((torch.get_rng_state(), args))
         return run(self, model, guide, *args)
 
-    monkeypatch.setattr(objectives._Recorded, "loss_and_grads", noted)
+    monkeypatch.setattr(MinibatchELBO, "loss_and_grads", noted)
     return seen
 
 

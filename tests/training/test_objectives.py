@@ -14,8 +14,8 @@ from pyro.infer.autoguide import AutoNormal
 from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTransform
 
 import pyro_bbb as bbb
+from pyro_bbb.elbo import NonFiniteError, minibatch_elbo
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule
-from pyro_bbb.training.objectives import NonFiniteError, recorded_elbo
 
 ELBOS = [Trace_ELBO, TraceMeanField_ELBO]
 
@@ -258,7 +258,7 @@ def recorded(loss, kl_weight, num_particles=1):
     network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
     guide = bbb.AutoSoftplusNormal(model)
-    elbo = recorded_elbo(loss, num_particles)
+    elbo = minibatch_elbo(loss, num_particles)
     value = elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
     return value, elbo.take_parts()
 
@@ -282,7 +282,7 @@ def test_the_recorded_kl_of_the_mean_field_objective_is_the_closed_form(kl_weigh
         model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
         guide = bbb.AutoSoftplusNormal(model)
         pyro.set_rng_seed(noise)
-        elbo = recorded_elbo("mean_field", 1)
+        elbo = minibatch_elbo("mean_field", 1)
         elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
         kls.append(elbo.take_parts().kl)
     assert kls[0] == pytest.approx(kls[1], rel=1e-9)
@@ -297,19 +297,19 @@ def test_a_loss_that_is_not_finite_names_the_site():
         pyro.validation_enabled(False),
         pytest.raises(NonFiniteError, match="loss is not finite in obs;"),
     ):
-        recorded_elbo("trace", 1).loss_and_grads(model, guide, x, torch.randn(5, 2), 1.0)
+        minibatch_elbo("trace", 1).loss_and_grads(model, guide, x, torch.randn(5, 2), 1.0)
 
 
 @pytest.mark.parametrize("loss", [None, "trace", Trace_ELBO, Trace_ELBO(num_particles=3)])
 def test_objectives_by_name_class_and_instance(loss):
-    elbo = recorded_elbo(loss, 2)
+    elbo = minibatch_elbo(loss, 2)
     assert isinstance(elbo, Trace_ELBO)
     assert elbo.num_particles == (3 if isinstance(loss, Trace_ELBO) else 2)
 
 
 @pytest.mark.parametrize("loss", ["mean_field", TraceMeanField_ELBO, TraceMeanField_ELBO()])
 def test_mean_field_objectives_by_name_class_and_instance(loss):
-    assert isinstance(recorded_elbo(loss, 1), TraceMeanField_ELBO)
+    assert minibatch_elbo(loss, 1).closed_form
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_mean_field_objectives_by_name_class_and_instance(loss):
 )
 def test_bad_objectives_are_refused(loss, num_particles, error, message):
     with pytest.raises(error, match=message):
-        recorded_elbo(loss, num_particles)
+        minibatch_elbo(loss, num_particles)
 
 
 # --- oracle: the step written by hand ---
@@ -335,17 +335,8 @@ def normal_log_density(x, loc, scale):
 
 
 def noise_of(locs, num_particles):
-    """What the guide draws: several draws of all weights at once, each other latent by itself."""
-    if num_particles == 1:
-        return {name: torch.randn(1, *loc.shape) for name, loc in locs.items()}
-    weights = [name for name in locs if name.startswith("network.")]
-    sizes = [locs[name].numel() for name in weights]
-    columns = torch.randn(num_particles, sum(sizes)).split(sizes, 1)
-    noise = {
-        name: y.unflatten(1, locs[name].shape) for name, y in zip(weights, columns, strict=True)
-    }
-    others = (name for name in locs if name not in noise)
-    return noise | {name: torch.randn(num_particles, *locs[name].shape) for name in others}
+    """What the guide draws, site by site."""
+    return {name: torch.randn(num_particles, *loc.shape) for name, loc in locs.items()}
 
 
 def by_hand(guide, num_particles):
@@ -370,7 +361,7 @@ def by_hand(guide, num_particles):
 def assert_same_gradients(model, guide, args, num_particles, free_energy):
     """Of one SVI step and of ``free_energy(w, log_q)``, averaged over the same draws."""
     pyro.set_rng_seed(7)
-    elbo = recorded_elbo("trace", num_particles, vectorize=True)
+    elbo = minibatch_elbo("trace", num_particles, vectorize=True)
     svi = SVI(model, guide, pyro.optim.Adam({}), elbo)
     loss = svi.loss_and_grads(model, guide, *args)
     pyro.set_rng_seed(7)
@@ -446,7 +437,7 @@ def test_the_mean_field_loss_counts_the_density_that_stock_guides_keep_in_deltas
         guide.locs.likelihood.scale.fill_(2.0)
     losses = {}
     for name in ("trace", "mean_field"):
-        elbo = recorded_elbo(name, 1)
+        elbo = minibatch_elbo(name, 1)
         with torch.no_grad():
             losses[name] = torch.tensor(
                 [elbo.loss_and_grads(model, guide, x, y) for _ in range(300)]

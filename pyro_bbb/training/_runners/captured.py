@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bbb._utils.inputs import Rows, parts_of
+from pyro_bbb.elbo import NonFiniteError, loss_parts
 from pyro_bbb.training._runners.capture_devices import CaptureDevice, Run, StepTensors
 from pyro_bbb.training._runners.protocol import Parts, StepProgram, numbered
-from pyro_bbb.training._runners.sync_free import SyncFreeOptim, sync_free
-from pyro_bbb.training.objectives import NonFiniteError, loss_parts
+from pyro_bbb.training._runners.sync_free import SyncFreeOptim
 
 Batch: TypeAlias = tuple[Rows, Tensor]
 _UNCAPTURABLE = (
@@ -38,7 +38,7 @@ class CapturedRunner:
     """
 
     def __init__(self, program: StepProgram, device: CaptureDevice, required: bool) -> None:
-        elbo = sync_free(program.elbo)
+        elbo = program.elbo.without_reads()
         self.svi = program.svi(partial(SyncFreeOptim, elbo=elbo), elbo)
         self.optim: SyncFreeOptim = self.svi.optim
         self.program, self.device, self.required = program, device, required

@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 from torch.optim import Adam
 
-from pyro_bbb._ops.flat import FlatTensors, joined
-from pyro_bbb._ops.tuning import SMALL
+SMALL = 2**15  # numbers; below, an operation costs more than its pass over memory
+
+
+def joined(vectors: Sequence[Tensor]) -> Tensor:
+    """Concatenate vectors ``[n_i]``: as a view where they are adjacent in memory already."""
+    memories = {x.untyped_storage().data_ptr() for x in vectors}
+    follow = (a.data_ptr() + a.nbytes == b.data_ptr() for a, b in pairwise(vectors))
+    if all(x.stride() == (1,) for x in vectors) and len(memories) == 1 and all(follow):
+        return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
+    return torch.cat(list(vectors))
 
 
 class FlatMemory:
@@ -25,7 +35,7 @@ class FlatMemory:
     def __init__(self, tensors: Sequence[Tensor], *, keep: bool = True) -> None:
         self.vector = torch.cat([x.detach().reshape(-1) for x in tensors])
         self._own = [(x, x.data if keep else None) for x in tensors]
-        for x, part in zip(tensors, FlatTensors(self.vector, tensors).parts, strict=True):
+        for x, part in zip(tensors, _unflatten_dense_tensors(self.vector, tensors), strict=True):
             x.data = part
 
     def close(self) -> None:

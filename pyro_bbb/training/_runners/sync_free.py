@@ -10,74 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW
 
-from pyro_bbb._utils.context import ItemOnDevice
-from pyro_bbb.training._ivon import NaturalGradient, NaturalGradientELBO
+from pyro_bbb.training._ivon import NaturalGradient
 from pyro_bbb.training._runners.flat_adam import FlatAdam
-from pyro_bbb.training.objectives import (
-    RecordedELBO,
-    RecordedTraceELBO,
-    RecordedTraceMeanFieldELBO,
-    terms_of,
-)
 from pyro_bbb.training.optim import JointOptim
-
-
-class _SyncFreeELBO:
-    """Mixin that keeps the loss, ``kl``, ``log_guide`` and ``nll`` of each particle."""
-
-    particles: list[Any]
-    num_particles: int
-
-    def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
-        with ItemOnDevice():
-            _, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
-        return 0.0, surrogate  # Pyro would look whether a tensor is NaN
-
-    def _record(self, loss: Tensor, model_trace: Any, guide_trace: Any) -> None:
-        terms = terms_of(model_trace, guide_trace)
-        self.particles.append([_like(loss, x) for x in (loss, *terms)])
-
-    def take(self) -> list[Tensor]:
-        """The means of these four over the particles since the last call, on the device."""
-        particles, self.particles = self.particles, []
-        columns = zip(*particles, strict=True)
-        return [sum(rest, first) / self.num_particles for first, *rest in columns]
-
-
-class SyncFreeTraceELBO(_SyncFreeELBO, RecordedTraceELBO):
-    """`Trace_ELBO` with its numbers left on the device."""
-
-
-class SyncFreeTraceMeanFieldELBO(_SyncFreeELBO, RecordedTraceMeanFieldELBO):
-    """`TraceMeanField_ELBO` with its numbers left on the device."""
 
 
 class UnsupportedOptimizerError(ValueError):
     """The optimiser cannot skip a step without the host."""
-
-
-SyncFreeELBO: TypeAlias = SyncFreeTraceELBO | SyncFreeTraceMeanFieldELBO | NaturalGradientELBO
-
-
-def sync_free(elbo: RecordedELBO | NaturalGradientELBO) -> SyncFreeELBO:
-    """The same objective with its numbers left on the device."""
-    if isinstance(elbo, NaturalGradientELBO):
-        return replace(elbo, sync_free=True, particles=[])
-    kind = SyncFreeTraceMeanFieldELBO if elbo.closed_form else SyncFreeTraceELBO
-    new = kind(
-        num_particles=elbo.num_particles,
-        vectorize_particles=elbo.vectorize_particles,
-        max_plate_nesting=elbo.max_plate_nesting,
-    )
-    new.particles, new.unpruned = [], elbo.unpruned
-    return new
 
 
 class SyncFreeOptim(JointOptim):
@@ -93,7 +38,7 @@ class SyncFreeOptim(JointOptim):
         optim_args: Mapping[str, Any],
         *,
         parameters: Mapping[str, Any],
-        elbo: SyncFreeELBO,
+        elbo: Any,
     ) -> None:
         self.lrs: list[Tensor] = []
         self.flat: FlatAdam | None = None
@@ -161,12 +106,7 @@ class SyncFreeOptim(JointOptim):
 
     def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
         """The norm; notes the step's numbers, and whether it failed."""
-        torch.stack([*self.elbo.take(), norm.double()], out=self.row)
+        torch.cat([self.elbo.take(), norm.double().view(1)], out=self.row)
         nan_or_0 = (self.row[0] + self.row[4]) * 0  # 0 of finite numbers
         torch.logical_or(self.failed, nan_or_0, out=self.failed)
         return norm
-
-
-def _like(loss: Tensor, x: Any) -> Tensor:
-    """A number or tensor as a tensor like the loss."""
-    return x.to(loss) if isinstance(x, Tensor) else loss.new_full((), x)

@@ -2,6 +2,7 @@
 """What makes a training step fast changes nothing: the same noise gives what plain Pyro gives."""
 
 import gc
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb._ops.normal import KnownLogProb, SquaredDistance
-from pyro_bbb._ops.reparameterize import draw
-from pyro_bbb._ops.scale_mixture import log_mixture
+from pyro_bbb.distributions.normal import SquaredDistance
+from pyro_bbb.distributions.scale_mixture import LogMixture, _exponent, log_mixture
+from pyro_bbb.elbo import minibatch_elbo
+from pyro_bbb.guides._mean_field import reparameterize
 from pyro_bbb.training._setup import can_vectorise
-from pyro_bbb.training.objectives import recorded_elbo
 from pyro_bbb.training.optim import JointOptim
 
 SIZES = [5, 7, 3]
@@ -44,15 +45,16 @@ def plainly(loc, rho, noise):
 
 
 def test_a_draw_is_its_value_scale_and_log_density():
-    loc, rho, noise = posterior(4, 6)
-    for found, expected in zip(draw(loc, rho, noise), plainly(loc, rho, noise), strict=True):
+    loc, rho, noise = posterior(24)
+    both = reparameterize(loc, rho, noise), plainly(loc, rho, noise)
+    for found, expected in zip(*both, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
-    loc, rho, noise = posterior(4, 6)
-    weights = torch.randn(4, 6), torch.randn(4, 6), torch.tensor(0.7)
+    loc, rho, noise = posterior(24)
+    weights = torch.randn(24), torch.randn(24), torch.tensor(0.7)
 
     def objective(outputs):
         return sum((outputs[i] * weights[i]).sum() for i in used)
@@ -61,33 +63,10 @@ def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
         total = objective(function(loc, rho, noise))
         return torch.autograd.grad(total, (loc, rho), allow_unused=True)
 
-    for found, expected in zip(gradient(draw), gradient(plainly), strict=True):
-        expected = torch.zeros(4, 6) if expected is None else expected
-        found = torch.zeros(4, 6) if found is None else found
+    for found, expected in zip(gradient(reparameterize), gradient(plainly), strict=True):
+        expected = torch.zeros(24) if expected is None else expected
+        found = torch.zeros(24) if found is None else found
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_derivatives_of_a_draw_of_both_orders():
-    inputs = (*posterior(3)[:2], torch.randn(3, requires_grad=True))
-
-    def at_the_value(loc, rho, noise):  # ln q depends on the noise through its square
-        value, scale, _ = draw(loc, rho, noise)
-        return value, scale
-
-    assert gradcheck(at_the_value, inputs) and gradgradcheck(at_the_value, inputs)
-    loc, rho, noise = posterior(3)
-    assert gradgradcheck(lambda loc, rho: draw(loc, rho, noise), (loc, rho))
-
-
-def test_draws_in_vmap_are_a_loop():
-    locs, rhos, noises = (torch.randn(5, 2, 3) for _ in range(3))
-    batched = torch.vmap(draw, in_dims=(0, 0, 0))(locs, rhos, noises)
-    shared = torch.vmap(draw, in_dims=(None, None, 0))(locs[0], rhos[0], noises)
-    for i in range(5):
-        for found, expected in zip(batched, draw(locs[i], rhos[i], noises[i]), strict=True):
-            torch.testing.assert_close(found[i], expected)
-        for found, expected in zip(shared, draw(locs[0], rhos[0], noises[i]), strict=True):
-            torch.testing.assert_close(found[i], expected)
 
 
 # --- the mixture's log-density, summed ---
@@ -240,7 +219,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, val
     expected = Trace_ELBO(num_particles=num_particles).loss_and_grads(p, q, x, y, 0.2)
     torch.manual_seed(1)
     with pyro.validation_enabled(validated):
-        found = recorded_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
+        found = minibatch_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
     assert found == pytest.approx(expected, rel=1e-12)
     for name in guide.site_names:
         for kind in ("loc", "rho"):
@@ -254,7 +233,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, val
 def steps(model, guide, x, y):
     parameters = {name: p for name, p in guide.named_parameters()}
     optim = JointOptim(torch.optim.Adam, {"lr": 0.01}, parameters=parameters)
-    svi = SVI(model, guide, optim, recorded_elbo(None, 2))
+    svi = SVI(model, guide, optim, minibatch_elbo(None, 2))
     torch.manual_seed(2)
     return [svi.step(x, y, 0.2) for _ in range(5)]
 
@@ -288,9 +267,9 @@ def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, 
 
     def spy(loss, num_particles, vectorize=False):
         seen.append(vectorize)
-        return recorded_elbo(loss, num_particles, vectorize=vectorize)
+        return minibatch_elbo(loss, num_particles, vectorize=vectorize)
 
-    monkeypatch.setattr("pyro_bbb.training._setup.recorded_elbo", spy)
+    monkeypatch.setattr("pyro_bbb.training._setup.minibatch_elbo", spy)
     network = bbb.BayesianMLP(sizes)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
     guide = bbb.AutoSoftplusNormal(model)
@@ -339,15 +318,61 @@ def test_the_squared_distance_of_a_fixed_normal_has_all_derivatives(shape):
     assert torch.equal(torch.vmap(found, in_dims=1)(value[:, None]), found(value)[None])
 
 
-def test_the_known_log_prob_has_the_derivative_of_a_detached_normal():
-    loc, noise = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 2, 5, dtype=torch.float64)
-    scale = torch.rand(2, 5, dtype=torch.float64) + 0.1
-    value = (loc + scale * noise).requires_grad_()
-    naive = torch.distributions.Normal(loc, scale).log_prob(value).sum((-1, -2))
-    flat = value.flatten(1)
-    found = KnownLogProb.apply(flat, noise.flatten(1), scale.flatten(), naive.detach())
-    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    (expected,) = torch.autograd.grad(naive @ weights, value, retain_graph=True)
-    (gradient,) = torch.autograd.grad(found @ weights, value)
-    torch.testing.assert_close(found, naive)
-    torch.testing.assert_close(gradient, expected)
+# --- the mixture of numbers ---
+
+
+def both(dtype=torch.float64, sigma2=0.05):
+    numbers = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2)
+    parameters = torch.tensor([0.3, 1.2, sigma2], dtype=dtype)
+    return bbb.distributions.map_tensors(numbers, lambda x: x.to(dtype)), bbb.ScaleMixtureNormal(
+        *parameters
+    )
+
+
+@pytest.mark.filterwarnings("ignore:sigma1=")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2, 1e-8])
+def test_a_mixture_of_fast_is_that_of_tensors(dtype, sigma2):
+    numbers, parameters = both(dtype, sigma2)
+    assert numbers._fast is not None and parameters._fast is None
+    w = (torch.randn(2000).sign() * torch.logspace(-9, 12, 2000)).to(dtype).requires_grad_()
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    found, expected = (each.expand(w.shape).log_prob(w) for each in (numbers, parameters))
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=10 * tolerance)
+    slopes = [torch.autograd.grad(x.sum(), w)[0] for x in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=50 * tolerance, atol=0)
+
+
+def test_fast_whose_squares_overflow_are_left_to_tensors():
+    for sigma in (1e-12, 1e6):
+        mixture = bbb.ScaleMixtureNormal(0.5, sigma, sigma / 10)
+        assert mixture._fast is None
+        assert mixture.log_prob(torch.tensor(sigma)).isfinite()
+
+
+def test_no_share_is_a_subnormal_number():
+    for dtype in (torch.float32, torch.float64):
+        numbers = both(dtype, 1e-3)[0]._fast
+        w = torch.logspace(-6, 3, 2000, dtype=dtype)
+        share = _exponent(w, numbers, 1).sigmoid()
+        assert share.min() >= torch.finfo(dtype).tiny
+        assert share.min() < 1e-30  # the bound is at work
+
+
+def test_its_derivatives_of_both_orders_and_its_batches():
+    numbers = both()[0]._fast
+    w = (torch.randn(3, 4) * 0.2).requires_grad_()
+    for dims in (0, 1, 2):
+        assert gradcheck(lambda w, dims=dims: LogMixture.apply(w, numbers, dims), w)
+        assert gradgradcheck(lambda w, dims=dims: LogMixture.apply(w, numbers, dims), w)
+    rows = torch.vmap(lambda row: LogMixture.apply(row, numbers, 1))(w)
+    torch.testing.assert_close(rows, LogMixture.apply(w, numbers, 1))
+    general = log_mixture(w, both()[1]._coefficients, 2)
+    torch.testing.assert_close(LogMixture.apply(w, numbers, 2), general, rtol=1e-13, atol=0)
+
+
+def test_a_mixture_of_fast_follows_its_dtype():
+    wide = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
+    single = bbb.distributions.map_tensors(wide, torch.Tensor.float)
+    assert single.log_prob(torch.zeros(2, dtype=torch.float32)).dtype == torch.float32
+    assert -math.inf < wide._fast.floor < single._fast.floor

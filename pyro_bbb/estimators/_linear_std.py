@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from pyro_bbb._ops.buffers import empty_from_pool
-
 
 def linear_std(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
     r"""$\sqrt{S^2 x^2 + s^2}$; where that is 0, it has no derivative, and 0 for one.
@@ -41,14 +39,14 @@ def _by_autograd(x: Tensor, scale: Tensor, bias_scale: Tensor | None) -> Tensor:
 
 
 class LinearStd(Function):
-    """`linear_std` in few passes over the weights, on the step's own memory."""
+    """`linear_std` in few passes over the weights."""
 
     @staticmethod
     def forward(
         x: Tensor, scale: Tensor, bias_scale: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         squares = x.square()
-        variance = torch.square(scale, out=empty_from_pool(scale))
+        variance = scale.square()
         of_bias = None if bias_scale is None else bias_scale.square()
         return F.linear(squares, variance, of_bias).sqrt_(), squares, variance
 
@@ -72,7 +70,7 @@ class LinearStd(Function):
         if ctx.needs_input_grad[0]:
             of_x = half.mm(variance).mul_(x)
         if ctx.needs_input_grad[1]:
-            of_scale = torch.mm(half.t(), squares, out=empty_from_pool(scale)).mul_(scale)
+            of_scale = half.t().mm(squares).mul_(scale)
         if ctx.needs_input_grad[2]:
             of_bias = half.sum(0).mul_(bias_scale)
         return of_x, of_scale, of_bias
