@@ -171,7 +171,9 @@ def _network(model: Model) -> Section:
     weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
     pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
     text = f"The network has {weights} weights{pruned}, their {model.posterior()}. "
-    text += "It takes these columns."
+    text += (
+        f"{about.verdict} It takes these columns." if about.verdict else "It takes these columns."
+    )
     pictures = []
     if type(guide) is AutoSoftplusNormal:
         ratios = pruning.signal_to_noise(guide)

@@ -77,6 +77,7 @@ def train(options: Train, console: Console) -> dict[str, Any]:
     )
     scored = held_out if len(held_out) else training
     model = Model(estimator, about)
+    model = model.described(verdict=model.verdict(inputs[training], y[training], options.seed))
     rows = by_row(model, model.predict(inputs[scored]), model.indices(y[scored]))
     model = with_refusal(model, rows)
     model.save(options.out)
@@ -84,9 +85,11 @@ def train(options: Train, console: Console) -> dict[str, Any]:
     if interrupted:
         console.print("interrupted: what was learned until then is saved")
     scored_rows = f"{len(held_out)} rows held out" if len(held_out) else "the rows of training"
-    console.print(f"{model.posterior()}\nscores on {scored_rows}:\n{text_of(about.scores)}")
+    console.print(
+        f"{model.posterior()}\n{about.verdict}\nscores on {scored_rows}:\n{text_of(about.scores)}"
+    )
     console.print(f"saved as {options.out}")
-    names = ("task", "target", "rows", "held_out", "scores", "uncertainty", "threshold")
+    names = ("task", "target", "rows", "held_out", "scores", "uncertainty", "threshold", "verdict")
     result = {"model": str(options.out), **{name: getattr(about, name) for name in names}}
     return result | {"warnings": cautions(about.scores), "interrupted": interrupted}
 
@@ -235,4 +238,4 @@ def _pruned(model: Model, fraction: float) -> Model:
         raise BadInput(str(error)) from error
     estimator = copy.copy(model.estimator)
     estimator.posterior_ = replace(model.estimator.posterior_, guide=guide)
-    return replace(model.described(pruned=fraction), estimator=estimator)
+    return replace(model.described(pruned=fraction, verdict=""), estimator=estimator)

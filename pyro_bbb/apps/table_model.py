@@ -21,6 +21,7 @@ from pyro_bbb.apps.bad_input import BadInput, column, listed
 from pyro_bbb.apps.column_encoding import Column, encode, targets, unseen, with_dates
 from pyro_bbb.apps.command_line import Missing, ReadingCommand, Task
 from pyro_bbb.apps.csv_format import Say, read_table
+from pyro_bbb.evaluation import check
 from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
@@ -53,6 +54,7 @@ class About:
     decimal: str | None = None  # sign of the training file
     missing_values: Sequence[str] = ()  # texts that mean a missing value
     dates: dict[str, str] = field(default_factory=dict)  # columns of dates, and their form
+    verdict: str = ""  # on the posterior, by its training rows; earlier versions have none
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,23 @@ class Model:
         r_hat, ess = guide.r_hat_of_functions or math.nan, guide.ess_of_functions or math.nan
         words = f"posterior by {chains} chains of {draws} draws"
         return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
+
+    def verdict(self, inputs: NDArray[Any], true: NDArray[Any], seed: int) -> str:
+        """Return where to trust the band, in one sentence by `check` without reference chains.
+
+        Args:
+            inputs: the training rows, encoded.
+            true: their targets.
+            seed: makes the draws reproducible.
+        """
+        estimator, y = self.estimator, torch.tensor(self.indices(true))
+        if isinstance(estimator, BayesianRegressor):
+            y = estimator.y_scaling_(y.reshape(len(y), -1).double())
+        posterior = estimator.posterior_
+        data = estimator.x_scaling_(torch.tensor(inputs)), y
+        sentence = check(posterior.model, posterior.guide, data, seconds=0, seed=seed).sentence
+        words, _, _ = sentence.partition(" Next:")
+        return words if isinstance(posterior.guide, Chains) else f"{words} Next: --inference chains"
 
     def described(self, **changes: Any) -> Model:
         """Return the same estimator with a changed description."""

@@ -89,7 +89,8 @@ def check(
         reference: chains to compare with; by default those of `sample`, for a guide or draws by
             name, where latents and rows are at most 4,096.
         num_samples: draws of the posterior, at least 100.
-        seconds: time for importance weights and reference chains; 0 leaves both out.
+        seconds: time for reference chains, and for more than 100 importance weights; 0 leaves the
+            chains out. More than 4,096 latents or rows leave out both.
         seed: makes the result a function of this number, where the time suffices.
 
     Returns:
@@ -104,7 +105,7 @@ def check(
     if len(y) != model.num_data:
         raise ValueError(f"data must hold all {model.num_data} training rows, got {len(y)}")
     end, size = time.perf_counter() + seconds, sum(map(math.prod, model.latent_shapes().values()))
-    affordable = seconds > 0 and max(len(y), size) <= _AFFORDABLE
+    affordable = max(len(y), size) <= _AFFORDABLE
     with seeded(seed), evaluating(model):
         inputs = {ON: x[spread_rows(len(y), _INPUTS)]}
         if probes is not None:
@@ -119,7 +120,7 @@ def check(
         if affordable and isinstance(posterior, nn.Module):
             rows += _guide_rows(model, posterior, x, y, end - 3 / 4 * seconds)
         # reference chains, in the time that is left
-        if affordable and diverging is None and reference is None:
+        if affordable and seconds > 0 and diverging is None and reference is None:
             off, left = inputs.get(OFF), max(1.0, end - time.perf_counter())
             with suppress(DivergedError):
                 reference = sample(model, (x, y), probes=off, seconds=left, progress=False)

@@ -100,12 +100,14 @@ def test_chains_are_saved_asked_and_reported(capsys, folder, tmp_path):
     words = ("--target", "price", "--drop", "id", "--inference", "chains", "--seconds", 2)
     code, out, err = run(capsys, "train", table, *words, "--out", model)
     assert code == 0 and re.search(r"posterior by 64 chains of \d+ draws \(R-hat .*ESS", out), out
+    assert "rust the band on the data" in out
     scores = as_json(capsys, "evaluate", model, table)["scores"]
     assert scores["r2"] > 0.8
     assert as_json(capsys, "predict", model, table, "--out", tmp_path / "p.csv")["rows"] == 120
     as_json(capsys, "report", model, table, "--out", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert "The network has 401 weights, their posterior by 64 chains" in page
+    assert Model.load(model).about.verdict in page
     words = ("prune", model, "--data", table, "--out", tmp_path / "small")
     code, _, err = run(capsys, *words)
     assert code == 2 and "guide must be an AutoSoftplusNormal, got Chains: train a guide" in err
