@@ -12,8 +12,8 @@ import torch
 from pyro.infer import NUTS
 from torch import Tensor
 
+from pyro_bbb._recorder import Function
 from pyro_bbb._utils.context import seeded
-from pyro_bbb.mcmc._fx_trace import ValueAndGradient
 from pyro_bbb.mcmc._potential import Potential
 
 
@@ -45,7 +45,7 @@ class _Energy(torch.autograd.Function):
     """An energy whose gradient comes with it."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, run: ValueAndGradient) -> Tensor:
+    def forward(ctx: Any, z: Tensor, run: Function) -> Tensor:
         energy, ctx.gradient = run(z)
         return energy
 
@@ -55,7 +55,7 @@ class _Energy(torch.autograd.Function):
 
 
 def run_chain(
-    gradient: ValueAndGradient,
+    gradient: Function,
     settings: Settings,
     start: Tensor,
     seed: int,
@@ -98,7 +98,7 @@ def run_chain(
     )
 
 
-def fastest(potential: Potential, settings: Settings, z: Tensor) -> ValueAndGradient:
+def fastest(potential: Potential, settings: Settings, z: Tensor) -> Function:
     """The fastest form of the potential's gradient that gives its values."""
     recorded = potential.recorded(z)
     return torch.compile(recorded) if settings.compile else recorded

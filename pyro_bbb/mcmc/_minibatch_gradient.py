@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from pyro_bbb._recorder import record
 from pyro_bbb._utils.inputs import Rows, input_tensors, with_tensors
-from pyro_bbb.mcmc._fx_trace import record
 from pyro_bbb.mcmc._potential import Potential
 
 

@@ -24,11 +24,11 @@ from torch.distributions import biject_to, constraints
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import drawn
+from pyro_bbb._recorder import Function, record
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.mcmc._fx_trace import ValueAndGradient, record
 from pyro_bbb.models import BayesianModel
 
 # Families on the real line whose parameters may be joined along a vector: they say all of it.
@@ -145,7 +145,7 @@ class Potential:
             (gradient,) = torch.autograd.grad(energy, z)
         return energy.detach(), gradient
 
-    def recorded(self, z: Tensor) -> ValueAndGradient:
+    def recorded(self, z: Tensor) -> Function:
         """The same function as `value_and_gradient`, as a recorded list of operations.
 
         Where the model cannot be recorded at ``z``, of finite energy, it is the function itself.

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bbb._ops.tracing import trace
+from pyro_bbb._recorder import record_step
 
 Run: TypeAlias = Callable[[], None]
 
@@ -79,36 +79,5 @@ class TracingDevice:
         step()
 
     def capture(self, step: Run, tensors: StepTensors) -> Run:
-        """Trace the step; where that does other than the step itself, RuntimeError."""
-        traced = trace(step, tensors.inputs)
-        others = [_other(x) for x in tensors.inputs]
-        found, expected = (_outcome(run, tensors, others) for run in (traced, step))
-        for one, other in zip(found, expected, strict=True):
-            if not torch.allclose(one, other, rtol=1e-3, equal_nan=True):
-                raise RuntimeError("its traced operations do other than the step itself")
-        return traced
-
-
-def _other(x: Tensor) -> Tensor:
-    """Values that differ from an input's, and are as likely."""
-    moved = x.roll(1, 0) if x.dim() else x
-    return 0.9 * moved if x.is_floating_point() else moved.clone()
-
-
-def _outcome(run: Run, tensors: StepTensors, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The state after a run with other inputs; all tensors and random numbers are as before."""
-    touched = *tensors.inputs, *tensors.state
-    before = [tensor.detach().clone() for tensor in touched]
-    with torch.random.fork_rng([]):
-        try:
-            _fill(tensors.inputs, inputs)
-            run()
-            return [tensor.detach().clone() for tensor in tensors.state]
-        finally:
-            _fill(touched, before)
-
-
-@torch.no_grad()
-def _fill(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
+        """Record the step; where that does other than the step itself, RuntimeError."""
+        return record_step(step, tensors.inputs, tensors.state)
