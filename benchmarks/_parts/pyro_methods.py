@@ -19,7 +19,7 @@ from _parts.baselines import PI, SIGMA1, SIGMA2
 from _parts.tasks import NUM_DATA, Trainer, Work
 from _parts.timing import Meter, repeated
 from pyro_bbb.training._runners.choose import has_few_parameters
-from pyro_bbb.training._runners.rollback import NonFiniteRollback
+from pyro_bbb.training._step import NonFiniteRollback
 
 PRIORS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: bbb.ScaleMixtureNormal(pi=PI, sigma1=SIGMA1, sigma2=SIGMA2),

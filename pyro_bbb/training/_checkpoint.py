@@ -51,7 +51,7 @@ from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim
 
 if TYPE_CHECKING:
-    from pyro_bbb.training._config import FitConfig
+    from pyro_bbb.training._fit import Options
 
 _KIND = "training"
 _OPTIONS = (  # of `fit`, in a fingerprint
@@ -235,9 +235,9 @@ class Checkpoint:
             raise failed from error
 
 
-def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
+def checkpoint_folder(options: Options) -> Path | None:
     """Return the folder for checkpoints, if any; ValueError for a run that cannot be resumed."""
-    checkpoint, every = config.checkpoint, config.checkpoint_every
+    checkpoint, every, data = options.checkpoint, options.checkpoint_every, options.data
     if every is not None:
         count("checkpoint_every", every)
     if checkpoint is None:
@@ -248,9 +248,11 @@ def checkpoint_folder(config: FitConfig, guide: Any, data: Any) -> Path | None:
         raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
     stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
     lacking = {
-        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
+        "a guide that is a module, with parameters of its own": not isinstance(
+            options.guide, nn.Module
+        ),
         "data that can be read again from the start, got a stream": stream,
-        "a torch optimiser, got a PyroOptim": isinstance(config.optimizer, PyroOptim),
+        "a torch optimiser, got a PyroOptim": isinstance(options.optimizer, PyroOptim),
     }
     require("checkpoint", lacking)
     return Path(checkpoint)
@@ -263,15 +265,15 @@ def _name_of_loss(elbo: Any) -> str:
     return "RecordedTraceMeanFieldELBO" if elbo.closed_form else "RecordedTraceELBO"
 
 
-def fingerprint(config: FitConfig, state: TrainingState, elbo: Any) -> dict[str, Json]:
+def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, Json]:
     """Return the definition of a run by name; functions count by their names."""
     model, guide = state.model, state.guide
     return {
         "version of pyro_bbb": __version__,
         "version of torch": str(torch.__version__),
-        **{name: _word(getattr(config, name)) for name in _OPTIONS},
+        **{name: _word(getattr(options, name)) for name in _OPTIONS},
         "num_particles": elbo.num_particles,
-        "kl_schedule": _word(config.schedule),
+        "kl_schedule": _word(options.schedule),
         "loss": _name_of_loss(elbo),
         "num_data": state.batches.model.num_data,
         "device": state.device.type,

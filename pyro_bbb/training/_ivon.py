@@ -52,7 +52,7 @@ from pyro_bbb.training._schedules import default_lr
 
 if TYPE_CHECKING:
     from pyro_bbb.training._batches import Batches
-    from pyro_bbb.training._config import FitConfig
+    from pyro_bbb.training._fit import Options
 
 IVON_LR = 0.1  # in units of a Newton step
 _WINDOWS = 10.0  # decay times of the Hessian in a run
@@ -416,14 +416,15 @@ class NaturalGradientELBO:
 
 
 def natural_gradients(
-    model: BayesianModel, guide: Any, batches: Batches, config: FitConfig, options: IVON
+    options: Options, ivon: IVON, batches: Batches
 ) -> tuple[NaturalGradientELBO, partial[NaturalGradient]]:
     """Return the objective and the optimiser of a run.
 
     Raises:
         ValueError: guide, schedule or options with which IVON cannot train.
     """
-    _check(guide, config, len(batches))
+    model, guide = options.model, options.guide
+    _check(guide, options, len(batches))
     locs, rhos = _parameters(guide)
     normals = _fixed_normals(model, guide, *batches.examples)
     entries, unpruned = guide.unpruned, None
@@ -431,39 +432,39 @@ def natural_gradients(
         masks = [entries.get(n, torch.ones_like(x, dtype=torch.bool)) for n, x in locs.items()]
         unpruned = torch.cat([mask.flatten() for mask in masks])
     prior = _priors(locs, normals, unpruned)
-    num_data = model.num_data / config.last_kl_weight(model.num_data)
-    hessian = _initial_hessian(rhos.values(), prior.precision, num_data, options.hess_init)
+    num_data = model.num_data / options.last_kl_weight(model.num_data)
+    hessian = _initial_hessian(rhos.values(), prior.precision, num_data, ivon.hess_init)
     posterior = FlatPosterior(locs, rhos, prior, unpruned, hessian)
     open_priors = frozenset(locs.keys() - normals.keys())
-    elbo = NaturalGradientELBO(posterior, guide, open_priors, config.num_particles, entries)
-    num_steps = config.epochs * len(batches)
+    elbo = NaturalGradientELBO(posterior, guide, open_priors, options.num_particles, entries)
+    num_steps = options.epochs * len(batches)
     optimizer = partial(
         NaturalGradient,
         posterior=posterior,
-        options=options,
+        options=ivon,
         num_steps=num_steps,
         max_lr=default_lr(num_steps),
     )
     return elbo, optimizer
 
 
-def _check(guide: Any, config: FitConfig, num_batches: int) -> None:
+def _check(guide: Any, options: Options, num_batches: int) -> None:
     if not isinstance(guide, AutoSoftplusNormal):
         raise ValueError(
             "optimizer 'ivon' trains a guide of independent Normals, AutoSoftplusNormal(model), "
             f"got {type(guide).__name__}: take that guide, or another optimizer"
         )
-    if config.estimator != "reparam":
+    if options.estimator != "reparam":
         raise ValueError(
             "optimizer 'ivon' needs estimator='reparam': its Hessian comes from the noise of the "
-            f"weights, got estimator {config.estimator!r}"
+            f"weights, got estimator {options.estimator!r}"
         )
-    if minibatch_elbo(config.loss, config.num_particles).closed_form:
+    if minibatch_elbo(options.loss, options.num_particles).closed_form:
         raise ValueError(
             "optimizer 'ivon' has an objective of its own, recorded as by loss='trace', got "
-            f"loss {config.loss!r}"
+            f"loss {options.loss!r}"
         )
-    plain = replace(config.schedule, warmup_epochs=0, cooling_epochs=0, initial_temperature=None)
+    plain = replace(options.schedule, warmup_epochs=0, cooling_epochs=0, initial_temperature=None)
     sizes = {"num_batches": num_batches, "batch_size": 1, "num_data": num_batches}
     weights = [plain.weight(batch=i, **sizes) for i in range(1, num_batches + 1)]
     if not min(weights) > (1 - 1e-6) * max(weights):

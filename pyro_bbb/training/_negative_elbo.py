@@ -19,8 +19,7 @@ from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import ClosedForm
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel, require_guide
-from pyro_bbb.training._setup import Frozen, objective
-from pyro_bbb.training._validation import check_fit
+from pyro_bbb.training._setup import Frozen, check_fit, objective
 
 REDUCTIONS = ("sum", "mean")
 

@@ -1,39 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set-up of a training run: device, precision, vectorised draws, frozen parameters."""
+"""Set-up of a training run: checks of its arguments, device, precision, objective."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
+from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._handlers.pruned_sites import mask_pruned
-from pyro_bbb._handlers.sites import declared_names
+from pyro_bbb._handlers.sites import declared_names, drawn
+from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.distributed import Processes
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
-from pyro_bbb.guides import ClosedForm, Collected, Ensemble, collected
+from pyro_bbb.guides import Approximated, ClosedForm, Ensemble
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
-from pyro_bbb.training._batches import Batches
-from pyro_bbb.training._config import FitConfig
+from pyro_bbb.training._batches import Batches, check_sampler, is_sharded
 from pyro_bbb.training._ivon import natural_gradients
-from pyro_bbb.training._runners.protocol import StepProgram
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
-from pyro_bbb.training._validation import check_fit, warn_if_unscaled
+from pyro_bbb.training._step import StepProgram
 from pyro_bbb.training.history import History
+
+if TYPE_CHECKING:
+    from pyro_bbb.training._fit import Options
 
 # Draws of a step at once take memory with their number, and gain nothing for large networks.
 MOST = 2**24  # numbers in all draws
 OF_CONVOLUTIONS = 2**18  # weights of a network with convolutions
+_UNSCALED = 20.0  # factor between targets and 1
 _VECTORISED = ("reparam", "stl")  # estimators; the noise of the others is per example anyway
 
 
@@ -51,30 +59,25 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
-def plans(guide: Any, epochs: int, epoch_steps: int) -> list[tuple[Collected, range]]:
-    """Guides that collect iterates, and the steps after which they do."""
-    return [(each, each.plan(epochs * epoch_steps, epoch_steps)) for each in collected(guide)]
-
-
 def make_program(
-    guide: Any,
+    options: Options,
     batches: Batches,
-    config: FitConfig,
     history: History,
     scope: Callable[[], AbstractContextManager[None]],
 ) -> StepProgram:
     """Assemble the computation of a training step, after a check of guide against model."""
-    model, weighted = batches.model, with_kl_weight(guide)
+    model, guide = options.model, options.guide
+    weighted = with_kl_weight(guide)
     latents = check_fit(model, weighted, *batches.examples)
     warn_if_unscaled(model, batches.spread()[1])
     batches.processes.align(tensors_of(model, guide))
     elbo: Any
-    options = {"loss": config.loss, "num_particles": config.num_particles}
-    elbo = objective(model, guide, latents, estimator=config.estimator, **options)
-    optimizer = config.optimizer
-    if config.ivon is not None:
-        elbo, optimizer = natural_gradients(model, guide, batches, config, config.ivon)
-    network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, config.autocast)
+    names = "loss", "num_particles", "estimator"
+    elbo = objective(model, guide, latents, **{name: getattr(options, name) for name in names})
+    optimizer = options.optimizer
+    if options.ivon is not None:
+        elbo, optimizer = natural_gradients(options, options.ivon, batches)
+    network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, options.autocast)
     if elbo.closed_form and isinstance(guide, ClosedForm):
         network, weighted = guide.in_closed_form(network)
     return StepProgram(
@@ -83,8 +86,8 @@ def make_program(
         elbo,
         (guide, model),
         optimizer,
-        config.initial_lr(len(batches)),
-        MAX_LR_OF_LOCS if config.lr is None else None,
+        options.initial_lr(len(batches)),
+        MAX_LR_OF_LOCS if options.lr is None else None,
         history,
         scope,
     )
@@ -202,3 +205,81 @@ class Frozen:
             for parameter in self.parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None
+
+
+def check_group(group: Processes, options: Options) -> None:
+    """Raise ValueError if several processes cannot train together with such arguments."""
+    if group.size == 1:
+        return
+    guide, data = options.guide, options.data
+    lacking = {
+        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
+        "a torch optimiser, got a PyroOptim": isinstance(options.optimizer, PyroOptim),
+        "cuda_graph=False": options.cuda_graph,
+    }
+    require(f"training in {group.size} processes", lacking)
+    check_sampler(data, group)
+    if is_sharded(data) and isinstance(guide, Approximated):
+        raise ValueError(
+            "data must be the same in every process for a guide that is approximated at the end, "
+            "got a loader that yields each process its own shard"
+        )
+
+
+def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str, int]:
+    """Run model and guide on two examples, which builds lazy guides; return the latents' sizes."""
+    args = x[:2], y[:2], 0.5
+    with torch.no_grad(), evaluating(model):
+        guide_trace = poutine.trace(guide).get_trace(*args)
+        try:
+            replayed = poutine.replay(model, trace=guide_trace)
+            model_trace = poutine.trace(replayed).get_trace(*args)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"guide must draw latents that fit the model: {error}") from error
+    latents = drawn(model_trace)
+    _check_guide(guide_trace, latents)
+    return {name: p["value"].numel() for name, p in latents.items()}
+
+
+def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
+    """Raise ValueError unless the guide draws the model's latents alone, alike in shape and scale.
+
+    Auxiliary sites are exempt; the density of any other would count against the model's.
+    """
+    missing = [name for name in latents if name not in guide_trace]
+    if missing:
+        raise ValueError(
+            f"guide must have a posterior for every latent of the model, it lacks {missing}"
+        )
+    sites = drawn(guide_trace).items()
+    own = [name for name, q in sites if not (q["infer"] or {}).get("is_auxiliary")]
+    if others := [name for name in own if name not in latents]:
+        raise ValueError(f"guide must draw latents of the model only, it draws {others} too")
+    for name, p in latents.items():
+        q, shape = guide_trace.nodes[name], p["fn"].shape()
+        if q["value"].shape != shape:
+            raise ValueError(
+                f"guide must draw {name!r} of the model's shape {list(shape)}, it draws "
+                f"{list(q['value'].shape)}"
+            )
+        if not torch.allclose(torch.as_tensor(q["scale"]), torch.as_tensor(p["scale"])):
+            raise ValueError(
+                f"site {name!r} is scaled differently in guide and model: the guide must weigh its "
+                "log-density by kl_weight with poutine.scale(scale=kl_weight), or take no such "
+                "argument"
+            )
+
+
+def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:
+    """Warn where real targets are far from the scale 1 of the outputs at the start."""
+    y = y[y.isfinite()]  # others are missing
+    if not model.likelihood.has_unit or len(y) < 2:
+        return
+    mean, std = float(y.double().mean()), float(y.double().std())
+    if std and not (std > 1 / _UNSCALED and max(std, abs(mean)) < _UNSCALED):
+        warnings.warn(
+            f"targets have mean {mean:.3g} and standard deviation {std:.3g}; the priors and the "
+            "learned noise expect about 0 and 1, and intervals will be wrong otherwise. Train on "
+            "data.standardize(y), and undo it by prediction.rescaled(mean, scale).",
+            stacklevel=4,
+        )

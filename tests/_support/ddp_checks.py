@@ -37,8 +37,7 @@ from pyro_bbb import likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._runners import distributed
-from pyro_bbb.training._runners.eager import EagerRunner
-from pyro_bbb.training._runners.protocol import mean_parts, sums
+from pyro_bbb.training._step import EagerRunner, mean_parts, sums
 from tests._support import ddp_worker as killed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,8 +28,7 @@ import pyro_bbb as bbb
 from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.persistence.json_codec import decode, encode
-from pyro_bbb.training import _fit
-from pyro_bbb.training._runners import rollback
+from pyro_bbb.training import _fit, _step
 from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.guide_names import ANY_MODEL
@@ -942,7 +941,7 @@ def poisoned(what="loss", times=(5,), **options):
 
 def watch(monkeypatch, parts):
     """State before and after each step that is taken or tried: parameters, buffers, moments."""
-    seen, real = [], rollback.NonFiniteRollback.step
+    seen, real = [], _step.NonFiniteRollback.step
 
     def whole(optim):
         moments = [x for entry in optim.get_state()["state"].values() for x in entry.values()]
@@ -955,7 +954,7 @@ def watch(monkeypatch, parts):
         finally:
             seen.append((before, whole(self.optim)))
 
-    monkeypatch.setattr(rollback.NonFiniteRollback, "step", watched)
+    monkeypatch.setattr(_step.NonFiniteRollback, "step", watched)
     return seen
 
 

@@ -24,8 +24,8 @@ from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.training._runners import choose
 from pyro_bbb.training._runners.distributed import DistributedRunner
-from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training._schedules import lr_factor
+from pyro_bbb.training._step import NonFiniteRollback
 from pyro_bbb.training.objectives import NonFiniteError
 
 

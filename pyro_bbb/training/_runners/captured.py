@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from pyro_bbb._utils.inputs import Rows, parts_of
 from pyro_bbb.elbo import NonFiniteError, loss_parts
 from pyro_bbb.training._runners.capture_devices import CaptureDevice, Run, StepTensors
-from pyro_bbb.training._runners.protocol import Parts, StepProgram, numbered
 from pyro_bbb.training._runners.sync_free import SyncFreeOptim
+from pyro_bbb.training._step import Parts, StepProgram, numbered
 
 Batch: TypeAlias = tuple[Rows, Tensor]
 _UNCAPTURABLE = (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro.optim import PyroOptim
@@ -13,49 +13,48 @@ from torch.utils.data import DataLoader
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.validation import require
-from pyro_bbb.training._config import FitConfig
 from pyro_bbb.training._runners.capture_devices import CaptureDevice, CudaDevice, TracingDevice
 from pyro_bbb.training._runners.captured import CapturedRunner
 from pyro_bbb.training._runners.distributed import DistributedRunner
-from pyro_bbb.training._runners.eager import EagerRunner
-from pyro_bbb.training._runners.protocol import StepProgram, StepRunner
-from pyro_bbb.training._runners.rollback import NonFiniteRollback
 from pyro_bbb.training._runners.sync_free import UnsupportedOptimizerError
+from pyro_bbb.training._step import EagerRunner, NonFiniteRollback, StepProgram, StepRunner
+
+if TYPE_CHECKING:
+    from pyro_bbb.training._fit import Options
 
 _FEW_PARAMETERS = 2**20  # with more, a captured step takes more memory and no less time
 _WORTH_IT = 100  # steps; to capture one takes the time of some twenty
 
 
-def capture_device(
-    config: FitConfig, guide: Any, data: Any, device: torch.device
-) -> CaptureDevice | None:
+def capture_device(options: Options, device: torch.device) -> CaptureDevice | None:
     """The device that captures the steps of a run, if they are to be captured.
 
     Raises:
         ValueError: ``cuda_graph=True`` for what no captured step can have.
     """
+    guide, data = options.guide, options.data
     lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
         "data in memory, tensors or a Dataset, got a DataLoader": isinstance(data, DataLoader),
         "a torch optimiser, Adam or AdamW, got a PyroOptim": isinstance(
-            config.optimizer, PyroOptim
+            options.optimizer, PyroOptim
         ),
     }
-    if config.cuda_graph:
+    if options.cuda_graph:
         require(
             "cuda_graph=True", lacking | {f"a CUDA device, got {device}": device.type != "cuda"}
         )
         return CudaDevice(device)
-    if config.engine == "eager" or config.accumulate > 1 or any(lacking.values()):
+    if options.engine == "eager" or options.accumulate > 1 or any(lacking.values()):
         return None
-    if device.type == "cuda" and config.engine == "compiled" and config.nonfinite == "raise":
+    if device.type == "cuda" and options.engine == "compiled" and options.nonfinite == "raise":
         return CudaDevice(device)
     return TracingDevice() if device.type == "cpu" else None
 
 
 def make_runner(
     program: StepProgram,
-    config: FitConfig,
+    options: Options,
     capture: CaptureDevice | None,
     group: Processes,
     interrupts: Interrupts,
@@ -65,29 +64,29 @@ def make_runner(
     runner: StepRunner
     if group.size > 1:
         runner = DistributedRunner(program, group, interrupts)
-    elif capture is not None and _wanted(config, program, num_steps):
+    elif capture is not None and _wanted(options, program, num_steps):
         try:
-            runner = CapturedRunner(program, capture, required=config.cuda_graph)
+            runner = CapturedRunner(program, capture, required=options.cuda_graph)
         except UnsupportedOptimizerError:
-            if config.cuda_graph:
+            if options.cuda_graph:
                 raise
             runner = EagerRunner(program)
         if capture.asynchronous:
             return runner
     else:
         runner = EagerRunner(program)
-    return NonFiniteRollback(runner, program, config.nonfinite)
+    return NonFiniteRollback(runner, program, options.nonfinite)
 
 
-def _wanted(config: FitConfig, program: StepProgram, num_steps: int) -> bool:
+def _wanted(options: Options, program: StepProgram, num_steps: int) -> bool:
     """Return whether steps are to be captured; by themselves only where it is as good, and faster.
 
     A callback may change in Python what has been captured.
     """
-    if config.cuda_graph or config.engine == "compiled":
+    if options.cuda_graph or options.engine == "compiled":
         return True
     few = has_few_parameters(*program.modules)
-    return few and num_steps >= _WORTH_IT and not config.callbacks
+    return few and num_steps >= _WORTH_IT and not options.callbacks
 
 
 def has_few_parameters(*parts: Any) -> bool:

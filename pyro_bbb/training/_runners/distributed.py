@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.interrupts import Interrupts
-from pyro_bbb.training._runners.protocol import (
+from pyro_bbb.training._step import (
     Parts,
     StepProgram,
     gradients,
