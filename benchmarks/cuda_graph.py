@@ -25,7 +25,7 @@ import tyro
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from pyro_bbb.training._runners.capture_devices import CudaDevice
+from pyro_bbb.training._captured import CudaDevice
 
 PRIORS = {
     "scale mixture": lambda: bbb.ScaleMixtureNormal(0.25, 1.0, math.exp(-6)),

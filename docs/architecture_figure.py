@@ -20,7 +20,7 @@ WIDTH, HEIGHT, STEP = 100.0, 7.0, 11.0  # of the figure, of a room, from floor t
 
 # room: floor, left, right, what is inside
 ROOMS: dict[str, tuple[int, float, float, str]] = {
-    "_ops": (1, 20, 40, "fused kernels"),
+    "_recorder": (1, 20, 40, "recorded operations"),
     "_utils": (1, 43, 60, "torch helpers"),
     "metrics": (2, 76, 95, "accuracy, NLL, ECE"),
     "data": (2, 4, 16, "x, y"),
@@ -35,6 +35,7 @@ ROOMS: dict[str, tuple[int, float, float, str]] = {
     "likelihoods": (5, 34, 45, "p(y | outputs)"),
     "models": (6, 20, 45, "p(w) p(y | x, w)"),
     "persistence": (7, 20, 34, "save, load"),
+    "elbo": (7, 51, 62, "free energy"),
     "prediction": (7, 76, 95, "draws, summaries"),
     "training": (8, 20, 73, ""),
     "mcmc": (8, 76, 84, "NUTS"),

@@ -8,13 +8,11 @@ from . import estimators as estimators
 from . import evaluation as evaluation
 from . import export as export  # old path
 from . import guides as guides
-from . import history as history  # old path
 from . import likelihoods as likelihoods
 from . import mcmc as mcmc
 from . import metrics as metrics
 from . import models as models
 from . import networks as networks
-from . import objectives as objectives  # old path
 from . import optim as optim  # old path
 from . import persistence as persistence
 from . import plots as plots

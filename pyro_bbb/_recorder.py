@@ -2,11 +2,11 @@
 """Record the tensor operations of a function once, and replay them.
 
 For a network of some thousand weights the arithmetic of a step takes microseconds, and deciding in
-Python what to compute takes milliseconds. A function that computes the same whatever the values of
-its tensors is run once under a dispatch mode that notes each operation of aten and the memory that
-it reads and writes. An operation is replayed if it writes to a tensor from outside, draws random
-numbers, or depends on an argument or on anything that is written; the results of all others are
-constants. `torch.cuda.graphs` does the same for a GPU.
+Python what to compute takes milliseconds. A function whose operations do not depend on the values
+of its tensors is run once under a dispatch mode that notes each operation of aten and the memory
+that it reads and writes. An operation is replayed if it writes to a tensor, draws random numbers,
+or depends on an argument or on anything that is written; the results of all others are constants.
+`torch.cuda.graphs` does the same for a GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def record_step(
     """Record a step that works in place, and return a function that does the same.
 
     Args:
-        step: the step; its effect is undone.
+        step: the step; it is run, and then again without effect.
         inputs: tensors that others change between steps.
         state: tensors that the step changes. All others that it reads are taken to be constant.
 
@@ -69,17 +69,13 @@ def record_step(
     Raises:
         RuntimeError: the step reads a number on the host, or the record does not repeat it.
     """
-    tracer = _Tracer()
-
-    def traced() -> None:
-        with tracer:
-            step()
-
-    expected = _outcome(traced, inputs, state)
+    with _Tracer() as tracer:
+        step()
     replay: Callable[[], None] = torch.inference_mode()(
         _compiled(tracer.operations, (), inputs, ())
     )
-    for x, y in zip(_outcome(replay, inputs, state), expected, strict=True):
+    outcomes = [_outcome(run, inputs, state) for run in (replay, step)]
+    for x, y in zip(*outcomes, strict=True):
         if not torch.allclose(x, y, rtol=1e-3, equal_nan=True):
             raise RuntimeError("its traced operations do other than the step itself")
     return replay
@@ -303,12 +299,12 @@ def _compiled(
 
 def _used(operations: Sequence[_Operation], results: Sequence[_Ref]) -> list[_Operation]:
     """Leave out the operations whose result nobody uses."""
-    used, kept = set(results), []
+    used, needed = set(results), []
     for x in reversed(operations):
         if x.written or x.is_random or not used.isdisjoint(x.outputs):
-            kept.append(x)
+            needed.append(x)
             used.update(x.inputs)
-    return kept[::-1]
+    return needed[::-1]
 
 
 def _cheaper(

@@ -18,7 +18,7 @@ import pyro_bbb as bbb
 from _parts.baselines import PI, SIGMA1, SIGMA2
 from _parts.tasks import NUM_DATA, Trainer, Work
 from _parts.timing import Meter, repeated
-from pyro_bbb.training._runners.choose import has_few_parameters
+from pyro_bbb.training._captured import has_few_parameters
 from pyro_bbb.training._step import NonFiniteRollback
 
 PRIORS: dict[str, Callable[[], Any]] = {

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from _helpers.repeats import over
 from _helpers.run import Picture, Run, Table
 from pyro_bbb import bandits, priors
-from pyro_bbb.training._runners.capture_devices import CudaDevice
+from pyro_bbb.training._captured import CudaDevice
 
 Player: TypeAlias = "tuple[bandits.ThompsonAgent, Mushrooms]"
 

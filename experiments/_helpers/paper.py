@@ -23,7 +23,7 @@ from _helpers.images import images, train_and_validation
 from _helpers.run import Data
 from _helpers.training import Training, make_prior
 from pyro_bbb import metrics
-from pyro_bbb.training._runners.capture_devices import CudaDevice
+from pyro_bbb.training._captured import CudaDevice
 
 Scores: TypeAlias = dict[str, Any]
 Preset: TypeAlias = Literal["published", "ours"]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training by stochastic variational inference: `fit`, its objectives and its record.
+"""Training by stochastic variational inference: `fit` and its record.
 
-Imports the rooms up to `persistence`. A new loss goes into ``objectives.py``, a KL or learning-rate
-schedule into ``_schedules.py``, a way to run a step into ``_runners``.
+`_fit.py` has the options and the loop, `_step.py` a step, `_captured.py` steps recorded once and
+replayed, `_ivon.py` natural gradients, `_checkpoint.py` the content of a checkpoint. Imports the
+packages up to `persistence`. A KL or learning-rate schedule goes into ``_schedules.py``, a way to
+run a step into ``_step.py``.
 """
 
 from pyro_bbb.training import history, objectives, optim

@@ -39,7 +39,7 @@ _EXAMPLES = 256
 
 @dataclass(frozen=True)
 class Shard:
-    """The data of one step in one process: parts of minibatches, each with a draw of its own."""
+    """The data of one step in one process: parts of minibatches, each with its own draw."""
 
     parts: list[Batch]
     size: int  # examples of the step in all processes
@@ -51,7 +51,7 @@ class Batches:
 
     Several processes split each minibatch of data in memory, and of a loader that gives all of them
     the same. A loader with a `DistributedSampler`, or of a stream, yields each its own shard.
-    A loader also has a ``batch_size`` of its own. A step takes ``accumulate`` minibatches.
+    A loader has its own ``batch_size``. A step takes ``accumulate`` minibatches.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Batches:
         return first
 
     def spread(self, most: int = _EXAMPLES) -> Batch:
-        """Examples evenly spread over data in memory, or over a loader's first batch; 256 at most.
+        """Return examples evenly spread over data in memory, or over a loader's first batch.
 
-        There may be fewer, by ``most``.
+        There are at most 256, and at most ``most``.
         """
         source = self.source
         x, y = (source.x, source.y) if isinstance(source, Minibatches) else self.examples
@@ -318,7 +318,7 @@ class Batches:
         return x, y
 
     def _compared(self, first: Batch | None) -> Batch:
-        """The first batch of the loader, compared with those of the other processes."""
+        """Return the first batch of the loader, compared with those of the other processes."""
         own = b"" if first is None else digest([*parts_of(first[0]).values(), first[1]]).encode()
         digests = self.processes.all_gather_bytes(own)
         if first is None or b"" in digests:
@@ -337,7 +337,7 @@ class Batches:
 
 
 def check_sampler(data: Any, processes: Processes) -> None:
-    """Raises ValueError if a loader's `DistributedSampler` is for other processes than these."""
+    """Raise ValueError if a loader's `DistributedSampler` is for other processes than these."""
     sampler = _distributed(data) if isinstance(data, DataLoader) else None
     if sampler is None:
         return

@@ -105,7 +105,7 @@ class EarlyStopping:
 
 
 def _points(guide: Any, x: Any) -> Any:
-    """The points of a guide, or of an ensemble's members, that are no distribution in training."""
+    """Return the points of guides that are not a distribution in training, or else the guide."""
     members = guide.members if isinstance(guide, Ensemble) else [guide]
     if not all(isinstance(member, Delta | Approximated) for member in members):
         return guide

@@ -23,7 +23,7 @@ import torch
 
 from pyro_bbb._handlers.param_store import callers_store, own_store
 from pyro_bbb._utils.context import explained_batchnorm, seeded
-from pyro_bbb._utils.distributed import processes
+from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.interrupts import AgreedInterrupts, Interrupts
 from pyro_bbb._utils.locking import cached_property, locked
 from pyro_bbb._utils.progress import progress_bar
@@ -34,6 +34,14 @@ from pyro_bbb.guides import Approximated, NoModeError, TooFewIteratesError, coll
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
+from pyro_bbb.training._captured import (
+    CapturedRunner,
+    CudaDevice,
+    TracingDevice,
+    UnsupportedOptimizerError,
+    capture_device,
+    is_faster_captured,
+)
 from pyro_bbb.training._checkpoint import (
     Checkpoint,
     Progress,
@@ -42,9 +50,9 @@ from pyro_bbb.training._checkpoint import (
     checkpoint_folder,
     fingerprint,
 )
+from pyro_bbb.training._distributed import DistributedRunner
 from pyro_bbb.training._early_stopping import EarlyStopping, check_validation
 from pyro_bbb.training._ivon import IVON, IVON_LR
-from pyro_bbb.training._runners.choose import capture_device, make_runner
 from pyro_bbb.training._schedules import (
     BatchWeight,
     KLSchedule,
@@ -53,7 +61,13 @@ from pyro_bbb.training._schedules import (
     lr_factor,
 )
 from pyro_bbb.training._setup import Frozen, check_group, make_program, tensors_of, to_device
-from pyro_bbb.training._step import Parts, StepRunner
+from pyro_bbb.training._step import (
+    EagerRunner,
+    NonFiniteRollback,
+    Parts,
+    StepProgram,
+    StepRunner,
+)
 from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim, Optimizer
 
@@ -159,7 +173,7 @@ def fit(
         device: where to train; by default where the guide's parameters are.
         autocast: ``torch.bfloat16`` runs the network's products and convolutions in it; draws,
             log-densities and parameters stay in theirs.
-        accumulate: minibatches of one step, one after the other, each with draws of its own: a
+        accumulate: minibatches of one step, one after the other, each with its own draws: a
             minibatch this many times as large, in the memory of one.
         cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch,
             and for the smaller last one, which saves the launches of its operations. It needs data
@@ -232,7 +246,9 @@ def fit(
         with frozen.preserved():
             program = make_program(options, batches, history, scope)
         num_steps = epochs * len(batches)
-        runner = make_runner(program, options, capture, group, interrupts, num_steps)
+        if not is_faster_captured(options, program, num_steps):
+            capture = None
+        runner = _runner(options, program, capture, group, interrupts)
         at_end.callback(_close, runner)
         if isinstance(runner.optim, JointOptim):
             runner.optim.frozen = frozen.parameters
@@ -276,7 +292,7 @@ class Options(SimpleNamespace):
     callbacks: Iterable[Callback]
 
     def check(self) -> None:
-        """Raise the error that `fit` documents for an argument that is wrong by itself."""
+        """Check the arguments that can be checked without data and device."""
         kind("model", self.model, BayesianModel)
         require_guide(self.guide)
         count("epochs", self.epochs)
@@ -463,6 +479,31 @@ class Loop:
         if history.validation_loss:
             shown["validation"] = f"{history.validation_loss[-1]:.4g}"
         self.bar.set_postfix(shown, refresh=False)
+
+
+def _runner(
+    options: Options,
+    program: StepProgram,
+    capture: CudaDevice | TracingDevice | None,
+    group: Processes,
+    interrupts: Interrupts,
+) -> StepRunner:
+    """Return the runner of the steps: captured, of several processes, or eager."""
+    runner: StepRunner
+    if group.size > 1:
+        runner = DistributedRunner(program, group, interrupts)
+    elif capture is None:
+        runner = EagerRunner(program)
+    else:
+        try:
+            runner = CapturedRunner(program, capture, required=options.cuda_graph)
+        except UnsupportedOptimizerError:
+            if options.cuda_graph:
+                raise
+            runner = EagerRunner(program)
+        if capture.asynchronous:
+            return runner  # it reads no loss that could be rolled back
+    return NonFiniteRollback(runner, program, options.nonfinite)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ $$g \leftarrow \beta_1 g + (1-\beta_1)\hat g, \qquad
   h \leftarrow h - (1-\beta_2)(h-\hat h) + \tfrac12(1-\beta_2)^2\frac{(h-\hat h)^2}{h+\delta},$$
 $$m \leftarrow m - \alpha\,\frac{g/(1-\beta_1^t) + \delta(m-\mu_0)}{h+\delta}.$$
 
-The last term of $h$ keeps $h + \delta$ positive, whatever the sign of $\hat h$ (Lin et al. 2020):
+The last term of $h$ keeps $h + \delta$ positive also for negative $\hat h$ (Lin et al. 2020):
 the new $h + \delta$ is $\tfrac12\bigl(1 + (1 - x)^2\bigr)$ times the old one,
 $x = (1-\beta_2)(h-\hat h)/(h+\delta)$.
 
@@ -29,7 +29,7 @@ examples, which is the gradient of ``totals``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,9 @@ from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.elbo import LossParts, NonFiniteError, loss_parts, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.training._runners.flat_adam import FlatMemory
+from pyro_bbb.training._flat_adam import FlatMemory
 from pyro_bbb.training._schedules import default_lr
 
 if TYPE_CHECKING:
@@ -163,14 +164,14 @@ class NaturalGradient(Adam):
         lr, rate1, rate2, debias = self._rates(examples.dtype)
         # (1 - beta2) (h - ĥ)
         change = torch.addcmul(h, price, 1 / examples, value=-1, out=price).mul_(rate2)
-        curvature = torch.add(h, delta, out=q.theta)
+        curvature = h + delta
         h.sub_(change).addcdiv_(change.square_(), curvature, value=0.5)
         g.mul_(1 - rate1).addcmul_(grad, rate1 / examples)
         # alpha (g / (1 - beta1^t) + delta (m - mu_0))
         ascent = torch.mul(g, lr / debias, out=price).addcmul_(m, lr * delta)
         if q.prior.loc is not None:
             ascent.sub_(lr * delta * q.prior.loc)
-        m.addcdiv_(ascent, torch.add(h, delta, out=q.theta), value=-1)
+        m.addcdiv_(ascent, torch.add(h, delta, out=curvature), value=-1)
         if q.unpruned is not None:
             m.mul_(q.unpruned)
 
@@ -225,12 +226,9 @@ class NormalPriors:
 class FlatPosterior:
     """The means and Hessians of a guide's latents as vectors, and draws from the posterior.
 
-    Beside parameters and state it takes three vectors: of the draw, its gradient, and Price's
-    product. A second draw in a step takes two more.
-
     Args:
-        locs: the guide's means by site name; they lie on the vector ``loc`` from `open` to `close`.
-        rhos: the guide's scales by site name, likewise on ``rho``; `write` sets them.
+        locs: the guide's means in the order of its latents; on ``loc`` from `open` to `close`.
+        rhos: the guide's scales in that order, on ``rho``; `write` sets them.
         prior: fixed Normal priors of the vector's entries.
         unpruned: true where an entry is not pruned, ``[n]``; ``None`` if none is.
         hessian: $h$ at the start, ``[n]``.
@@ -238,23 +236,20 @@ class FlatPosterior:
 
     def __init__(
         self,
-        locs: Mapping[str, nn.Parameter],
-        rhos: Mapping[str, nn.Parameter],
+        locs: list[nn.Parameter],
+        rhos: list[nn.Parameter],
         prior: NormalPriors,
         unpruned: Tensor | None,
         hessian: Tensor,
     ) -> None:
-        self.names, self.locs, self.rhos = list(locs), list(locs.values()), list(rhos.values())
-        self.prior, self.unpruned = prior, unpruned
+        self.locs, self.rhos, self.prior, self.unpruned = locs, rhos, prior, unpruned
         self.state = {  # of the algorithm, in a checkpoint; num_data is lambda of the latest step
             "step": torch.zeros((), device=hessian.device),
             "hessian": hessian,
             "momentum": torch.zeros_like(hessian),
             "num_data": hessian.new_ones(()),
         }
-        self.theta = torch.empty_like(hessian)  # the latest draw
-        self.square = self.log_scale = hessian.new_zeros(())  # sums of eps^2 and ln sigma there
-        self._sums = self._latest = torch.zeros_like(hessian), torch.zeros_like(hessian)
+        self.count = len(hessian) if unpruned is None else unpruned.sum()
         self.totals = nn.Parameter(hessian.new_zeros(2))  # its gradient: examples, KL weight
         self.loc = self.rho = nn.Parameter(hessian.new_empty(0))  # once open
         self._memory: list[FlatMemory] = []
@@ -266,56 +261,39 @@ class FlatPosterior:
         return [self.totals, self.loc, self.rho]
 
     @torch.no_grad()
-    def draw(self, num_data: Tensor | float) -> dict[str, Tensor]:
-        """Draw all latents given lambda; returns leaves of a graph, by site name."""
-        further = self.loc.grad is not None  # of a step
-        pair = torch.empty_like(self.theta), torch.empty_like(self.theta)
-        self._latest = pair if further else self._sums
-        gradient, work = self._latest
-        noise, scale = self.theta.normal_(), self._scale(num_data, out=work)
+    def draw(self, num_data: Tensor | float) -> tuple[Tensor, Tensor]:
+        r"""Draw $\theta = m + \sigma\epsilon$, a leaf, and return it with its log-density."""
+        scale = self._precision(num_data).rsqrt_()
+        noise = torch.empty_like(scale).normal_()
         if self.unpruned is not None:
             noise.mul_(self.unpruned)
             scale.masked_fill_(~self.unpruned, 1.0)
-        self.square, self.log_scale = noise.dot(noise), scale.log().sum()
-        torch.addcmul(self.loc, scale, noise, out=self.theta)
-        draws = _views(self.theta, self.locs)
-        for theta, part in zip(draws, _views(gradient.zero_(), self.locs), strict=True):
-            theta.requires_grad_().grad = part  # to which the backward pass adds
-        return dict(zip(self.names, draws, strict=True))
+        log_q = -0.5 * noise.dot(noise) - scale.log().sum() - self.count * (0.5 * _LOG_2PI)
+        return torch.addcmul(self.loc, scale, noise, out=noise).requires_grad_(), log_q
 
     @torch.no_grad()
-    def add(self, num_data: Tensor | float) -> None:
-        """Add the draw's gradient, and Price's product, to those of the step."""
-        gradient, price = self._latest
-        torch.sub(self.theta, self.loc, out=price).mul_(gradient)
-        price.mul_(
-            torch.mul(self.state["hessian"], num_data, out=self.theta).add_(self.prior.precision)
-        )
+    def add(self, theta: Tensor, num_data: Tensor | float) -> None:
+        """Add the gradient at a draw, and Price's product, to those of the step."""
+        price = torch.sub(theta, self.loc).mul_(theta.grad).mul_(self._precision(num_data))  # type: ignore[arg-type]
         if self.loc.grad is None:
-            self.totals.grad, self.loc.grad, self.rho.grad = None, gradient, price
+            self.totals.grad, self.loc.grad, self.rho.grad = None, theta.grad, price
         else:
-            self.loc.grad.add_(gradient)
+            self.loc.grad.add_(theta.grad)  # type: ignore[arg-type]
             self.rho.grad.add_(price)  # type: ignore[union-attr]
 
     @torch.no_grad()
-    def count(self, examples: int, kl_weight: Tensor | float) -> None:
+    def add_totals(self, examples: int, kl_weight: Tensor | float) -> None:
         """Add to the number of examples and the weight of the KL of a step."""
         pair = self.totals.new_tensor([examples, 0.0])
         pair[1] = kl_weight
         self.totals.grad = pair if self.totals.grad is None else self.totals.grad + pair
 
     @torch.no_grad()
-    def log_prob(self) -> Tensor:
-        """Return the log-density of the latest draw."""
-        count = len(self.theta) if self.unpruned is None else self.unpruned.sum()
-        return -0.5 * self.square - self.log_scale - count * (0.5 * _LOG_2PI)
-
-    @torch.no_grad()
     def write(self) -> None:
         r"""Set $\rho = \ln(e^\sigma - 1) = \sigma + \ln(-\mathrm{expm1}(-\sigma))$."""
         if not self._memory or not self.state["step"]:
             return
-        scale = self._scale(self.state["num_data"], out=self.theta)
+        scale = self._precision(self.state["num_data"]).rsqrt_()
         if self.unpruned is not None:
             scale.mul_(self.unpruned)
         torch.neg(scale, out=self.rho.data).expm1_().neg_().log_().add_(scale)
@@ -323,96 +301,83 @@ class FlatPosterior:
     def close(self) -> None:
         """Set ``rho``, and give the parameters their own memory back."""
         self.write()
-        if self._memory:
-            del self.theta, self._sums, self._latest  # before that memory is taken
         for memory in self._memory:
             memory.close()
         self._memory = []
 
-    def _scale(self, num_data: Tensor | float, out: Tensor) -> Tensor:
-        r"""Return $\sigma = (\lambda h + \Lambda_0)^{-1/2}$, with the prior's precision."""
-        return (
-            torch.mul(self.state["hessian"], num_data, out=out).add_(self.prior.precision).rsqrt_()
-        )
+    def _precision(self, num_data: Tensor | float) -> Tensor:
+        r"""Return $\sigma^{-2} = \lambda h + \Lambda_0$, with the prior's precision."""
+        return torch.mul(self.state["hessian"], num_data).add_(self.prior.precision)
 
 
 @dataclass
 class NaturalGradientELBO:
-    """Loss of `SVI` for `NaturalGradient`, with the interface of the recorded objectives."""
+    """Loss of `SVI` for `NaturalGradient`, with the interface of `MinibatchELBO`."""
 
     posterior: FlatPosterior
-    guide: AutoSoftplusNormal
+    latents: Latents
     open_priors: frozenset[str]  # latents whose prior is not a fixed Normal
     num_particles: int  # draws per step
     unpruned: Mapping[str, Tensor] = field(default_factory=dict)  # masks by site name
-    sync_free: bool = False  # whether the numbers of a step stay on the device
+    reads: bool = True  # whether the numbers of a step are read at once
     kl_weight: float | Tensor = 1.0  # of the latest part of a minibatch
-    particles: list[list[Tensor]] = field(default_factory=list)  # loss, kl, log_guide and nll
+    particles: list[Tensor] = field(default_factory=list)  # loss, kl, log_q and nll of draws
     closed_form = False
 
     def without_reads(self) -> NaturalGradientELBO:
         """Copy, for steps whose numbers stay on the device."""
-        return replace(self, sync_free=True, particles=[])
+        return replace(self, reads=False, particles=[])
 
     def loss_and_grads(
         self, model: Any, guide: Any, x: Any, y: Tensor, kl_weight: float | Tensor
     ) -> float:
         """Add the gradients of a part of a minibatch to the parameters', and record its loss."""
         self.kl_weight = kl_weight
+        num_data = len(y) / kl_weight
         for _ in range(self.num_particles):
-            num_data = len(y) / kl_weight
-            draws = self.posterior.draw(num_data)
+            theta, log_q = self.posterior.draw(num_data)
             with torch.enable_grad():
-                energy = self._energy(model, draws, x, y, kl_weight)
+                energy = self._energy(model, theta, log_q, x, y)
             (energy / self.num_particles).backward()
-            self.posterior.add(num_data)
-        self.posterior.count(len(y), kl_weight)
+            self.posterior.add(theta, num_data)
+        self.posterior.add_totals(len(y), kl_weight)
         return 0.0
 
     __call__ = loss_and_grads
 
-    def _energy(
-        self, model: Any, draws: dict[str, Tensor], x: Any, y: Tensor, kl_weight: float | Tensor
-    ) -> Any:
+    def _energy(self, model: Any, theta: Tensor, log_q: Tensor, x: Any, y: Tensor) -> Any:
         r"""Return $-\ln p(D|\theta)$, less the weighted log-densities of open priors; record it."""
-        latents = self.guide.latents
-        closed = draws.keys() - self.open_priors
-        bounded = [n for n in draws if latents[n].transform is not None]
-        values = draws | {n: latents[n].constrain(draws[n]) for n in bounded}
-        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(x, y, kl_weight)
-        trace.compute_log_prob(lambda name, _: name not in closed)
-        sites = {n: site for n, site in trace.nodes.items() if site["type"] == "sample"}
-        nll: Any = -sum(site["log_prob_sum"] for n, site in sites.items() if n not in draws)
-        # ln |det J| of the bijections onto the supports
-        volume: Any = sum(
-            latents[n].transform.log_abs_det_jacobian(draws[n], values[n]).sum()  # type: ignore[union-attr]
-            for n in bounded
-        )
-        open_priors = [sites[n] for n in self.open_priors]
-        log_prior = sum(site["unscaled_log_prob"].detach().sum() for site in open_priors)
-        self._record(nll.detach(), log_prior, volume)
+        z = self.latents.unravel(theta)
+        values = {name: self.latents[name].constrain(value) for name, value in z.items()}
+        conditioned = poutine.condition(model, data=values)
+        trace = poutine.trace(conditioned).get_trace(x, y, self.kl_weight)
+        trace.compute_log_prob(lambda name, _: name in self.open_priors or name not in z)
+        sites = {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
+        nll: Any = -sum(site["log_prob_sum"] for name, site in sites.items() if name not in z)
+        volume = self.latents.log_abs_det(z, values)
+        open_priors = [sites[name] for name in sorted(self.open_priors)]
+        log_open = sum(site["unscaled_log_prob"].detach().sum() for site in open_priors)
+        self._record(nll.detach(), log_q - volume, log_open, theta)
         energy = nll - sum(site["log_prob_sum"] for site in open_priors)
-        return energy - kl_weight * volume if bounded else energy
+        return energy - self.kl_weight * volume if isinstance(volume, Tensor) else energy
 
     @torch.no_grad()
-    def _record(self, nll: Tensor, log_open: Any, volume: Any) -> None:
-        log_guide = self.posterior.log_prob() - volume
-        kl = log_guide - (log_open + self.posterior.prior.log_prob(self.posterior.theta))
-        terms = [x.double() for x in (self.kl_weight * kl + nll, kl, log_guide, nll)]
-        if not self.sync_free and not terms[0].isfinite():
+    def _record(self, nll: Tensor, log_q: Tensor, log_open: Any, theta: Tensor) -> None:
+        kl = log_q - (log_open + self.posterior.prior.log_prob(theta))
+        terms = torch.stack([x.double() for x in (self.kl_weight * kl + nll, kl, log_q, nll)])
+        if self.reads and not terms[0].isfinite():
             raise NonFiniteError("loss", sorted(self.open_priors) if nll.isfinite() else ["obs"])
         self.particles.append(terms)
 
-    def take_parts(self) -> LossParts:
-        """Return the mean parts of the particles since the last call."""
-        loss, kl, log_guide, nll = self.take().tolist()
-        return loss_parts(loss, kl, log_guide, nll, float(self.kl_weight))
-
     def take(self) -> Tensor:
-        """Return the means of loss, ``kl``, ``log_guide`` and ``nll``, ``[4]``."""
-        particles, self.particles = self.particles, []
-        columns = zip(*particles, strict=True)
-        return torch.stack([sum(x[1:], x[0]) / self.num_particles for x in columns])
+        """Return the means of loss, ``kl``, ``log_q`` and ``nll`` since the last call, ``[4]``."""
+        rows, self.particles = self.particles, []
+        return torch.stack(rows).sum(0) / self.num_particles
+
+    def take_parts(self) -> LossParts:
+        """Return the mean parts since the last call."""
+        loss, kl, log_q, nll = self.take().tolist()
+        return loss_parts(loss, kl, log_q, nll, float(self.kl_weight))
 
 
 def natural_gradients(
@@ -427,16 +392,18 @@ def natural_gradients(
     _check(guide, options, len(batches))
     locs, rhos = _parameters(guide)
     normals = _fixed_normals(model, guide, *batches.examples)
-    entries, unpruned = guide.unpruned, None
-    if entries:
-        masks = [entries.get(n, torch.ones_like(x, dtype=torch.bool)) for n, x in locs.items()]
-        unpruned = torch.cat([mask.flatten() for mask in masks])
-    prior = _priors(locs, normals, unpruned)
+    latents = Latents(guide.latents[name] for name in locs)
+    masks, unpruned = guide.unpruned, None
+    if masks:
+        every = {n: torch.ones_like(x, dtype=torch.bool) for n, x in locs.items()}
+        unpruned = latents.ravel(every | masks)
+    prior = _priors(latents, locs, normals, unpruned)
     num_data = model.num_data / options.last_kl_weight(model.num_data)
-    hessian = _initial_hessian(rhos.values(), prior.precision, num_data, ivon.hess_init)
-    posterior = FlatPosterior(locs, rhos, prior, unpruned, hessian)
+    hessian = _initial_hessian(latents.ravel(rhos), prior.precision, num_data, ivon.hess_init)
+    vectors = [*locs.values()], [rhos[name] for name in locs]
+    posterior = FlatPosterior(*vectors, prior, unpruned, hessian)
     open_priors = frozenset(locs.keys() - normals.keys())
-    elbo = NaturalGradientELBO(posterior, guide, open_priors, options.num_particles, entries)
+    elbo = NaturalGradientELBO(posterior, latents, open_priors, options.num_particles, masks)
     num_steps = options.epochs * len(batches)
     optimizer = partial(
         NaturalGradient,
@@ -514,40 +481,30 @@ def _fixed_normals(
 
 
 def _priors(
+    latents: Latents,
     locs: Mapping[str, Tensor],
     normals: Mapping[str, tuple[Tensor, Tensor]],
     unpruned: Tensor | None,
 ) -> NormalPriors:
     """Return the priors of the whole vector; one number for all entries where they agree."""
-    like = next(iter(locs.values())).detach()
-    loc, precision = like.new_zeros(2, sum(x.numel() for x in locs.values()))
-    tensors = [*locs.values()]
-    for name, mean, inverse in zip(
-        locs, _views(loc, tensors), _views(precision, tensors), strict=True
-    ):
-        if name in normals:
-            mean.copy_(normals[name][0])
-            inverse.copy_(normals[name][1].square().reciprocal())
+    zeros = {name: torch.zeros_like(loc) for name, loc in locs.items()}
+    loc = latents.ravel(zeros | {name: mean for name, (mean, _) in normals.items()})
+    inverse_squares = {name: std.square().reciprocal() for name, (_, std) in normals.items()}
+    precision = latents.ravel(zeros | inverse_squares)
     if unpruned is not None:
         precision.mul_(unpruned)
-    log_normalizer = 0.5 * (precision[precision > 0].double().log() - _LOG_2PI).sum().to(like)
+    log_normalizer = 0.5 * (precision[precision > 0].double().log() - _LOG_2PI).sum().to(loc)
     if (precision == precision[0]).all():
         precision = precision[0].clone()
     return NormalPriors(loc if loc.any() else None, precision, log_normalizer)
 
 
 def _initial_hessian(
-    rhos: Iterable[Tensor], precision: Tensor, num_data: float, hess_init: float | None
+    rho: Tensor, precision: Tensor, num_data: float, hess_init: float | None
 ) -> Tensor:
     """Return ``hess_init``, or the Hessian at which the posterior has the guide's scales."""
-    scale = softplus(torch.cat([rho.detach().flatten() for rho in rhos]))
+    scale = softplus(rho.detach())
     if hess_init is not None:
         return torch.full_like(scale, hess_init)
     hessian = (scale.square().reciprocal() - precision) / num_data  # infinite for a pruned entry
     return hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)
-
-
-def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return consecutive parts of a vector, in the shapes of tensors."""
-    parts = vector.split([x.numel() for x in like])
-    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]

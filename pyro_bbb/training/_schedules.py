@@ -78,7 +78,7 @@ class KLSchedule:
     def weight(
         self, *, batch: int, num_batches: int, batch_size: int, num_data: int, epoch: int = 0
     ) -> float:
-        """The weight of one minibatch.
+        """Return the weight of one minibatch.
 
         Args:
             batch: its number in the epoch, from 1.
@@ -123,7 +123,7 @@ class KLSchedule:
 
 
 def as_kl_schedule(schedule: str | BatchWeight | KLSchedule) -> KLSchedule:
-    """A schedule from its name, a function or itself."""
+    """Return a schedule from its name or a function."""
     return schedule if isinstance(schedule, KLSchedule) else KLSchedule(schedule)
 
 
@@ -155,7 +155,7 @@ MAX_LR_OF_LOCS = 0.01  # by default; larger steps of the means make convolutions
 
 
 def default_lr(num_steps: int) -> float:
-    r"""Return a learning rate of Adam for so many steps, in [0.001, 0.03].
+    r"""Return a learning rate of Adam: 32 / ``num_steps``, clipped to [0.001, 0.03].
 
     Adam moves a parameter by at most about the learning rate in a step, so by about 16 in a
     training along half a cosine. That is three times the way of a $\rho$ from -5 to the scale of a
@@ -165,7 +165,7 @@ def default_lr(num_steps: int) -> float:
 
 
 def lr_factor(schedule: str | Callable[[float], float]) -> Callable[[float], float]:
-    """The schedule of the learning rate by its name; a function is taken as it is."""
+    """Return the schedule of the learning rate with a name; a function is taken as it is."""
     if callable(schedule):
         return schedule
     if not isinstance(schedule, str) or schedule not in _LR_SCHEDULES:

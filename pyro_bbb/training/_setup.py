@@ -102,15 +102,15 @@ def objective(
     num_particles: int,
     estimator: str,
 ) -> MinibatchELBO:
-    """The objective, with several draws at once where that is faster.
+    """Return the objective, with several draws at once where that is faster.
 
     Args:
         model: the model.
         guide: the guide.
         latents: sizes of the model's latents by name.
-        loss: as for `fit`; likewise the others.
-        num_particles: of each member.
-        estimator: by name.
+        loss: as for `fit`.
+        num_particles: draws from each member.
+        estimator: as for `fit`.
     """
     wanted = minibatch_elbo(loss, num_particles)
     if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
@@ -126,13 +126,13 @@ def objective(
 
 
 def tensors_of(*modules: Any) -> Iterator[Tensor]:
-    """Parameters and buffers of whatever is a module."""
+    """Return the parameters and buffers of those arguments that are modules."""
     parts = (part for part in modules if isinstance(part, nn.Module))
     return chain(*(chain(part.parameters(), part.buffers()) for part in parts))
 
 
 def autocast_network(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The model with its network in lower precision; draws and densities stay in theirs."""
+    """Return the model with its network in lower precision; draws and densities keep theirs."""
     if dtype is None:
         return model
 
@@ -181,12 +181,12 @@ def _is_ours(prior: Any) -> bool:
 class Frozen:
     """The parameters of a model and a guide that need no gradient.
 
-    Pyro asks for a gradient of whatever parameter a module of its own announces.
+    Pyro requires a gradient of every parameter that a `PyroModule` announces.
     """
 
     def __init__(self, *modules: Any) -> None:
         self._modules = [part for part in modules if isinstance(part, nn.Module)]
-        self.parameters: set[Tensor] = set()  # those frozen at the latest `find`
+        self.parameters: set[Tensor] = set()  # frozen at the latest `find`
         self.find()
 
     def find(self) -> None:

@@ -33,7 +33,7 @@ class StepProgram:
     """Objective, optimiser and record of the steps of one run."""
 
     model: Any  # a function of (x, y, kl_weight)
-    guide: Any  # likewise
+    guide: Any  # a function of the same
     elbo: Any  # a recorded ELBO, or IVON's
     modules: tuple[Any, Any]  # guide and model, whose parameters are trained
     optimizer: Optimizer | None  # None for the default

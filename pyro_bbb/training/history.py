@@ -59,7 +59,7 @@ class Record:
         return f", neg. ELBO {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
 
     def append(self, parts: LossParts, lr: float) -> None:
-        """Adds one entry to every series."""
+        """Add one entry to every series."""
         for name, value in vars(parts).items():
             getattr(self, name).append(value)
         self.lr.append(lr)
@@ -70,9 +70,9 @@ class History(Record):
     """The record of `fit`: one entry per epoch, and the same per step in `steps`.
 
     An epoch's ``loss`` and ``nll`` are sums over its minibatches, times ``num_data`` over the
-    examples in them, so they estimate those of the whole data whatever a sampler repeats or leaves
-    out; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss. Where
-    every step of an epoch was skipped they are NaN.
+    examples in them, so they estimate those of the whole data though a sampler repeats rows or
+    leaves some out; ``kl``, ``log_prior`` and ``log_guide`` are averages weighted like the loss.
+    Where every step of an epoch was skipped they are NaN.
 
     Args:
         seconds: wall time of each epoch.
@@ -85,7 +85,7 @@ class History(Record):
             that ignore the data (`docs/guide/trained.md`), under the priors before training and
             the KL's last weight; ``None`` for points, for a training of fewer than 25 steps, and
             before the end of training.
-        baseline_nll_per_example: likewise the negative log-likelihood, of the best by that alone.
+        baseline_nll_per_example: the negative log-likelihood of the best of them by that alone.
         validation_loss: negative log predictive density of the validation data after each epoch,
             in nats per example; empty without ``validation``.
         best_epoch: index of the epoch whose parameters model and guide have, where ``patience``

@@ -39,7 +39,7 @@ class JointOptim(PyroOptim):
     Attributes:
         optimizer: the torch optimiser, for schedulers and inspection; ``None`` before the first
             parameter is known.
-        frozen: parameters that it leaves alone, whatever SVI finds.
+        frozen: parameters that it leaves alone, though SVI passes them.
 
     Raises:
         ValueError: ``clip_args`` holds anything else, or no positive number.
@@ -105,10 +105,10 @@ class JointOptim(PyroOptim):
         getattr(self.optimizer, "close", _nothing)()
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of all parameters, of each group at most its ``max_lr``.
+        """Set the learning rate of all parameters, of each group at most its ``max_lr``.
 
         Raises:
-            ValueError: the rate is negative, infinite or no number.
+            ValueError: the rate is negative, infinite or not a number.
         """
         if not isinstance(lr, Real) or not 0 <= lr < math.inf:
             raise ValueError(f"lr must be a finite number of at least 0, got {lr!r}")
@@ -121,11 +121,11 @@ class JointOptim(PyroOptim):
         return self.optimizer.state_dict() if self.optimizer else {}
 
     def set_state(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state from `get_state`; the parameters must be known already.
+        """Restore a state from `get_state`; the parameters must be known already.
 
         Raises:
             RuntimeError: no parameter is known yet.
-            TypeError: the state is no dict.
+            TypeError: the state is not a dict.
         """
         kind("state_dict", state_dict, Mapping)
         if self.optimizer is None:
@@ -258,7 +258,7 @@ def make_optim(
 def _adam(
     parameters: list[Tensor], lr: float, locs: Set[Tensor], max_lr_of_locs: float | None
 ) -> torch.optim.Adam:
-    """Make fused Adam, with a group of its own for means whose learning rate is bounded."""
+    """Make fused Adam, with a separate group for means whose learning rate is bounded."""
     groups: list[dict[str, Any]] = [{"params": parameters}]
     if max_lr_of_locs is not None and locs:
         others = [p for p in parameters if p not in locs]

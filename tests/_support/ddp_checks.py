@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.persistence import archive as _archive
+from pyro_bbb.training import _distributed as distributed
 from pyro_bbb.training._batches import Batches
-from pyro_bbb.training._runners import distributed
 from pyro_bbb.training._step import EagerRunner, mean_parts, sums
 from tests._support import ddp_worker as killed
 

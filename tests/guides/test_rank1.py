@@ -16,7 +16,7 @@ import pyro_bbb as bbb
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import _rank1
-from pyro_bbb.training._runners.capture_devices import TracingDevice
+from pyro_bbb.training._captured import TracingDevice
 
 CONV, HEAD = "network.0", "network.3"
 KERNELS = {f"{CONV}.weight": (2, 1), f"{HEAD}.weight": (3, 8)}  # their first two dimensions

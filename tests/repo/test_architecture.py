@@ -59,7 +59,7 @@ def test_a_room_says_what_it_is_for(folder):
 def test_every_file_names_its_licence():
     files = [path for folder in FILES for path in sorted((ROOT / folder).rglob("*.py"))]
     first = {path.name: path.read_text("utf-8").partition("\n")[0] for path in files}
-    assert len(files) > 400
+    assert len(files) > 300
     assert {name: line for name, line in first.items() if line and line != LICENCE} == {}
 
 

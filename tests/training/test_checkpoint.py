@@ -503,7 +503,6 @@ def network(make_network):
 OTHER_MODELS = [
     (prior(dist.Normal, 0.0, 1.0), prior(dist.Normal, 0.0, 0.5), r"scale=1.0\)\) .*scale=0.5\)\)"),
     (prior(dist.Normal, 0.0, 1.0), prior(dist.Laplace, 0.0, 1.0), r"0.prior: .*Normal.*Laplace"),
-    (prior(dist.StudentT, 3.0), prior(dist.StudentT, 4.0), "df=3.0.* there, .*df=4.0"),
     (prior(str, "horseshoe"), prior(str, "inverse_gamma"), "kind='scale'.* there, .*'variance'"),
     (
         prior(bbb.priors.make, "horseshoe", scale=0.5),
@@ -511,16 +510,10 @@ OTHER_MODELS = [
         r"hyperprior: .*HalfCauchy\(scale=0.5\).* there, .*HalfCauchy\(scale=1.0\)",
     ),
     (
-        prior(bbb.priors.LearnedNormal, 1.0),
-        prior(bbb.priors.LearnedNormal, 2.0),
-        r"LearnedNormal\(scale=1.0\) there, LearnedNormal\(scale=2.0\) here",
-    ),
-    (
         prior(bbb.priors.LearnedScaleMixture),
         prior(bbb.priors.LearnedScaleMixture, sigma1=0.5),
         r"initial=\[0.5, 1.0, 0.1\]\) there, .*initial=\[0.5, 0.5, 0.1\]\) here",
     ),
-    (prior(bbb.priors.FanInNormal, 1.0), prior(bbb.priors.FanInNormal, 2.0), "gain=1.0.*gain=2.0"),
     (
         prior(dict, {"0*": "normal", "*": "laplace"}),
         prior(dict, {"*bias": "normal", "*": "laplace"}),
@@ -535,16 +528,10 @@ OTHER_MODELS = [
     ),
     (noise(likelihoods.Gaussian, 1.0), noise(likelihoods.Gaussian, 0.5), "scale=1.0.*scale=0.5"),
     (
-        noise(likelihoods.Gaussian, torch.ones(1)),
-        noise(likelihoods.Gaussian, torch.full((1,), 0.5)),
-        "scale=1.0.*scale=0.5",
-    ),
-    (
         noise(likelihoods.Gaussian.learned, 1.0),
         noise(likelihoods.Gaussian.learned, 0.5),
         "initial=1.0.*initial=0.5",
     ),
-    (noise(likelihoods.StudentT, 3.0), noise(likelihoods.StudentT, 4.0), "df=3.0.*df=4.0"),
     (
         noise(likelihoods.StudentT, 3.0, dist.HalfCauchy(1.0)),
         noise(likelihoods.StudentT, 3.0, dist.HalfNormal(1.0)),
@@ -552,38 +539,20 @@ OTHER_MODELS = [
     ),
     (noise(likelihoods.Gaussian), noise(likelihoods.StudentT, 4.0), "Gaussian.*there, StudentT"),
     (noise(OwnLikelihood, tail=1.0), noise(OwnLikelihood, tail=2.0), "tail=1.0.*tail=2.0"),
-    (
-        noise(OwnLikelihood, torch.ones(1)),
-        noise(OwnLikelihood, torch.full((1,), 0.5)),
-        "scale=1.0.*scale=0.5",
-    ),
-    ({"layers": layers(nn.Tanh())}, {"layers": layers(nn.ReLU())}, r"Tanh\(\) there, ReLU"),
     ({"layers": layers(nn.Dropout(0.1))}, {"layers": layers(nn.Dropout(0.2))}, "p=0.1.*p=0.2"),
-    (
-        {"layers": layers(nn.Sequential(nn.ELU()))},
-        {"layers": layers(nn.Sequential(nn.ELU(0.5)))},
-        r"network.1.0: ELU\(alpha=1.0.*ELU\(alpha=0.5",
-    ),
     (
         {"layers": layers(nn.Tanh(), nn.Identity())},
         {"layers": layers(nn.Tanh(), nn.Tanh())},
         r"network.2: Identity\(\) there, Tanh\(\) here",
     ),
     ({"layers": layers()}, {"layers": lambda: layers()().eval()}, r"evaluation mode: \[\] there"),
-    (network(Declared), network(partial(Declared, 2.0)), r"Normal\(.*there"),
     (network(Declared), network(partial(Declared, family=dist.Laplace)), "Normal.*there.*Laplace"),
     ({"layers": Own}, {"layers": partial(Own, 2.0)}, "power=1.0.*power=2.0"),
     ({"layers": Own}, {"layers": partial(Own, mask=0.5)}, r"mask=torch.float32 \[3\]"),
     ({"layers": Own}, {"layers": partial(Own, act=torch.relu)}, "act=.*tanh.* there, .*relu"),
-    ({"layers": Own}, {"layers": partial(Own, inner=nn.ReLU)}, "inner: Tanh.*there, ReLU"),
     ({"layers": Own}, {"layers": partial(Own, _order=2)}, "_order=2"),
     ({"layers": Faster}, {"layers": Slower}, "rate=0.7.* there, .*rate=0.3"),
     (guide("softplus_normal"), guide("softplus_normal", init_rho=-3.0), "init_rho=-5.0.*-3.0"),
-    (
-        guide("softplus_normal", init_loc=0.5),
-        guide("softplus_normal", init_loc=1.5),
-        r"init_loc=\[0.5\].*init_loc=\[1.5\]",
-    ),
     (guide("laplace"), guide("laplace", structure="diag"), "structure='full'.*structure='diag'"),
     (
         guide("ensemble", size=2, guide="normal"),

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb.training._runners import choose
-from pyro_bbb.training._runners.capture_devices import TracingDevice
+from pyro_bbb.training import _captured
+from pyro_bbb.training._captured import TracingDevice
 from tests.training.test_cuda_graph import (
     LIKELIHOODS,
     MODELS,
@@ -34,8 +34,8 @@ def captured(monkeypatch):
     """One entry for each step that was captured."""
     done, capture = [], TracingDevice.capture
 
-    def watched(self, step, tensors):
-        run = capture(self, step, tensors)
+    def watched(self, *step):
+        run = capture(self, *step)
         done.append(run)
         return run
 
@@ -241,7 +241,7 @@ def test_what_no_capture_serves_runs_eagerly(captured):
 def test_auto_captures_long_runs_without_callbacks(monkeypatch, captured):
     fit(make(), "auto")
     assert not captured
-    monkeypatch.setattr(choose, "_WORTH_IT", 12)
+    monkeypatch.setattr(_captured, "_WORTH_IT", 12)
     fit(make(), "auto", callbacks=[lambda event: None])
     fit(make(), "eager")
     assert not captured

@@ -3,7 +3,6 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -14,18 +13,12 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, autoguide
 from pyro.poutine.runtime import _PYRO_STACK
 from sklearn.datasets import load_diabetes
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._utils.distributed import Processes
-from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb.guides.kl_weight import with_kl_weight
-from pyro_bbb.training._runners import choose
-from pyro_bbb.training._runners.distributed import DistributedRunner
 from pyro_bbb.training._schedules import lr_factor
-from pyro_bbb.training._step import NonFiniteRollback
 from pyro_bbb.training.objectives import NonFiniteError
 
 
@@ -847,50 +840,6 @@ def test_a_model_in_double_precision_is_left_in_it():
         pyro.set_rng_seed(0)
         losses.append(quiet_fit(*make(), pairs, autocast=autocast).loss)
     assert losses[0] == losses[1]
-
-
-class Averaging:
-    """A runner whose steps change a running average, and are not finite if asked."""
-
-    optim = None
-
-    def __init__(self, module):
-        self.module, self.finite = module, True
-
-    def step(self, parts, lr):
-        self.module.average += 1
-        if not self.finite:
-            raise NonFiniteError("loss", [], step=2)
-
-
-def test_a_rollback_restores_what_steps_change_and_copies_nothing_else(monkeypatch):
-    module = nn.Module()
-    module.register_buffer("average", torch.zeros(2))
-    module.register_buffer("constant", torch.ones(2))
-    runner = Averaging(module)
-    elbo = SimpleNamespace(particles=[])
-    program = SimpleNamespace(modules=[module], elbo=elbo, history=bbb.History())
-    guarded = NonFiniteRollback(runner, program, "skip")
-    guarded.step([], 0.1)
-    copied, clone = [], torch.Tensor.clone
-    monkeypatch.setattr(torch.Tensor, "clone", lambda x: copied.append(x) or clone(x))
-    runner.finite = False
-    guarded.step([], 0.1)
-    assert module.average.tolist() == [1.0, 1.0]
-    assert [x is module.average for x in copied] == [True]
-
-
-@pytest.mark.parametrize("loss", ["trace", "mean_field"])
-def test_the_runner_of_several_processes_records_for_one_what_the_eager_one_does(monkeypatch, loss):
-    def of_several(program):
-        return DistributedRunner(program, Processes(), Interrupts())
-
-    records = []
-    for runner in (choose.EagerRunner, of_several):
-        monkeypatch.setattr(choose, "EagerRunner", runner)
-        torch.manual_seed(0)
-        records.append(quiet_fit(*make(), data(), loss=loss).steps)
-    assert len(records[0]) == 6 and vars(records[0]) == vars(records[1])
 
 
 # --- targets in their own unit ---

@@ -14,7 +14,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import JointOptim, NonFiniteError
-from pyro_bbb.training._runners.flat_adam import FlatAdam
+from pyro_bbb.training._flat_adam import FlatAdam
 
 
 def parameters(n=3):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.interrupts import Interrupts
+from pyro_bbb.elbo import NonFiniteError
 from pyro_bbb.training._step import (
     Parts,
     StepProgram,
@@ -22,7 +23,6 @@ from pyro_bbb.training._step import (
     numbered,
     sums,
 )
-from pyro_bbb.training.objectives import NonFiniteError
 from pyro_bbb.training.optim import JointOptim
 
 
@@ -68,7 +68,7 @@ class DistributedOptim(JointOptim):
             parameter.grad = total.view_as(parameter).to(parameter) if number else None
 
     def _first_failure(self) -> NonFiniteError:
-        """The same error in all processes."""
+        """Return the error of the first process that failed."""
         failed, self.failed = self.failed, None
         mine = b"" if failed is None else json.dumps([failed.what, failed.names]).encode()
         what, names = json.loads(next(filter(None, self.group.all_gather_bytes(mine))))
