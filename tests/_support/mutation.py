@@ -37,7 +37,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = ["api/test_bad_input_models.py", "api/test_bad_input_functions.py"]
 TESTS = {  # of each room, the cheapest first
-    "_ops": ["ops", "distributions", "handlers"],
+    "_recorder": ["training/test_engine.py", "test_mcmc.py"],
     "distributions": ["distributions", "handlers", "inference", *BAD_INPUT[:1]],
     "priors": ["priors", *BAD_INPUT[:1]],
     "guides": ["guides", "inference", *BAD_INPUT],
