@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""A network's outputs drawn for each input by itself, without drawing a weight.
+r"""A network's outputs drawn for each input on its own, without drawing a weight.
 
 The weights of a layer, $W \sim N(M, S^2)$ and $b \sim N(m, s^2)$ elementwise, reach an input only
-through its pre-activations. Given the layer before these are independent,
+through its pre-activations. Given the layer before, these are independent,
 
 $$Wx + b \sim N\big(Mx + m,\; S^2 x^2 + s^2\big)$$
 
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -24,68 +26,88 @@ from pyro_bbb import likelihoods
 from pyro_bbb._handlers.sites import sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
-from pyro_bbb._utils.inputs import Rows, at_least_single, each, run_network
+from pyro_bbb._utils.inputs import Rows, at_least_single
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import role_of
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
 from pyro_bbb.prediction._draws import Part
-from pyro_bbb.prediction._moment_tensor import Moments, Pass, inexact, is_of_likelihood
 from pyro_bbb.priors import Prior
 
 
 def per_input(
     model: BayesianModel, guide: Any, x: Rows, num_samples: int, rows: int
 ) -> Iterator[Part]:
-    """The likelihood's arguments for every draw and input, each ``[s, n, ...]``.
+    """Yield the likelihood's arguments for every draw and input, each ``[s, n, ...]``.
 
-    One pass has ``rows`` inputs times draws. The error is a ValueError where the guide's weights
-    are no independent Normals, or the network does not leave an input independent Normals.
+    One pass has ``rows`` inputs times draws.
+
+    Raises:
+        ValueError: the outputs of an input are not independent given those of the layer before.
     """
-    if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
-        raise inexact(f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}")
-    if type(model).predictive is not BayesianModel.predictive:
-        raise inexact(f"{type(model).__name__} predicts in a way of its own")
-    moments = Moments(guide)
-    own = [latent for latent in guide._known_latents() if is_of_likelihood(latent.name)]
+    if reason := why_inexact(model, guide, x):
+        raise ValueError(f"estimator 'local_reparam' is not exact here, use 'reparam': {reason}")
+    layers = [_Layer(*layer, guide) for layer in _parts(model.network, "network")]
+    own = guide.latents.of_role("likelihood")
     draws = min(num_samples, rows)
     inputs = rows // draws
     for i in range(0, len(x), inputs):
-        part = x[i : i + inputs]
+        batch = x[i : i + inputs]
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
-            outputs = _outputs(model, moments, part, count)
-            drawn = {x.name: guide._posterior(x).sample((count,)) for x in own}
+            outputs = _outputs(layers, batch, count)
+            drawn = {latent.name: guide._posterior(latent).sample((count,)) for latent in own}
             arguments = arguments_of(model, outputs, drawn)
-            yield slice(s, s + count), slice(i, i + len(part)), arguments
+            yield slice(s, s + count), slice(i, i + len(batch)), arguments
 
 
-def _outputs(model: BayesianModel, moments: Moments, x: Rows, draws: int) -> Tensor:
-    """The network's outputs ``[draws, n, ...]``."""
-    rows = draws * len(x)
-    try:  # up to the first random weight all draws are alike
-        outputs = _run(model, Pass(moments, len(x), draws), x)
-    except RuntimeError:  # a connection past it needs the inputs once for each draw
-        outputs = None
-    if outputs is None or outputs.shape[:1] != (rows,):
-        repeated = each(x, lambda part: part.expand(draws, *part.shape).flatten(0, 1))
-        outputs = _run(model, Pass(moments, rows, 1), repeated)
-    if outputs.shape[:1] != (rows,):
-        raise inexact(f"{rows} inputs have outputs of shape {list(outputs.shape)}, not one each")
-    return outputs.unflatten(0, (draws, len(x)))
+def _outputs(layers: list[_Layer], x: Any, draws: int) -> Tensor:
+    """Draw the network's outputs ``[draws, n, ...]``; before the first noise all draws agree."""
+    n, repeats = len(x), draws
+    for layer in layers:
+        x, std = layer.moments(x)
+        if std is not None:
+            noise = torch.randn(repeats, *x.shape, dtype=x.dtype, device=x.device)
+            x = torch.addcmul(x, std, noise, out=noise).flatten(0, 1)
+            repeats = 1  # from here on each row is one draw of an input
+    return x.unflatten(0, (draws, n)) if len(x) == draws * n else x.expand(draws, *x.shape)
 
 
-def _run(model: BayesianModel, passing: Pass, x: Rows) -> Tensor:
-    weights = passing.weights()
-    with substituted(model, weights):
-        outputs: Tensor = run_network(model.network, x)
-    return outputs
+class _Layer:
+    """A layer that acts row by row; of a linear one the weight's and bias' moments."""
+
+    def __init__(self, path: str, part: nn.Module, cls: type, guide: AutoSoftplusNormal) -> None:
+        self.part, self.random = part, False
+        if cls in _LINEAR:
+            self.weight, self.weight_variance = self._moments("weight", path, guide)
+            self.bias, self.bias_variance = self._moments("bias", path, guide)
+            self.random = self.weight_variance is not None or self.bias_variance is not None
+
+    def _moments(self, name: str, path: str, guide: AutoSoftplusNormal) -> tuple[Any, Any]:
+        site = f"{path}.{name}"
+        if site not in guide.site_names:
+            if isinstance(self.part, PyroModule) and name in sample_names(self.part):
+                raise ValueError(f"the posterior's draws lack the latent {site!r}")
+            return getattr(self.part, name), None
+        return guide.loc(site), guide.scale(site).square_()
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return mean and standard deviation of the outputs; ``None`` where none is random."""
+        if not self.random:
+            return self.part(x), None
+        if x.shape[1:] != self.weight.shape[1:]:
+            shape = f"[batch, {self.weight.shape[1]}]"
+            raise ValueError(f"expected x of shape {shape}, got {list(x.shape)}")
+        if self.weight_variance is None:
+            return F.linear(x, self.weight, self.bias), self.bias_variance.sqrt()
+        std = F.linear(x.square(), self.weight_variance, self.bias_variance).sqrt_()
+        return F.linear(x, self.weight, self.bias), std
 
 
 def arguments_of(
     model: BayesianModel, outputs: Tensor, draws: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The likelihood's arguments for outputs ``[s, n, ...]`` and draws of its own latents."""
+    """Return the likelihood's arguments for outputs ``[s, n, ...]`` and draws of its latents."""
     outputs = at_least_single(outputs)
     if not model.likelihood.is_standard:
         own = {name.removeprefix("likelihood."): x.unsqueeze(1) for name, x in draws.items()}
@@ -108,7 +130,8 @@ _ELEMENTWISE = (
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
     *(nn.Identity, nn.Dropout, nn.AlphaDropout),
 )
-_KNOWN = (*_LINEAR, *_ELEMENTWISE, nn.Sequential, BayesianMLP, nn.Flatten, nn.LayerNorm)
+_CONTAINERS = (nn.Sequential, BayesianMLP)
+_KNOWN = (*_LINEAR, *_ELEMENTWISE, *_CONTAINERS, nn.Flatten, nn.LayerNorm)
 _LIKELIHOODS = (
     likelihoods.Categorical,
     likelihoods.Bernoulli,
@@ -120,45 +143,59 @@ _LIKELIHOODS = (
 )
 
 
+# --- where it is exact ---
+
+
 def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
     """Return whether one input's draws by `per_input` are, in distribution, those by drawn weights.
 
-    True only of what is known: independent Normals, each weight in one linear layer, and rows that
-    never meet.
+    True only for the library's own model and likelihoods.
     """
-    if type(model) is not BayesianModel or type(model.likelihood) not in _LIKELIHOODS:
-        return False
-    if type(guide) is not AutoSoftplusNormal or not _is_normal(guide):
-        return False
-    parts = list(_parts(model.network))
-    linears = [part for part, cls in parts if cls in _LINEAR]
-    first = next((cls for _, cls in parts if cls not in (nn.Sequential, BayesianMLP)), None)
-    return (
-        all(_is_known(part, cls) for part, cls in parts)
-        and len(set(linears)) == len(linears)
-        and (x.dim() == 2 or (x.dim() > 2 and first is nn.Flatten))
-    )
+    known = type(model) is BayesianModel and type(model.likelihood) in _LIKELIHOODS
+    return known and not why_inexact(model, guide, x)
 
 
-def _is_normal(guide: AutoSoftplusNormal) -> bool:
-    """Return whether all weights of the network are Normal, not of another support."""
-    normal = guide.weight_names
-    others = [name for name in guide.site_names if name not in normal]
-    return all(role_of(name) in ("prior", "likelihood") for name in others)
+def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
+    """Return why outputs cannot be drawn layer by layer; empty where they can.
+
+    They can for independent Normals, each weight in one linear layer, and rows that never meet.
+    """
+    if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
+        return f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
+    if type(model).predictive is not BayesianModel.predictive:
+        return f"{type(model).__name__} predicts in a way of its own"
+    real = guide.weight_names
+    others = [n for n in guide.site_names if n not in real]
+    if bounded := [n for n in others if role_of(n) not in ("prior", "likelihood")]:
+        return f"{bounded[0]!r} is not a weight of independent Normals"
+    parts = list(_parts(model.network, "network"))
+    if unknown := [path for path, part, cls in parts if not _acts_row_by_row(part, cls)]:
+        return f"{unknown[0]!r} is not a layer that is known to act row by row"
+    linears = [part for _, part, cls in parts if cls in _LINEAR]
+    if len(set(linears)) < len(linears):
+        return "a layer is used twice, with one weight"
+    if not isinstance(x, Tensor):
+        return "inputs must be one tensor"
+    if x.dim() != 2 and not (x.dim() > 2 and parts[0][2] is nn.Flatten):
+        return f"inputs must be rows, got shape {list(x.shape)}"
+    return ""
 
 
-def _parts(module: nn.Module | None) -> Iterator[tuple[nn.Module, type]]:
-    """A module and its parts, as often as they stand in it, each with its class without Pyro."""
+def _parts(module: nn.Module | None, path: str) -> Iterator[tuple[str, nn.Module, type]]:
+    """Yield layers in their order, as often as they are used, each with its class before Pyro."""
     if module is None or isinstance(module, Prior):
         return
     cls: Any = type(module)
-    yield module, _plain(cls)
-    for part in module._modules.values():
-        yield from _parts(part)
+    cls = _plain(cls)
+    if cls not in _CONTAINERS or not _acts_row_by_row(module, cls):
+        yield path, module, cls
+        return
+    for name, part in module._modules.items():
+        yield from _parts(part, f"{path}.{name}")
 
 
-def _is_known(part: nn.Module, cls: type) -> bool:
-    """Return whether a part acts row by row as its class says, and only linear ones are random."""
+def _acts_row_by_row(part: nn.Module, cls: type) -> bool:
+    """Return whether a part acts as its class says, and only linear ones are random."""
     own = vars(part)
     random = sample_names(part) if isinstance(part, PyroModule) and cls not in _LINEAR else []
     return (
@@ -173,7 +210,7 @@ def _is_known(part: nn.Module, cls: type) -> bool:
 
 @cache
 def _plain(cls: Any) -> Any:
-    """A class as it was before Pyro came in."""
+    """Return a class as it was before Pyro's `PyroModule` was mixed in."""
     if issubclass(cls, Converted):
         return vars(cls).get("plain_class", cls)
     mixed = (base for base in cls.__bases__ if base in _KNOWN and PyroModule[base] is cls)
