@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts for a seed, for evaluation mode, and against host synchronisation."""
+"""Contexts for a seed and for evaluation mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
@@ -56,15 +54,3 @@ def explained_batchnorm() -> Iterator[None]:
             "got one of 1 row: take a batch_size of at least 2, for a DataLoader drop_last=True or "
             "another batch_size, or put the normalisation into evaluation mode (.eval())"
         ) from error
-
-
-class ItemOnDevice(TorchFunctionMode):
-    """Inside, `Tensor.item` gives a tensor: the number in double precision, on the device.
-
-    Pyro's objectives read every loss, for which the host would wait until a GPU has finished.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.item:
-            return args[0].detach().double()
-        return func(*args, **(kwargs or {}))
