@@ -9,7 +9,7 @@ The names are in ``__init__.pyi``. Each room is imported at the first use of a n
 
 from lazy_loader import attach_stub
 
-_OLD_PATHS = {"chains", "conversion", "export", "optim", "summaries"}
+_OLD_PATHS = {"optim"}
 
 __getattr__, __dir__, _names = attach_stub(__name__, __file__)
 __all__ = sorted(set(_names) - _OLD_PATHS - {"__version__"})

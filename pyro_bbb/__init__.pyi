@@ -1,12 +1,9 @@
 from . import bandits as bandits
-from . import chains as chains  # old path
-from . import conversion as conversion  # old path
 from . import data as data
 from . import deployment as deployment
 from . import distributions as distributions
 from . import estimators as estimators
 from . import evaluation as evaluation
-from . import export as export  # old path
 from . import guides as guides
 from . import likelihoods as likelihoods
 from . import mcmc as mcmc
@@ -19,7 +16,6 @@ from . import plots as plots
 from . import prediction as prediction
 from . import priors as priors
 from . import pruning as pruning
-from . import summaries as summaries  # old path
 from . import training as training
 from ._utils.distributed import alone as alone
 from ._utils.version import __version__ as __version__
