@@ -32,7 +32,6 @@ from pyro_bbb.apps.table_scores import (
     risk_coverage,
     score,
 )
-from pyro_bbb.guides import AutoSoftplusNormal
 
 _LEAST_CERTAIN = 10  # rows that are listed
 _MOST = 400  # rows whose interval is drawn
@@ -175,7 +174,7 @@ def _network(model: Model) -> Section:
         f"{about.verdict} It takes these columns." if about.verdict else "It takes these columns."
     )
     pictures = []
-    if type(guide) is AutoSoftplusNormal:
+    if getattr(guide, "is_factorised", False):
         ratios = pruning.signal_to_noise(guide)
         caption = "Means of the weights over their standard deviations; pruning begins on the left."
         pictures = [_draw(lambda ax: plots.snr_density_and_cdf(ax, ratios), "Weights", caption)]

@@ -21,10 +21,9 @@ Imports the rooms up to `_handlers`, never `priors`. A new guide is one module h
 ``_registry.py``: its name in `GUIDES`.
 """
 
-from pyro_bbb.guides._autoguides import Delta, Normal
+from pyro_bbb.guides._autoguides import Delta, Flow, FullRank, LowRank, Normal
 from pyro_bbb.guides._base import Approximated, ClosedForm, Collected, Guide, collected
 from pyro_bbb.guides._ensemble import Ensemble
-from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal

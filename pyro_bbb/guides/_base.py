@@ -28,8 +28,11 @@ from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.sites import Context
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import lock_methods, locked
+from pyro_bbb.guides.covariance import UnconstrainedNormal
 from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
+from pyro_bbb.guides.tangent import OutputMoments, not_normal, tangent_moments
 from pyro_bbb.latents import Bijection, Latent, Latents, Site
 
 Self = TypeVar("Self", bound="Guide")
@@ -84,7 +87,7 @@ class Guide(AutoGuide):
         self._model = (model,)  # Pyro's own guides hold it inside a handler
         if init_loc is None and hasattr(model, "initial_locs"):
             init_loc = model.initial_locs()
-        self._initialise = as_initialiser(init_loc)
+        self.initialise = as_initialiser(init_loc)
         self._refuse_unknown = partial(refuse_unknown, init_loc)
         self._kl_weight = ArgumentReader.of(model, "kl_weight", 1.0)
         self._latents = Latents()
@@ -98,12 +101,61 @@ class Guide(AutoGuide):
     @property
     def site_names(self) -> list[str]:
         """Names of the latent variables, in the model's order."""
-        return list(self._latents)
+        return list(self.latents)
 
     @property
     def latents(self) -> Latents:
         """Latent variables by site name, in the model's order; none before a first call."""
         return self._latents
+
+    @property
+    def members(self) -> list[Guide]:
+        """The guides that share the draws, in turn: this one, or the members of an ensemble."""
+        return [self]
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a point at present, without a distribution around."""
+        return False
+
+    @property
+    def is_factorised(self) -> bool:
+        """Whether it draws independent Normals of means ``loc`` and deviations ``scale``."""
+        return False
+
+    @property
+    def stackable(self) -> bool:
+        """Whether several draws can be made at once."""
+        return True
+
+    @property
+    def has_normal_outputs(self) -> bool:
+        """Whether the network's outputs are Normal under it, without linearisation."""
+        return False
+
+    def unconstrained_normal(self) -> UnconstrainedNormal | None:
+        """Return the Normal of all unconstrained latents; none where the guide is another."""
+        return None
+
+    def output_moments(self, model: Any, x: Rows) -> OutputMoments:
+        """Return moments of the network's outputs, by its tangent at the guide's means.
+
+        Args:
+            model: a `BayesianModel`.
+            x: inputs, each of which decides its own outputs alone.
+
+        Raises:
+            TypeError: the guide is not a Normal.
+        """
+        normal = self.unconstrained_normal()
+        if normal is None:
+            raise not_normal(self)
+        return tangent_moments(model, self._latents, normal, x)
+
+    def sampler(self) -> Callable[[int], dict[str, Tensor]]:
+        """Return `sample_posterior` at the present parameters; what draws share is made once."""
+        draw: Callable[[int], dict[str, Tensor]] = self.sample_posterior
+        return draw
 
     @classmethod
     def option_names(cls) -> list[str]:
@@ -114,11 +166,11 @@ class Guide(AutoGuide):
     @property
     def options(self) -> dict[str, Any]:
         """The constructor's options besides the initial means, by name."""
-        return {name: getattr(self, f"_{name}") for name in self.option_names()}
+        return {name: getattr(self, f"_{name}", None) for name in self.option_names()}
 
     def latent_shapes(self) -> dict[str, Size]:
         """Shapes of the latents, by site name."""
-        return {name: latent.shape for name, latent in self._latents.items()}
+        return {name: latent.shape for name, latent in self.latents.items()}
 
     @locked
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +182,7 @@ class Guide(AutoGuide):
 
     _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
 
-    def _add_latents(self, sites: Mapping[str, Site]) -> None:
+    def add_latents(self, sites: Mapping[str, Site]) -> None:
         """Add latents of sample sites, those that are new, and their parameters."""
         new = {name: site for name, site in sites.items() if name not in self._latents}
         further = Latents.of_sites(new, self._onto)
@@ -147,7 +199,7 @@ class Guide(AutoGuide):
             return
         with torch.no_grad(), own_store(self.model):
             trace: Any = poutine.trace(poutine.block(self.model.draw_latents, _hide)).get_trace()
-            self._add_latents(dict(trace.iter_stochastic_nodes()))
+            self.add_latents(dict(trace.iter_stochastic_nodes()))
         self._refuse_unknown(self._latents)
 
     def _find_latents(self, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +212,7 @@ class Guide(AutoGuide):
         trace: Any = self.prototype_trace
         self.prototype_trace = known
         self._prototype_frames |= frames
-        self._add_latents(dict(trace.iter_stochastic_nodes()))
+        self.add_latents(dict(trace.iter_stochastic_nodes()))
         self._refuse_unknown(self._latents)
         self._complete = True
 

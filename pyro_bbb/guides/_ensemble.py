@@ -24,10 +24,10 @@ from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.distributions import SoftplusNormal
-from pyro_bbb.guides._autoguides import Delta
+from pyro_bbb.guides._autoguides import Delta, PointThenNormal
 from pyro_bbb.guides._base import Approximated, Guide
-from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal, VectorDraw, reparameterize
+from pyro_bbb.latents import Latents
 
 
 class Ensemble(Guide):
@@ -52,7 +52,7 @@ class Ensemble(Guide):
         size = count("size", size)
         function("make_member", make_member, "(model) -> guide")
         super().__init__(model)
-        self._calls = 0
+        self.turn = 0
         self.add_module("member", PyroModule())
         for _ in range(size):
             self.add(make_member(model))
@@ -83,17 +83,13 @@ class Ensemble(Guide):
         return len(self.members)
 
     @property
-    def site_names(self) -> list[str]:
-        """Names of the latent variables, in the model's order."""
-        return self.members[0].site_names
-
-    def latent_shapes(self) -> dict[str, Size]:
-        """Shapes of the latents, by site name."""
-        return self.members[0].latent_shapes()
+    def latents(self) -> Latents:
+        """Latent variables by site name, those of every member."""
+        return self.members[0].latents
 
     @property
     def stackable(self) -> bool:
-        """Return whether members can be drawn at once: plain Normals can, and points.
+        """Whether members can be drawn at once: plain Normals can, and points.
 
         Points of a flat vector can, as plain Normals, where all latents are real.
         """
@@ -118,8 +114,8 @@ class Ensemble(Guide):
         plates = plate_shape()
         if plates and plates.numel() % self.size == 0 and self.stackable:
             return self._draw_stacked(plates, self.members[0]._kl_weight(args, kwargs))
-        member = self.members[self._calls % self.size]
-        self._calls = (self._calls + 1) % self.size
+        member = self.members[self.turn % self.size]
+        self.turn = (self.turn + 1) % self.size
         draws: dict[str, Tensor] = member(*args, **kwargs)
         return draws
 
@@ -194,7 +190,7 @@ class Ensemble(Guide):
 
     def _refuse_equal_points(self) -> None:
         states = [list(member.parameters()) for member in self.members[:2]]
-        points = all(isinstance(member, Delta | PointThenNormal) for member in self.members)
+        points = all(member.is_point for member in self.members)
         if points and len(states) == 2 and states[0]:
             if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
                 raise ValueError(
@@ -236,5 +232,5 @@ def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[
 def _stacked_vectors(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
     """Likewise, of points that are flat vectors."""
     draws = plates.numel() // len(members)
-    parts = members[0]._split(torch.stack([member.loc for member in members] * draws))
+    parts = members[0].latents.constrain(torch.stack([member.loc for member in members] * draws))
     return {name: dist.Delta(x.reshape(plates + x.shape[1:])) for name, x in parts.items()}

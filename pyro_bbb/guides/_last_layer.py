@@ -29,13 +29,16 @@ from torch.autograd.function import once_differentiable
 from torch.distributions.transforms import SoftplusTransform
 
 from pyro_bbb._handlers.kl_scale import scale_kl
-from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._handlers.param_store import own_param, own_store
+from pyro_bbb._handlers.substitute import substituted
+from pyro_bbb._utils.inputs import Rows, at_least_single, run_network
 from pyro_bbb._utils.validation import count, one_of, positive, probabilities
 from pyro_bbb.distributions import softplus
 from pyro_bbb.distributions.expectation import AtMean, ExpectedObservation
 from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
+from pyro_bbb.guides.tangent import OutputMoments
 from pyro_bbb.latents import Site
 
 COVARIANCES = ("shared", "per_output")
@@ -126,6 +129,19 @@ class LastLayer(Guide):
         with torch.autocast(loc.device.type, enabled=False):  # it is of the parameters' precision
             variance: Tensor = LastLayerVariance.apply(rows, scale, lower, *own)[0]  # [k, n]
         return variance.T.expand(-1, len(loc)).reshape(*features.shape[:-1], -1)
+
+    @property
+    def has_normal_outputs(self) -> bool:
+        """Whether the outputs are Normal: always."""
+        return True
+
+    @torch.no_grad()
+    def output_moments(self, model: Any, x: Rows) -> OutputMoments:
+        """Return moments of the outputs; the network is its own tangent."""
+        with own_store(self), substituted(model, self.median()), self.observed_head() as variance:
+            outputs = run_network(model.network, x)
+            mean = getattr(outputs, "logits", outputs)
+            return OutputMoments(at_least_single(mean), at_least_single(variance()))
 
     @contextmanager
     def observed_head(self) -> Iterator[Callable[[], Tensor]]:
@@ -231,7 +247,7 @@ class LastLayer(Guide):
         latent = self._latents[name]
         if latent.transform is not None:
             raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
-        loc, kind = initial_loc(latent, site, self._initialise), name.rpartition(".")[2]
+        loc, kind = initial_loc(latent, site, self.initialise), name.rpartition(".")[2]
         layer: Any = self.model.get_submodule(self._path)
         out, features = layer.out_features, layer.in_features
         k = 1 if self._covariance == "shared" else out

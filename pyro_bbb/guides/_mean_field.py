@@ -26,12 +26,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, finite, probabilities
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
 from pyro_bbb.distributions.normal import softplus_into
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._summary import moments_as_markdown
+from pyro_bbb.guides.covariance import Diagonal, UnconstrainedNormal
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
 from pyro_bbb.latents import Latent, Site
 
@@ -146,6 +148,27 @@ class AutoSoftplusNormal(Guide):
         )
         return loc, rho
 
+    @property
+    def is_factorised(self) -> bool:
+        """Whether it draws independent Normals; a subclass may draw otherwise."""
+        return type(self) is AutoSoftplusNormal
+
+    def unconstrained_normal(self) -> UnconstrainedNormal:
+        """Return the Normal of all unconstrained latents."""
+        names = [latent.name for latent in self._known_latents()]
+        loc, scale = (
+            self._latents.ravel({name: moment(name) for name in names})
+            for moment in (self.loc, self.scale)
+        )
+        return UnconstrainedNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
+
+    @torch.no_grad()
+    def sampler(self, names: Iterable[str] | None = None) -> Callable[[int], dict[str, Tensor]]:
+        """Return `sample_posterior` of the latents, or some; scales are computed once."""
+        chosen = [x.name for x in self._known_latents()] if names is None else names
+        posteriors = {name: self._posterior(self._latents[name]) for name in chosen}
+        return locked(lambda size: {name: q.sample((size,)) for name, q in posteriors.items()})
+
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Independent draws of all latents, ``[num_samples, ...]`` by site name, no gradient."""
         shape = (count("num_samples", num_samples),)
@@ -213,7 +236,7 @@ class AutoSoftplusNormal(Guide):
 
     def _add_parameters(self, sites: Mapping[str, Site]) -> None:
         for name, site in sites.items():
-            loc = initial_loc(self._latents[name], site, self._initialise)
+            loc = initial_loc(self._latents[name], site, self.initialise)
             self._add_parameter("locs", name, loc)
             self._add_parameter("rhos", name, torch.full_like(loc, self._init_rho))
 

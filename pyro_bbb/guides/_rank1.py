@@ -200,7 +200,7 @@ class Rank1Ensemble(Guide):
     def _add_parameters(self, sites: Mapping[str, Site]) -> None:
         for name, site in sites.items():
             latent = self._latents[name]
-            loc = initial_loc(latent, site, self._initialise)
+            loc = initial_loc(latent, site, self.initialise)
             own = _is_vector(latent)
             self._add_parameter("locs", name, loc.expand(self._size, -1) if own else loc)
             if _is_kernel(latent):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pyro_bbb.guides._autoguides import Delta, Normal
+from pyro_bbb.guides._autoguides import Delta, Flow, FullRank, LowRank, Normal
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._ensemble import Ensemble
-from pyro_bbb.guides._joint_autoguides import Flow, FullRank, LowRank
 from pyro_bbb.guides._laplace import Laplace
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal

@@ -24,8 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import as_inputs, run_network
 from pyro_bbb._utils.validation import below_one, count
+from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
-from pyro_bbb.guides._joint_autoguides import PointThenNormal
 from pyro_bbb.guides.covariance import CovariancePart, LateTensors, LowRankPlusDiagonal
 from pyro_bbb.guides.initial_values import InitLoc
 

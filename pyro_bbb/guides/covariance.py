@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Covariances of the unconstrained latents in parts, each $\Sigma = R R^\top$ of some structure.
+r"""Covariances of the latents' vector in parts, each $\Sigma = R R^\top$ of some structure.
 
-A part covers a range of the flat vector of latents. What is in no part has no variance.
+| part | $R$ | $\mathrm{diag}\,\Sigma$ |
+|---|---|---|
+| `Dense` | lower triangular L | $\lVert L_{j\cdot} \rVert^2$ |
+| `Diagonal` | $\mathrm{diag}(s)$ | $s_j^2$ |
+| `LowRankPlusDiagonal` | $(F, \mathrm{diag}(s))$ | $\lVert F_{j\cdot} \rVert^2 + s_j^2$ |
+| `Kronecker` | $W = Q (S \circ E) P^\top$ of noise E | $\sum_{kl} Q_{ik}^2 S_{kl}^2 P_{jl}^2$ |
+
+A part covers a range of the vector. Latents in no part have no variance.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from torch.distributions import constraints
 
 
 class LateTensors(nn.Module):
-    """Buffers that are ``None`` until they are known."""
+    """Buffers that are ``None`` until they are computed."""
 
     def __init__(self, **tensors: Tensor | None) -> None:
         super().__init__()
@@ -25,11 +32,11 @@ class LateTensors(nn.Module):
             self.register_buffer(name, value)
 
     def set(self, **tensors: Tensor | None) -> None:
-        """Replaces the tensors."""
+        """Replace the tensors."""
         self._buffers.update(tensors)
 
     def forget(self) -> None:
-        """Makes all of them ``None``."""
+        """Make all of them ``None``."""
         self.set(**dict.fromkeys(self._buffers))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -40,7 +47,7 @@ class LateTensors(nn.Module):
 
 
 class CovariancePart(LateTensors):
-    """Covariance of one range of the latents."""
+    """Covariance of one range of the latents; the base class of the structures."""
 
     def __init__(self, where: slice, **tensors: Tensor | None) -> None:
         super().__init__(**tensors)
@@ -62,28 +69,28 @@ class CovariancePart(LateTensors):
         return self.size
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """$J R$ for rows ``[..., size]``, such as derivatives of outputs."""
+        """Return $J R$ for rows J ``[..., size]``, such as derivatives of outputs."""
         raise NotImplementedError
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""$R\epsilon$ for standard Normals ``[..., columns]``."""
+        r"""Return $R\epsilon$ for standard Normals ``[..., columns]``."""
         raise NotImplementedError
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        r"""Standard Normals ``[..., size]``, $\Sigma^{-1/2}(z - m)$, for deviations likewise."""
+        r"""Return standard Normals ``[..., size]``, $\Sigma^{-1/2}(z - m)$, for $z - m$."""
         raise NotImplementedError
 
     def std(self) -> Tensor:
-        """Standard deviations ``[size]``."""
+        """Return standard deviations ``[size]``."""
         raise NotImplementedError
 
     def log_det_root(self) -> Tensor:
-        r"""Half the logarithm of the determinant of $\Sigma$."""
+        r"""Return half the logarithm of the determinant of $\Sigma$."""
         raise NotImplementedError
 
 
 class Dense(CovariancePart):
-    """Any covariance, by its lower-triangular root ``scale_tril`` ``[d, d]``."""
+    """Any covariance, by its lower-triangular root ``scale_tril`` L ``[d, d]``."""
 
     scale_tril: Tensor
 
@@ -91,29 +98,29 @@ class Dense(CovariancePart):
         super().__init__(where, scale_tril=scale_tril)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return $J L$."""
         return rows @ self.scale_tril
 
     def transform(self, noise: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $L \epsilon$."""
         return noise @ self.scale_tril.T
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return $L^{-1} (z - m)$."""
         columns = deviations.unsqueeze(-1)
         return torch.linalg.solve_triangular(self.scale_tril, columns, upper=False).squeeze(-1)
 
     def std(self) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return the norms of the rows of L."""
         return self.scale_tril.norm(dim=-1)
 
     def log_det_root(self) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $\sum_j \ln L_{jj}$."""
         return self.scale_tril.diagonal().log().sum()
 
 
 class Diagonal(CovariancePart):
-    """Independent latents, by their standard deviations ``scale`` ``[d]``."""
+    """Independent latents, by their standard deviations ``scale`` s ``[d]``."""
 
     scale: Tensor
 
@@ -121,30 +128,31 @@ class Diagonal(CovariancePart):
         super().__init__(where, scale=scale)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return $J s$, elementwise."""
         return rows * self.scale
 
     def transform(self, noise: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $s \epsilon$."""
         return noise * self.scale
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return $(z - m) / s$."""
         return deviations / self.scale
 
     def std(self) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return s."""
         return self.scale
 
     def log_det_root(self) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $\sum_j \ln s_j$."""
         return self.scale.log().sum()
 
 
 class LowRankPlusDiagonal(Diagonal):
-    r"""$\Sigma = F F^\top + \mathrm{diag}(s^2)$, with $R = (F, \mathrm{diag}(s))$.
+    r"""$\Sigma = F F^\top + \mathrm{diag}(s^2)$; latents of $s = 0$ have no density.
 
-    Latents of $s = 0$ have no density.
+    With $U = F / s$, $U^\top U = V \Lambda V^\top$ and $q = \sqrt{1 + \Lambda}$, the root of the
+    scaled precision is $(I + U U^\top)^{-1/2} = I - U V \frac{1}{q (1 + q)} V^\top U^\top$.
     """
 
     factor: Tensor
@@ -157,48 +165,44 @@ class LowRankPlusDiagonal(Diagonal):
 
     @property
     def dim(self) -> int:
-        """As for `CovariancePart`."""
+        """Number of latents whose s is positive."""
         return int(self.scale.count_nonzero())
 
     @property
     def columns(self) -> int:
-        """As for `CovariancePart`."""
+        """Number of columns of F, and of latents."""
         return self.factor.shape[1] + self.size
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        """Return $(J F, J s)$."""
         return torch.cat([rows @ self.factor, rows * self.scale], dim=-1)
 
     def transform(self, noise: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
-        of_factor, own = noise.split([self.factor.shape[1], self.size], dim=-1)
-        return of_factor @ self.factor.T + own * self.scale
+        r"""Return $F \epsilon_1 + s \epsilon_2$."""
+        shared, single = noise.split([self.factor.shape[1], self.size], dim=-1)
+        return shared @ self.factor.T + single * self.scale
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        r"""As for `CovariancePart`.
-
-        With $U = F / s$, $U^\top U = V \Lambda V^\top$, $q = \sqrt{1 + \Lambda}$, the precision of
-        $z / s$ has the root $(I + U U^\top)^{-1/2} = I - U V \frac{1}{q (1 + q)} V^\top U^\top$.
-        """
+        r"""Return $(I + U U^\top)^{-1/2} (z - m) / s$."""
         white = self._over_scale(deviations)
         values, vectors = self._spectrum()
         q, directions = (1 + values).sqrt(), self._over_scale(self.factor.T).T @ vectors
         return white - (white @ directions / (q * (1 + q))) @ directions.T
 
     def std(self) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $\sqrt{\lVert F_{j\cdot} \rVert^2 + s_j^2}$."""
         return (self.factor.square().sum(-1) + self.scale.square()).sqrt()
 
     def log_det_root(self) -> Tensor:
-        """As for `CovariancePart`."""
-        own = self.scale[self.scale > 0].log().sum()
-        return own + 0.5 * self._spectrum()[0].log1p().sum()
+        r"""Return $\sum_j \ln s_j + \frac12 \sum_k \ln(1 + \Lambda_k)$."""
+        log_scale = self.scale[self.scale > 0].log().sum()
+        return log_scale + 0.5 * self._spectrum()[0].log1p().sum()
 
     def _over_scale(self, rows: Tensor) -> Tensor:
         return torch.where(self.scale > 0, rows / self.scale, 0.0)
 
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        r"""Eigenvalues and vectors of $U^\top U$."""
+        r"""Return eigenvalues and vectors of $U^\top U$."""
         u = self._over_scale(self.factor.T)
         return torch.linalg.eigh(u @ u.T)
 
@@ -217,25 +221,25 @@ class Kronecker(CovariancePart):
         super().__init__(where, out=None, inner=None, scale=None)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $(Q^\top J P) \circ S$."""
         return (self._rotate(rows) * self.scale).flatten(-2)
 
     def transform(self, noise: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $Q\,(S \circ E)\,P^\top$."""
         scaled = self.scale * noise.unflatten(-1, self.scale.shape)
         return (self.out @ scaled @ self.inner.T).flatten(-2)
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $Q^\top (W - M) P / S$."""
         return (self._rotate(deviations) / self.scale).flatten(-2)
 
     def std(self) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $\sqrt{Q^{\circ 2} S^{\circ 2} P^{\circ 2\top}}$."""
         variances = self.out.square() @ self.scale.square() @ self.inner.square().T
         return variances.sqrt().flatten()
 
     def log_det_root(self) -> Tensor:
-        """As for `CovariancePart`."""
+        r"""Return $\sum_{ij} \ln S_{ij}$."""
         return self.scale.log().sum()
 
     def _rotate(self, rows: Tensor) -> Tensor:
@@ -251,9 +255,9 @@ class UnconstrainedNormal:
 
 
 class PartsNormal(TorchDistribution):
-    """Normal of the flat vector of latents, its covariance in parts; the rest is fixed.
+    """Normal of the latents' vector, its covariance in parts; latents in no part are fixed.
 
-    Its density is that of the latents which have one.
+    The density is that of the latents which have one.
 
     Args:
         loc: mean ``[D]``.
@@ -269,7 +273,7 @@ class PartsNormal(TorchDistribution):
         super().__init__(event_shape=loc.shape, validate_args=False)
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
-        """Samples ``[*sample_shape, D]``."""
+        """Return samples ``[*sample_shape, D]``."""
         z = self.loc.expand(*sample_shape, *self.loc.shape).clone()
         for part in self.parts:
             noise = torch.randn(*sample_shape, part.columns, dtype=z.dtype, device=z.device)
@@ -277,7 +281,7 @@ class PartsNormal(TorchDistribution):
         return z
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats."""
+        """Return the log-density in nats."""
         total = value.new_zeros(value.shape[:-1])
         for part in self.parts:
             white = part.whiten((value - self.loc)[..., part.where])

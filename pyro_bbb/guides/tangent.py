@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""A network replaced by its tangent in the latents at a guide's centre.
+r"""A network replaced by its tangent in the latents at a guide's centre m.
 
-$$f(x, z) \approx f(x, m) + J(x)\,(z - m)$$
+$$f(x, z) \approx f(x, m) + J(x)\,(z - m), \qquad
+  z \sim N(m, \Sigma) \;\Rightarrow\; f(x, z) \sim N(f(x, m),\; J \Sigma J^\top)$$
 
-Where the guide is Normal, so are the tangent's outputs, for each input
-$N(f(x, m), J \Sigma J^\top)$ (Immer et al. 2021, "Improving predictions of Bayesian neural nets via
-local linearization", equation 8).
+(Immer et al. 2021, "Improving predictions of Bayesian neural nets via local linearization",
+equation 8). With $\Sigma = R R^\top$ in parts, $J \Sigma J^\top = \sum (J R) (J R)^\top$.
 """
 
 from __future__ import annotations
@@ -20,22 +20,17 @@ from torch.func import jacrev
 from torch.nn import functional as F
 
 from pyro_bbb._handlers.layer_uses import LayerUses
-from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, at_least_single, input_tensors, run_network, with_tensors
-from pyro_bbb.guides._autoguides import Normal
-from pyro_bbb.guides._joint_autoguides import FullRank, LowRank
-from pyro_bbb.guides._last_layer import LastLayer
-from pyro_bbb.guides._mean_field import AutoSoftplusNormal
-from pyro_bbb.guides.covariance import Dense, Diagonal, LowRankPlusDiagonal, UnconstrainedNormal
-from pyro_bbb.latents import Latent, Latents
+from pyro_bbb.guides.covariance import Dense, UnconstrainedNormal
+from pyro_bbb.latents import Latents
 
 _NUMBERS = 2**25  # of derivatives at once
 
 
 @dataclass(frozen=True)
 class OutputMoments:
-    """Moments of Normal outputs, of each input by itself.
+    """Moments of Normal outputs, for each input separately.
 
     Args:
         mean: ``[n, ...]``, of K outputs for each input.
@@ -47,15 +42,71 @@ class OutputMoments:
     variance: Tensor
     covariance: Tensor | None = None
 
+    @classmethod
+    def jointly(cls, mean: Tensor, covariance: Tensor) -> OutputMoments:
+        """Return moments of jointly Normal outputs, at least in single precision."""
+        mean, covariance = at_least_single(mean.detach()), at_least_single(covariance.detach())
+        variance = covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)
+        return cls(mean, variance, covariance)
+
     def draw(self, num_samples: int) -> Tensor:
-        """Outputs ``[num_samples, n, ...]``."""
-        noise = torch.randn(
-            num_samples, *self.mean.shape, dtype=self.mean.dtype, device=self.mean.device
-        )
+        """Return outputs ``[num_samples, n, ...]``."""
+        mean = self.mean
+        noise = torch.randn(num_samples, *mean.shape, dtype=mean.dtype, device=mean.device)
         if self.covariance is None:
-            return torch.addcmul(self.mean, self.variance.sqrt(), noise, out=noise)
+            return torch.addcmul(mean, self.variance.sqrt(), noise, out=noise)
         root = root_of(self.covariance)
-        return self.mean + torch.einsum("nij,snj->sni", root, noise.flatten(2)).view_as(noise)
+        return mean + torch.einsum("nij,snj->sni", root, noise.flatten(2)).view_as(noise)
+
+
+def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
+    """Return `Guide.output_moments`; other guides raise TypeError."""
+    if not hasattr(guide, "output_moments"):
+        raise not_normal(guide)
+    moments: OutputMoments = guide.output_moments(model, x)
+    return moments
+
+
+def not_normal(guide: Any) -> TypeError:
+    """Return the error for a guide that is not a Normal."""
+    return TypeError(
+        "linearized needs a Normal guide, one of softplus_normal, normal, low_rank, full_rank, "
+        f"laplace, swag, vbll, got {type(guide).__name__}"
+    )
+
+
+def tangent_moments(
+    model: Any, latents: Latents, normal: UnconstrainedNormal, x: Rows
+) -> OutputMoments:
+    r"""Return means $f(x, m)$ and covariances $J \Sigma J^\top$ of the tangent's outputs.
+
+    Args:
+        model: a `BayesianModel`.
+        latents: its latents.
+        normal: their Normal.
+        x: inputs, each of which decides its own outputs alone.
+    """
+    parts = normal.parts
+    where = parts[0].where if len(parts) == 1 else slice(0, latents.size)
+    function = NetworkFunction(model, latents, normal.loc, where)
+    only = parts[0] if len(parts) == 1 else None
+    with torch.no_grad():
+        if isinstance(only, Dense) and only.size < latents.size:
+            f, head = function.with_head(x)
+            if head:
+                root = head.times(only.scale_tril)
+                return OutputMoments.jointly(f, root @ root.mT)
+        else:
+            f = function(normal.loc[where], x)
+        covariances = []
+        for jacobian in function.jacobians(x):  # [rows, K, d]
+            covariance = jacobian.new_zeros(())
+            for part in parts:
+                rows = slice(part.where.start - where.start, part.where.stop - where.start)
+                root = part.times_root(jacobian[..., rows])
+                covariance = covariance + root @ root.mT
+            covariances.append(covariance)
+    return OutputMoments.jointly(f, torch.cat(covariances))
 
 
 @dataclass(frozen=True)
@@ -73,14 +124,14 @@ class Head:
     bias: bool
 
     def jacobian(self) -> Tensor:
-        """Derivatives of the outputs by weight and bias, ``[n, out, out (in + 1)]``."""
+        """Return derivatives of the outputs by weight and bias, ``[n, out, out (in + 1)]``."""
         unit = torch.eye(self.outputs, dtype=self.inputs.dtype, device=self.inputs.device)
-        by_weight = (unit[:, :, None] * self.inputs[:, None, None, :]).flatten(2)
+        by_weight = torch.einsum("ko,ni->nkoi", unit, self.inputs).flatten(2)
         by_bias = unit.expand(len(self.inputs), -1, -1)
         return torch.cat([by_weight, by_bias], dim=2) if self.bias else by_weight
 
     def times(self, columns: Tensor) -> Tensor:
-        """`jacobian` times columns ``[out (in + 1), r]``, ``[n, out, r]``, without making it."""
+        """Return `jacobian` times columns ``[out (in + 1), r]``, ``[n, out, r]``."""
         weight, bias = columns.split(
             [self.outputs * self.inputs.shape[1], self.outputs * self.bias]
         )
@@ -91,7 +142,7 @@ class Head:
 
 @dataclass(frozen=True)
 class NetworkFunction:
-    """A network's outputs as a function of some of its latents; the others stay where they are.
+    """A network's outputs as a function of a range of its latents; the others are constant.
 
     Args:
         model: a `BayesianModel`.
@@ -106,31 +157,31 @@ class NetworkFunction:
     where: slice
 
     def __call__(self, z: Tensor, x: Rows) -> Tensor:
-        """Outputs ``[n, ...]`` at values ``[d]`` of those that vary."""
+        """Return outputs ``[n, ...]`` at values ``[d]`` of the range."""
         # layers of the others see no derivative
         varied = self.latents.within(self.where).constrain(z)
         return self.run(self.latents.constrain(self.loc) | varied, x)
 
     def jacobians(self, x: Rows) -> Iterator[Tensor]:
-        """Derivatives of the outputs, flattened, ``[n, K, d]`` for bounded parts of the inputs."""
+        """Yield derivatives of the outputs, ``[rows, K, d]``, for bounded parts of the inputs."""
         z = self.loc[self.where]
         head = None if len(z) == len(self.loc) else self.with_head(x)[1]
         if head is not None:
             yield head.jacobian()
             return
 
-        def of_one(z: Tensor, *row: Tensor) -> Tensor:
-            return self(z, with_tensors(x, [part[None] for part in row])).flatten()
+        def outputs_of(z: Tensor, *row: Tensor) -> Tensor:
+            return self(z, with_tensors(x, [value[None] for value in row])).flatten()
 
         derivatives: Callable[..., Tensor] = torch.vmap(
-            jacrev(of_one), in_dims=(None, *[0] * len(input_tensors(x))), randomness="different"
+            jacrev(outputs_of), in_dims=(None, *[0] * len(input_tensors(x))), randomness="different"
         )
         outputs = self(z, x[:1]).numel()
-        for part in x.split(max(1, _NUMBERS // (outputs * len(z)))):
-            yield derivatives(z, *input_tensors(part))
+        for rows in x.split(max(1, _NUMBERS // (outputs * len(z)))):
+            yield derivatives(z, *input_tensors(rows))
 
     def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
-        """Outputs, and the last layer if the latents that vary are its weight and bias."""
+        """Return outputs, and the last layer if the range holds its weight and bias."""
         values = self.latents.constrain(self.loc)
         varied = self.latents.within(self.where)
         with LayerUses({name: values[name] for name in varied}) as layers:
@@ -144,100 +195,18 @@ class NetworkFunction:
         return f, Head(inputs, f.shape[1], bias=len(names) == 2)
 
     def run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
-        """Outputs ``[n, ...]`` at values of all latents by site name."""
+        """Return outputs ``[n, ...]`` at values of all latents by site name."""
         with substituted(self.model, values):
             outputs = run_network(self.model.network, x)
-        found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-        return found
-
-
-def normal_of(guide: Any) -> UnconstrainedNormal:
-    """The Normal of all latents that a guide is.
-
-    Raises:
-        TypeError: the guide is no Normal.
-    """
-    if hasattr(guide, "unconstrained_normal"):
-        found: UnconstrainedNormal = guide.unconstrained_normal()
-        return found
-    if isinstance(guide, AutoSoftplusNormal | Normal):
-        moments = [_moments(guide, latent) for latent in guide._known_latents()]
-        loc, scale = (torch.cat([x[i].flatten() for x in moments]) for i in range(2))
-        return UnconstrainedNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
-    if isinstance(guide, FullRank | LowRank):
-        guide._known_latents()
-        q, everything = guide.get_posterior(), slice(0, guide.latent_dim)
-        if isinstance(guide, FullRank):
-            return UnconstrainedNormal(q.loc, [Dense(everything, q.scale_tril)])
-        scale = q.cov_diag.sqrt()
-        return UnconstrainedNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
-    raise TypeError(
-        "linearized needs a Normal guide, one of softplus_normal, normal, low_rank, full_rank, "
-        f"laplace, swag, vbll, got {type(guide).__name__}"
-    )
-
-
-def output_moments(model: Any, guide: Any, x: Rows) -> OutputMoments:
-    r"""Moments of the outputs: means $f(x, m)$, covariances $J \Sigma J^\top$.
-
-    The network is the tangent at the guide's means; with a `LastLayer` it is its own tangent.
-    """
-    with torch.no_grad():
-        if isinstance(guide, LastLayer):
-            return _of_last_layer(model, guide, x)
-        by_layer = getattr(guide, "_moments_by_layer", None)
-        f, covariance = (by_layer and by_layer(model, x)) or _by_derivatives(model, guide, x)
-    f, covariance = at_least_single(f), at_least_single(covariance)
-    return OutputMoments(f, covariance.diagonal(dim1=1, dim2=2).reshape(f.shape), covariance)
-
-
-def _of_last_layer(model: Any, guide: LastLayer, x: Rows) -> OutputMoments:
-    with own_store(guide), substituted(model, guide.median()), guide.observed_head() as variance:
-        outputs = run_network(model.network, x)
-        mean = getattr(outputs, "logits", outputs)
-        return OutputMoments(at_least_single(mean), at_least_single(variance()))
-
-
-def _by_derivatives(model: Any, guide: Any, x: Rows) -> tuple[Tensor, Tensor]:
-    """Means ``[n, ...]`` and covariances ``[n, K, K]``."""
-    normal = normal_of(guide)
-    where = normal.parts[0].where if len(normal.parts) == 1 else slice(0, len(normal.loc))
-    function = NetworkFunction(model, guide.latents, normal.loc, where)
-    layer = _last_layer(normal)
-    f, head = function.with_head(x) if layer else (function(normal.loc[where], x), None)
-    if layer and head:
-        root = head.times(layer.scale_tril)
-        return f, root @ root.mT
-    covariance, begin = f.new_zeros(len(f), f[0].numel(), f[0].numel()), 0
-    for jacobian in function.jacobians(x):
-        here = slice(begin, begin + len(jacobian))
-        for part in normal.parts:
-            own = slice(part.where.start - where.start, part.where.stop - where.start)
-            root = part.times_root(jacobian[..., own])
-            covariance[here] += root @ root.mT
-        begin += len(jacobian)
-    return f, covariance
+        tensor: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        return tensor
 
 
 def root_of(matrices: Tensor) -> Tensor:
-    r"""L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices.
+    r"""Return L ``[..., K, K]`` with $L L^\top$ the positive semidefinite matrices.
 
-    The symmetric one, as eigenvectors have the signs that a machine's library gives them.
+    The symmetric root, as eigenvectors have the signs that a machine's library gives them.
     """
     values, vectors = torch.linalg.eigh(matrices)
-    roots = values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves some below 0
+    roots = values.clamp(min=0).sqrt().unsqueeze(-2)  # rounding leaves negative ones
     return vectors * roots @ vectors.mT
-
-
-def _last_layer(normal: UnconstrainedNormal) -> Dense | None:
-    """The only part, where it is dense and covers not all latents."""
-    first = normal.parts[0]
-    alone = len(normal.parts) == 1 and first.size < len(normal.loc)
-    return first if isinstance(first, Dense) and alone else None
-
-
-def _moments(guide: Any, latent: Latent) -> tuple[Tensor, Tensor]:
-    if isinstance(guide, AutoSoftplusNormal):
-        return guide.loc(latent.name), guide.scale(latent.name)
-    loc, scale = guide._get_loc_and_scale(latent.name)
-    return loc.detach(), scale.detach()

@@ -47,7 +47,7 @@ def record(guide: Any, declared: set[str]) -> Record:
         return {"name": _CHAINS, "latents": [*guide], "dtype": dtype, "numbers": numbers}
     if type(guide) is Ensemble:
         members = [record(member, declared) for member in guide.members]
-        return {"name": "ensemble", "members": members, "calls": guide._calls % guide.size}
+        return {"name": "ensemble", "members": members, "calls": guide.turn % guide.size}
     name = next((name for name, cls in GUIDES.items() if cls is type(guide)), None)
     if name is None:
         names = f"one of {sorted(GUIDES)} or Chains"
@@ -71,7 +71,7 @@ def make(record: Record, model: Any, state: State, prefix: str) -> Any:
     require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
     guide: Guide = cls(model, **record["options"])
     if record["found"]:
-        guide._add_latents(_sites(record["found"]))
+        guide.add_latents(_sites(record["found"]))
     if record["pruned"]:
         guide = guide.without({})
     state.fill(guide, prefix)
@@ -124,7 +124,7 @@ def _ensemble(record: Record, model: Any, state: State, prefix: str) -> Ensemble
     ensemble = Ensemble(model, lambda model: first, 1)
     for member in others:
         ensemble.add(member)
-    ensemble._calls = record["calls"]
+    ensemble.turn = record["calls"]
     return ensemble
 
 

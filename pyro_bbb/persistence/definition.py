@@ -139,12 +139,11 @@ def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _guide_options(guide: Guide) -> dict[str, Any]:
     """Return options, and what sets the initial values: tensors, which may be random, by name."""
-    initialise: Any = guide._initialise
+    initialise: Any = guide.initialise
     if isinstance(initialise, partial):
         numbers = [x for x in initialise.args if isinstance(x, Number)]
         initialise = numbers or initialise.func
-    options = {key: getattr(guide, f"_{key}", None) for key in guide.option_names()}
-    return {**options, "init_loc": initialise}
+    return {**guide.options, "init_loc": initialise}
 
 
 def _is_of_library(cls: type) -> bool:

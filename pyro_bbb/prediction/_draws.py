@@ -26,7 +26,7 @@ from pyro_bbb._handlers.vmap import over_draws, stack
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import locked
-from pyro_bbb.guides import AutoSoftplusNormal
+from pyro_bbb.guides import Guide
 from pyro_bbb.models import BayesianModel
 
 Draws: TypeAlias = Mapping[str, Tensor]  # [s, ...] by site name
@@ -97,7 +97,7 @@ def _guide_draws(guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
     """Yield draws of a guide in chunks; an ensemble's chunks have equally many of each member."""
     parameters = guide.parameters() if isinstance(guide, nn.Module) else ()
     numbers = sum(parameter.numel() for parameter in parameters)
-    chunk = min(num_samples, _chunk(numbers, one_by_one=type(guide) is AutoSoftplusNormal))
+    chunk = min(num_samples, _chunk(numbers, one_by_one=getattr(guide, "is_factorised", False)))
     members = getattr(guide, "size", 1)
     chunk = math.ceil(chunk / members) * members
     sample = _sampler(guide, x[:1])
@@ -113,9 +113,8 @@ def _chunk(numbers: int, one_by_one: bool) -> int:
 @locked
 def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
     """Return a function from a count to draws; what they have in common is computed once."""
-    if type(guide) is AutoSoftplusNormal:
-        posteriors = {latent.name: guide._posterior(latent) for latent in guide._known_latents()}
-        return locked(lambda count: {name: q.sample((count,)) for name, q in posteriors.items()})
+    if isinstance(guide, Guide):
+        return guide.sampler()
     if hasattr(guide, "sample_posterior"):
         sample: Callable[[int], Draws] = guide.sample_posterior
         return sample

@@ -48,7 +48,7 @@ def per_input(
     if reason := why_inexact(model, guide, x):
         raise ValueError(f"estimator 'local_reparam' is not exact here, use 'reparam': {reason}")
     layers = [_Layer(*layer, guide) for layer in _parts(model.network, "network")]
-    own = guide.latents.of_role("likelihood")
+    draw_latents = guide.sampler([x.name for x in guide.latents.of_role("likelihood")])
     draws = min(num_samples, rows)
     inputs = rows // draws
     for i in range(0, len(x), inputs):
@@ -56,8 +56,7 @@ def per_input(
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
             outputs = _outputs(layers, batch, count)
-            drawn = {latent.name: guide._posterior(latent).sample((count,)) for latent in own}
-            arguments = arguments_of(model, outputs, drawn)
+            arguments = arguments_of(model, outputs, draw_latents(count))
             yield slice(s, s + count), slice(i, i + len(batch)), arguments
 
 
@@ -160,7 +159,7 @@ def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
 
     They can for independent Normals, each weight in one linear layer, and rows that never meet.
     """
-    if type(guide) is not AutoSoftplusNormal:  # a subclass may draw otherwise
+    if not getattr(guide, "is_factorised", False):
         return f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
     if type(model).predictive is not BayesianModel.predictive:
         return f"{type(model).__name__} predicts in a way of its own"

@@ -26,7 +26,7 @@ from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
-from pyro_bbb.guides import LastLayer
+from pyro_bbb.guides import Guide
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._draws import (
@@ -121,7 +121,7 @@ def predict(
             if sampler == "weights":
                 draws, counts = split_draws(model, guide, inputs, num_samples, group)
                 chunks = per_draw(model, draws, inputs, rows)
-            elif sampler == "linearized" or isinstance(guide, LastLayer):
+            elif sampler == "linearized" or _has_normal_outputs(guide):
                 probit = linearized == PROBIT
                 drawn = not (probit or is_gaussian(model))
                 counts = group.split_counts(num_samples if drawn else 1)
@@ -234,7 +234,12 @@ def _sampler(
     if estimator is not None:
         return SAMPLERS[one_of("estimator", estimator, SAMPLERS)]
     single = may_be_single and len(x) == 1 and draws_of_each_input(model, guide, x)
-    return "outputs" if single or isinstance(guide, LastLayer) else "weights"
+    return "outputs" if single or _has_normal_outputs(guide) else "weights"
+
+
+def _has_normal_outputs(guide: Any) -> bool:
+    """Return whether outputs are Normal under a guide, without linearisation."""
+    return isinstance(guide, Guide) and guide.has_normal_outputs
 
 
 @contextmanager

@@ -235,7 +235,7 @@ def _sample_chains(
 def _train_guide(
     estimator: BayesianEstimator[Any], model: BayesianModel, guide: Any, rows: Rows, seed: int
 ) -> History:
-    factorised = type(guide) is guides.AutoSoftplusNormal
+    factorised = getattr(guide, "is_factorised", False)
     method = estimator.estimator
     if method == "auto":
         method = "local_reparam" if factorised else "reparam"

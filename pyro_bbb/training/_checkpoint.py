@@ -117,7 +117,7 @@ class TrainingState:
             "optimizer": encode(self.optim.get_state(), "optimizer", tensors),
             "aliases": state.aliases,
             "frozen": state.frozen,
-            "turns": [ensemble._calls for ensemble in self._ensembles()],
+            "turns": [ensemble.turn for ensemble in self._ensembles()],
             "begun": self.batches.begun,
             "skipped": list(self.history.skipped),
             "progress": dict(vars(self.progress)),
@@ -140,7 +140,7 @@ class TrainingState:
         state.fill(self.model, "model.")
         state.fill(self.guide, "guide.")
         for ensemble, calls in zip(self._ensembles(), spec["turns"], strict=True):
-            ensemble._calls = calls
+            ensemble.turn = calls
         for name, numbers in self.history.series().items():
             numbers[:] = tensors[f"history.{name}"].tolist()
         self.history.skipped[:] = spec["skipped"]

@@ -23,7 +23,7 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import parts_of, to_precision
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb.data import as_tensors
-from pyro_bbb.guides import Approximated, Delta, Ensemble, collected
+from pyro_bbb.guides import Guide, collected
 from pyro_bbb.persistence.state_dict import digest
 from pyro_bbb.prediction import predict
 from pyro_bbb.training._batches import is_sharded
@@ -106,8 +106,8 @@ class EarlyStopping:
 
 def _points(guide: Any, x: Any) -> Any:
     """Return the points of guides that are not a distribution in training, or else the guide."""
-    members = guide.members if isinstance(guide, Ensemble) else [guide]
-    if not all(isinstance(member, Delta | Approximated) for member in members):
+    members = guide.members if isinstance(guide, Guide) else []
+    if not members or not all(member.is_point for member in members):
         return guide
     points = [member.median(x[:1]) for member in members]
     return {name: torch.stack([point[name] for point in points]) for name in points[0]}

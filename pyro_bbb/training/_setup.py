@@ -25,7 +25,7 @@ from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
-from pyro_bbb.guides import Approximated, ClosedForm, Ensemble
+from pyro_bbb.guides import Approximated, ClosedForm, Guide
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
@@ -117,7 +117,7 @@ def objective(
         draws_nothing = estimator == "reparam" and wanted.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})
         return minibatch_elbo("mean_field", 1)
-    size = guide.size if isinstance(guide, Ensemble) else 1  # each step trains every member
+    size = len(guide.members) if isinstance(guide, Guide) else 1  # each step trains every member
     draws, name = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
     vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
     elbo = minibatch_elbo(name, draws, vectorize=vectorize)
@@ -150,7 +150,7 @@ def can_vectorise(
 
     ``latents`` has the sizes of the model's latents by name.
     """
-    if not isinstance(guide, AutoGuide) or (isinstance(guide, Ensemble) and not guide.stackable):
+    if not isinstance(guide, AutoGuide) or not getattr(guide, "stackable", True):
         return False
     if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
         return False

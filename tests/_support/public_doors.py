@@ -146,7 +146,10 @@ def of_particular_guides():
     def softplus():
         q = guide["softplus_normal"]
         mask = {weight: q.loc(weight) > 0}
-        return [q.loc(weight), q.scale(weight), *tensors(q.without(mask))]
+        q.add_latents({})
+        moments = q.output_moments(q.model, X)
+        drawn = values(q.sampler()(3))
+        return [q.loc(weight), q.scale(weight), moments.mean, *drawn, *tensors(q.without(mask))]
 
     def laplace():
         new = copy.deepcopy(guide["laplace"])
@@ -174,7 +177,8 @@ def of_particular_guides():
         return [*tensors(new), *values(rank1.member(0))]
 
     return {
-        "Guide.loc Guide.scale Guide.without": softplus,
+        "Guide.loc Guide.scale Guide.without Guide.sampler Guide.output_moments "
+        "Guide.add_latents": softplus,
         "Guide.approximate Guide.reset Guide.unconstrained_normal": laplace,
         "Guide.collect Guide.get_posterior": swag,
         "Guide.get_base_dist Guide.get_transform": flow,

@@ -237,7 +237,9 @@ def centre_of(name, guide):
     """The initial point by site name; a flow has no median but starts around its loc."""
     if name != "flow":
         return guide.median()
-    return {site: draws[0] for site, draws in guide._split(guide.loc.detach()[None]).items()}
+    return {
+        site: draws[0] for site, draws in guide.latents.constrain(guide.loc.detach()[None]).items()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

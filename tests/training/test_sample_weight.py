@@ -74,12 +74,12 @@ def test_the_likelihood_is_the_weighted_sum_of_the_rows(
     options = {"estimator": estimator, "loss": loss, "num_particles": particles}
     objective, y = bbb.negative_elbo(model, guide, **options), LIKELIHOODS[likelihood][2]
     objective(X, y)  # the first call builds the guide
-    calls = getattr(guide, "_calls", None)
+    calls = getattr(guide, "turn", None)
 
     def nll(weight):
         torch.manual_seed(0)
         if calls is not None:
-            guide._calls = calls
+            guide.turn = calls
         if hasattr(guide, "_turn"):
             guide._turn.zero_()
         objective(X, y, sample_weight=weight)
