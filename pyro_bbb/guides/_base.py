@@ -137,6 +137,7 @@ class Guide(AutoGuide):
         """Return the Normal of all unconstrained latents; none where the guide is another."""
         return None
 
+    @locked
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
         """Return moments of the network's outputs, by its tangent at the guide's means.
 
@@ -182,6 +183,7 @@ class Guide(AutoGuide):
 
     _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
 
+    @locked
     def add_latents(self, sites: Mapping[str, Site]) -> None:
         """Add latents of sample sites, those that are new, and their parameters."""
         new = {name: site for name, site in sites.items() if name not in self._latents}
