@@ -15,10 +15,11 @@
 | ``rank1_ensemble`` | networks that differ by random rank-one factors, `Rank1Ensemble` |
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
 
-A guide that is Normal has a tangent, in ``tangent.py``: outputs of a network linear in its weights.
+`Guide` is their interface: draws, moments, outputs and state. A guide that is Normal has a tangent,
+in ``tangent.py``: outputs of a network linear in its weights.
 
-Imports the rooms up to `_handlers`, never `priors`. A new guide is one module here and one line in
-``_registry.py``: its name in `GUIDES`.
+Imports the packages up to `_handlers`, never `priors`. A new guide is one module here and one line
+in ``_registry.py``: its name in `GUIDES`.
 """
 
 from pyro_bbb.guides._autoguides import Delta, Flow, FullRank, LowRank, Normal

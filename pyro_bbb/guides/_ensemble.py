@@ -66,7 +66,7 @@ class Ensemble(Guide):
         """Add a guide for the same model as the last member.
 
         Raises:
-            TypeError: it is none of `pyro_bbb.guides`.
+            TypeError: the member is not a guide of `pyro_bbb.guides`.
         """
         if not isinstance(member, Guide):
             raise TypeError(f"member must be one of pyro_bbb.guides, got {member!r}")
@@ -147,7 +147,7 @@ class Ensemble(Guide):
         return VectorDraw(vector, members[0].latents.unravel(vector), log_q, loc, scale)
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Samples of all latents, ``[num_samples, ...]`` by site name, of each member in turn."""
+        """Return samples of each member in turn, ``[num_samples, ...]`` by site name."""
         num_samples = count("num_samples", num_samples)
         counts = [len(range(k, num_samples, self.size)) for k in range(self.size)]
         drawn = [
@@ -163,7 +163,7 @@ class Ensemble(Guide):
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Raise TypeError: the mean of the members is no working network."""
         raise TypeError(
-            "an ensemble has no single centre; use predict, or one of guide.members by itself"
+            "an ensemble has no single centre; use predict, or one of guide.members alone"
         )
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -202,11 +202,11 @@ class Ensemble(Guide):
         super().__setstate__(state)
         for module in self.modules():
             if isinstance(module, AutoGuide):
-                module.master = None  # each member is a guide by itself
+                module.master = None  # Pyro would take members for parts of one guide
 
 
 def _stacked_normals(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """The posteriors of all draws of the plates, by site name."""
+    """Return the posteriors of all draws of the plates, by site name."""
     draws = plates.numel() // len(members)
 
     def stacked(kind: str, name: str) -> Tensor:
@@ -217,20 +217,20 @@ def _stacked_normals(members: list[Any], names: list[str], plates: Size) -> dict
 
 
 def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """Likewise, of points."""
-    found: dict[str, Any] = {}
+    """Stack the members' points in constrained space, by site name."""
+    stacked_points: dict[str, Any] = {}
     for name in names:
         points = []
         for member in members:
             with own_store(member):
                 points.append(attrgetter(name)(member))
         stacked = torch.stack(points * (plates.numel() // len(members)))
-        found[name] = dist.Delta(stacked.reshape(plates + points[0].shape))
-    return found
+        stacked_points[name] = dist.Delta(stacked.reshape(plates + points[0].shape))
+    return stacked_points
 
 
 def _stacked_vectors(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """Likewise, of points that are flat vectors."""
+    """Stack the members' points that are one vector each, by site name."""
     draws = plates.numel() // len(members)
     parts = members[0].latents.constrain(torch.stack([member.loc for member in members] * draws))
     return {name: dist.Delta(x.reshape(plates + x.shape[1:])) for name, x in parts.items()}

@@ -66,10 +66,10 @@ class LastLayer(Guide):
         init_loc: initial means, see `AutoSoftplusNormal`.
         init_scale: initial standard deviation of every weight.
         covariance: ``"shared"`` by the rows of all outputs, as the exact posterior of a linear
-            regression with one noise has it, or ``"per_output"``, at so many times the cost.
+            regression with one noise has it, or ``"per_output"``, at a cost per output.
 
     Raises:
-        TypeError: the model is no `BayesianModel`, or the head no linear layer.
+        TypeError: the model is not a `BayesianModel`, or the head not a linear layer.
         ValueError: there is no such head, other latents than the head's, or an option out of range.
     """
 
@@ -121,7 +121,7 @@ class LastLayer(Guide):
         return partial(self._expected, model), self._at_means
 
     def _variance(self, features: Tensor) -> Tensor:
-        """Variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
+        """Return variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
         parts = self._parts()
         (loc, scale, lower), bias = parts["weight"], parts.get("bias")
         rows = features.reshape(-1, features.shape[-1]).to(loc.dtype)
@@ -145,7 +145,7 @@ class LastLayer(Guide):
 
     @contextmanager
     def observed_head(self) -> Iterator[Callable[[], Tensor]]:
-        """Gives a function that has the variances of the outputs of the network's run inside."""
+        """Yield a function that returns the variances of the network's outputs inside."""
         seen: list[tuple[Tensor, Tensor, int]] = []
         outputs: list[Any] = []
         network: nn.Module = self.model.network
@@ -162,21 +162,21 @@ class LastLayer(Guide):
                 handle.remove()
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The means, by site name."""
+        """Return the means, by site name."""
         return {f"{self._path}.{name}": x.detach().clone() for name, x in self._kind("locs")}
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Posterior quantiles, ``[len(quantiles), ...]`` by site name."""
+        """Return posterior quantiles, ``[len(quantiles), ...]`` by site name."""
         levels = torch.tensor(probabilities("quantiles", quantiles), dtype=torch.float64)
         z = torch.special.ndtri(levels).tolist()
         with torch.no_grad():
             return {
-                name: torch.stack([q.loc + each * q.variance.sqrt() for each in z])
+                name: torch.stack([q.loc + zq * q.variance.sqrt() for zq in z])
                 for name, q in self._moments().items()
             }
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent samples of the head, ``[num_samples, ...]`` by site name, no gradient."""
+        """Return samples of the head, ``[num_samples, ...]`` by site name, no gradient."""
         with torch.no_grad():
             parts = self._parts()
             (loc, scale, lower), bias = parts["weight"], parts.get("bias")
@@ -200,18 +200,18 @@ class LastLayer(Guide):
             return {name: pyro.sample(name, q) for name, q in self._moments().items()}
 
     def _moments(self) -> dict[str, AtMean]:
-        """The weights' distributions at their means, by site name."""
+        """Return the weights' distributions at their means, by site name."""
         return {f"{self._path}.{name}": AtMean(*part) for name, part in self._parts().items()}
 
     def _parts(self) -> dict[str, HeadPart]:
-        """Parameters of W, and of b where it is random."""
+        """Return the parameters of W, and of b where it is random."""
         self._known_latents()
         locs, rhos, lowers = (dict(self._kind(kind)) for kind in ("locs", "rhos", "lowers"))
         lowers["weight"] = lowers["weight"].tril(-1)
         return {name: HeadPart(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
 
     def _kind(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of one kind by name, announced to SVI."""
+        """Yield the parameters of one kind by name, announced to SVI."""
         for name, parameter in self._modules[kind]._parameters.items():  # type: ignore[union-attr]
             assert parameter is not None
             yield name, own_param(f"{self._pyro_name}.{kind}.{name}", parameter)
@@ -275,13 +275,13 @@ class _ExpectObservation(Messenger):
 
 
 def _factor(weight: HeadPart) -> Tensor:
-    """The Cholesky factor of the covariance of each row of W, ``[out, in, in]``."""
+    """Return the Cholesky factor of the covariance of each row of W, ``[out, in, in]``."""
     eye = torch.eye(weight.loc.shape[1]).to(weight.loc)
     return (weight.scale.unsqueeze(-1) * (eye + weight.lower)).expand(len(weight.loc), -1, -1)
 
 
 def _features(seen: list[tuple[Tensor, Tensor, int]], outputs: list[Any]) -> Tensor:
-    """The head's inputs, if its outputs are the network's, and were not changed after it."""
+    """Return the head's inputs, if its outputs are the network's and were not changed later."""
     if len(seen) == len(outputs) == 1:
         (features, output, version), network = seen[0], outputs[0]
         own = network if isinstance(network, Tensor) else getattr(network, "logits", None)

@@ -41,10 +41,11 @@ class Rank1Ensemble(Guide):
     r"""Ensemble whose members differ by rank-one factors of shared kernels, at one network's cost.
 
     Kernels are latents of real values with two dimensions or more: the first factor is over the
-    first dimension, the second over the second, and both are repeated over the others, as over the
-    positions of a convolution. Vectors, such as biases, are a point of each member's own. All other
-    latents, and those of the likelihood, are a point that the members share: the MAP in constrained
-    space. A further member costs $2 (n_\text{out} + n_\text{in})$ parameters for each kernel.
+    first dimension, the second over the second, and both are repeated over further ones, as over
+    the positions of a convolution. Each member has its own point of a vector, such as a bias. All
+    other latents, and those of the likelihood, are a point that the members share: the MAP in
+    constrained space. A further member costs $2 (n_\text{out} + n_\text{in})$ parameters for each
+    kernel.
 
     Each draw is of the next member in turn, so that a step of `fit` costs about that of one
     network and trains one member; ``num_particles`` members are trained at once. The K members
@@ -102,7 +103,7 @@ class Rank1Ensemble(Guide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw every latent, by site name, from the member whose turn it is.
 
-        Within the plate of several draws they are of so many members in turn.
+        Within the plate of several draws, draw i is of the i-th member from there on.
         """
         frames = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
         plates, draws = plate_shape() or Size(), {}
@@ -121,7 +122,7 @@ class Rank1Ensemble(Guide):
         return draws
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Independent samples, ``[num_samples, ...]`` by site name, of each member in turn."""
+        """Return samples of each member in turn, ``[num_samples, ...]`` by site name."""
         num_samples = count("num_samples", num_samples)
         with torch.no_grad():
             members = torch.arange(num_samples, device=self._turn.device) % self._size
@@ -133,7 +134,7 @@ class Rank1Ensemble(Guide):
             }
 
     def member(self, number: int) -> dict[str, Tensor]:
-        """Latents of a member by site name, its kernels at the means of their factors.
+        """Return latents of a member by site name, kernels at the means of their factors.
 
         Raises:
             ValueError: there is no member of such a number, from 0.
@@ -146,15 +147,15 @@ class Rank1Ensemble(Guide):
             return {x.name: values[x.name].reshape(x.shape) for x in self._known_latents()}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """`member` of an ensemble of one.
+        """Return `member` of an ensemble of one.
 
         Raises:
             TypeError: there are several: the mean of the members is no working network.
         """
         if self._size > 1:
             raise TypeError(
-                f"an ensemble of {self._size} has no single centre; use predict, or one member by "
-                "itself, guide.member(0)"
+                f"an ensemble of {self._size} has no single centre; use predict, or one "
+                "member alone, guide.member(0)"
             )
         return self.member(0)
 
@@ -163,13 +164,13 @@ class Rank1Ensemble(Guide):
         raise TypeError(f"{type(self).__name__} has no quantiles; use those of sample_posterior")
 
     def _take_turns(self, number: int) -> Tensor:
-        """The next members, ``[number]``."""
+        """Return the next members, ``[number]``."""
         members = (self._turn + torch.arange(number, device=self._turn.device)) % self._size
         self._turn.copy_((self._turn + number) % self._size)
         return members
 
     def _factors(self, members: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations of all factors of some members, ``[m, n]`` each."""
+        """Return means and standard deviations of the members' factors, ``[m, n]`` each."""
         names = [x.name for x in self._known_latents() if _is_kernel(x)]
         if not names:
             none = torch.empty(len(members), 0, device=members.device)
@@ -181,12 +182,12 @@ class Rank1Ensemble(Guide):
         return loc.index_select(0, members), softplus(rho.index_select(0, members))
 
     def _by_kernel(self, factors: Tensor) -> dict[str, Tensor]:
-        """Parts ``[m, out + in]`` of ``[m, n]`` by site name."""
+        """Split factors ``[m, n]`` to ``[m, out + in]`` by site name."""
         kernels = {x.name: sum(x.shape[:2]) for x in self._latents.values() if _is_kernel(x)}
         return dict(zip(kernels, factors.split(list(kernels.values()), 1), strict=True))
 
     def _values(self, members: Tensor, factors: Tensor) -> dict[str, Tensor]:
-        """Latents by site name: of the members' own ``[m, ...]``, of shared ones as they are."""
+        """Return latents by site name: each member's ``[m, ...]``, shared ones unchanged."""
         parts, values = self._by_kernel(factors), {}
         for name, latent in self._latents.items():
             loc = self._own("locs", name)
@@ -222,14 +223,14 @@ class _Draw(dist.Delta):
         return super().rsample(sample_shape) if sample_shape else self.v
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """As of any point; the draw itself is known without a comparison of its numbers."""
+        """Return ``log_density`` for the drawn tensor (by identity), else Delta's."""
         log_prob: Tensor = self.log_density if x is self.v else super().log_prob(x)
         return log_prob
 
 
 @register_kl(_Draw, dist.Distribution)
 def _none(q: _Draw, p: dist.Distribution) -> Tensor:
-    """Pyro's for points leaves ``log_density`` out: mean-field objectives are to use the draw."""
+    """Refuse: Pyro's KL of points leaves ``log_density`` out; the draw's density has it."""
     raise NotImplementedError
 
 
@@ -248,25 +249,25 @@ class _Scaled(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kernel, r, s = ctx.saved_tensors
         r, s = r.unsqueeze(-1), s.unsqueeze(-2)
-        of_kernel = (grad * _aligned(r, kernel)).mul_(_aligned(s, kernel)).sum(0)
-        of_both = grad * kernel
-        of_both = of_both.flatten(3).sum(-1) if kernel.dim() > 2 else of_both  # [m, out, in]
-        return of_kernel, (of_both * s).sum(-1), (of_both * r).sum(-2)
+        grad_kernel = (grad * _aligned(r, kernel)).mul_(_aligned(s, kernel)).sum(0)
+        product = grad * kernel
+        product = product.flatten(3).sum(-1) if kernel.dim() > 2 else product  # [m, out, in]
+        return grad_kernel, (product * s).sum(-1), (product * r).sum(-2)
 
 
 def _aligned(factor: Tensor, kernel: Tensor) -> Tensor:
-    """A factor ``[m, out, 1]`` or ``[m, 1, in]`` with the further dimensions of a kernel."""
+    """Return a factor ``[m, out, 1]`` or ``[m, 1, in]`` with a kernel's further dimensions."""
     return factor.reshape(*factor.shape, *[1] * (kernel.dim() - 2))
 
 
 def _kl(loc: Tensor, scale: Tensor, prior_scale: float) -> Tensor:
-    r"""$\mathrm{KL}[N(\mu, \sigma^2) \| N(1, \tau^2)]$, elementwise."""
+    r"""Return $\mathrm{KL}[N(\mu, \sigma^2) \| N(1, \tau^2)]$, elementwise."""
     ratio = scale / prior_scale
     return 0.5 * (ratio.square() + ((loc - 1) / prior_scale).square() - 1) - ratio.log()
 
 
 def _is_own(latent: Latent) -> bool:
-    """Tell whether a latent is one of each member's, a weight."""
+    """Return whether each member has its own value of a latent, a weight."""
     real = latent.transform is None and latent.role != "likelihood"
     return real and not latent.frames and len(latent.shape) > 0
 

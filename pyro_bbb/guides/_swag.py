@@ -64,7 +64,7 @@ class Iterates(LateTensors):
 
     @torch.no_grad()
     def add(self, z: Tensor, rank: int) -> None:
-        """Take in one more (Welford 1962)."""
+        """Update the running moments (Welford 1962)."""
         if self.mean is None:
             number = torch.zeros((), dtype=torch.int64, device=z.device)
             mean, squares = torch.zeros_like(z), torch.zeros_like(z)
@@ -86,10 +86,10 @@ class SWAG(PointThenNormal):
     Their mean becomes the guide's, also where training goes on. The learning rate stays constant
     then, at what ``lr_schedule`` gives at ``start``: by default half of the highest.
     ``lr_schedule="constant"`` makes a wider posterior. The paper's optimiser is SGD with momentum,
-    which needs an ``lr`` of its own: the loss is a sum over the minibatch, and the gradient of one
+    which needs another ``lr``: the loss is a sum over the minibatch, and the gradient of one
     of ``size`` members is divided by that.
 
-    Running statistics of BatchNorm layers in training mode are computed anew, for the mean alone,
+    Running statistics of BatchNorm layers in training mode are computed again, for the mean alone,
     and also serve the draws; an ensemble's are those of its last member. Ordinary parameters of the
     model keep their last values.
 
@@ -131,7 +131,7 @@ class SWAG(PointThenNormal):
         return self._start
 
     def plan(self, num_steps: int, epoch_steps: int) -> range:
-        """Numbers of the steps, from 1, after which `fit` calls `collect`.
+        """Return numbers of the steps, from 1, after which `fit` calls `collect`.
 
         Args:
             num_steps: steps of the training.
@@ -154,7 +154,7 @@ class SWAG(PointThenNormal):
         return planned
 
     def collect(self) -> None:
-        """Take in the point as it is now, as the next iterate."""
+        """Add the present point as the next iterate."""
         self.iterates.add(self.loc, self._rank)
 
     @torch.no_grad()
@@ -179,7 +179,7 @@ class SWAG(PointThenNormal):
         _renew_running_statistics(self.model, self.median(), batches)
 
     def reset(self) -> None:
-        """Goes back to the point, for further training, and forgets the iterates."""
+        """Return to the point, for further training, and forgets the iterates."""
         super().reset()
         self.iterates.forget()
 

@@ -17,11 +17,10 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 
-Imports the rooms up to `_handlers`. A new prior is one module here and one line in
-``_registry.py``: its name in `PRIORS`. The decorator `saveable` says how its class is saved.
+Imports the packages up to `_handlers`. A new prior is one module here: `named` gives it a name in
+`PRIORS`, `saveable` defines how its class is saved.
 """
 
-from pyro_bbb.priors import _registry as _registry  # fills PRIORS
 from pyro_bbb.priors._base import (
     PRIORS,
     ByName,

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `Prior` base class, and priors made of distributions, functions and name patterns."""
+r"""Accepted forms of a prior, each converted to a `Prior` by `as_prior`.
+
+A distribution (`Independent`), a callable (`Function`), a dict of name patterns (`ByName`), or a
+name in `PRIORS`, which the decorator `named` fills where a prior is defined.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyro.distributions as dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -17,6 +21,7 @@ from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb.distributions import SummedNormal, map_tensors, without_validation
 
+P = TypeVar("P", bound=Callable[..., Any])
 PriorFunction: TypeAlias = Callable[[nn.Module, str, Size], Distribution]
 PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str, PriorLike]"
 
@@ -24,32 +29,32 @@ PriorLike: TypeAlias = "str | Prior | Distribution | PriorFunction | Mapping[str
 class Prior(nn.Module):
     """Prior distribution of each weight, by name and shape; subclasses implement `forward`.
 
-    A prior is a module, so that its tensors follow the network's device and dtype, and parameters
-    of its own are trained with the network's.
+    A prior is a module, so that its tensors follow the network's device and dtype, and its
+    parameters are trained with the network's.
     """
 
     is_fixed = False
     """Whether the distributions depend on no parameter, latent or call."""
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution of weight ``name`` of ``module``, with event shape ``shape``."""
+        """Return the distribution of weight ``name`` of ``module``, of event shape ``shape``."""
         raise NotImplementedError
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Prepare weight ``name`` of ``module`` before it is declared; check that the prior fits.
 
-        A prior may register parameters or `PyroSample` latents of its own on the module. Their
+        A prior may register parameters or `PyroSample` latents on the module. Their
         names begin with the weight's and ``_prior_``, as in ``weight_prior_scale``. These mark them
         as the prior's, so that `to_module` leaves them out.
         """
         self(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
-        """The prior of weight ``name``: this one, unless it chooses among others."""
+        """Return the prior of weight ``name``: this one, unless it chooses among others."""
         return self
 
     def scoped(self, prefix: str) -> Prior:
-        """The prior for the weights below ``prefix``, by their names relative to it."""
+        """Return the prior for the weights below ``prefix``, by their names relative to it."""
         return self
 
 
@@ -79,7 +84,7 @@ class Independent(Prior):
         self._expanded: dict[Size, Distribution] = {}
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution expanded to ``shape``, built once per shape."""
+        """Return the distribution expanded to ``shape``, built once per shape."""
         if shape not in self._expanded:
             self._expanded[shape] = _expand(self.distribution, name, shape)
         return self._expanded[shape]
@@ -91,7 +96,7 @@ class Independent(Prior):
         return self
 
     def extra_repr(self) -> str:
-        """The distribution, for the module's printed form."""
+        """Return the distribution, for the module's printed form."""
         return repr(self.distribution)
 
 
@@ -108,7 +113,7 @@ class Function(Prior):
         self.function = checks.function("function", function, "(module, name, shape)")
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The callable's distribution, expanded to ``shape``."""
+        """Return the callable's distribution, expanded to ``shape``."""
         distribution = self.function(module, name, shape)
         if not isinstance(distribution, Distribution):
             raise TypeError(f"prior must return a distribution for {name!r}, got {distribution!r}")
@@ -122,12 +127,12 @@ class Chooser(Prior):
     """Base of the priors that choose among others by the weight's name, in `for_weight`."""
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The distribution of the weight by its own prior."""
+        """Return the distribution of the weight by the chosen prior."""
         distribution: Distribution = self.for_weight(name)(module, name, shape)
         return distribution
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepare the weight by its own prior."""
+        """Prepare the weight by the chosen prior."""
         self.for_weight(name).attach(module, name, shape)
 
 
@@ -164,7 +169,7 @@ class ByName(Chooser):
         self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
 
     def for_weight(self, name: str) -> Prior:
-        """The prior by the first pattern that matches.
+        """Return the prior by the first pattern that matches.
 
         Raises:
             ValueError: no pattern matches.
@@ -172,18 +177,28 @@ class ByName(Chooser):
         full_name = self._prefix + name
         for pattern, prior in zip(self._patterns, self.priors, strict=True):
             if fnmatchcase(full_name, pattern):
-                found: Prior = prior.for_weight(name)  # type: ignore[operator]
-                return found
+                chosen: Prior = prior.for_weight(name)  # type: ignore[operator]
+                return chosen
         raise ValueError(f"prior has no pattern for {full_name!r}, only {list(self._patterns)}")
 
     def scoped(self, prefix: str) -> ByName:
-        """The same priors, seen from below ``prefix``."""
+        """Return the priors seen from below ``prefix``."""
         scoped = [prior.scoped(prefix) for prior in self.priors]  # type: ignore[operator]
         patterns = dict(zip(self._patterns, scoped, strict=True))
         return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
 
 
-PRIORS: dict[str, Callable[..., Prior]] = {}  # filled by ``_registry.py``
+PRIORS: dict[str, Callable[..., Prior]] = {}
+
+
+def named(name: str) -> Callable[[P], P]:
+    """Register a prior, or a function that makes one, under a name of `make`."""
+
+    def register(prior: P) -> P:
+        PRIORS[name] = prior
+        return prior
+
+    return register
 
 
 def make(name: str, **options: Any) -> Prior:
@@ -202,7 +217,7 @@ def make(name: str, **options: Any) -> Prior:
 
 
 def default_prior() -> Prior:
-    """The prior where none is given: standard Normal weights; docs/defaults.md says why."""
+    """Return the prior where none is given: standard Normal weights, see docs/defaults.md."""
     return Independent(dist.Normal(0.0, 1.0))
 
 

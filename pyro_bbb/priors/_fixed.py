@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb._utils.validation import finite, positive
 from pyro_bbb.distributions import ScaleMixtureNormal
-from pyro_bbb.priors._base import Independent, Prior
+from pyro_bbb.priors._base import Independent, Prior, named
 
 
 def _fan_in_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
@@ -22,6 +22,7 @@ def _fan_in_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Modul
     return prior
 
 
+@named("fan_in_normal")
 @saveable(attributes("gain"), modules=lambda prior: children(prior.by_fan_in), build=_fan_in_normal)
 class FanInNormal(Prior):
     r"""$N(0, g^2 / n_\text{in})$ for kernels, $N(0, g^2)$ for biases.
@@ -41,7 +42,7 @@ class FanInNormal(Prior):
         self.by_fan_in = nn.ModuleDict()
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normal whose scale fits the fan-in of ``shape``."""
+        """Return the Normal whose scale fits the fan-in of ``shape``."""
         fan_in = math.prod(shape[1:])
         key = str(fan_in)
         if key not in self.by_fan_in:
@@ -50,21 +51,25 @@ class FanInNormal(Prior):
         return distribution
 
 
+@named("normal")
 def normal(scale: float = 1.0, loc: float = 0.0) -> Prior:
     """Return independent Normals."""
     return Independent(dist.Normal(finite("loc", loc), positive("scale", scale)))
 
 
+@named("laplace")
 def laplace(scale: float = 1.0) -> Prior:
     """Return independent Laplace distributions around 0."""
     return Independent(dist.Laplace(0.0, positive("scale", scale)))
 
 
+@named("student_t")
 def student_t(df: float = 3.0, scale: float = 1.0) -> Prior:
     """Return independent Student t distributions around 0."""
     return Independent(dist.StudentT(positive("df", df), 0.0, positive("scale", scale)))
 
 
+@named("scale_mixture")
 def scale_mixture(pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6)) -> Prior:
     """Return independent scale mixtures of two Normals, of Blundell et al. (2015)."""
     return Independent(ScaleMixtureNormal(pi, sigma1, sigma2))

@@ -81,15 +81,15 @@ class FromGuide(Chooser):
         self.default = default
 
     def for_weight(self, name: str) -> Prior:
-        """The weight's marginal, or its default prior.
+        """Return the weight's marginal, or its default prior.
 
         Raises:
             ValueError: there is neither.
         """
         full_name = self._prefix + name
         if full_name in self._names:
-            found: Any = self.marginals[self._names.index(full_name)]
-            return found
+            marginal: Any = self.marginals[self._names.index(full_name)]
+            return marginal
         if self.default is None:
             raise ValueError(
                 f"the guide has no Normal posterior of {full_name!r} for a prior, only of "
@@ -98,7 +98,7 @@ class FromGuide(Chooser):
         return self.default.for_weight(name)
 
     def scoped(self, prefix: str) -> FromGuide:
-        """The same priors, seen from below ``prefix``."""
+        """Return the priors seen from below ``prefix``."""
         marginals: Any = dict(zip(self._names, self.marginals, strict=True))
         default = None if self.default is None else self.default.scoped(prefix)
         return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
@@ -112,16 +112,15 @@ class Marginal(Independent):
         super().__init__(dist.Normal(loc, scale))
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normals as one event.
+        """Return the Normals as one event.
 
         Raises:
             ValueError: the weight has another shape. (Broadcasting would be silently wrong.)
         """
-        found = self.distribution.batch_shape
-        if shape != found:
+        own = self.distribution.batch_shape
+        if shape != own:
             raise ValueError(
-                f"the guide's {name!r} must have the weight's shape {list(shape)}, got "
-                f"{list(found)}"
+                f"the guide's {name!r} must have the weight's shape {list(shape)}, got {list(own)}"
             )
         return super().forward(module, name, shape)
 

@@ -22,7 +22,7 @@ from torch.distributions import Distribution
 from pyro_bbb._utils.saving import Arguments, attributes, saveable
 from pyro_bbb._utils.validation import positive
 from pyro_bbb.distributions import without_validation
-from pyro_bbb.priors._base import Independent, Prior
+from pyro_bbb.priors._base import Independent, Prior, named
 from pyro_bbb.priors.declaration import prior_of
 
 Per = Literal["layer", "unit"]
@@ -83,7 +83,7 @@ class HierarchicalNormal(Prior):
         setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normal for the sampled scales, with their plates (if any) as batch shape."""
+        """Return the Normal for the sampled scales, of their plates (if any) as batch shape."""
         drawn: Tensor = getattr(module, self._part(name))  # [*plates, *groups]
         scale = drawn if self.kind == "scale" else drawn.sqrt()
         groups = self._group_dims(shape)
@@ -93,32 +93,34 @@ class HierarchicalNormal(Prior):
         return without_validation(normal.expand(plates + shape).to_event(len(shape)))
 
     def extra_repr(self) -> str:
-        """The kind of latent and its groups, for the module's printed form."""
+        """Return the kind of latent and its groups, for the module's printed form."""
         return f"{self.kind} per {self.per}"
 
     def _part(self, name: str) -> str:
         return f"{name}_prior_{self.kind}"
 
     def _group_dims(self, shape: Size) -> int:
-        """Number of a weight's leading dimensions that index its groups."""
+        """Return the number of a weight's leading dimensions that index its groups."""
         return 1 if self.per == "unit" and len(shape) > 1 else 0
 
 
+@named("horseshoe")
 def horseshoe(scale: float = 1.0, per: Per = "unit") -> HierarchicalNormal:
-    r"""Half-Cauchy $\tau$ of the given scale, by default one for each unit."""
+    r"""Return half-Cauchy $\tau$ of the given scale, by default one for each unit."""
     return HierarchicalNormal(dist.HalfCauchy(_positive("scale", scale)), per=per)
 
 
+@named("inverse_gamma")
 def inverse_gamma(
     concentration: float = 1.0, rate: float = 1.0, per: Per = "layer"
 ) -> HierarchicalNormal:
-    r"""Inverse-gamma $\tau^2$: Student t with $2a$ degrees of freedom, $a$ the concentration."""
+    r"""Return inverse-gamma $\tau^2$: Student t of $2a$ degrees of freedom, a the concentration."""
     arguments = _positive("concentration", concentration), _positive("rate", rate)
     return HierarchicalNormal(variance=dist.InverseGamma(*arguments), per=per)
 
 
 def _hyperprior(weight: str, part: str, shape: Size, module: nn.Module) -> Distribution:
-    """The distribution of a latent by the prior that the weight has in the module, or its copy."""
+    """Return the distribution of a latent, by the prior of its weight in the module or a copy."""
     distribution: Distribution = prior_of(module, weight).hyperprior(module, part, shape)
     return distribution
 

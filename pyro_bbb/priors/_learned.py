@@ -19,10 +19,11 @@ from torch.distributions import Distribution
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, saveable
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import ScaleMixtureNormal, without_validation
-from pyro_bbb.priors._base import Prior
+from pyro_bbb.priors._base import Prior, named
 from pyro_bbb.priors.declaration import announced
 
 
+@named("learned_scale_mixture")
 @saveable()
 class LearnedScaleMixture(Prior):
     r"""$\pi N(0, \sigma_1^2) + (1 - \pi) N(0, \sigma_2^2)$ with one learned triple for all weights.
@@ -69,7 +70,7 @@ class LearnedScaleMixture(Prior):
         return self.log_sigma2.exp()
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The present mixture, expanded to ``shape``."""
+        """Return the present mixture, expanded to ``shape``."""
         logit, log_sigma1, log_sigma2 = (
             announced(module, f"{name}_prior_{key}", parameter)
             for key, parameter in self.named_parameters()
@@ -78,7 +79,7 @@ class LearnedScaleMixture(Prior):
         return without_validation(mixture.expand(shape).to_event(len(shape)))
 
     def extra_repr(self) -> str:
-        """The present values, for the module's printed form."""
+        """Return the present values, for the module's printed form."""
         values = ((key, getattr(self, key).item()) for key in ("pi", "sigma1", "sigma2"))
         return ", ".join(f"{key}={value:.4g}" for key, value in values)
 
@@ -89,6 +90,7 @@ def _learned_normal(cls: Any, arguments: Arguments, modules: Modules) -> nn.Modu
     return prior
 
 
+@named("learned_normal")
 @saveable(attributes("scale"), build=_learned_normal)
 class LearnedNormal(Prior):
     """$N(t, s^2)$ with a learned location t for each weight, initially 0.
@@ -114,12 +116,12 @@ class LearnedNormal(Prior):
         module.register_parameter(f"{name}_prior_loc", nn.Parameter(self.scale.new_zeros(shape)))
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """The Normal around the present locations."""
+        """Return the Normal around the present locations."""
         part = f"{name}_prior_loc"
         loc = announced(module, part, module._parameters[part])  # type: ignore[arg-type]
         normal = dist.Normal(loc, self.scale, validate_args=False)
         return without_validation(normal.to_event(len(shape)))
 
     def extra_repr(self) -> str:
-        """The scale, for the module's printed form."""
+        """Return the scale, for the module's printed form."""
         return f"scale={self.scale.item():.4g}"

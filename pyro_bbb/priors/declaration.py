@@ -25,7 +25,7 @@ class SitePrior:
         """Return the prior of the module's weight.
 
         Raises:
-            RuntimeError: the backward pass asks for a weight, which it would draw anew.
+            RuntimeError: the backward pass needs a weight, which it would draw again.
         """
         if is_backward():
             raise RuntimeError(
@@ -45,8 +45,7 @@ def prior_of(module: nn.Module, name: str) -> Any:
 def announced(module: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
     """Announce a prior's parameter to SVI as ``name`` of the module, and return it.
 
-    `BayesianModel` announces all parameters itself; a network that is a Pyro model by itself needs
-    this.
+    `BayesianModel` announces all parameters; a network that is a Pyro model without it needs this.
     """
     context = getattr(module, "_pyro_context", None)
     if context is None or not context.active or not parameter.requires_grad:
