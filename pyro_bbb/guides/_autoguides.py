@@ -41,7 +41,6 @@ from pyro_bbb.guides.covariance import (
     Diagonal,
     LowRankPlusDiagonal,
     PartsNormal,
-    UnconstrainedNormal,
 )
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
 from pyro_bbb.latents import Site
@@ -138,11 +137,11 @@ class Normal(WrappedAutoguide, autoguide.AutoNormal, PrototypeFromLatents):
                 draws[latent.name] = latent.constrain(dist.Normal(loc, scale).sample(shape))
         return draws
 
-    def unconstrained_normal(self) -> UnconstrainedNormal:
+    def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents."""
         moments = [self._get_loc_and_scale(latent.name) for latent in self._known_latents()]
         loc, scale = (torch.cat([x[i].detach().flatten() for x in moments]) for i in range(2))
-        return UnconstrainedNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
+        return PartsNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
 
 
 class Delta(WrappedAutoguide, autoguide.AutoDelta, PrototypeFromLatents):
@@ -161,7 +160,7 @@ class Delta(WrappedAutoguide, autoguide.AutoDelta, PrototypeFromLatents):
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a point: always."""
+        """Return whether it is a point: always."""
         return True
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -226,12 +225,12 @@ class LowRank(JointAutoguide, autoguide.AutoLowRankMultivariateNormal, Prototype
         self._rank = rank
         self._find_declared()
 
-    def unconstrained_normal(self) -> UnconstrainedNormal:
+    def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents."""
         self._known_latents()
         q, everything = self.get_posterior(), slice(0, self.latent_dim)
         scale = q.cov_diag.sqrt()
-        return UnconstrainedNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
+        return PartsNormal(q.loc, [LowRankPlusDiagonal(everything, q.cov_factor, scale)])
 
     def _build(self, known: Trace) -> None:
         self.rank = self._rank
@@ -260,11 +259,11 @@ class FullRank(JointAutoguide, autoguide.AutoMultivariateNormal, PrototypeFromLa
         super().__init__(model, init_loc=init_loc, init_scale=positive("init_scale", init_scale))
         self._find_declared()
 
-    def unconstrained_normal(self) -> UnconstrainedNormal:
+    def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents."""
         self._known_latents()
         q = self.get_posterior()
-        return UnconstrainedNormal(q.loc, [Dense(slice(0, self.latent_dim), q.scale_tril)])
+        return PartsNormal(q.loc, [Dense(slice(0, self.latent_dim), q.scale_tril)])
 
     def _check_size(self, latent_dim: int) -> None:
         _refuse_size("full_rank", latent_dim, latent_dim**2)
@@ -362,14 +361,14 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
         for part in self.covariance:
             part.forget()
 
-    def unconstrained_normal(self) -> UnconstrainedNormal:
+    def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents.
 
         Raises:
             RuntimeError: not yet approximated.
         """
         self._require_scale()
-        return UnconstrainedNormal(self.loc.detach(), self.covariance)
+        return PartsNormal(self.loc.detach(), self.covariance)
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
         """Return the distribution of all unconstrained latents."""
@@ -405,7 +404,7 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
 
     @property
     def is_point(self) -> bool:
-        """Whether it has no covariance, as in training."""
+        """Return whether it has no covariance, as in training."""
         return any(value is None for part in self.covariance for value in part._buffers.values())
 
     def _require_scale(self) -> None:

@@ -30,7 +30,7 @@ from pyro_bbb._handlers.sites import Context
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import lock_methods, locked
-from pyro_bbb.guides.covariance import UnconstrainedNormal
+from pyro_bbb.guides.covariance import PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
 from pyro_bbb.guides.tangent import OutputMoments, not_normal, tangent_moments
 from pyro_bbb.latents import Bijection, Latent, Latents, Site
@@ -115,25 +115,25 @@ class Guide(AutoGuide):
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a point at present, without a distribution around."""
+        """Return whether it is a point at present, without a distribution around."""
         return False
 
     @property
     def is_factorised(self) -> bool:
-        """Whether it draws independent Normals of means ``loc`` and deviations ``scale``."""
+        """Return whether it draws independent Normals of means ``loc`` and deviations ``scale``."""
         return False
 
     @property
     def stackable(self) -> bool:
-        """Whether several draws can be made at once."""
+        """Return whether several draws can be made at once."""
         return True
 
     @property
     def has_normal_outputs(self) -> bool:
-        """Whether the network's outputs are Normal under it, without linearisation."""
+        """Return whether the network's outputs are Normal under it, without linearisation."""
         return False
 
-    def unconstrained_normal(self) -> UnconstrainedNormal | None:
+    def unconstrained_normal(self) -> PartsNormal | None:
         """Return the Normal of all unconstrained latents; none where the guide is another."""
         return None
 

@@ -89,7 +89,7 @@ class Ensemble(Guide):
 
     @property
     def stackable(self) -> bool:
-        """Whether members can be drawn at once: plain Normals can, and points.
+        """Return whether members can be drawn at once: plain Normals can, and points.
 
         Points of a flat vector can, as plain Normals, where all latents are real.
         """

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from pyro_bbb._handlers.layer_uses import LayerUse, LayerUses
 from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb._utils.locking import cached_property
-from pyro_bbb.guides.covariance import CovariancePart, Kronecker, UnconstrainedNormal
+from pyro_bbb.guides.covariance import CovariancePart, Kronecker, PartsNormal
 from pyro_bbb.guides.tangent import NetworkFunction, OutputMoments, root_of
 from pyro_bbb.latents import Latents
 
@@ -206,9 +206,7 @@ class Linearization:
         return [latent.name for latent in network if used.count(latent.name) != 1]
 
 
-def moments_by_layer(
-    model: Any, latents: Latents, normal: UnconstrainedNormal, x: Rows
-) -> OutputMoments:
+def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows) -> OutputMoments:
     r"""Return moments of the tangent's outputs, for Kronecker parts in the order of the latents.
 
     Under $W = M + Q\,(S \circ E)\,P^\top$ the covariance of outputs k and l is the sum over layers

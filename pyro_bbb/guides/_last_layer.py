@@ -132,7 +132,7 @@ class LastLayer(Guide):
 
     @property
     def has_normal_outputs(self) -> bool:
-        """Whether the outputs are Normal: always."""
+        """Return whether the outputs are Normal: always."""
         return True
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ from pyro_bbb.distributions.normal import softplus_into
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides._summary import moments_as_markdown
-from pyro_bbb.guides.covariance import Diagonal, UnconstrainedNormal
+from pyro_bbb.guides.covariance import Diagonal, PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
 from pyro_bbb.latents import Latent, Site
 
@@ -150,21 +150,23 @@ class AutoSoftplusNormal(Guide):
 
     @property
     def is_factorised(self) -> bool:
-        """Whether it draws independent Normals; a subclass may draw otherwise."""
+        """Return whether it draws independent Normals; a subclass may draw otherwise."""
         return type(self) is AutoSoftplusNormal
 
-    def unconstrained_normal(self) -> UnconstrainedNormal:
+    def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents."""
         names = [latent.name for latent in self._known_latents()]
         loc, scale = (
             self._latents.ravel({name: moment(name) for name in names})
             for moment in (self.loc, self.scale)
         )
-        return UnconstrainedNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
+        return PartsNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
 
     @torch.no_grad()
     def sampler(self, names: Iterable[str] | None = None) -> Callable[[int], dict[str, Tensor]]:
         """Return `sample_posterior` of the latents, or some; scales are computed once."""
+        if not self.is_factorised:
+            return super().sampler()
         chosen = [x.name for x in self._known_latents()] if names is None else names
         posteriors = {name: self._posterior(self._latents[name]) for name in chosen}
         return locked(lambda size: {name: q.sample((size,)) for name, q in posteriors.items()})

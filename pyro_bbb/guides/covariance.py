@@ -14,7 +14,6 @@ A part covers a range of the vector. Latents in no part have no variance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -244,14 +243,6 @@ class Kronecker(CovariancePart):
 
     def _rotate(self, rows: Tensor) -> Tensor:
         return self.out.T @ rows.unflatten(-1, self.scale.shape) @ self.inner
-
-
-@dataclass(frozen=True)
-class UnconstrainedNormal:
-    """A guide's Normal of all unconstrained latents as one flat vector ``[D]``."""
-
-    loc: Tensor
-    parts: list[CovariancePart]
 
 
 class PartsNormal(TorchDistribution):

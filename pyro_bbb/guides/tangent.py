@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, at_least_single, input_tensors, run_network, with_tensors
-from pyro_bbb.guides.covariance import Dense, UnconstrainedNormal
+from pyro_bbb.guides.covariance import Dense, PartsNormal
 from pyro_bbb.latents import Latents
 
 _NUMBERS = 2**25  # of derivatives at once
@@ -75,9 +75,7 @@ def not_normal(guide: Any) -> TypeError:
     )
 
 
-def tangent_moments(
-    model: Any, latents: Latents, normal: UnconstrainedNormal, x: Rows
-) -> OutputMoments:
+def tangent_moments(model: Any, latents: Latents, normal: PartsNormal, x: Rows) -> OutputMoments:
     r"""Return means $f(x, m)$ and covariances $J \Sigma J^\top$ of the tangent's outputs.
 
     Args:

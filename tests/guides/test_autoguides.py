@@ -29,6 +29,7 @@ STOCK = {
     "laplace": autoguide.AutoLaplaceApproximation,
 }
 NAMES = list(STOCK)
+ALL = [*NAMES, "softplus_normal"]
 KERNEL, SCALE = "network.fc1.weight", "likelihood.scale"
 OPTIONS = {"flow": {"hidden_dim": [60]}}
 
@@ -86,7 +87,7 @@ def test_stock_guides_start_empty_and_ours_do_not(name):
     assert len(pyro.get_param_store()) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_trained_state_goes_into_a_guide_that_never_ran(name):
     model, guide = make(name)
     by_svi(model, guide, data(), steps=3)
@@ -106,17 +107,6 @@ def test_a_trained_state_goes_into_a_guide_that_never_ran(name):
 
 
 # --- parameters of their own ---
-
-
-@pytest.mark.parametrize("name", STOCK)
-def test_a_new_stock_guide_takes_the_values_of_the_first(name):
-    model, args = make_model(), data()
-    first, second = (STOCK[name](model, **OPTIONS.get(name, {})) for _ in range(2))
-    by_svi(model, first, args, steps=5)
-    second(*args)  # never trained
-    shared = {id(parameter) for parameter in first.parameters()}
-    shared &= {id(parameter) for parameter in second.parameters()}
-    assert len(shared) == (1 if name == "flow" else len(list(first.parameters())))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -432,18 +422,11 @@ def test_sticking_the_landing_refuses_a_flow(name):
 # --- copies ---
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_copying_or_pickling_breaks_a_stock_guide_and_leaves_ours_as_it_is(name):
+@pytest.mark.parametrize("name", ALL)
+def test_copying_or_pickling_leaves_a_guide_as_it_is(name):
     model, guide = make(name)
     args = data()
-    stock = STOCK[name](model, **OPTIONS.get(name, {}))
-    try:
-        copy.deepcopy(stock)
-    finally:
-        with pytest.raises(TypeError):
-            stock(*args)  # its model is gone
-
-    by_svi(model, guide, args, steps=2)  # whatever a call leaves in it is there
+    by_svi(model, guide, args, steps=2)  # what a call leaves in it is there
     before = snapshot(guide)
     twin, sent = copy.deepcopy(guide), pickle.loads(pickle.dumps(guide))
     assert guide.model is twin.model is model

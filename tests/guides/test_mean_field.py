@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The diagonal Gaussian guide: its parameters, starts, densities, draws, copies, pruned form."""
 
-import copy
-import io
 import math
-import pickle
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +15,6 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
 import pyro_bbb as bbb
-from tests._support.guide_names import ANY_MODEL
 
 KERNEL = "network.fc1.weight"
 
@@ -50,17 +46,6 @@ def test_the_parameters_exist_before_any_call():
     sites = list(zip(guide.site_names, shapes, strict=True))
     assert found == {f"{kind}.{name}": s for kind in ("locs", "rhos") for name, s in sites}
     assert len(pyro.get_param_store()) == 0
-
-
-def test_a_state_dict_goes_into_a_guide_that_was_never_called():
-    model, guide = make(latent_noise())
-    bbb.fit(model, guide, data(), epochs=2, lr=0.1, progress=False)
-    _, fresh = make(latent_noise())
-    assert not torch.equal(fresh.loc(KERNEL), guide.loc(KERNEL))
-    fresh.load_state_dict(guide.state_dict())
-    for name in guide.site_names:
-        assert torch.equal(fresh.loc(name), guide.loc(name))
-        assert torch.equal(fresh.scale(name), guide.scale(name))
 
 
 def test_a_call_adds_no_parameters_and_draws_every_latent_of_the_model():
@@ -378,7 +363,7 @@ def test_a_model_without_kl_weight_leaves_the_guide_unweighted():
     assert trace.nodes["z"]["scale"] == 1.0
 
 
-# --- copies ---
+# --- pruned guides ---
 
 
 def trained(**options):
@@ -394,52 +379,6 @@ def snapshot(guide):
 def assert_unchanged(guide, before):
     assert guide.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
-
-
-def test_a_deep_copy_is_independent_and_leaves_the_original_working():
-    model, guide = trained()
-    before = snapshot(guide)
-    new = copy.deepcopy(guide)
-    assert guide.model is model and new.model is model
-    assert_unchanged(new, before)
-    bbb.fit(model, new, data(), epochs=1, lr=0.1, progress=False)
-    assert_unchanged(guide, before)
-    assert not torch.equal(new.loc(KERNEL), guide.loc(KERNEL))
-    unpruned = snapshot(new)
-    bbb.fit(model, guide, data(), epochs=1, lr=0.1, progress=False)
-    assert_unchanged(new, unpruned)
-
-
-def test_copying_model_and_guide_together_keeps_them_together():
-    model, guide = trained()
-    new_model, new_guide = copy.deepcopy((model, guide))
-    assert new_guide.model is new_model is not model
-
-
-@pytest.mark.parametrize("called", [True, False])
-def test_pickling_leaves_the_original_working_and_keeps_the_parameters(called):
-    model, guide = trained() if called else make(latent_noise())
-    before = snapshot(guide)
-    new = pickle.loads(pickle.dumps(guide))
-    assert guide.model is model
-    assert_unchanged(guide, before)
-    assert_unchanged(new, before)
-    assert new.sample_posterior(3)[KERNEL].shape == (3, 4, 3)
-    bbb.fit(model, guide, data(), epochs=1, lr=0.1, progress=False)
-    assert_unchanged(new, before)
-
-
-def test_torch_saves_and_loads_the_state():
-    _, guide = trained()
-    buffer = io.BytesIO()
-    torch.save(guide.state_dict(), buffer)
-    buffer.seek(0)
-    _, fresh = make(latent_noise())
-    fresh.load_state_dict(torch.load(buffer, weights_only=True))
-    assert_unchanged(fresh, guide.state_dict())
-
-
-# --- pruned guides ---
 
 
 @pytest.mark.parametrize("loss", ["trace", "mean_field"])
@@ -487,17 +426,6 @@ def test_removing_a_weight_takes_its_share_out_of_the_guides_density():
 
 
 # --- by name ---
-
-
-@pytest.mark.parametrize("name", ANY_MODEL)
-def test_every_named_guide_trains_and_predicts(name):
-    sizes = [3, 2] if name == "laplace" else [3, 4, 2]  # concave: a mode from the start
-    model = bbb.BayesianModel(bbb.BayesianMLP(sizes), bbb.likelihoods.Categorical(), 20)
-    guide = bbb.guides.make(name, model)
-    x, y = torch.randn(20, 3), torch.arange(20) % 2
-    history = bbb.fit(model, guide, (x, y), epochs=3, progress=False)
-    prediction = bbb.predict(model, guide, x, num_samples=4)
-    assert len(history) == 3 and prediction.sample_probs.shape == (4, 20, 2)
 
 
 def test_options_of_a_named_guide_reach_it():
