@@ -148,7 +148,7 @@ def of_particular_guides():
         mask = {weight: q.loc(weight) > 0}
         q.add_latents({})
         moments = q.output_moments(q.model, X)
-        drawn = values(q.sampler()(3))
+        drawn = shapes(q.sampler()(3))
         return [q.loc(weight), q.scale(weight), moments.mean, *drawn, *tensors(q.without(mask))]
 
     def laplace():
