@@ -21,7 +21,7 @@ import pyro_bbb as bbb
 from pyro_bbb import mcmc
 from pyro_bbb.mcmc import _chains as chains_module
 from pyro_bbb.mcmc import _initial_positions as _starts
-from pyro_bbb.mcmc import _kernel as _nuts
+from pyro_bbb.mcmc import _nuts
 from pyro_bbb.mcmc._potential import Potential
 from tests._support.branching import Branching
 
@@ -129,28 +129,18 @@ def test_the_potential_is_pyros_own(double, name):
     model, x, y = problem(name)
     potential = Potential(model, x, y)
     start, theirs, _, _ = initialize_model(model, (x, y))
-    size = sum(part.size for part in potential.parts)
+    size = potential.latents.size
     recorded = potential.recorded(torch.randn(size))
     assert (recorded == potential.value_and_gradient) == (name == "branching")
     for _ in range(4):
         z = 0.7 * torch.randn(size)
-        pieces = dict(zip(potential.sites, z.split([p.size for p in potential.parts]), strict=True))
-        z_dict = {key: piece.reshape(start[key].shape) for key, piece in pieces.items()}
+        z_dict = potential.latents.unravel(z)
         gradients, energy = potential_grad(theirs, z_dict)
         gradient = torch.cat([gradients[key].flatten() for key in potential.sites])
         for ours in (potential.value_and_gradient, recorded, recorded):
             found = ours(z)
             torch.testing.assert_close(found[0], energy, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(found[1], gradient, rtol=1e-12, atol=1e-11)
-
-
-def test_priors_of_one_family_are_one_operation(double):
-    model, x, y = problem("normal")
-    potential = Potential(model, x, y)
-    record = potential.recorded(potential.unconstrain(potential.draw_prior()))
-    graph = record.__wrapped__.func.__self__.graph
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    assert len(calls) < 70  # 180 as Pyro's own potential records
 
 
 def test_random_operations_stay_random(double):
@@ -173,16 +163,6 @@ def test_networks_are_in_evaluation_mode(double):
     potential, z = Potential(model, x, y), torch.ones(3)
     assert model.network.dropout.training
     assert len({potential(z).item() for _ in range(9)} | {potential.recorded(z)(z)[0].item()}) == 1
-
-
-def test_values_come_back_from_the_vector(double):
-    model, x, y = problem("latent-df")
-    potential = Potential(model, x, y)
-    values = potential.draw_prior()
-    z = potential.unconstrain(values)
-    back = potential.constrain(torch.stack([z, z, z]).unsqueeze(1))
-    for name, value in values.items():
-        torch.testing.assert_close(back[name], value.expand(3, 1, *value.shape))
 
 
 def test_discrete_latents_are_refused():
@@ -360,15 +340,6 @@ def test_nothing_outside_changes(fails, monkeypatch):
     assert global_state(model) == before
     torch.set_num_threads(1)
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_the_sampler_gets_the_energys_gradient(double):
-    model, x, y = problem("mixture")
-    potential = Potential(model, x, y)
-    z = potential.unconstrain(potential.draw_prior()).requires_grad_()
-    energy = _nuts._Energy.apply(z, potential.recorded(z.detach()))
-    (found,) = torch.autograd.grad(3 * energy, z)
-    torch.testing.assert_close(found, 3 * potential.value_and_gradient(z)[1])
 
 
 def test_trajectories_that_diverge_are_marked():

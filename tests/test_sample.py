@@ -10,7 +10,8 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.mcmc import _sample
-from pyro_bbb.mcmc._sample import TUNED_SAMPLERS, Kernel, SamplerState, _turn
+from pyro_bbb.mcmc._sample import TUNED_SAMPLERS, TunedRun
+from pyro_bbb.mcmc._samplers import MCLMC, turn
 
 SIGMAS = 6  # standard errors
 NOISE, PRIOR = 0.5, 0.8
@@ -80,10 +81,10 @@ def test_the_turn_is_the_papers_equation():
     cosine = (n * u).sum(1, keepdim=True)
     bottom = delta.cosh() + cosine * delta.sinh()
     expected = (u + n * (delta.sinh() + cosine * (delta.cosh() - 1))) / bottom
-    turned, kinetic = _turn(u, force, epsilon)
+    turned, kinetic = turn(u, force, epsilon)
     torch.testing.assert_close(turned, expected)
     torch.testing.assert_close(kinetic, 6 * bottom.log().squeeze(1))
-    turned, kinetic = _turn(u.float(), 1e5 * force.float(), epsilon.float())
+    turned, kinetic = turn(u.float(), 1e5 * force.float(), epsilon.float())
     torch.testing.assert_close(turned, n.float(), atol=1e-6, rtol=0)
     assert kinetic.isfinite().all()
 
@@ -115,18 +116,17 @@ def test_diverged_chains_return_and_are_counted(monkeypatch):
     model, data = curve()
     calls = 0
 
-    def step(*arguments):
-        nonlocal calls
-        calls += 1
-        state, error, acceptance = _sample._mclmc_step(*arguments)
-        if calls == 1:
-            error[2] = math.inf
-            state.z[2] = math.nan
-        return state, error, acceptance
+    class Broken(MCLMC):
+        def step(self, *arguments):
+            nonlocal calls
+            calls += 1
+            state, error, acceptance = super().step(*arguments)
+            if calls == 1:
+                error[2] = math.inf
+                state.z[2] = math.nan
+            return state, error, acceptance
 
-    kernel = _sample._kernel("mclmc", 25)
-    broken = Kernel(kernel.begin, step, kernel.change, kernel.epsilon)
-    monkeypatch.setattr(_sample, "_kernel", lambda *_: broken)
+    monkeypatch.setattr(_sample, "make_sampler", lambda _, d: Broken(d))
     chains = bbb.sample(model, data, **QUICK)
     assert chains.restarts.tolist() == [0, 0, 1, 0]
     assert all(values.isfinite().all() for values in chains.values())
@@ -135,17 +135,12 @@ def test_diverged_chains_return_and_are_counted(monkeypatch):
 def test_chains_that_cannot_move_raise(monkeypatch):
     model, data = curve()
 
-    def step(state, *_):
-        infinite = torch.full_like(state.energy, math.inf)
-        return (
-            SamplerState(state.z * math.nan, state.motion, infinite, state.gradient),
-            infinite,
-            infinite,
-        )
+    class Stuck(MCLMC):
+        def step(self, state, *_):
+            infinite = torch.full_like(state.energy, math.inf)
+            return state, infinite, infinite
 
-    kernel = _sample._kernel("mclmc", 25)
-    broken = Kernel(kernel.begin, step, kernel.change, kernel.epsilon)
-    monkeypatch.setattr(_sample, "_kernel", lambda *_: broken)
+    monkeypatch.setattr(_sample, "make_sampler", lambda _, d: Stuck(d))
     with pytest.raises(bbb.DivergedError, match="energy or gradient of chain 0 is not finite"):
         bbb.sample(model, data, **QUICK)
 
@@ -153,12 +148,11 @@ def test_chains_that_cannot_move_raise(monkeypatch):
 @pytest.mark.parametrize(
     "prior", ["normal", "laplace", "student_t", "scale_mixture", "fan_in_normal"]
 )
-@pytest.mark.parametrize("hidden", [2, 6])
-def test_deep_networks_stay_finite(hidden, prior):
+def test_deep_networks_stay_finite(prior):
     torch.manual_seed(0)
     x = torch.randn(40, 3)
     y = x.prod(1, keepdim=True) + 0.1 * torch.randn(40, 1)
-    network = bbb.BayesianMLP([3, *[8] * hidden, 2], prior=prior)
+    network = bbb.BayesianMLP([3, *[8] * 6, 2], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.HeteroscedasticGaussian(), 40)
     chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
     assert all(values.isfinite().all() for values in chains.values())
@@ -208,17 +202,15 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, killed_at):
     whole = bbb.sample(model, data, **QUICK)
     steps = []
 
-    def interrupted(method):
-        def step(self):
-            method(self)
-            steps.append(self.counters.done)
-            if len(steps) == killed_at:
-                raise KeyboardInterrupt
+    step = TunedRun.step
 
-        return step
+    def interrupted(run):
+        step(run)
+        steps.append(run.counters.done)
+        if len(steps) == killed_at:
+            raise KeyboardInterrupt
 
-    for name in ("_train", "_sample"):
-        monkeypatch.setattr(_sample._Run, name, interrupted(getattr(_sample._Run, name)))
+    monkeypatch.setattr(TunedRun, "step", interrupted)
     saved = {"checkpoint": tmp_path, "checkpoint_every": 5}
     with pytest.raises(KeyboardInterrupt):
         bbb.sample(model, data, **QUICK, **saved)

@@ -10,10 +10,10 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.mcmc._initial_positions import draw_positions
-from pyro_bbb.mcmc._langevin import Cycles, Langevin
-from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
-from pyro_bbb.mcmc._potential import Potential
-from pyro_bbb.mcmc._sgmcmc_loop import SavedRun
+from pyro_bbb.mcmc._langevin import baoab, preconditioner_root, rmsprop, sgld
+from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
+from pyro_bbb.mcmc._run import Shuffled
+from pyro_bbb.mcmc._sgmcmc import Cycles, LangevinRun
 from tests._support.branching import Branching
 
 SIGMAS = 6  # standard errors
@@ -101,26 +101,30 @@ def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
 # --- steps ---
 
 
-@pytest.mark.parametrize("sampler, momentum", [("sgld", 0.0), ("sghmc", 0.9)])
-def test_without_noise_a_step_is_one_of_torchs_sgd(double, sampler, momentum):
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_without_noise_a_step_is_one_of_torchs_sgd(double, momentum):
     model, data = line()
     potential = Potential(model, *data)
-    z = torch.randn(4, 3)
-    langevin = Langevin(sampler, momentum, False, N)
-    state, parameter = langevin.begin(z.clone()), nn.Parameter(z.clone())
-    optimizer = torch.optim.SGD([parameter], lr=0.03, momentum=momentum)
+    z, p, eta = torch.randn(4, 3), torch.zeros(4, 3), 0.03 / N
+    parameter = nn.Parameter(z.clone())
+    optimizer = torch.optim.SGD([parameter], lr=0.03, momentum=momentum or 0.0)
     gradient = MinibatchGradient(potential, z, data)
     for _ in range(10):
         optimizer.zero_grad()
         (sum(map(potential, parameter)) / N).backward()
         optimizer.step()
-        langevin.step(state, gradient(state.z, *data)[1], 0.03, 0.0)
-    torch.testing.assert_close(state.z, parameter.detach(), rtol=1e-10, atol=1e-12)
+        slope = gradient(z, *data)[1]
+        if momentum is None:
+            z = sgld(z, slope, eta, torch.tensor(1.0), temperature=0.0)
+        else:
+            h = torch.tensor(math.sqrt(2 * eta / (1 + momentum)))
+            z, p = baoab(z, p, slope, h, momentum, temperature=0.0)
+    torch.testing.assert_close(z, parameter.detach(), rtol=1e-10, atol=1e-12)
 
 
 def test_the_preconditioner_is_rmsprops(double):
-    langevin, z = Langevin("sgld", 0.0, True, N), torch.randn(2, 3)
-    state, parameter = langevin.begin(z.clone()), nn.Parameter(z.clone())
+    z, square_avg = torch.randn(2, 3), torch.zeros(2, 3)
+    parameter = nn.Parameter(z.clone())
     optimizer = torch.optim.RMSprop([parameter], lr=0.03, alpha=0.99, eps=1e-5)
     for step in range(5):
         parameter.grad = torch.randn(2, 3)
@@ -129,11 +133,10 @@ def test_the_preconditioner_is_rmsprops(double):
                 "step": torch.tensor(0.0),
                 "square_avg": parameter.grad.square(),
             }
-        gradient = parameter.grad * N
-        langevin.adapt(state, gradient, first=step == 0)
-        langevin.step(state, gradient, 0.03, 0.0)
+        square_avg = rmsprop(square_avg, parameter.grad, first=step == 0)
+        z = sgld(z, parameter.grad, 0.03, preconditioner_root(square_avg), temperature=0.0)
         optimizer.step()
-    torch.testing.assert_close(state.z, parameter.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(z, parameter.detach(), rtol=1e-10, atol=1e-12)
 
 
 def test_gradients_of_minibatches_average_to_that_of_all_data(double):
@@ -211,15 +214,15 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, monkeypatch, options):
     options = {"seed": 3, "num_chains": 2, "lr": 0.05, **QUICK, **options}
     torch.manual_seed(0)
     whole = bbb.run_sgmcmc(model, data, **options)
-    write = SavedRun.maybe_write
+    step = LangevinRun.step
 
-    def killed(self, run):
-        write(self, run)
-        if run.done == 13:
+    def killed(run):
+        step(run)
+        if run.counters.done == 13:
             raise KeyboardInterrupt
 
     saved = {"checkpoint": tmp_path, "checkpoint_every": 5}
-    monkeypatch.setattr(SavedRun, "maybe_write", killed)
+    monkeypatch.setattr(LangevinRun, "step", killed)
     torch.manual_seed(0)
     with pytest.raises(KeyboardInterrupt):
         bbb.run_sgmcmc(model, data, **options, **saved)

@@ -52,7 +52,7 @@ class Chains(Mapping[str, Tensor]):
     r_hat_of_functions: float | None = None
     """R-hat at which `sample` stopped: 95 % of the compared outputs have at most this."""
     ess_of_functions: float | None = None
-    """Effective sample size likewise: 95 % have at least this."""
+    """Effective sample size at which `sample` stopped: 95 % have at least this."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_chain", MappingProxyType(dict(self.by_chain)))

@@ -19,7 +19,7 @@ _DRAWS = 100  # of a point of finite energy, before the start is refused
 
 
 def starting_points(potential: Potential, init: Any, seeds: list[int]) -> list[Tensor]:
-    """A point of finite energy for each chain, each a function of its seed."""
+    """Return a point of finite energy for each chain, each a function of its seed."""
     draw, positions = _initialiser(potential, init), []
     for seed in seeds:
         with seeded(seed):
@@ -34,26 +34,18 @@ def draw_positions(potential: Potential, init: Any, num_chains: int) -> Tensor:
 
 
 def _position(potential: Potential, draw: Callable[[], dict[str, Tensor]]) -> Tensor:
-    """Draw a point until its energy is finite: in deep networks the scale of some is 0."""
+    """Draw until the energy is finite: in deep networks the scale of some draws is 0."""
     for _ in range(_DRAWS):
         with torch.no_grad():
             z = potential.unconstrain(draw())
         energy, gradient = potential.value_and_gradient(z)
         if energy.isfinite() and gradient.isfinite().all():
-            break
-    require_density(energy, gradient)
-    return z
-
-
-def require_density(energies: Tensor, gradients: Tensor) -> None:
-    """Raise ValueError where an initial point has no finite energy or gradient."""
-    if not (energies.isfinite().all() and gradients.isfinite().all()):
-        worst = energies.max()
-        raise ValueError(f"init must be a point of positive density, got energy {worst:.4g}")
+            return z
+    raise ValueError(f"init must be a point of positive density, got energy {energy:.4g}")
 
 
 def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tensor]]:
-    """A function that draws a start."""
+    """Return a function that draws a start."""
     if isinstance(init, str) and init == "prior":
         return potential.draw_prior
     if hasattr(init, "sample_posterior") or isinstance(init, AutoGuide):

@@ -1,232 +1,248 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from the exact posterior by the No-U-Turn sampler.
-
-Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the multinomial choice of Betancourt
-(2017), as Pyro has it; ours is the fast potential energy underneath, and the chains around.
-"""
+"""A run of chains on minibatches: its data, its loop over steps, and its checkpoint."""
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
-from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._utils.inputs import Rows, weighted
-from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.files import loading, require_form
+from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision, weighted
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb._utils.validation import as_number, as_seed, count, kind
+from pyro_bbb._utils.validation import as_device, count
+from pyro_bbb._utils.version import __version__
 from pyro_bbb.data import as_tensors
 from pyro_bbb.mcmc._chains import Chains
-from pyro_bbb.mcmc._initial_positions import starting_points
-from pyro_bbb.mcmc._kernel import ChainRecord, Settings, fastest, run_chain
-from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
+from pyro_bbb.persistence.definition import definition, in_words
+from pyro_bbb.persistence.state_dict import cpu_copy, digest
 
 
-@locked
-def run_nuts(
-    model: BayesianModel,
-    data: Any,
-    *,
-    num_samples: int = 1000,
-    warmup_steps: int = 1000,
-    num_chains: int = 1,
-    num_workers: int = 1,
-    init: Any = None,
-    target_accept_prob: float = 0.8,
-    max_tree_depth: int = 10,
-    full_mass: bool = False,
-    compile: bool = False,
-    seed: int | None = None,
-    progress: bool = True,
-    sample_weight: Any = None,
-) -> Chains:
-    """Draws from the posterior of all latents by NUTS.
-
-    The target is the model's joint density with a ``kl_weight`` of 1 and all data at once.
-    Networks are in evaluation mode; parameters that are not random stay as they are. Every chain
-    runs on one thread, and is a function of the seed and its number alone: not of the number of
-    chains or workers.
+class DivergedError(ArithmeticError):
+    """A chain came where its energy or gradient is infinite or not a number.
 
     Args:
-        model: the model; any prior and likelihood with continuous latents.
-        data: a pair ``(x, y)`` of tensors or a map-style dataset of pairs, all ``num_data`` of
-            them.
-        num_samples: draws per chain after warm-up.
-        warmup_steps: draws per chain, thrown away, in which step size and mass matrix adapt.
-        num_chains: number of independent chains; at least 2 to see whether they agree.
-        num_workers: processes among which the chains are divided. With more than one a script must
-            start from ``if __name__ == "__main__":``, and the model must be picklable.
-        init: where the chains start, each at a draw of its own. ``None`` or ``"he"``: kernels from
-            the He initialisation, other latents at their prior's centre, and converted networks
-            at their weights. ``"prior"``: a draw from the prior. A trained guide: a draw from it,
-            which saves warm-up. A number, a dict of tensors, a network or a function of a site, as
-            in `AutoSoftplusNormal`.
-        target_accept_prob: mean acceptance that the step size adapts to; nearer to 1 makes smaller
-            steps and fewer divergences.
-        max_tree_depth: a draw takes at most 2 to this power leapfrog steps.
-        full_mass: whether the mass matrix has correlations; for at most some hundred latents.
-        compile: whether to compile the gradient by `torch.compile`. It takes some seconds and a
-            C++ compiler, and makes gradients of small nets two or three times faster.
-        seed: makes the result a function of this number, and leaves torch's random state alone.
-        progress: whether to show a progress bar.
-        sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
+        chain: its number, from 0.
+        step: number of the step, from 1.
 
-    Returns:
-        The draws, which `predict` takes as they are, and their diagnostics.
-
-    Raises:
-        ValueError: data that do not fit the model or its ``num_data``, a number out of range, a
-            discrete latent, or a start that is outside the support.
-        TypeError: an argument of the wrong kind.
+    Attributes:
+        chains: `Chains` of the samples taken before; ``None`` without samples.
     """
-    _check(model, target_accept_prob)
-    counts = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains}
-    counts |= {"num_workers": num_workers, "max_tree_depth": max_tree_depth}
-    for name, value in counts.items():
-        count(name, value)
-    settings = Settings(
-        num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
-    )
-    begun = time.perf_counter()
-    x, y = _require_count(model, data, sample_weight)
-    seeds = _chain_seeds(seed, num_chains)
-    total = num_chains * (warmup_steps + num_samples)
-    bar = progress_bar(total, unit="draw", shown=progress)
-    with bar, _one_thread(), own_store(model):
-        potential = Potential(model, x, y)
-        jobs = list(zip(starting_points(potential, init, seeds), seeds, strict=True))
-        run = _in_turn if min(num_workers, num_chains) == 1 else _in_processes
-        records = run(potential, settings, jobs, min(num_workers, num_chains), bar)
-        return _join(potential, records, time.perf_counter() - begun)
+
+    def __init__(self, chain: int, step: int) -> None:
+        self.chain, self.step = chain, step
+        self.chains: Any = None
+        super().__init__(
+            f"energy or gradient of chain {chain} is not finite at step {step}; the samples before "
+            "are in this error's .chains. Try standardised data, or a lower lr of run_sgmcmc."
+        )
 
 
-# --- several chains ---
-
-
-def _in_turn(
-    potential: Potential, settings: Settings, jobs: list[tuple[Tensor, int]], _: int, bar: Any
-) -> list[ChainRecord]:
-    gradient = fastest(potential, settings, jobs[0][0])
-    return [run_chain(gradient, settings, *job, bar.update) for job in jobs]
-
-
-def _in_processes(
-    potential: Potential,
-    settings: Settings,
-    jobs: list[tuple[Tensor, int]],
-    workers: int,
-    bar: Any,
-) -> list[ChainRecord]:
-    try:
-        shared = pickle.dumps((potential, settings, torch.get_default_dtype()))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"num_workers above 1 needs a model that can be pickled, which fails: {error}"
-        ) from error
-    context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
-    done, stop = context.Value("q", 0), context.Event()
-    with ProcessPoolExecutor(workers, context, _set_up, (shared, done, stop)) as pool:
-        try:
-            futures = [pool.submit(_run_in_worker, *job) for job in jobs]
-            pending = set(futures)
-            while pending:
-                finished, pending = wait(pending, 0.2, FIRST_EXCEPTION)
-                bar.update(done.value - bar.n)
-                for future in finished:
-                    future.result()  # raises what went wrong there
-        except BaseException:
-            stop.set()  # the others end at their next draw
-            pool.shutdown(cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
-
-
-_worker: dict[str, Any] = {}  # in a worker process: what its chains have in common
-
-
-def _set_up(shared: bytes, done: Any, stop: Any) -> None:
-    potential, settings, dtype = pickle.loads(shared)
-    torch.set_num_threads(1)
-    torch.set_default_dtype(dtype)
-    _worker.update(potential=potential, settings=settings, done=done, stop=stop)
-
-
-def _run_in_worker(start: Tensor, seed: int) -> ChainRecord:
-    def advance() -> None:
-        if _worker["stop"].is_set():
-            raise RuntimeError("another chain failed")
-        with _worker["done"].get_lock():
-            _worker["done"].value += 1
-
-    potential, settings = _worker["potential"], _worker["settings"]
-    if "gradient" not in _worker:
-        _worker["gradient"] = fastest(potential, settings, start)
-    return run_chain(_worker["gradient"], settings, start, seed, advance)
-
-
-def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
-    """A seed for each chain, independent of the number of chains."""
-    if seed is None:
-        seed = int(torch.randint(2**62, ()))
-    seed = as_seed("seed", seed)
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
-    sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
-    return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
-
-
-def _join(potential: Potential, records: list[ChainRecord], seconds: float) -> Chains:
-    def stacked(name: str) -> Tensor:
-        return torch.stack([getattr(record, name) for record in records])
-
-    with torch.no_grad():
-        by_chain = potential.constrain(stacked("z"))
-    return Chains(
-        by_chain={name: values.contiguous() for name, values in by_chain.items()},
-        log_density=stacked("log_density"),
-        diverging=stacked("diverging"),
-        acceptance=stacked("acceptance"),
-        num_gradients=stacked("num_gradients"),
-        step_size=torch.tensor([record.step_size for record in records]),
-        seconds=seconds,
-    )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for the duration: small nets gain nothing from more, and sums keep their order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-# --- what comes in ---
-
-
-def _require_count(model: BayesianModel, data: Any, sample_weight: Any) -> tuple[Rows, Tensor]:
-    """All of the data, checked."""
-    x, y = as_tensors(data, missing=model.likelihood.ignored is not None)
-    x = weighted(x, sample_weight)
+def all_data(
+    model: BayesianModel, data: Any, device: Any = None, sample_weight: Any = None
+) -> tuple[Rows, Tensor]:
+    """Return all ``num_data`` rows, checked, and move the model to their device."""
+    device = None if device is None else as_device(device)
+    x, y = as_tensors(data, device=device, missing=model.likelihood.ignored is not None)
+    model.to(x.device)
+    x = to_precision(weighted(x, sample_weight), model)
     if len(x) != model.num_data:
         raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
     model.check(x, y)
     return x, y
 
 
-def _check(model: Any, target_accept_prob: float) -> None:
-    kind("model", model, BayesianModel)
-    number = isinstance(as_number(target_accept_prob), (int, float))
-    if not number or not 0 < target_accept_prob < 1:
-        raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")
+class Shuffled:
+    """Minibatches of equal size without end, in a new random order for each pass.
+
+    Rows after the last full batch of a pass are left out.
+    """
+
+    def __init__(self, x: Rows, y: Tensor, batch_size: int) -> None:
+        self.x, self.y, self.batch_size = x, y, min(batch_size, len(y))
+        self.order = torch.empty(0, dtype=torch.long)  # rows still to come
+
+    def first(self) -> tuple[Rows, Tensor]:
+        """Return the first rows, as many as in a minibatch."""
+        return self.x[: self.batch_size], self.y[: self.batch_size]
+
+    def __iter__(self) -> Iterator[tuple[Rows, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Rows, Tensor]:
+        if self.batch_size == len(self.y):
+            return self.x, self.y
+        if len(self.order) < self.batch_size:
+            self.order = torch.randperm(len(self.y))
+        rows, self.order = self.order.tensor_split([self.batch_size])
+        rows = rows.to(self.y.device)
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+
+@dataclass
+class Counters:
+    """Numbers of a run that change."""
+
+    done: int = 0  # steps, in gradients of each chain
+    seconds: float = 0.0
+
+
+class Run(ABC):
+    """State of a run, which a checkpoint holds, and the loop over its steps.
+
+    Attributes:
+        counters: numbers of the run.
+        state: a dataclass of tensors and of such dataclasses.
+        draws: quantities of each draw, by name, ``[chains, ...]``.
+        batches: the minibatches, with the rows still to come.
+    """
+
+    counters: Any
+    state: Any
+    draws: dict[str, list[Tensor]]
+    batches: Shuffled
+
+    @abstractmethod
+    def step(self) -> None:
+        """Take one step with all chains."""
+
+    @abstractmethod
+    def over(self) -> bool:
+        """Return whether no step is left."""
+
+    @abstractmethod
+    def chains(self) -> Chains:
+        """Return the draws so far."""
+
+    def finish(self, total: int, progress: bool, checkpoint: Checkpoint | None) -> Chains:
+        """Take all steps that are left, writing a checkpoint when one is due."""
+        counters = self.counters
+        before, began = counters.seconds, time.perf_counter()
+        with progress_bar(total, initial=counters.done, unit="step", shown=progress) as bar:
+            while not self.over():
+                done = counters.done
+                try:
+                    self.step()
+                except DivergedError as error:
+                    error.chains = self.chains() if any(self.draws.values()) else None
+                    raise
+                counters.seconds = before + time.perf_counter() - began
+                bar.update(counters.done - done)
+                if checkpoint and counters.done // checkpoint.every > done // checkpoint.every:
+                    checkpoint.write(self)
+        if checkpoint:
+            checkpoint.write(self)
+        return self.chains()
+
+    def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
+        """Return all that changes, as numbers and tensors, with the state of random numbers."""
+        tensors = {f"state.{name}": value for name, value in _flat(self.state)}
+        tensors |= {f"draws.{name}": torch.stack(v) for name, v in self.draws.items() if v}
+        tensors |= {"order": self.batches.order, "random.cpu": torch.get_rng_state()}
+        if self.batches.y.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.batches.y.device)
+        spec = {"counters": dict(vars(self.counters))}
+        return spec, {name: cpu_copy(value) for name, value in tensors.items()}
+
+    def restore(self, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+        """Return to the state of a checkpoint."""
+        device = self.batches.y.device
+        for name, value in spec["counters"].items():
+            setattr(self.counters, name, value)
+        moved = {name: value.to(device) for name, value in tensors.items()}
+        self.state = _filled(self.state, moved, "state.")
+        for name in self.draws:
+            self.draws[name] = list(moved.get(f"draws.{name}", ()))
+        self.batches.order = tensors["order"]
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], device)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of a run, in a folder that is complete at every moment."""
+
+    folder: Path
+    every: int  # steps from one checkpoint to the next
+    definition: Mapping[str, Json]
+    owner: str  # the function
+
+    def resume(self, run: Run) -> None:
+        """Restore the run from the checkpoint, if the folder holds one.
+
+        Raises:
+            LoadError: the folder is damaged, or holds something else.
+            ValueError: the checkpoint is of another run.
+        """
+        try:
+            spec, tensors = read(self.folder)
+        except FileNotFoundError:
+            return
+        tidy(self.folder)
+        require_run(self.folder, spec, self.owner, self.owner, self.definition)
+        with loading(self.folder):
+            form = {"kind": str, "run": dict[str, Any], "counters": type(run.counters)}
+            require_form(spec, form)
+            run.restore(spec, tensors)
+
+    def write(self, run: Run) -> None:
+        """Replace the checkpoint by the run's present state."""
+        spec, tensors = run.save()
+        write(self.folder, {"kind": self.owner, "run": self.definition, **spec}, tensors)
+
+
+def checkpoint_folder(checkpoint: Any, every: int) -> Path | None:
+    """Return the folder of a checkpoint, with the options checked."""
+    count("checkpoint_every", every)
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, str | PathLike):
+        raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
+    return Path(checkpoint)
+
+
+def run_definition(
+    model: BayesianModel, batches: Shuffled, init: Any, seed: int | None, z: Tensor
+) -> dict[str, Json]:
+    """Return what defines a run on minibatches: versions, model, data, seed and start."""
+    constants = model.state_dict()  # parameters and buffers that are not sampled
+    return {
+        "version of pyro_bbb": __version__,
+        "version of torch": str(torch.__version__),
+        "batch_size": batches.batch_size,
+        "seed": seed,
+        **definition(model, "model"),
+        **{f"model.{name}": in_words(value) for name, value in constants.items()},
+        "init": in_words(init),
+        "data": digest([*input_tensors(batches.x), batches.y])[:16],
+        "initial positions": list(z.shape) if seed is None else digest([z])[:16],
+    }
+
+
+def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in vars(state).items():
+        if is_dataclass(value):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _filled(state: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
+    """Return a state of the same form with the tensors of a checkpoint."""
+    values = {
+        name: _filled(value, tensors, f"{prefix}{name}.")
+        if is_dataclass(value)
+        else tensors[prefix + name]
+        for name, value in vars(state).items()
+    }
+    return replace(state, **values)

@@ -3,12 +3,14 @@
 
 They scale to any network and data set that `fit` trains, without a family of distributions in
 between; the price is a bias by the step size and by the minibatches' noise, as no step is rejected.
+The steps are in ``_langevin.py``.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,29 +18,23 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision, weighted
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import (
-    as_device,
-    at_least_zero,
-    below_one,
-    count,
-    kind,
-    one_of,
-    positive,
-)
-from pyro_bbb._utils.version import __version__
-from pyro_bbb.data import as_tensors
+from pyro_bbb._utils.validation import at_least_zero, below_one, count, kind, one_of, positive
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import draw_positions
-from pyro_bbb.mcmc._langevin import Cycles, Langevin
-from pyro_bbb.mcmc._minibatch_gradient import MinibatchGradient, Shuffled
-from pyro_bbb.mcmc._potential import Potential
-from pyro_bbb.mcmc._sgmcmc_loop import SAVED_FORM, DivergedError, Run, SavedRun
+from pyro_bbb.mcmc._langevin import baoab, preconditioner_root, rmsprop, sgld
+from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
+from pyro_bbb.mcmc._run import (
+    Checkpoint,
+    Counters,
+    DivergedError,
+    Run,
+    Shuffled,
+    all_data,
+    checkpoint_folder,
+    run_definition,
+)
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.persistence.archive import Json
-from pyro_bbb.persistence.definition import definition, in_words
-from pyro_bbb.persistence.state_dict import digest
 
 SAMPLERS = ("sgld", "sghmc")
 
@@ -67,7 +63,7 @@ def run_sgmcmc(
     progress: bool = True,
     sample_weight: Any = None,
 ) -> Chains:
-    r"""Samples from the posterior of all latents by Langevin dynamics on minibatches.
+    r"""Sample from the posterior of all latents by Langevin dynamics on minibatches.
 
     The target is proportional to $p(D, z)^{1/T}$, for all latents in unconstrained space. Without
     noise a chain is stochastic gradient descent of the mean loss, so a rate ``lr`` (and a momentum)
@@ -76,7 +72,7 @@ def run_sgmcmc(
     evaluation mode; parameters that are not random stay as they are.
 
     Several chains are one vectorised pass per step where the network's operations can be batched
-    over weights. Of a small network and data set a hundred short chains with all data in each step
+    over weights. For a small network and data set a hundred short chains with all data in each step
     take seconds.
 
     Args:
@@ -89,8 +85,8 @@ def run_sgmcmc(
         num_samples: samples of each chain, of all its cycles together.
         warmup_steps: steps before the first sample, in each cycle.
         thin: steps from one sample to the next.
-        cycles: with 1 the learning rate is constant. With more it starts anew as often, and falls
-            to 0 along half a cosine each time; the warm-up of each cycle then has no noise, and
+        cycles: with 1 the learning rate is constant. With more it falls to 0 along half a
+            cosine in each of them; the warm-up of each cycle then has no noise, and
             ends in another mode (Zhang et al. 2020).
         num_chains: number of chains, independent but for the minibatches, which they share.
         batch_size: examples per minibatch; all data where it is ``num_data`` or more.
@@ -101,8 +97,7 @@ def run_sgmcmc(
             Adam's.
         temperature: T; below 1 the posterior is colder, and at 0 the chains descend without noise.
         init: where the chains start, as for `run_nuts`: by default the He initialisation.
-        checkpoint: a folder, from which a run that was interrupted goes on when called with the
-            same arguments, on a CPU to the bit.
+        checkpoint: folder of a checkpoint, as for `sample`.
         checkpoint_every: steps from one checkpoint to the next.
         device: where to run; by default where ``x`` is.
         seed: makes the result a function of this number, and leaves torch's random state alone.
@@ -122,80 +117,163 @@ def run_sgmcmc(
         LoadError: the checkpoint is damaged, or something else.
     """
     kind("model", model, BayesianModel)
-    schedule = _schedule(num_samples, warmup_steps, thin, cycles)
-    langevin = _langevin(model, sampler, momentum, preconditioner)
+    cycle = _cycles(num_samples, warmup_steps, thin, cycles)
+    langevin = _langevin(sampler, lr, momentum, preconditioner, temperature)
     count("num_chains", num_chains), count("batch_size", batch_size)
-    lr, temperature = positive("lr", lr), at_least_zero("temperature", temperature)
-    saved = checkpoint_folder(checkpoint, checkpoint_every)
+    folder = checkpoint_folder(checkpoint, checkpoint_every)
     x, y = all_data(model, data, device, sample_weight)
     with seeded(seed), own_store(model):
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
         z = draw_positions(potential, init, num_chains)
-        gradient = MinibatchGradient(potential, z, batches.first())
-        run = Run(langevin, schedule, gradient, batches, z, lr, temperature)
-        definition = _definition(model, run, init, seed, z)
-        save = SavedRun(*saved, definition, "run_sgmcmc", SAVED_FORM) if saved else None
-        if save:
-            save.resume(run)
-        try:
-            run.finish(progress, save)
-        except DivergedError as error:
-            error.chains = _chains(potential, run) if run.samples.z else None
-            raise
-        return _chains(potential, run)
+        run = LangevinRun(potential, batches, z, langevin, cycle)
+        saved = None
+        if folder:
+            options = vars(langevin) | {f"cycles.{name}": v for name, v in vars(cycle).items()}
+            definition = options | run_definition(model, batches, init, seed, z)
+            saved = Checkpoint(folder, checkpoint_every, definition, "run_sgmcmc")
+            saved.resume(run)
+        return run.finish(cycle.steps, progress, saved)
 
 
-def _chains(potential: Potential, run: Run) -> Chains:
-    with torch.no_grad():
-        by_chain = potential.constrain(torch.stack(run.samples.z, dim=1))
-    log_density = torch.stack(run.samples.log_density, dim=1)
-    return Chains(
-        by_chain={name: values.contiguous() for name, values in by_chain.items()},
-        log_density=log_density,
-        diverging=torch.zeros_like(log_density, dtype=torch.bool),
-        acceptance=torch.ones_like(log_density),
-        num_gradients=torch.full_like(log_density, run.cycles.thin, dtype=torch.long),
-        step_size=torch.full((len(log_density),), run.lr),
-        seconds=run.seconds,
-    )
+@dataclass(frozen=True)
+class Langevin:
+    """Settings of the steps."""
+
+    sampler: str  # "sgld" or "sghmc"
+    lr: float  # for the mean loss of an example
+    momentum: float = 0.9
+    preconditioned: bool = False
+    temperature: float = 1.0
 
 
-def _definition(
-    model: BayesianModel, run: Run, init: Any, seed: int | None, z: Tensor
-) -> dict[str, Json]:
-    """The definition of a run by name."""
-    return {
-        **vars(run.langevin),
-        **{f"cycles.{name}": value for name, value in vars(run.cycles).items()},
-        "lr": run.lr,
-        "temperature": run.temperature,
-        **run_definition(model, run.batches, init, seed, z),
-    }
+@dataclass(frozen=True)
+class Cycles:
+    """Schedule of the steps: warm-up, samples and learning rate.
+
+    The learning rate of one cycle is constant. With several it falls from its value to 0 along half
+    a cosine in each, and steps that warm up have no noise (Zhang et al. 2020, "Cyclical Stochastic
+    Gradient MCMC for Bayesian Deep Learning", Algorithm 1).
+    """
+
+    count: int
+    warmup_steps: int
+    samples: int  # of each cycle
+    thin: int  # steps from one sample to the next
+
+    @property
+    def length(self) -> int:
+        """Steps of a cycle."""
+        return self.warmup_steps + self.samples * self.thin
+
+    @property
+    def steps(self) -> int:
+        """Steps of all cycles."""
+        return self.count * self.length
+
+    def warms_up(self, step: int) -> bool:
+        """Return whether a step is before its cycle's first sample."""
+        return step % self.length < self.warmup_steps
+
+    def is_quiet(self, step: int) -> bool:
+        """Return whether a step has no noise."""
+        return self.count > 1 and self.warms_up(step)
+
+    def takes_sample(self, step: int) -> bool:
+        """Return whether the position before a step is a sample."""
+        after = step % self.length - self.warmup_steps + 1
+        return after > 0 and after % self.thin == 0
+
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate in a step."""
+        if self.count == 1:
+            return 1.0
+        return 0.5 + 0.5 * math.cos(math.pi * (step % self.length) / self.length)
 
 
-def run_definition(
-    model: BayesianModel, batches: Shuffled, init: Any, seed: int | None, z: Tensor
-) -> dict[str, Json]:
-    """Return what defines any run on minibatches: versions, model, data, seed and start."""
-    constants = model.state_dict()  # parameters and buffers that are not sampled
-    return {
-        "version of pyro_bbb": __version__,
-        "version of torch": str(torch.__version__),
-        "batch_size": batches.batch_size,
-        "seed": seed,
-        **definition(model, "model"),
-        **{f"model.{name}": in_words(value) for name, value in constants.items()},
-        "init": in_words(init),
-        "data": digest([*input_tensors(batches.x), batches.y])[:16],
-        "initial positions": list(z.shape) if seed is None else digest([z])[:16],
-    }
+@dataclass
+class LangevinState:
+    """Positions of all chains, their momenta and preconditioner, ``[chains, d]`` each."""
+
+    z: Tensor
+    momentum: Tensor
+    square_avg: Tensor  # moving mean of the squared gradient of the mean loss
 
 
-# --- what comes in ---
+class LangevinRun(Run):
+    """A run of all chains."""
+
+    def __init__(
+        self, potential: Potential, batches: Shuffled, z: Tensor, langevin: Langevin, cycles: Cycles
+    ) -> None:
+        self.potential, self.batches = potential, batches
+        self.gradient = MinibatchGradient(potential, z, batches.first())
+        self.langevin, self.cycles = langevin, cycles
+        self.counters = Counters()
+        self.state = LangevinState(z, torch.zeros_like(z), torch.zeros_like(z))
+        self.draws = {"z": [], "log_density": []}
+
+    def over(self) -> bool:
+        """Return whether all cycles are done."""
+        return self.counters.done >= self.cycles.steps
+
+    def step(self) -> None:
+        """Take a gradient, a sample when it is due, and a step."""
+        number, cycles, state = self.counters.done, self.cycles, self.state
+        energy, gradient = self.gradient(state.z, *next(self.batches))
+        require_finite(energy, gradient, number + 1)
+        if cycles.takes_sample(number):
+            self.draws["z"].append(state.z)
+            self.draws["log_density"].append(-energy)
+        if self.langevin.preconditioned and cycles.warms_up(number):
+            mean = gradient / self.potential.model.num_data
+            state.square_avg = rmsprop(state.square_avg, mean, first=number == 0)
+        temperature = 0.0 if cycles.is_quiet(number) else self.langevin.temperature
+        lr = self.langevin.lr * cycles.lr_factor(number)
+        langevin_step(
+            state, gradient, self.langevin, lr / self.potential.model.num_data, temperature
+        )
+        self.counters.done += 1
+
+    def chains(self) -> Chains:
+        """Return the samples so far."""
+        log_density = torch.stack(self.draws["log_density"], dim=1)
+        return Chains(
+            by_chain=self.potential.by_chain(self.draws["z"]),
+            log_density=log_density,
+            diverging=torch.zeros_like(log_density, dtype=torch.bool),
+            acceptance=torch.ones_like(log_density),
+            num_gradients=torch.full_like(log_density, self.cycles.thin, dtype=torch.long),
+            step_size=torch.full((len(log_density),), self.langevin.lr),
+            seconds=self.counters.seconds,
+        )
 
 
-def _schedule(num_samples: int, warmup_steps: int, thin: int, cycles: int) -> Cycles:
+def langevin_step(
+    state: LangevinState, gradient: Tensor, langevin: Langevin, eta: float, temperature: float
+) -> None:
+    """Move all chains by a step of size eta."""
+    root = torch.ones((), dtype=gradient.dtype, device=gradient.device)
+    if langevin.preconditioned:
+        root = preconditioner_root(state.square_avg)
+    if langevin.sampler == "sgld":
+        state.z = sgld(state.z, gradient, eta, root, temperature)
+    else:
+        c = langevin.momentum
+        h = math.sqrt(2 * eta / (1 + c)) * root
+        state.z, state.momentum = baoab(state.z, state.momentum, gradient, h, c, temperature)
+
+
+def require_finite(energy: Tensor, gradient: Tensor, step: int) -> None:
+    """Raise DivergedError where a chain's energy or gradient is not finite."""
+    if (energy + gradient.sum(1)).isfinite().all():
+        return
+    wrong = ~(energy.isfinite() & gradient.isfinite().all(1))
+    if wrong.any():  # finite numbers can have a sum that is not
+        raise DivergedError(int(wrong.nonzero()[0]), step)
+
+
+def _cycles(num_samples: int, warmup_steps: int, thin: int, cycles: int) -> Cycles:
     count("num_samples", num_samples), count("cycles", cycles), count("thin", thin)
     count("warmup_steps", warmup_steps, least=0)
     if num_samples % cycles:
@@ -204,7 +282,11 @@ def _schedule(num_samples: int, warmup_steps: int, thin: int, cycles: int) -> Cy
 
 
 def _langevin(
-    model: BayesianModel, sampler: str, momentum: float | None, preconditioner: str | None
+    sampler: str,
+    lr: float,
+    momentum: float | None,
+    preconditioner: str | None,
+    temperature: float,
 ) -> Langevin:
     one_of("sampler", sampler, SAMPLERS)
     if preconditioner is not None:
@@ -212,28 +294,5 @@ def _langevin(
     if sampler == "sgld" and momentum is not None:
         raise ValueError(f"momentum needs sampler='sghmc', got momentum={momentum} with 'sgld'")
     c = 0.9 if momentum is None else below_one("momentum", momentum)
-    return Langevin(sampler, c, preconditioner is not None, model.num_data)
-
-
-def checkpoint_folder(checkpoint: Any, every: int) -> tuple[Path, int] | None:
-    count("checkpoint_every", every)
-    if checkpoint is None:
-        return None
-    if not isinstance(checkpoint, str | PathLike):
-        raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
-    return Path(checkpoint), every
-
-
-def all_data(
-    model: BayesianModel, data: Any, device: Any, sample_weight: Any
-) -> tuple[Rows, Tensor]:
-    """All of the data, checked, and the model on their device."""
-    missing = model.likelihood.ignored is not None
-    device = None if device is None else as_device(device)
-    x, y = as_tensors(data, device=device, missing=missing)
-    model.to(x.device)
-    x = to_precision(weighted(x, sample_weight), model)
-    if len(x) != model.num_data:
-        raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
-    model.check(x, y)
-    return x, y
+    lr, temperature = positive("lr", lr), at_least_zero("temperature", temperature)
+    return Langevin(sampler, lr, c, preconditioner is not None, temperature)

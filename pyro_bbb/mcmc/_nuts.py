@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws from the exact posterior by the No-U-Turn sampler.
+
+Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the multinomial choice of Betancourt
+(2017), as Pyro has it; ours is the fast potential energy underneath, and the chains around.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer import NUTS
+from torch import Tensor, multiprocessing
+
+from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._recorder import Function
+from pyro_bbb._utils.context import seeded
+from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.progress import progress_bar
+from pyro_bbb._utils.validation import as_number, as_seed, count, kind
+from pyro_bbb.mcmc._chains import Chains
+from pyro_bbb.mcmc._initial_positions import starting_points
+from pyro_bbb.mcmc._potential import Potential
+from pyro_bbb.mcmc._run import all_data
+from pyro_bbb.models import BayesianModel
+
+
+@locked
+def run_nuts(
+    model: BayesianModel,
+    data: Any,
+    *,
+    num_samples: int = 1000,
+    warmup_steps: int = 1000,
+    num_chains: int = 1,
+    num_workers: int = 1,
+    init: Any = None,
+    target_accept_prob: float = 0.8,
+    max_tree_depth: int = 10,
+    full_mass: bool = False,
+    compile: bool = False,
+    seed: int | None = None,
+    progress: bool = True,
+    sample_weight: Any = None,
+) -> Chains:
+    """Draw from the posterior of all latents by NUTS.
+
+    The target is the model's joint density with a ``kl_weight`` of 1 and all data at once.
+    Networks are in evaluation mode; parameters that are not random stay as they are. Every chain
+    runs on one thread, and is a function of the seed and its number alone: not of the number of
+    chains or workers.
+
+    Args:
+        model: the model; any prior and likelihood with continuous latents.
+        data: a pair ``(x, y)`` of tensors or a map-style dataset of pairs, all ``num_data`` of
+            them.
+        num_samples: draws per chain after warm-up.
+        warmup_steps: draws per chain, thrown away, in which step size and mass matrix adapt.
+        num_chains: number of independent chains; at least 2 to see whether they agree.
+        num_workers: processes among which the chains are divided. With more than one a script must
+            start from ``if __name__ == "__main__":``, and the model must be picklable.
+        init: where the chains start, each at another draw. ``None`` or ``"he"``: kernels from
+            the He initialisation, other latents at their prior's centre, and converted networks
+            at their weights. ``"prior"``: a draw from the prior. A trained guide: a draw from it,
+            which saves warm-up. A number, a dict of tensors, a network or a function of a site, as
+            in `AutoSoftplusNormal`.
+        target_accept_prob: mean acceptance that the step size adapts to; nearer to 1 makes smaller
+            steps and fewer divergences.
+        max_tree_depth: a draw takes at most 2 to this power leapfrog steps.
+        full_mass: whether the mass matrix has correlations; for at most some hundred latents.
+        compile: whether to compile the gradient by `torch.compile`. It takes some seconds and a
+            C++ compiler, and makes gradients of small nets two or three times faster.
+        seed: makes the result a function of this number, and leaves torch's random state alone.
+        progress: whether to show a progress bar.
+        sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
+
+    Returns:
+        The draws, which `predict` takes as they are, and their diagnostics.
+
+    Raises:
+        ValueError: data that do not fit the model or its ``num_data``, a number out of range, a
+            discrete latent, or a start that is outside the support.
+        TypeError: an argument of the wrong kind.
+    """
+    kind("model", model, BayesianModel)
+    number = isinstance(as_number(target_accept_prob), (int, float))
+    if not number or not 0 < target_accept_prob < 1:
+        raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")
+    counts = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains}
+    counts |= {"num_workers": num_workers, "max_tree_depth": max_tree_depth}
+    for name, value in counts.items():
+        count(name, value)
+    settings = Settings(
+        num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
+    )
+    begun = time.perf_counter()
+    x, y = all_data(model, data, sample_weight=sample_weight)
+    seeds = _chain_seeds(seed, num_chains)
+    total = num_chains * (warmup_steps + num_samples)
+    bar = progress_bar(total, unit="draw", shown=progress)
+    with bar, _one_thread(), own_store(model):
+        potential = Potential(model, x, y)
+        jobs = list(zip(starting_points(potential, init, seeds), seeds, strict=True))
+        run = _in_turn if min(num_workers, num_chains) == 1 else _in_processes
+        records = run(potential, settings, jobs, min(num_workers, num_chains), bar)
+        return _join(potential, records, time.perf_counter() - begun)
+
+
+# --- one chain ---
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all chains."""
+
+    num_samples: int
+    warmup_steps: int
+    target_accept_prob: float
+    max_tree_depth: int
+    full_mass: bool
+    compile: bool
+
+
+@dataclass(frozen=True)
+class ChainRecord:
+    """One chain; its numbers by draw."""
+
+    z: Tensor  # [draws, d]
+    log_density: Tensor
+    diverging: Tensor
+    acceptance: Tensor
+    num_gradients: Tensor
+    step_size: float
+
+
+class _Energy(torch.autograd.Function):
+    """An energy whose gradient comes with it."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, run: Function) -> Tensor:
+        energy, ctx.gradient = run(z)
+        return energy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.gradient, None
+
+
+def run_chain(
+    gradient: Function,
+    settings: Settings,
+    start: Tensor,
+    seed: int,
+    advance: Callable[[], Any],
+) -> ChainRecord:
+    """Run one chain from a start, a function of its seed; call ``advance`` after each draw."""
+    count = 0
+
+    def energy(params: dict[str, Tensor]) -> Tensor:
+        nonlocal count
+        count += 1
+        value: Tensor = _Energy.apply(params["z"], gradient)
+        return value
+
+    kernel = NUTS(
+        potential_fn=energy,
+        target_accept_prob=settings.target_accept_prob,
+        max_tree_depth=settings.max_tree_depth,
+        full_mass=settings.full_mass,
+    )
+    rows, mean = [], 0.0
+    with seeded(seed), pyro.validation_enabled(False):
+        kernel.initial_params = state = {"z": start.clone()}
+        kernel.setup(settings.warmup_steps)
+        for _ in range(settings.warmup_steps):
+            state = kernel.sample(state)
+            advance()
+        for n in range(1, settings.num_samples + 1):
+            before = count
+            state = kernel.sample(state)
+            previous, mean = mean, kernel._mean_accept_prob
+            _, reached, _ = kernel._fetch_from_cache()
+            rows.append((state["z"], -reached, n * mean - (n - 1) * previous, count - before))
+            advance()
+    z, log_density, acceptance, counts = zip(*rows, strict=True)
+    diverging = torch.zeros(len(rows), dtype=torch.bool)
+    diverging[kernel.diagnostics()["divergences"]] = True
+    stacked = torch.stack(z).detach(), torch.stack(log_density).detach()
+    return ChainRecord(
+        *stacked, diverging, torch.tensor(acceptance), torch.tensor(counts), float(kernel.step_size)
+    )
+
+
+def fastest(potential: Potential, settings: Settings, z: Tensor) -> Function:
+    """Return the potential's gradient, recorded, and compiled if the settings have it so."""
+    recorded = potential.recorded(z)
+    return torch.compile(recorded) if settings.compile else recorded
+
+
+# --- several chains ---
+
+
+def _in_turn(
+    potential: Potential, settings: Settings, jobs: list[tuple[Tensor, int]], _: int, bar: Any
+) -> list[ChainRecord]:
+    gradient = fastest(potential, settings, jobs[0][0])
+    return [run_chain(gradient, settings, *job, bar.update) for job in jobs]
+
+
+def _in_processes(
+    potential: Potential,
+    settings: Settings,
+    jobs: list[tuple[Tensor, int]],
+    workers: int,
+    bar: Any,
+) -> list[ChainRecord]:
+    try:
+        shared = pickle.dumps((potential, settings, torch.get_default_dtype()))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"num_workers above 1 needs a model that can be pickled, which fails: {error}"
+        ) from error
+    context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
+    records = []
+    with ProcessPoolExecutor(workers, context, _set_up, (shared,)) as pool:
+        try:
+            for record in pool.map(_run_in_worker, *zip(*jobs, strict=True)):
+                records.append(record)
+                bar.update(settings.warmup_steps + settings.num_samples)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return records
+
+
+_worker: dict[str, Any] = {}  # in a worker process: objects shared by its chains
+
+
+def _set_up(shared: bytes) -> None:
+    potential, settings, dtype = pickle.loads(shared)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    _worker.update(potential=potential, settings=settings)
+
+
+def _run_in_worker(start: Tensor, seed: int) -> ChainRecord:
+    potential, settings = _worker["potential"], _worker["settings"]
+    if "gradient" not in _worker:
+        _worker["gradient"] = fastest(potential, settings, start)
+    return run_chain(_worker["gradient"], settings, start, seed, lambda: None)
+
+
+def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
+    """Return a seed for each chain, independent of the number of chains."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    seed = as_seed("seed", seed)
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
+    return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
+
+
+def _join(potential: Potential, records: list[ChainRecord], seconds: float) -> Chains:
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(record, name) for record in records])
+
+    return Chains(
+        by_chain=potential.by_chain(stacked("z").unbind(1)),
+        log_density=stacked("log_density"),
+        diverging=stacked("diverging"),
+        acceptance=stacked("acceptance"),
+        num_gradients=stacked("num_gradients"),
+        step_size=torch.tensor([record.step_size for record in records]),
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: small nets gain nothing from more, and sums keep their order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
