@@ -83,7 +83,6 @@ EXEMPT = {
     "priors.Prior": "base of the priors",
     "priors.FromGuide": "what from_guide makes",
     **dict.fromkeys(
-        ["EpochEnd", "History*", "history.*", "Chains", "persistence.Loaded", "data.UCIData"],
         "a record that the library makes",
     ),
     **dict.fromkeys(
