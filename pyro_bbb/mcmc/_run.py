@@ -123,7 +123,7 @@ class Run(ABC):
     def chains(self) -> Chains:
         """Return the draws so far."""
 
-    def finish(self, total: int, progress: bool, checkpoint: Checkpoint | None) -> Chains:
+    def finish(self, total: int, progress: bool, checkpoint: SavedRun | None) -> Chains:
         """Take all steps that are left, writing a checkpoint when one is due."""
         counters = self.counters
         before, began = counters.seconds, time.perf_counter()
@@ -169,7 +169,7 @@ class Run(ABC):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedRun:
     """The checkpoint of a run, in a folder that is complete at every moment."""
 
     folder: Path

@@ -34,10 +34,10 @@ from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._initial_positions import draw_positions
 from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
 from pyro_bbb.mcmc._run import (
-    Checkpoint,
     Counters,
     DivergedError,
     Run,
+    SavedRun,
     Shuffled,
     all_data,
     checkpoint_folder,
@@ -152,7 +152,7 @@ def sample(
         if folder:
             options = {"sampler": sampler, "num_samples": num_samples, "max_steps": max_steps}
             definition = run_definition(model, batches, init, seed, z) | options
-            saved = Checkpoint(folder, checkpoint_every, definition, "sample")
+            saved = SavedRun(folder, checkpoint_every, definition, "sample")
             saved.resume(run)
         return run.finish(max_steps, progress, saved).thin(num_samples)
 

@@ -25,10 +25,10 @@ from pyro_bbb.mcmc._initial_positions import draw_positions
 from pyro_bbb.mcmc._langevin import baoab, preconditioner_root, rmsprop, sgld
 from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
 from pyro_bbb.mcmc._run import (
-    Checkpoint,
     Counters,
     DivergedError,
     Run,
+    SavedRun,
     Shuffled,
     all_data,
     checkpoint_folder,
@@ -131,7 +131,7 @@ def run_sgmcmc(
         if folder:
             options = vars(langevin) | {f"cycles.{name}": v for name, v in vars(cycle).items()}
             definition = options | run_definition(model, batches, init, seed, z)
-            saved = Checkpoint(folder, checkpoint_every, definition, "run_sgmcmc")
+            saved = SavedRun(folder, checkpoint_every, definition, "run_sgmcmc")
             saved.resume(run)
         return run.finish(cycle.steps, progress, saved)
 
