@@ -83,6 +83,7 @@ EXEMPT = {
     "priors.Prior": "base of the priors",
     "priors.FromGuide": "what from_guide makes",
     **dict.fromkeys(
+        ["EpochEnd", "History*", "Chains", "persistence.Loaded", "data.UCIData"],
         "a record that the library makes",
     ),
     **dict.fromkeys(

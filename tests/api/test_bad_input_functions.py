@@ -520,7 +520,6 @@ TRAINING = [
             "epoch": 0,
         },
     ),
-    Row("objectives.as_kl_schedule", lambda: {"schedule": "blundell"}, aka={"schedule": "kl_sch"}),
     Row(
         "JointOptim",
         lambda: {"optim_constructor": torch.optim.Adam, "optim_args": {"lr": 0.1}},
