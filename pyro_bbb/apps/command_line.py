@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tyro
 
@@ -26,6 +25,7 @@ from pyro_bbb.apps.bad_input import BadInput
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
 Task: TypeAlias = Literal["regression", "classification"]
+Work: TypeAlias = "Callable[[Any, Console], dict[str, Any]]"
 PARQUET = (".parquet", ".pq")
 BAD_INPUT, INTERRUPTED = 2, 130
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
@@ -57,8 +57,6 @@ class Console:
 class Command:
     """Base of the commands, with the options that all of them take."""
 
-    module: ClassVar[str] = "table_commands"  # has the function that does the work
-
     json: bool = False
     """Print the result as one JSON object; words and progress go to the standard error."""
     quiet: bool = False
@@ -74,9 +72,15 @@ class Command:
         except (OSError, ValueError) as error:  # also of a path that no file can have
             raise BadInput(str(error)) from error
         with extra("cli"):
-            module = import_module(f"pyro_bbb.apps.{self.module}")
-        result: dict[str, Any] = getattr(module, type(self).__name__.lower())(self, console)
-        return result
+            work = self.work()
+        return work(self, console)
+
+    def work(self) -> Work:
+        """Return the function that does the work; its module imports torch."""
+        from pyro_bbb.apps.table_commands import evaluate, predict, prune, train
+
+        by_name: dict[str, Work] = {f.__name__: f for f in (evaluate, predict, prune, train)}
+        return by_name[type(self).__name__.lower()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +255,6 @@ class Report(ReadingCommand, WritingCommand):
     The page needs no other file and no network.
     """
 
-    module: ClassVar[str] = "report"
-
     model: Argument
     """Folder of a trained model."""
     data: tyro.conf.Positional[Path | None] = None
@@ -265,6 +267,12 @@ class Report(ReadingCommand, WritingCommand):
         super().check()
         _check_file(self.out)
 
+    def work(self) -> Work:
+        """Return the function that does the work."""
+        from pyro_bbb.apps.report import report
+
+        return report
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Command):
@@ -274,8 +282,6 @@ class Demo(Command):
     commands that do the same. Some of the rows to predict are nothing like those of training:
     shuffled digits, and a sine far outside; it ends with how many of each are refused.
     """
-
-    module: ClassVar[str] = "demo"
 
     out: Path = Path("pyro-bbb-demo")
     """Folder for everything."""
@@ -288,6 +294,12 @@ class Demo(Command):
         """Check that the folder can be written."""
         _check_writable("--out", self.out / "digits-model", folder=True)
 
+    def work(self) -> Work:
+        """Return the function that does the work."""
+        from pyro_bbb.apps.demo import demo
+
+        return demo
+
 
 @dataclass(frozen=True, kw_only=True)
 class Play(Command):
@@ -297,8 +309,6 @@ class Play(Command):
     while the page shows the progress, and saves the networks; later ones load them. Nothing is
     asked of the network outside.
     """
-
-    module: ClassVar[str] = "play"
 
     model: Path | None = None
     """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
@@ -314,6 +324,12 @@ class Play(Command):
         """Check that the networks can be saved, where they are to be trained."""
         if self.model is not None and not os.path.exists(self.model / "spec.json"):
             _check_writable("--model", self.model, folder=True)
+
+    def work(self) -> Work:
+        """Return the function that does the work."""
+        from pyro_bbb.apps.play import play
+
+        return play
 
 
 COMMANDS: dict[str, Callable[..., Command]] = {

@@ -135,7 +135,7 @@ def _new_class(cls: type, bases: tuple[type, ...], code: dict[str, Any]) -> Any:
     cell = CellType()
     body = {name: _with_class_cell(value, cell) for name, value in code.items()}
     reduced = {"__reduce_ex__": lambda self, _: (_new_instance, (cls,), self.__getstate__())}
-    body = reduced | body  # a pickle names the Pyro class, from which this one is made
+    body = reduced | body  # a saved object names the Pyro class, from which this one is made
     new = type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__, **body})
     cell.cell_contents = new
     return new

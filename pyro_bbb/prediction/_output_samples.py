@@ -176,7 +176,7 @@ def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
     if not isinstance(x, Tensor):
         return "inputs must be one tensor"
     if x.dim() != 2 and not (x.dim() > 2 and parts[0][2] is nn.Flatten):
-        return f"inputs must be rows, got shape {list(x.shape)}"
+        return f"x must be rows [n, features], got shape {list(x.shape)}"
     return ""
 
 

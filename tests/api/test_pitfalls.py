@@ -437,7 +437,7 @@ EXECUTES = re.compile(
     r"|\bread_pickle\b|\bcloudpickle\b|torch\.jit\.load\b|shell\s*=\s*True"
     r"|\b(?:np|numpy)\.load\((?!.*allow_pickle=False)|^\s*(?:!|%%?(?:bash|sh|sx|system)\b)"
 )
-TO_OWN_PROCESSES = {"_run.py"}  # hands the model to workers that it starts; reads no file
+TO_OWN_PROCESSES = {"_nuts.py"}  # hands the model to workers that it starts; reads no file
 OF_PROGRAMS = {
     "subprocess",
     "importlib",
