@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.sites import sample_names
+from pyro_bbb._handlers.sites import declared_names, sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows, at_least_single
@@ -151,13 +152,16 @@ def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
     True only for the library's own model and likelihoods.
     """
     known = type(model) is BayesianModel and type(model.likelihood) in _LIKELIHOODS
+    parts = _parts(model.network, "network")
+    known = known and all(_acts_row_by_row(part, cls) for _, part, cls in parts)
     return known and not why_inexact(model, guide, x)
 
 
 def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
     """Return why outputs cannot be drawn layer by layer; empty where they can.
 
-    They can for independent Normals, each weight in one linear layer, and rows that never meet.
+    They can for independent Normals, each weight in one linear layer, and rows that never meet
+    after the first of these layers; what is before it draws nothing and may be any module.
     """
     if not getattr(guide, "is_factorised", False):
         return f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
@@ -168,6 +172,8 @@ def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
     if bounded := [n for n in others if role_of(n) not in ("prior", "likelihood")]:
         return f"{bounded[0]!r} is not a weight of independent Normals"
     parts = list(_parts(model.network, "network"))
+    trunk = list(takewhile(lambda layer: not declared_names(layer[1]), parts))
+    parts = parts[len(trunk) :]
     if unknown := [path for path, part, cls in parts if not _acts_row_by_row(part, cls)]:
         return f"{unknown[0]!r} is not a layer that is known to act row by row"
     linears = [part for _, part, cls in parts if cls in _LINEAR]
@@ -175,7 +181,7 @@ def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
         return "a layer is used twice, with one weight"
     if not isinstance(x, Tensor):
         return "inputs must be one tensor"
-    if x.dim() != 2 and not (x.dim() > 2 and parts[0][2] is nn.Flatten):
+    if x.dim() != 2 and not trunk:
         return f"x must be rows [n, features], got shape {list(x.shape)}"
     return ""
 
