@@ -259,7 +259,7 @@ class MinibatchELBO(Trace_ELBO):
             return float(super().loss_and_grads(model, guide, x, y, kl_weight))
         for draw in self._draws(model, guide, x, y):
             loss = free_energy(draw, kl_weight) / self.num_particles
-            total += self._record(loss, draw, model, x, y)
+            total += self._record(loss, draw, model)
             if loss.requires_grad:
                 loss.backward()
         return total
@@ -274,7 +274,7 @@ class MinibatchELBO(Trace_ELBO):
             return surrogate
         for draw in self._draws(model, guide, x, y):
             loss = free_energy(draw, kl_weight) / self.num_particles
-            self._record(loss, draw, model, x, y)
+            self._record(loss, draw, model)
             total = total.to(loss) + loss
         return total
 
@@ -335,13 +335,13 @@ class MinibatchELBO(Trace_ELBO):
             self._cached = key, (one, prior if one else None)
         return self._cached[1]
 
-    def _record(self, loss: Tensor, draw: Terms, model: Any, x: Any, y: Any) -> float:
+    def _record(self, loss: Tensor, draw: Terms, model: Any) -> float:
         """Keep the numbers of a draw; return the loss if it is read."""
         self._keep(loss, draw.kl, draw.log_q, draw.nll)
         if not self.reads:
             return 0.0
         if not math.isfinite(value := loss.item()):
-            raise NonFiniteError("loss", self._not_finite(draw, model, x, y))
+            raise NonFiniteError("loss", self._not_finite(draw, model))
         return value
 
     def _keep(self, loss: Tensor, *numbers: Any) -> None:
@@ -350,17 +350,20 @@ class MinibatchELBO(Trace_ELBO):
         row = [torch.as_tensor(x).detach().to(loss.device) for x in (loss, *means)]
         self.particles.append(torch.stack(row).double())
 
-    def _not_finite(self, draw: Terms, model: Any, x: Any, y: Any) -> list[str]:
-        """Return the names of the sites whose log-density is not finite at a draw."""
+    def _not_finite(self, draw: Terms, model: Any) -> list[str]:
+        """Return the names of the sites whose log-density is not finite at a draw.
+
+        The network does not run again, as a model may change in each run.
+        """
         names, draws = [], range(self.num_particles if self.vectorize_particles else 1)
-        for s in draws:
+        for s in draws if isinstance(model, BayesianModel) else ():
             values = {n: v[s, 0] if len(draws) > 1 else v for n, v in draw.values.items()}
             with torch.random.fork_rng():
-                trace = poutine.trace(poutine.condition(model, data=values)).get_trace(x, y, 1.0)
+                trace = poutine.trace(poutine.condition(model.draw_latents, values)).get_trace()
             trace.compute_log_prob()
             sites = _latents(trace) | _observed(trace)
             names += [n for n, x in sites.items() if not x["log_prob_sum"].isfinite().all()]
-        return names
+        return names if draw.nll.isfinite().all() else [*names, "obs"]
 
     def _is_reparametrized(self, guide: Any, x: Any, y: Any) -> bool:
         """Return whether all draws of a guide are differentiable; our guides' are."""

@@ -126,7 +126,7 @@ class Run(ABC):
     def finish(self, total: int, progress: bool, checkpoint: SavedRun | None) -> Chains:
         """Take all steps that are left, writing a checkpoint when one is due."""
         counters = self.counters
-        before, began = counters.seconds, time.perf_counter()
+        before, began, start = counters.seconds, time.perf_counter(), counters.done
         with progress_bar(total, initial=counters.done, unit="step", shown=progress) as bar:
             while not self.over():
                 done = counters.done
@@ -139,7 +139,7 @@ class Run(ABC):
                 bar.update(counters.done - done)
                 if checkpoint and counters.done // checkpoint.every > done // checkpoint.every:
                     checkpoint.write(self)
-        if checkpoint:
+        if checkpoint and counters.done > start:
             checkpoint.write(self)
         return self.chains()
 
