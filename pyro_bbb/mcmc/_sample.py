@@ -374,6 +374,9 @@ def sample_step(run: TunedRun) -> None:
     if bad.any():
         state.chains = before.where(bad, after)
         back_off(run, bad)
+    # a chain that errs takes smaller steps, also while draws are taken: else it would heat up
+    smaller = ~bad & run.sampler.exceeds(error)
+    state.factor = torch.where(smaller, 0.8 * state.factor, state.factor)
     if counters.done <= last:
         tune(run, error, acceptance, bad, last)
         return
@@ -397,8 +400,7 @@ def tune(run: TunedRun, error: Tensor, acceptance: Tensor, bad: Tensor, last: in
         epsilon = math.exp(counters.log_epsilon)
         change = run.sampler.change(error[good], acceptance[good], epsilon)
         counters.log_epsilon += min(max(float(change), -0.2), 0.2)
-    smaller = good & run.sampler.exceeds(error)
-    state.factor = torch.where(smaller, 0.8 * state.factor, state.factor) ** 0.995
+    state.factor = state.factor**0.995
     if 2 * (counters.done - counters.begun) > last - counters.begun:
         counters.averaged += 1
         counters.mean_log_epsilon += (
