@@ -14,7 +14,6 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 import tyro
+from _parts.methods import BATCH, mlp
+from _parts.timing import synchronise
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
@@ -48,12 +49,10 @@ class Config:
     output: Path = Path("results/cuda_graph")
     """Folder for ``cuda_graph.json``."""
 
-
-def synchronised(device: str) -> float:
-    """Synchronize the device and return the time."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    @property
+    def on_gpu(self) -> bool:
+        """True where steps are captured."""
+        return torch.device(self.device).type == "cuda"
 
 
 def bayesian(width: int, prior: Any, data: tuple[Tensor, Tensor], config: Config) -> float:
@@ -61,49 +60,41 @@ def bayesian(width: int, prior: Any, data: tuple[Tensor, Tensor], config: Config
     network = bbb.BayesianMLP([784, width, width, 10], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model)
-    on_gpu = torch.device(config.device).type == "cuda"
-    options = {"device": config.device, "cuda_graph": on_gpu, "progress": False, "seed": 0}
+    options = {"device": config.device, "cuda_graph": config.on_gpu, "progress": False, "seed": 0}
     history = bbb.fit(model, guide, data, epochs=config.epochs, **options)
     return 1e3 * min(history.seconds[1:]) * config.epochs / len(history.steps)
 
 
 def ordinary(width: int, data: tuple[Tensor, Tensor], config: Config) -> float:
     """Measure milliseconds per step of a deterministic network, minibatches copied included."""
-    shape = (784, width), (width, width), (width, 10)
-    layers = [module for a, b in shape for module in (nn.Linear(a, b), nn.ReLU())]
-    network = nn.Sequential(*layers[:-1]).to(config.device)
-    on_gpu = torch.device(config.device).type == "cuda"
-    optimizer = torch.optim.Adam(network.parameters(), fused=True, capturable=on_gpu)
+    network = mlp([784, width, width, 10]).to(config.device)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True, capturable=config.on_gpu)
     x, y = (part.to(config.device) for part in data)
-    batch = x[:128].clone(), y[:128].clone()
+    batch = x[:BATCH].clone(), y[:BATCH].clone()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
         optimizer.step()
 
-    take = captured(step, optimizer, x.device) if on_gpu else step
+    take = step
+    if config.on_gpu:
+        stream = CudaDevice(x.device)
+        for _ in range(3):  # warm up
+            stream.run(step)
+        optimizer.zero_grad(set_to_none=True)
+        take = stream.capture(step)
     times = []
     for _ in range(config.epochs):
-        began = synchronised(config.device)
-        parts = torch.randperm(len(x), device=x.device).split(128)
-        for rows in parts[: len(x) // 128]:
+        synchronise(config.device)
+        began = time.perf_counter()
+        for rows in torch.randperm(len(x), device=x.device).split(BATCH)[: len(x) // BATCH]:
             for buffer, part in zip(batch, (x, y), strict=True):
                 buffer.copy_(part[rows])
             take()
-        times.append((synchronised(config.device) - began) / (len(x) // 128))
+        synchronise(config.device)
+        times.append((time.perf_counter() - began) / (len(x) // BATCH))
     return 1e3 * min(times[1:])
-
-
-def captured(
-    step: Callable[[], None], optimizer: torch.optim.Optimizer, device: torch.device
-) -> Callable[[], None]:
-    """Capture the step as a CUDA graph, after three that warm up."""
-    stream = CudaDevice(device)
-    for _ in range(3):
-        stream.run(step)
-    optimizer.zero_grad(set_to_none=True)
-    return stream.capture(step)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -115,13 +106,12 @@ def main(config: Config) -> dict[str, Any]:
         row = {name: bayesian(width, prior(), data, config) for name, prior in PRIORS.items()}
         row["ordinary"] = ordinary(width, data, config)
         rows[str(width)] = row
-        for name in PRIORS:
-            print(f"width {width}, {name}: {row[name]:.3f} ms, {row[name] / row['ordinary']:.2f}")
-        print(f"width {width}, ordinary network: {row['ordinary']:.3f} ms")
-    on_gpu = torch.device(config.device).type == "cuda"
+        for name, milliseconds in row.items():
+            ratio = milliseconds / row["ordinary"]
+            print(f"width {width}, {name}: {milliseconds:.3f} ms, {ratio:.2f}")
     content = {
         "milliseconds_per_step": rows,
-        "device": torch.cuda.get_device_name(config.device) if on_gpu else "cpu",
+        "device": torch.cuda.get_device_name(config.device) if config.on_gpu else "cpu",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -13,28 +13,33 @@ draws has its adapters in the last two blocks.
 
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 import tyro
-from _parts.isolated_workers import Entry, compare, start_workers
-from _parts.large import METHODS, Job, peaks, start
-from _parts.timing import Rounds
+from _parts.memory import Peak, in_fresh_process, peak_of_three_steps
+from _parts.methods import fused_adam, metered_steps
+from _parts.timing import Comparison, Meter, Methods, Take, repeated
+from torch import Tensor, nn
 
+import pyro_bbb as bbb
 from pyro_bbb._utils.tables import as_markdown
 
+Data: TypeAlias = tuple[Tensor, Tensor]
+TARGETS = {"vit": "*.q_proj|*.v_proj", "gpt2": "*.c_attn"}
+LAST = {"vit": "vit.layers.1[01].*", "gpt2": "transformer.h.1[01].*"}  # the last two blocks
+DRAWS = 10  # of a prediction
 FLOORS = {  # what each is compared with
     "adapt": "LoRA by peft",
     "all weights, bayesianize": "all weights, Adam",
     "all weights, IVON": "all weights, Adam",
     "10 draws": "one pass",
 }
-TRAINED = [name for name in METHODS if name not in ("one pass", "10 draws")]
 
 
 @dataclass(frozen=True)
@@ -57,44 +62,148 @@ class Config:
     """Run on tiny networks, to test that the program works."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """A network and a minibatch."""
+
+    network: str
+    """``"vit"`` or ``"gpt2"``."""
+    batch: int = 2
+    """Images, or sequences of 128 words, per step."""
+    tiny: bool = False
+    """A network of two narrow layers, to test that the program works."""
+    device: str = "cpu"
+    """Device."""
+
+    def make(self) -> tuple[nn.Module, Data]:
+        """The network with random weights, and the minibatch."""
+        torch.manual_seed(0)
+        network, data = {"vit": _vit, "gpt2": _gpt2}[self.network](self.batch, self.tiny)
+        return network.to(self.device), (data[0].to(self.device), data[1].to(self.device))
+
+
+def _vit(batch: int, tiny: bool) -> tuple[nn.Module, Data]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = ViTConfig(num_labels=10, **(small if tiny else {}))
+    x = torch.randn(batch, 3, config.image_size, config.image_size)
+    return ViTForImageClassification(config), (x, torch.randint(10, (batch,)))
+
+
+def _gpt2(batch: int, tiny: bool) -> tuple[nn.Module, Data]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(**({"n_embd": 8, "n_head": 2, "vocab_size": 50} if tiny else {}))
+    words = torch.randint(config.vocab_size, (batch, 9 if tiny else 129))
+    if tiny:
+        config.bos_token_id = config.eos_token_id = None
+    return GPT2LMHeadModel(config), (words[:, :-1], words[:, 1:])
+
+
+# --- methods ---
+
+
+def deterministic(network: nn.Module, data: Data) -> Take:
+    """Adam on the parameters of a network that are not frozen."""
+    network.train()
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer, (x, y) = fused_adam(trained, 1e-3), data
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x).logits.flatten(0, -2), y.flatten()).backward()
+        optimizer.step()
+
+    return repeated(step)
+
+
+def peft(job: Job) -> Take:
+    """LoRA by the library of that name: adapters without a posterior."""
+    from peft import LoraConfig, get_peft_model
+
+    network, data = job.make()
+    targets = [each.removeprefix("*.") for each in TARGETS[job.network].split("|")]
+    transposed = job.network == "gpt2"
+    config = LoraConfig(r=8, lora_alpha=8, target_modules=targets, fan_in_fan_out=transposed)
+    return deterministic(get_peft_model(network, config), data)
+
+
+def by_fit(job: Job, convert: Callable[[nn.Module], nn.Module], **options: Any) -> Take:
+    """The steps of `fit` on a converted network."""
+    network, data = job.make()
+    model = bbb.BayesianModel(convert(network), bbb.likelihoods.Categorical(), len(data[0]))
+    guide = bbb.AutoSoftplusNormal(model).to(job.device)
+    del network
+    fixed: dict[str, Any] = {"batch_size": job.batch, "lr": 1e-6, "progress": False}
+
+    def take(number: int, meter: Meter) -> None:
+        with metered_steps(meter):
+            bbb.fit(model, guide, data, epochs=number, engine="eager", **fixed, **options)
+
+    return take
+
+
+def one_pass(job: Job) -> Take:
+    """The outputs of the frozen network."""
+    network, (x, _) = job.make()
+    network.eval()
+    return repeated(torch.no_grad()(lambda: network(x)))
+
+
+def ten_draws(job: Job) -> Take:
+    """A prediction by ten draws of adapters in the last two blocks."""
+    network, (x, y) = job.make()
+    adapted = bbb.adapt(network, 8, where=LAST[job.network])
+    model = bbb.BayesianModel(adapted, bbb.likelihoods.Categorical(), len(y))
+    guide = bbb.AutoSoftplusNormal(model)
+    return repeated(lambda: bbb.predict(model, guide, x, num_samples=DRAWS))
+
+
+def start(method: str, job: Job) -> Take:
+    """The steps of a method."""
+    return METHODS[method](job)
+
+
+METHODS: dict[str, Callable[[Job], Take]] = {
+    "LoRA by peft": peft,
+    "adapt": lambda job: by_fit(job, partial(bbb.adapt, rank=8, where=TARGETS[job.network])),
+    "all weights, Adam": lambda job: deterministic(*job.make()),
+    "all weights, bayesianize": partial(by_fit, convert=bbb.bayesianize),
+    "all weights, IVON": partial(by_fit, convert=bbb.bayesianize, optimizer="ivon"),
+    "one pass": one_pass,
+    "10 draws": ten_draws,
+}
+TRAINED = [name for name in METHODS if name not in ("one pass", "10 draws")]
+
+
+# --- memory and time ---
+
+
+def measure(method: str, job: Job) -> Peak:
+    """Memory of three steps of a method, after one of a tiny network, which loads all code."""
+    start(method, Job(job.network, 1, tiny=True, device=job.device))(1, lambda step: step())
+    return peak_of_three_steps(partial(start, method, job), job.device)
+
+
 def run(config: Config, network: str) -> dict[str, Any]:
     """Memory and time of all methods on one network."""
     job = Job(network, config.batch, config.smoke, config.device)
-    groups = [TRAINED] if config.smoke else [[name] for name in TRAINED]
-    memory = {}
-    for names in groups:
-        memory |= {name: asdict(found) for name, found in peaks(names, job, config.threads).items()}
-    times: dict[str, Rounds] = {}
-    for floors in [FLOORS] if config.smoke else [{name: FLOORS[name]} for name in FLOORS]:
-        found = seconds(config, job, {*floors, *floors.values()})
-        times |= {f"{name} / {by}": [found[name], found[by]] for name, by in floors.items()}
-    ratios = {
-        name: {
-            "time": time_ratio(*times[f"{name} / {floor}"]),
+    peak = measure if config.smoke else in_fresh_process(config.threads, measure)
+    memory = {name: asdict(peak(name, job)) for name in TRAINED}
+    times, ratios = {}, {}
+    for name, floor in FLOORS.items():
+        makes = {each: partial(start, each) for each in (name, floor)}
+        options = {"threads": config.threads, "device": config.device}
+        with Methods(makes, one_process=config.smoke, **options) as methods:
+            rounds, _ = methods.compare({k: (k, job) for k in makes}, min_rounds=config.rounds)
+        times[f"{name} / {floor}"] = [rounds[name], rounds[floor]]
+        ratios[name] = {
+            "time": Comparison("large", network, floor, rounds).ratio(name),
             "memory": _ratio(memory, name, floor, "tensors"),
             "process": _ratio(memory, name, floor, "process"),
         }
-        for name, floor in FLOORS.items()
-    }
     return {"memory": memory, "seconds": times, "ratios": ratios}
-
-
-def seconds(config: Config, job: Job, methods: Iterable[str]) -> dict[str, Rounds]:
-    """Seconds of methods that take turns."""
-    makes = {each: partial(start, each) for each in methods}
-    with start_workers(makes, one_process=config.smoke, threads=config.threads) as workers:
-        entries = {each: Entry(each, job) for each in makes}
-        options = {"seconds": 0.0, "min_rounds": config.rounds, "warmup": 1}
-        found, absent = compare(entries, workers, **options)
-    if absent:
-        raise RuntimeError(f"methods are missing: {absent}")
-    return found
-
-
-def time_ratio(ours: Rounds, floor: Rounds) -> float:
-    """The median over rounds of the ratio of the seconds."""
-    pairs = zip(ours, floor, strict=True)
-    return median(median(mine) / median(theirs) for mine, theirs in pairs)
 
 
 def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | None:

@@ -40,8 +40,9 @@ def main(task: Task) -> dict[str, Any]:
     """Measure seconds per step by minibatch size, and the communication between processes."""
     torch.set_num_threads(task.threads)
     found: dict[str, Any] = {"steps": {}}
-    for batch_size in task.batch_sizes:
-        found["steps"][str(batch_size)] = step(task, batch_size)
+    for batch_size in task.batch_sizes:  # the median epoch, after one to warm up
+        seconds = train(task, batch_size, task.epochs + 1).seconds[1:]
+        found["steps"][str(batch_size)] = median(seconds) / task.steps
     team = processes()
     if team.size > 1:
         found["floats"] = floats = sum(p.numel() for p in make(task.width, 1)[1].parameters())
@@ -66,12 +67,6 @@ def train(task: Task, batch_size: int, epochs: int) -> bbb.History:
     data = torch.rand(count, 784), torch.randint(10, (count,))
     parts = make(task.width, count)
     return bbb.fit(*parts, data, epochs=epochs, batch_size=batch_size, progress=False)
-
-
-def step(task: Task, batch_size: int) -> float:
-    """Seconds of a step: the median epoch's, after one to warm up."""
-    history = train(task, batch_size, task.epochs + 1)
-    return median(history.seconds[1:]) / task.steps
 
 
 def summing(team: Processes, floats: int, times: int = 20) -> float:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of small networks: whole runs over a table in memory, per step."""
+"""Training of small networks: whole runs over a table in memory, per step, beside NumPyro's."""
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,11 @@ from torch.distributions import Normal
 
 import pyro_bbb as bbb
 from _parts.budget import Budget
-from _parts.isolated_workers import Entry, Make, compare, start_workers
-from _parts.other_libraries import torchbnn_network
-from _parts.small_numpyro import numpyro_run
-from _parts.tasks import fused_adam, mlp, prepare
-from _parts.timing import Comparison, Take, repeated
+from _parts.methods import fused_adam, mlp, prepare, torchbnn_network
+from _parts.timing import Comparison, Make, Methods, Take, repeated
 
 DETERMINISTIC, HAND_WRITTEN, OURS = "deterministic", "hand-written", "pyro_bbb.fit"
 EAGER, ENSEMBLE = "pyro_bbb.fit, eager", "pyro_bbb.fit, ensemble of 8"
-FORCED = "pyro_bbb.fit, compiled"
 TORCHBNN, NUMPYRO, COLD = "torchbnn", "NumPyro, without compilation", "NumPyro"
 MEMBERS, NOISE = 8, 0.1
 
@@ -36,7 +32,6 @@ class Run:
     rows: int
     batch: int
     steps: int
-    device: str = "cpu"
 
     @property
     def epochs(self) -> int:
@@ -109,7 +104,7 @@ def _loop(run: Run, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
 
 
 def _deterministic(run: Run) -> Take:
-    network = nn.Sequential(mlp(run.sizes))
+    network = mlp(run.sizes)
     return _loop(run, network, lambda x, y: run.nll(network(x), y))
 
 
@@ -125,7 +120,7 @@ def _hand_written(run: Run) -> Take:
 
 def _torchbnn(run: Run) -> Take | str:
     def make() -> Take:
-        network, kl = torchbnn_network(nn.Sequential(mlp(run.sizes)))
+        network, kl = torchbnn_network(mlp(run.sizes))
         return _loop(run, network, lambda x, y: run.nll(network(x), y) + kl() * (len(x) / run.rows))
 
     return prepare("torchbnn", make)
@@ -151,12 +146,60 @@ def _fit(run: Run, engine: str = "auto", members: int = 1) -> Take:
     return repeated(train)
 
 
-def _numpyro(run: Run) -> Take | str:
-    return prepare("numpyro", lambda: repeated(numpyro_run(run, NOISE)))
+def _compiled_scan(run: Run, *, cold: bool = False) -> Callable[[], None]:
+    """Train by `AutoNormal` of NumPyro, all steps in one scan that is compiled before or in it."""
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as jax_dist
+    from numpyro.infer import SVI, Trace_ELBO
+    from numpyro.infer.autoguide import AutoNormal
+
+    x, y = (jnp.asarray(part.numpy()) for part in run.data())
+    pairs = list(zip(run.sizes[:-1], run.sizes[1:], strict=True))
+
+    def model(x: Any, y: Any) -> None:
+        weight = x.shape[0] / run.rows
+        for number, (n_in, n_out) in enumerate(pairs):
+            with numpyro.handlers.scale(scale=weight):
+                prior = jax_dist.Normal(0.0, 1.0)
+                w = numpyro.sample(f"w{number}", prior.expand([n_in, n_out]).to_event(2))
+                b = numpyro.sample(f"b{number}", prior.expand([n_out]).to_event(1))
+            x = (jax.nn.relu(x) if number else x) @ w + b
+        if run.sizes[-1] > 1:
+            numpyro.sample("obs", jax_dist.Categorical(logits=x).to_event(1), obs=y)
+        else:
+            numpyro.sample("obs", jax_dist.Normal(x, NOISE).to_event(2), obs=y)
+
+    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-4), Trace_ELBO())
+    full = run.rows // run.batch * run.batch if run.rows > run.batch else run.rows
+
+    def step(state: Any, rows: Any) -> Any:
+        return svi.update(state, x[rows], y[rows])
+
+    @jax.jit
+    def train(state: Any, key: Any) -> Any:
+        epochs = -(-run.num_steps * run.batch // full) if full > run.batch else run.num_steps
+        keys = jax.random.split(key, epochs)
+        order = jax.vmap(lambda k: jax.random.permutation(k, run.rows)[:full])(keys)
+        rows = order.reshape(-1, min(run.batch, run.rows))[: run.num_steps]
+        return jax.lax.scan(step, state, rows)[0]
+
+    key = jax.random.PRNGKey(0)
+    state = svi.init(key, x[: run.batch], y[: run.batch])
+
+    def repeat() -> None:
+        if cold:
+            jax.clear_caches()
+        jax.block_until_ready(train(state, key))
+
+    if not cold:
+        repeat()
+    return repeat
 
 
-def _cold(run: Run) -> Take | str:
-    return prepare("numpyro", lambda: repeated(numpyro_run(run, NOISE, cold=True)))
+def _numpyro(run: Run, *, cold: bool = False) -> Take | str:
+    return prepare("numpyro", lambda: repeated(_compiled_scan(run, cold=cold)))
 
 
 METHODS: dict[str, Make] = {
@@ -165,9 +208,8 @@ METHODS: dict[str, Make] = {
     OURS: _fit,
     EAGER: partial(_fit, engine="eager"),
     ENSEMBLE: partial(_fit, members=MEMBERS),
-    FORCED: partial(_fit, engine="compiled"),
     NUMPYRO: _numpyro,
-    COLD: _cold,
+    COLD: partial(_numpyro, cold=True),
     TORCHBNN: _torchbnn,
 }
 OF_SIZE = " weights, batch 128"
@@ -183,62 +225,39 @@ ROWS = (
 WIDTHS = (6, 28, 95, 312, 995, 3157)  # of 10-H-H-1: from some 120 weights to ten million
 
 
-@dataclass(frozen=True)
-class Case:
-    """One table: methods that train a network of one size."""
-
-    title: str
-    run: Run
-    methods: tuple[str, ...]
-    rounds: int
-    warmup: int = 1
-    per_step: bool = True
-
-
-def small(budget: Budget, device: str) -> list[Comparison]:
-    """Time runs of small networks, and of networks of growing size, each in its own process."""
-    found = []
+def small(budget: Budget, device: str) -> Iterator[Comparison]:
+    """Time runs of small networks, whole runs, and networks of growing size."""
     for threads in budget.small_threads:
-        options: dict[str, Any] = {"one_process": budget.one_process, "threads": threads}
-        with start_workers(METHODS, **options) as workers:
-            cases = [*_steady(budget, threads), *(_others(budget) if threads == 1 else ())]
-            found += [_compared(case, workers) for case in cases]
-    return found
+        with Methods(METHODS, one_process=budget.one_process, threads=threads) as methods:
+
+            def compared(title: str, run: Run, names: tuple[str, ...], **limits: Any) -> Comparison:
+                jobs = {name: (name, run) for name in names}
+                rounds, absent = methods.compare(jobs, **limits)  # noqa: B023
+                return Comparison("small", title, names[0], rounds, absent)
+
+            for sizes, rows, batch in ROWS[: budget.small_networks]:
+                run = Run(sizes, rows, batch, budget.small_steps)
+                title = f"{'-'.join(map(str, sizes))}, {rows} rows, batch {batch}, "
+                title += f"{threads} thread{'s' * (threads > 1)}"
+                yield per_step(compared(title, run, STEADY, min_rounds=budget.small_rounds), run)
+            if threads > 1:
+                continue
+            for sizes, rows, batch in ROWS[:2]:  # with all compilation
+                run = Run(sizes, rows, batch, budget.cold_steps)
+                title = f"{run.steps} steps of {'-'.join(map(str, sizes))}, compilation counted"
+                yield compared(title, run, (HAND_WRITTEN, OURS, COLD), min_rounds=2, warmup=0)
+            for width in WIDTHS:
+                if width <= budget.small_widest:
+                    steps = min(budget.small_steps, max(24, 10**8 // width**2))
+                    run = Run((10, width, width, 1), 1024, 128, steps)
+                    title = f"{run.weights}{OF_SIZE}"
+                    yield per_step(compared(title, run, IN_A_PICTURE, min_rounds=2), run)
 
 
-def _compared(case: Case, workers: Any) -> Comparison:
-    entries = {name: Entry(name, case.run) for name in case.methods}
-    limits = {"seconds": 0.0, "min_rounds": case.rounds, "warmup": case.warmup}
-    rounds, absent = compare(entries, workers, **limits)
-    parts = case.run.num_steps if case.per_step else 1
-    times = {
-        name: [[seconds / parts for seconds in turn] for turn in turns]
-        for name, turns in rounds.items()
+def per_step(found: Comparison, run: Run) -> Comparison:
+    """Divide the seconds of runs by their steps."""
+    rounds = {
+        name: [[seconds / run.num_steps for seconds in turn] for turn in turns]
+        for name, turns in found.rounds.items()
     }
-    return Comparison("small", case.title, case.methods[0], times, absent)
-
-
-def _steady(budget: Budget, threads: int) -> Iterator[Case]:
-    """Steps of the networks of `ROWS`, in runs that are compiled before."""
-    on = f"{threads} thread{'s' * (threads > 1)}"
-    for sizes, rows, batch in ROWS[: budget.small_networks]:
-        run = Run(sizes, rows, batch, budget.small_steps)
-        title = f"{'-'.join(map(str, sizes))}, {rows} rows, batch {batch}, {on}"
-        yield Case(title, run, STEADY, budget.small_rounds)
-
-
-def _others(budget: Budget) -> Iterator[Case]:
-    """Whole runs with all compilation, the first steps, and networks of growing size."""
-    for sizes, rows, batch in ROWS[:2]:
-        run = Run(sizes, rows, batch, budget.cold_steps)
-        title = f"{budget.cold_steps} steps of {'-'.join(map(str, sizes))}, compilation counted"
-        yield Case(title, run, (HAND_WRITTEN, OURS, COLD), 2, warmup=0, per_step=False)
-    sizes, rows, batch = ROWS[-1]
-    first = Run(sizes, batch, batch, 1)
-    title = f"the first step of {'-'.join(map(str, sizes))}"
-    yield Case(title, first, (EAGER, FORCED), budget.small_rounds, per_step=False)
-    for width in WIDTHS:
-        if width <= budget.small_widest:
-            steps = min(budget.small_steps, max(24, 10**8 // width**2))
-            run = Run((10, width, width, 1), 1024, 128, steps)
-            yield Case(f"{run.weights}{OF_SIZE}", run, IN_A_PICTURE, 2)
+    return replace(found, rounds=rounds)

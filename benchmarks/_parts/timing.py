@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved timing: methods take turns in every round, in rotating order.
+"""Paired timing: in every round each method takes its turn, in rotating order.
 
-Other load on the machine affects all methods alike; ratios are taken within rounds.
+Other load on the machine affects all methods alike, and ratios are taken within rounds. Each method
+has a process of its own: in one process blocks freed by one method would serve the others, and the
+costs of allocation would depend on the set of methods.
 """
 
 import gc
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -17,48 +22,8 @@ import torch
 Rounds: TypeAlias = list[list[float]]  # seconds, of each round
 Meter: TypeAlias = Callable[[Callable[[], Any]], Any]  # runs what it is given, and measures it
 Take: TypeAlias = Callable[[int, Meter], None]  # does something so many times through a meter
-Turn: TypeAlias = Callable[[int], list[float]]  # does it so many times: the seconds of each
-
-
-def repeated(run: Callable[[], Any]) -> Take:
-    """Make an action that repeats a function."""
-
-    def take(count: int, meter: Meter) -> None:
-        for _ in range(count):
-            meter(run)
-
-    return take
-
-
-def timed(take: Take, device: str = "cpu", clock: Callable[[], float] = time.perf_counter) -> Turn:
-    """Make a timed action in this process; a CUDA device is waited for. The clock gives seconds."""
-
-    def turn(count: int) -> list[float]:
-        times = []
-
-        def meter(run: Callable[[], Any]) -> None:
-            synchronise(device)
-            began = clock()
-            run()
-            synchronise(device)
-            times.append(clock() - began)
-
-        if count:
-            take(count, meter)
-        return times
-
-    return turn
-
-
-@dataclass(frozen=True)
-class Action:
-    """Action to time."""
-
-    turn: Turn
-    burst: int = 1
-    """Timed runs per turn."""
-    unseen: int = 0
-    """Untimed runs before them, to warm up the caches."""
+Make: TypeAlias = Callable[[Any], Take | str]  # from a job to its action, or why there is none
+SETTLE = 0.02  # seconds, in which the threads of the turn before stop to wait for work
 
 
 @dataclass(frozen=True)
@@ -90,37 +55,171 @@ class Comparison:
 
 def interquartile(values: list[float]) -> tuple[float, float]:
     """First and third quartile; of a single value itself."""
-    if len(values) == 1:
-        return values[0], values[0]
-    first, _, third = quantiles(values, n=4, method="inclusive")
+    first, _, third = quantiles(values * 2 if len(values) == 1 else values, method="inclusive")
     return first, third
 
 
+def repeated(run: Callable[[], Any]) -> Take:
+    """Make an action that repeats a function."""
+
+    def take(count: int, meter: Meter) -> None:
+        for _ in range(count):
+            meter(run)
+
+    return take
+
+
 def interleave(
-    actions: Mapping[str, Action],
+    turns: Mapping[str, Callable[[int], list[float]]],
     *,
-    seconds: float,
-    min_rounds: int,
-    warmup: int,
+    seconds: float = 0.0,
+    min_rounds: int = 1,
+    warmup: int = 1,
+    burst: int = 1,
+    unseen: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
-    """Time the actions in turns, each after ``warmup`` untimed runs: seconds by action and round.
+    """Time actions in turns; returns seconds by action and round.
 
-    Rounds begin until the time ``seconds`` has passed, and there are ``min_rounds`` at least.
+    Args:
+        turns: do an action so many times and return the seconds of each.
+        seconds: rounds begin until so much time has passed.
+        min_rounds: fewest rounds.
+        warmup: untimed runs of each action before the first round.
+        burst: timed runs of a turn.
+        unseen: untimed runs before them, as the first ones of a turn take longer.
+        clock: the time in seconds.
     """
-    names = list(actions)
+    names = list(turns)
     rounds: dict[str, Rounds] = {name: [] for name in names}
     with no_collection():
         for name in names:
-            actions[name].turn(warmup)
+            turns[name](warmup)
         began = clock()
         while len(rounds[names[0]]) < min_rounds or clock() - began < seconds:
             start = len(rounds[names[0]]) % len(names)
             for name in names[start:] + names[:start]:
-                action = actions[name]
-                rounds[name].append(action.turn(action.unseen + action.burst)[action.unseen :])
+                rounds[name].append(turns[name](unseen + burst)[unseen:])
             gc.collect()
     return rounds
+
+
+class Methods:
+    """Methods by name, each in a process of its own, or all in this one.
+
+    Args:
+        makes: make a method's action from a job; they are sent to its process.
+        one_process: measure in this process, which is quicker.
+        threads: threads of each process; by default as many as torch has here.
+        device: device that is waited for around each run.
+    """
+
+    def __init__(
+        self,
+        makes: Mapping[str, Make],
+        *,
+        one_process: bool = False,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.makes, self.device = makes, device
+        self._threads = threads or torch.get_num_threads()
+        self._processes: dict[str, ProcessPoolExecutor] | None = None if one_process else {}
+
+    def __enter__(self) -> "Methods":
+        """Start no process yet; each starts at its first call."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes."""
+        for process in (self._processes or {}).values():
+            process.shutdown()
+
+    def compare(
+        self, jobs: Mapping[str, tuple[str, Any]], **limits: Any
+    ) -> tuple[dict[str, Rounds], dict[str, str]]:
+        """Time ``(method, job)`` by the name shown; returns seconds, and why others are absent.
+
+        Jobs are hashable. The limits are options of `interleave`.
+        """
+        of_method: dict[str, list[Any]] = {}
+        for method, job in jobs.values():
+            of_method.setdefault(method, []).append(job)
+        reasons = {
+            method: self._call(method, _prepare, method, self.makes[method], own)
+            for method, own in of_method.items()
+        }
+        turns = {}
+        for shown, key in jobs.items():
+            if reasons[key[0]] is None:
+                turns[shown] = lambda count, key=key: self._turn(key, count)
+        absent = {k: why for k, (method, _) in jobs.items() if (why := reasons[method]) is not None}
+        return interleave(turns, **limits), absent
+
+    def _turn(self, key: tuple[str, Any], count: int) -> list[float]:
+        if self._processes is not None:
+            time.sleep(SETTLE)
+        found: list[float] = self._call(key[0], _timed, key, count, self.device)
+        return found
+
+    def _call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._processes is None:
+            return function(*arguments)
+        if method not in self._processes:
+            self._processes[method] = fresh_process(self._threads)
+        return self._processes[method].submit(function, *arguments).result()
+
+
+def fresh_process(threads: int) -> ProcessPoolExecutor:
+    """One new process, of so many threads and cores, that collects garbage between calls only."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, initializer=_start, initargs=(threads,))
+
+
+def _start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):  # other libraries have threads of their own
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    gc.disable()
+
+
+_takes: dict[tuple[str, Any], Take] = {}  # of this process, by method and job
+
+
+def _prepare(method: str, make: Make, jobs: list[Any]) -> str | None:
+    """Prepare a method's jobs in place of its earlier ones; return the reason if that fails."""
+    for key in [key for key in _takes if key[0] == method]:
+        del _takes[key]
+    for job in jobs:
+        take = make(job)
+        if isinstance(take, str):
+            return take
+        _takes[method, job] = take
+    return None
+
+
+def _timed(key: tuple[str, Any], count: int, device: str) -> list[float]:
+    times = timed(_takes[key], count, device)
+    gc.collect()
+    return times
+
+
+def timed(
+    take: Take, count: int, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Seconds of each of ``count`` runs; a CUDA device is waited for."""
+    times: list[float] = []
+
+    def meter(run: Callable[[], Any]) -> None:
+        synchronise(device)
+        began = clock()
+        run()
+        synchronise(device)
+        times.append(clock() - began)
+
+    if count:
+        take(count, meter)
+    return times
 
 
 def synchronise(device: str) -> None:

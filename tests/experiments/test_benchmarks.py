@@ -5,16 +5,13 @@ import dataclasses
 import importlib
 import itertools
 import json
+import os
 from functools import partial
 from pathlib import Path
-from statistics import median
 
-import numpy as np
 import pytest
 import torch
-import tyro
 from pyro import poutine
-from torch import nn
 
 import pyro_bbb as bbb
 
@@ -29,22 +26,21 @@ def load(monkeypatch):
 
 
 @pytest.fixture
-def work(load):
-    return load("_parts.tasks").Work(hidden=5, batch=4)
+def methods(load):
+    return load("_parts.methods")
 
 
 @pytest.fixture
-def contenders(load):
-    return load("_parts.methods").METHODS
+def timing(load):
+    return load("_parts.timing")
 
 
-def excused(name, reason):
-    """Whether a contender may be missing: a library that is installed runs, except for TyXe."""
-    known = reason in ("not installed", "predict takes no estimator", "for classes only")
-    return known or name.startswith("TyXe")
+@pytest.fixture
+def work(methods):
+    return methods.Work(hidden=5, batch=4)
 
 
-# --- the whole command ---
+# --- the whole commands ---
 
 
 @pytest.mark.slow
@@ -54,14 +50,7 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
 
     written = json.loads((tmp_path / "benchmarks.json").read_text())
     assert written == json.loads(json.dumps(results, default=str))
-    assert {each["suite"] for each in written["comparisons"]} == {
-        "small",
-        "guides",
-        "tables",
-        "steps",
-        "epoch",
-        "predict",
-    }
+    assert {each["suite"] for each in written["comparisons"]} == set(run.TIMED)
     for comparison in written["comparisons"]:
         for name, found in comparison["contenders"].items():
             first, third = found["quartiles_ms"]
@@ -69,15 +58,12 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
         assert comparison["contenders"][comparison["floor"]]["ratio"] == 1
     assert written["training_memory"]["deterministic"]["tensors_ratio"] == 1
     assert {"machine", "versions", "commit", "seconds"} <= set(written)
-    assert written["machine"]["threads"] == 1 and written["versions"]["torch"]
     assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
 
     printed = capsys.readouterr().out
     for comparison in written["comparisons"]:
         assert f"{comparison['suite']}: {comparison['title']}" in printed
-        for name, reason in comparison["absent"].items():
-            assert f"- {name}: {reason}" in printed
-            assert excused(name, reason), f"{name}: {reason}"
+        assert set(comparison["absent"].values()) <= {"not installed"}  # what is installed runs
     measured = [aim for aim in written["aims"] if aim["value"] is not None]
     assert len(measured) >= 7
     for aim in measured:
@@ -97,54 +83,50 @@ def test_the_program_of_the_captured_step_runs_without_a_gpu(load, tmp_path):
     assert all(value > 0 for value in row.values())
 
 
-def test_every_option_has_help(load, capsys):
-    run = load("run")
-    with pytest.raises(SystemExit):
-        tyro.cli(run.Config, args=["--help"])
-    text = capsys.readouterr().out
-    assert all(f"--{field.name}" in text for field in dataclasses.fields(run.Config))
-
-
 @pytest.mark.slow
-def test_one_suite_alone(load, tmp_path):
-    run = load("run")
-    results = run.main(run.Config(only=("epoch",), smoke=True, threads=1, output=tmp_path))
-    assert {each["suite"] for each in results["comparisons"]} == {"epoch"}
-    assert not results["training_memory"] and set(results["seconds"]) == {"epoch"}
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of transformers
+def test_large_networks_are_compared(load, tmp_path, capsys):
+    large = load("large")
+    settings = {"networks": ("vit",), "batch": 1, "rounds": 1, "smoke": True}
+    found = large.main(large.Config(output=tmp_path, **settings))
+    assert json.loads((tmp_path / "large.json").read_text()) == json.loads(json.dumps(found))
+    of_vit = found["networks"]["vit"]
+    assert of_vit["ratios"].keys() == large.FLOORS.keys()
+    assert all(each["tensors"] > 0 for each in of_vit["memory"].values())
+    assert "| vit | 10 draws | one pass |" in capsys.readouterr().out
 
 
 # --- the same work for everyone ---
 
 
-def test_contenders_train_equally_many_numbers(contenders, work):
+def test_contenders_train_equally_many_numbers(methods, work):
     weights = 784 * 5 + 5 + 5 * 5 + 5 + 5 * 10 + 10
-    for name, method in contenders.items():
-        trainer = method.prepare(work)
+    faster = dataclasses.replace(work, lr=1e-2, draws=2)
+    for name, (_, package) in methods.METHODS.items():
+        trainer = methods.started(name, faster)
         if isinstance(trainer, str):
-            assert method.package is not None and excused(name, trainer), f"{name}: {trainer}"
+            assert package is not None and trainer == "not installed", f"{name}: {trainer}"
             continue
         expected = weights if name == "deterministic" else 2 * weights
         assert trainer.num_parameters == expected, name
 
-
-def test_lenet5_has_the_same_parameters_for_everyone(load, contenders, work):
-    lenet5 = dataclasses.replace(work, architecture="lenet5")
-    floor, *bayesian = load("_parts.methods").IMAGES
-    weights = contenders[floor].prepare(lenet5).num_parameters
-    assert weights == 545_546
-    for name in bayesian:
-        trainer = contenders[name].prepare(lenet5)
-        assert isinstance(trainer, str) or trainer.num_parameters == 2 * weights, name
+        before = {key: value.detach().clone() for key, value in trainer.module.named_parameters()}
+        trainer.take(1, lambda step: step())
+        trained = dict(trainer.module.named_parameters())
+        if name.startswith("blitz"):  # registers a copy of each, which gets no gradient
+            trained = {key: value for key, value in trained.items() if "sampler" in key}
+        assert trained
+        assert all(not value.equal(before[key]) for key, value in trained.items()), name
 
 
 @pytest.mark.parametrize("draws", [1, 3])
-def test_plain_pytorch_and_ours_have_one_loss(load, work, draws, monkeypatch):
+def test_plain_pytorch_and_ours_have_one_loss(methods, work, draws, monkeypatch):
     """With the same means, scales and noise, in float64, to rounding."""
     torch.set_default_dtype(torch.float64)
     x, y = work.data()
-    kl_weight = len(x) / load("_parts.tasks").NUM_DATA
-    model, guide = load("_parts.pyro_methods").guided(work)
-    plain = load("_parts.baselines").PlainMLP(work.sizes)
+    kl_weight = len(x) / methods.NUM_DATA
+    model, guide = methods.guided(work)
+    plain = methods.PlainMLP(work.sizes)
     with torch.no_grad():  # large scales, so that no term of the loss is small
         for site in guide.site_names:
             layer, kind = site.removeprefix("network.").split(".")
@@ -168,15 +150,15 @@ def test_plain_pytorch_and_ours_have_one_loss(load, work, draws, monkeypatch):
     torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
-def test_measured_steps_are_those_of_fit(load, work, estimator):
+@pytest.mark.parametrize("estimator", ["reparam", "local_reparam"])
+def test_measured_steps_are_those_of_fit(methods, work, estimator):
     """Every step goes through the meter, and together they are what `fit` does."""
-    model, guide = load("_parts.pyro_methods").guided(work, num_data=work.batch)
+    model, guide = methods.guided(work, num_data=work.batch)
     before = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     options = {"estimator": estimator, "num_particles": 2}
     measured, rest = [], {"lr": work.lr, "progress": False, "engine": "compiled"}
     torch.manual_seed(0)
-    steps = load("_parts.pyro_methods").fit_steps(model, guide, work, **options)
+    steps = methods.fit_steps(model, guide, work, **options)
     steps.take(3, lambda step: measured.append(step()))
     assert len(measured) == 3
 
@@ -188,44 +170,14 @@ def test_measured_steps_are_those_of_fit(load, work, estimator):
         assert parameter.equal(after[name]) and not parameter.equal(before[name]), name
 
 
-def test_every_contender_trains(contenders, work):
-    faster = dataclasses.replace(work, lr=1e-2, draws=2)
-    for name, method in contenders.items():
-        trainer = method.prepare(faster)
-        if isinstance(trainer, str):
-            continue
-        before = {key: value.detach().clone() for key, value in trainer.module.named_parameters()}
-        trainer.take(1, lambda step: step())
-        trained = dict(trainer.module.named_parameters())
-        if name.startswith("blitz"):  # registers a copy of each, which gets no gradient
-            trained = {key: value for key, value in trained.items() if "sampler" in key}
-        assert trained
-        assert all(not value.equal(before[key]) for key, value in trained.items()), name
-
-
-def test_two_stock_guides_do_not_share_parameters(load, work):
-    stock = load("_parts.pyro_methods").stock("mixture")
-    trainers = [stock(work), stock(dataclasses.replace(work, hidden=6))]
-    for trainer in trainers:
-        trainer.take(1, lambda step: step())
-    assert len({trainer.num_parameters for trainer in trainers}) == 2
-
-
-def test_missing_and_broken_packages_are_named(load):
-    prepare = load("_parts.tasks").prepare
+def test_missing_and_broken_packages_are_named(methods):
+    prepare = methods.prepare
     assert prepare("no-such-distribution", lambda: 1) == "not installed"
     assert prepare("torch", lambda: 1) == 1
     reason = prepare("torch", lambda: [][0])
     assert reason == "does not run: IndexError: list index out of range"
     with pytest.raises(IndexError):
         prepare(None, lambda: [][0])
-
-
-def test_parameters_registered_twice_count_once(load):
-    shared = nn.Linear(3, 2)
-    module = nn.ModuleList([shared, nn.Linear(3, 2)])
-    module[1].weight = nn.Parameter(shared.weight)  # another object with the same memory
-    assert load("_parts.tasks").Trainer(None, module).num_parameters == 3 * 2 + 2 + 2
 
 
 # --- statistics ---
@@ -239,62 +191,34 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def running(self, seconds, log=None, name=None):
+    def turns(self, timing, seconds, log=None, name=None):
         def run():
             self.now += seconds
             if log is not None:
                 log.append(name)
 
-        return run
+        return lambda count: timing.timed(timing.repeated(run), count, clock=self)
 
 
-@pytest.mark.slow
-def test_turns_rotate_and_the_first_runs_are_not_counted(load):
-    timing, clock, log = load("_parts.timing"), Clock(), []
-    actions = {
-        name: timing.Action(
-            timing.timed(timing.repeated(clock.running(seconds, log, name)), clock=clock),
-            burst=2,
-            unseen=1,
-        )
-        for name, seconds in (("a", 1.0), ("b", 3.0))
-    }
-    rounds = timing.interleave(actions, seconds=0, min_rounds=3, warmup=2, clock=clock)
+def test_turns_rotate_and_the_first_runs_are_not_counted(timing):
+    clock, log = Clock(), []
+    turns = {name: clock.turns(timing, s, log, name) for name, s in (("a", 1.0), ("b", 3.0))}
+    rounds = timing.interleave(turns, min_rounds=3, warmup=2, burst=2, unseen=1, clock=clock)
     assert rounds == {"a": [[1.0, 1.0]] * 3, "b": [[3.0, 3.0]] * 3}
     assert "".join(log) == "aabb" + "aaabbb" + "bbbaaa" + "aaabbb"
+    found = timing.interleave({"a": clock.turns(timing, 1.0)}, seconds=4.5, warmup=0, clock=clock)
+    assert len(found["a"]) == 5  # rounds begin until the time has passed
 
 
-@pytest.mark.slow
-def test_rounds_begin_until_the_time_has_passed(load):
-    timing, clock = load("_parts.timing"), Clock()
-    actions = {"a": timing.Action(timing.timed(timing.repeated(clock.running(1.0))))}
-    options = {"min_rounds": 2, "warmup": 0, "clock": clock}
-    assert len(timing.interleave(actions, seconds=4.5, **options)["a"]) == 5
-
-
-def test_ratios_are_taken_within_rounds(load):
+def test_ratios_are_taken_within_rounds(timing):
     """A machine that slows down by ten between rounds changes no ratio."""
     rounds = {"floor": [[1.0, 1.0], [10.0, 10.0]], "other": [[2.0, 4.0], [30.0, 30.0]]}
-    comparison = load("_parts.timing").Comparison("steps", "title", "floor", rounds)
+    comparison = timing.Comparison("steps", "title", "floor", rounds)
     assert comparison.ratios("other") == [3.0, 3.0] and comparison.ratio("other") == 3.0
     assert comparison.ratio("floor", "other") == pytest.approx(1 / 3)
     assert comparison.times("other") == [2e3, 4e3, 30e3, 30e3]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
-def test_quartiles_are_numpys(load, count):
-    values = np.random.default_rng(count).exponential(size=count).tolist()
-    found = load("_parts.timing").interquartile(values)
-    assert found == pytest.approx(tuple(np.quantile(values, [0.25, 0.75])))
-    assert found[0] <= median(values) <= found[1]
-
-
-def test_collection_is_off_while_timing_and_back_afterwards(load):
-    timing, gc, states = load("_parts.timing"), importlib.import_module("gc"), []
-    action = timing.Action(timing.timed(timing.repeated(lambda: states.append(gc.isenabled()))))
-    assert gc.isenabled()
-    timing.interleave({"a": action}, seconds=0, min_rounds=2, warmup=1)
-    assert gc.isenabled() and states == [False] * 3
+    assert timing.interquartile([2.0]) == (2.0, 2.0)
+    assert timing.interquartile([1.0, 2.0, 3.0]) == (1.5, 2.5)
 
 
 def test_peak_of_tensors_is_what_was_held_at_once(load):
@@ -311,19 +235,18 @@ def test_peak_of_tensors_is_what_was_held_at_once(load):
             del second
         assert not before
 
-    peak, left = memory.tensor_peak(run, "cpu")
-    assert left == 4 * (1000 + 500)
+    peak = memory.tensor_peak(run, "cpu")
     assert 4 * 5000 <= peak < 4 * 5000 + 100  # and the numbers 0 and 1 themselves
 
 
-def test_aims_say_what_was_reached(load):
-    results, timing = load("_parts.results"), load("_parts.timing")
-    names = load("_parts.methods")
-    rounds = {names.FLOOR: [[1.0]], names.OURS: [[2.5]], names.PLAIN: [[4.0]]}
-    title = "width 8, batch 128"
-    found = results.Results(load("_parts.budget").SMOKE)
-    found.comparisons.append(timing.Comparison("steps", title, names.FLOOR, rounds))
-    verdicts = {(aim.limit, aim.value): aim.verdict for aim in results.aims(found)}
+def test_aims_say_what_was_reached(load, methods, timing):
+    report = load("_parts.report")
+    rounds = {methods.FLOOR: [[1.0]], methods.OURS: [[2.5]], methods.PLAIN: [[4.0]]}
+    found = report.Results(load("_parts.budget").SMOKE)
+    found.comparisons.append(
+        timing.Comparison("steps", "width 8, batch 128", methods.FLOOR, rounds)
+    )
+    verdicts = {(aim.limit, aim.value): aim.verdict for aim in report.aims(found)}
     assert verdicts == {
         (0.5, 0.625): "not reached",
         (3.0, 2.5): "reached",
@@ -332,43 +255,23 @@ def test_aims_say_what_was_reached(load):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of transformers
-def test_large_networks_are_compared(load, tmp_path, capsys):
-    large = load("large")
-    settings = {"networks": ("vit",), "batch": 1, "rounds": 1, "smoke": True}
-    found = large.main(large.Config(output=tmp_path, **settings))
-    assert json.loads((tmp_path / "large.json").read_text()) == json.loads(json.dumps(found))
-    of_vit = found["networks"]["vit"]
-    assert of_vit["ratios"].keys() == large.FLOORS.keys()
-    assert all(each["tensors"] > 0 for each in of_vit["memory"].values())
-    assert "| vit | 10 draws | one pass |" in capsys.readouterr().out
+def test_a_contender_trains_in_a_process_of_its_own(methods, timing, work):
+    makes = {"here": partial(methods.training, methods.FLOOR), "gone": broken, "pid": own_process}
+    with timing.Methods(makes, threads=1) as processes:
+        jobs = {"a": ("here", work), "b": ("here", dataclasses.replace(work, batch=3))}
+        rounds, absent = processes.compare(jobs | {"c": ("gone", 1)}, burst=4)
+        assert absent == {"c": "not installed"} and rounds.keys() == {"a", "b"}
+        assert all(len(turn) == 4 and min(turn) > 0 for (turn,) in rounds.values())
+        with pytest.raises(ZeroDivisionError):
+            processes.compare({"d": ("pid", os.getpid())})
 
 
-# --- processes of their own ---
+def broken(job):
+    return "not installed"
 
 
-@pytest.mark.slow
-def test_a_contender_trains_in_a_process_of_its_own(load, work):
-    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
-    makes = {contenders.FLOOR: partial(contenders.training, contenders.FLOOR)}
-    with start_workers.start_workers(makes, one_process=False) as workers:
-        worker, other = workers[contenders.FLOOR], dataclasses.replace(work, batch=3)
-        assert worker.prepare([work, other]) is None
-        for each in (work, other):
-            times = worker.take(each, 4)
-            assert len(times) == 4 and all(0 < seconds < 60 for seconds in times)
-        assert worker.prepare([work]) is None
-        with pytest.raises(RuntimeError, match="process of a method failed"):
-            worker.take(other, 1)  # is not prepared any more
-
-
-def test_a_contender_that_is_missing_says_so_in_its_seat(load, work, monkeypatch):
-    start_workers, contenders = load("_parts.isolated_workers"), load("_parts.methods")
-    missing = dataclasses.replace(contenders.METHODS[contenders.FLOOR], package="no-such")
-    monkeypatch.setitem(contenders.METHODS, "missing", missing)
-    makes = {"missing": partial(contenders.training, "missing")}
-    with start_workers.start_workers(makes, one_process=True) as workers:
-        assert workers["missing"].prepare([work]) == "not installed"
+def own_process(pid):
+    return lambda count, meter: 1 / 0 if os.getpid() != pid else None
 
 
 # --- scaling ---
