@@ -6,11 +6,13 @@ Python what to compute takes milliseconds. A function whose operations do not de
 of its tensors is run once under a dispatch mode that notes each operation of aten and the memory
 that it reads and writes. An operation is replayed if it writes to a tensor, draws random numbers,
 or depends on an argument or on anything that is written; the results of all others are constants.
-`torch.cuda.graphs` does the same for a GPU.
+A small result is written to the memory that it had when recorded, so that its views are constants,
+too. `torch.cuda.graphs` does the same for a GPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +52,7 @@ _WITH_NUMBER = {  # the second argument may be a number, which becomes a tensor 
 }
 _SQUARES = {aten.pow.Tensor_Scalar, aten.pow.Tensor_Scalar_out}
 _SIZES = {aten.view.default, aten.expand.default}  # methods that take sizes one by one
+_SMALL = 2**15  # numbers; memory of larger results is left to torch between their uses
 
 
 def record_step(
@@ -157,6 +160,10 @@ class _Ref:
         where = storage.data_ptr(), int(x.storage_offset()), x.shape, x.stride(), x.dtype
         return cls(*where, storage)
 
+    def meta(self) -> Tensor:
+        """Return a tensor of that shape without memory."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
     def tensor(self) -> Tensor:
         """Return a tensor in that memory."""
         new = torch.empty(0, dtype=self.dtype, device=self.storage.device)
@@ -171,6 +178,10 @@ class _Operation:
     args: list[Any]
     kwargs: Mapping[str, Any]
     result: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.target._schema.name.removeprefix("aten::"))
 
     @property
     def inputs(self) -> list[_Ref]:
@@ -226,7 +237,7 @@ def _refs(value: Any) -> Iterator[_Ref]:
 
 
 def _repeated(
-    operations: Sequence[_Operation], changing: set[int], new: set[int]
+    operations: Sequence[_Operation], changing: set[int], new: set[int], returned: set[int]
 ) -> list[_Operation]:
     """Select the operations to replay.
 
@@ -234,6 +245,7 @@ def _repeated(
         operations: all operations, in order.
         changing: memory with another content in each replay; all of it afterwards.
         new: memory that is elsewhere in each replay; all of it afterwards.
+        returned: memory of the function's results.
     """
     written = {ref.memory for x in operations for ref in x.written}
     changing |= written
@@ -247,11 +259,27 @@ def _repeated(
                 raise RuntimeError(f"{x.target} reads a number on the host")
         elif x.written or x.is_random or (made and depends) or (made & written - _empty(x)):
             repeated.append(x)
-            new |= made
             changing |= made
+            if not made.isdisjoint(returned) or not _takes_out(x):
+                new |= made
         elif not made and not new.isdisjoint(shown) and not {*x.outputs} <= {*x.inputs}:
             repeated.append(x)  # a view of memory that moves
     return repeated
+
+
+def _takes_out(x: _Operation) -> bool:
+    """Return whether torch's function writes a small result to memory that it is given."""
+    function = getattr(torch, x.name, None)
+    one = isinstance(x.result, _Ref) and math.prod(x.result.shape) <= _SMALL
+    if not one or x.written or x.is_random or not isbuiltin(function):
+        return False
+    args, kwargs = _mapped(_Ref.meta, [x.args, [*x.kwargs.values()]], _Ref)
+    named = dict(zip(x.kwargs, kwargs, strict=True))
+    try:
+        function(*args, **named, out=x.result.meta())
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _empty(x: _Operation) -> set[int]:
@@ -269,7 +297,7 @@ def _compiled(
     arguments, wanted = [_Ref.of(x) for x in inputs], [_Ref.of(x) for x in results]
     new = {ref.memory for ref in arguments}
     changing = new | {_Ref.of(x).memory for x in given}
-    repeated = _repeated(operations, changing, new)
+    repeated = _repeated(operations, changing, new, {ref.memory for ref in wanted})
     graph, fixed = fx.Graph(), list[Tensor]()
     nodes = {ref: graph.placeholder(f"input{i}") for i, ref in enumerate(arguments)}
 
@@ -288,6 +316,8 @@ def _compiled(
     for x in _used(repeated, wanted):
         args = _mapped(node_of, x.args, _Ref)
         kwargs = {name: _mapped(node_of, value, _Ref) for name, value in x.kwargs.items()}
+        if isinstance(x.result, _Ref) and not x.written and x.result.memory not in new:
+            kwargs["out"] = node_of(x.result)
         node = graph.create_node(*_cheaper(x, args, kwargs, fix))
         several = isinstance(x.result, list)
         for number, ref in enumerate(x.result if several else [x.result]):
@@ -299,11 +329,14 @@ def _compiled(
 
 def _used(operations: Sequence[_Operation], results: Sequence[_Ref]) -> list[_Operation]:
     """Leave out the operations whose result nobody uses."""
-    used, needed = set(results), []
+    used, memory, needed = set(results), {ref.memory for ref in results}, []
     for x in reversed(operations):
-        if x.written or x.is_random or not used.isdisjoint(x.outputs):
+        made = {ref.memory for ref in x.outputs} - {ref.memory for ref in x.inputs}
+        is_used = not (memory.isdisjoint(made) if made else used.isdisjoint(x.outputs))
+        if x.written or x.is_random or is_used:
             needed.append(x)
             used.update(x.inputs)
+            memory |= {ref.memory for ref in x.inputs}
     return needed[::-1]
 
 
@@ -319,7 +352,7 @@ def _cheaper(
             args[1] = fix(torch.tensor(args[1], dtype=first.dtype, device=first.storage.device))
     if target is aten._to_copy.default and [*kwargs] == ["dtype"]:
         return "call_method", "to", tuple(args), kwargs
-    name = target._schema.name.removeprefix("aten::")
+    name = operation.name
     if target in _SIZES and args[1]:
         return "call_method", name, (args[0], *args[1]), kwargs
     if name.endswith("_") and hasattr(Tensor, name):
