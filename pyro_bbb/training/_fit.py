@@ -30,7 +30,13 @@ from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import as_float, as_number, count, function, kind, one_of
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides import Approximated, NoModeError, TooFewIteratesError, collected
+from pyro_bbb.guides import (
+    Approximated,
+    AutoSoftplusNormal,
+    NoModeError,
+    TooFewIteratesError,
+    collected,
+)
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._baseline import baseline_per_example, warn_if_undertrained
 from pyro_bbb.training._batches import Batches, Data
@@ -236,6 +242,8 @@ def fit(
     with ExitStack() as at_end:
         at_end.enter_context(seeded(seed))
         at_end.enter_context(own_store(model, guide))
+        if isinstance(guide, AutoSoftplusNormal):
+            at_end.enter_context(guide.consecutive())
         begin_stream = at_end.enter_context(group.own_stream())
         batches = Batches(data, batch_size, model, device, accumulate, group, guide, sample_weight)
         begin_stream()

@@ -7,35 +7,15 @@ A recorded step of a 1-20-20-1 network takes 1/1.37 of the time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
 from torch.optim import Adam
 
+from pyro_bbb._utils.memory import FlatMemory, joined
+
 SMALL = 2**15  # numbers; above, a pass over memory costs more than an operation's overhead
-
-
-class FlatMemory:
-    """A vector on which tensors lie consecutively until it is closed.
-
-    Args:
-        tensors: moved to the vector.
-        keep: whether their own memory is kept until then; else they get new memory.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], *, keep: bool = True) -> None:
-        self.vector = torch.cat([x.detach().reshape(-1) for x in tensors])
-        self._own = [(x, x.data if keep else None) for x in tensors]
-        for x, view in zip(tensors, _unflatten_dense_tensors(self.vector, tensors), strict=True):
-            x.data = view
-
-    def close(self) -> None:
-        """Give every tensor its own memory again, with its present content."""
-        for x, own in self._own:
-            x.data = x.data.clone() if own is None else own.copy_(x.data)
 
 
 class FlatAdam:
@@ -68,7 +48,7 @@ class FlatAdam:
         """Move the gradients to the vectors, and return all gradients."""
         for vector, parameters in self._vectors:
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            vector.grad = _joined([grad.reshape(-1) for grad in grads])
+            vector.grad = joined([grad.reshape(-1) for grad in grads])
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         return [p.grad for p in parameters if p.grad is not None]
 
@@ -93,15 +73,6 @@ class FlatAdam:
         for state in states:
             state["step"] = states[0]["step"]
         return {"step": states[0]["step"], **moments}
-
-
-def _joined(vectors: Sequence[Tensor]) -> Tensor:
-    """Concatenate vectors ``[n_i]``: a view if they are adjacent in memory already."""
-    memories = {x.untyped_storage().data_ptr() for x in vectors}
-    follow = (a.data_ptr() + a.nbytes == b.data_ptr() for a, b in pairwise(vectors))
-    if all(x.stride() == (1,) for x in vectors) and len(memories) == 1 and all(follow):
-        return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
-    return torch.cat(list(vectors))
 
 
 def _joinable(tensors: Sequence[Tensor]) -> bool:

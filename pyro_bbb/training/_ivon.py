@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
@@ -48,7 +49,6 @@ from pyro_bbb.elbo import LossParts, NonFiniteError, loss_parts, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.training._flat_adam import FlatMemory
 from pyro_bbb.training._schedules import default_lr
 
 if TYPE_CHECKING:
