@@ -33,7 +33,7 @@ PARTS += " LearnedScaleMixture Prior"
 NEITHER = """
     BayesianMLP.forward BayesianModel.checkpoint_contexts BayesianModel.initial_locs
     BayesianModel.log_likelihood BayesianModel.log_prior BayesianModel.vector_prior
-    Guide.draw Guide.vectors
+    Guide.consecutive Guide.draw Guide.vectors
     BayesianEstimator BayesianEstimator.changed_training_options BayesianEstimator.from_loaded
     BayesianEstimator.load BayesianEstimator.posterior_predictive BayesianEstimator.save
     BayesianClassifier.changed_training_options BayesianRegressor.changed_training_options
