@@ -16,13 +16,11 @@ $$H(y_i \mid y_B) = \sum_m p(m)\, H\Big(\sum_s p(w_s \mid m)\, p(y_i \mid w_s)\B
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_bbb._utils.locking import cached_property
 from pyro_bbb._utils.validation import as_seed, count, kind
 from pyro_bbb.prediction._classification import ClassificationPrediction
 
@@ -46,8 +44,7 @@ def batch_bald(
     least $1 - 1/e$ of the best batch's information. The joint entropy is exact while the labels
     chosen have at most ``num_configurations`` values; later it is estimated from as many sampled
     ones. Gains only decrease, so that most inputs are skipped by their gains in the steps before
-    (lazy greedy, Minoux 1978). A few thousand inputs take seconds, and a minute where all gains
-    are about equal.
+    (lazy greedy, Minoux 1978).
 
     Args:
         prediction: for the candidates, by draws of the weights common to all of them.
@@ -66,77 +63,63 @@ def batch_bald(
     limit = count("num_configurations", num_configurations)
     generator = torch.Generator(probs.device).manual_seed(as_seed("seed", seed))
     own_entropy = torch.special.entr(probs).sum(-1).mean(0)  # E_w H(y_i | w), [n]
-    labels = LabelValues(probs.new_zeros(len(probs), 1), probs.new_ones(1))
-    gains = prediction.epistemic.to(probs)
+    log_prob, source = probs.new_zeros(len(probs), 1), None  # log p(m | w_s), [draws, M]
+    gains = prediction.epistemic.to(probs)  # of earlier steps they are upper bounds
     chosen: list[int] = []
     while len(chosen) < size:
         if chosen:
-            labels = labels.with_last(probs[:, chosen], limit, generator)
-        chosen.append(_best(labels, probs, own_entropy, gains))
-        gains[chosen[-1]] = -torch.inf
+            log_prob, source = _with_last(log_prob, source, probs[:, chosen], limit, generator)
+        # sampled values have equal masses
+        mass = log_prob.exp().mean(0) if source is None else log_prob.new_full((limit,), 1 / limit)
+        posterior = log_prob.softmax(0).nan_to_num(0.0)  # p(w_s | m); 0 where m has no mass
+        stale = torch.ones_like(gains, dtype=torch.bool)
+        while stale[best := int(gains.argmax())]:
+            rows = gains.where(stale, -torch.inf).topk(min(_LOOKED_AT, len(gains))).indices
+            rows = rows[gains[rows] > -torch.inf]
+            entropy = _conditional_entropy(probs[:, rows], posterior, mass)
+            gains[rows] = entropy - own_entropy[rows]
+            stale[rows] = False
+        chosen.append(best)
+        gains[best] = -torch.inf
     return torch.tensor(chosen, device=probs.device)
 
 
-def _best(labels: LabelValues, probs: Tensor, own_entropy: Tensor, gains: Tensor) -> int:
-    """Return the input of largest gain; ``gains`` of earlier steps are upper bounds, updated."""
-    stale = torch.ones_like(gains, dtype=torch.bool)
-    while stale[best := int(gains.argmax())]:
-        rows = gains.where(stale, -torch.inf).topk(min(_LOOKED_AT, len(gains))).indices
-        rows = rows[gains[rows] > -torch.inf]
-        gains[rows] = labels.conditional_entropy(probs[:, rows]) - own_entropy[rows]
-        stale[rows] = False
-    return best
+def _conditional_entropy(probs: Tensor, posterior: Tensor, mass: Tensor) -> Tensor:
+    """Return $H(y_i | y_B)$ ``[n]`` for probabilities ``[draws, n, classes]``, in nats."""
+    entropies = []
+    for block in probs.split(max(1, _NUMBERS // (len(mass) * probs.shape[2])), dim=1):
+        mixture = torch.einsum("sm,snc->mnc", posterior, block)  # p(y_i | m)
+        entropies.append(mass @ torch.special.entr(mixture).sum(2))
+    return torch.cat(entropies)
 
 
-@dataclass(frozen=True)
-class LabelValues:
-    r"""Values m of the labels chosen so far: all of them, or a sample.
+def _with_last(
+    log_prob: Tensor,
+    source: Tensor | None,
+    probs: Tensor,
+    limit: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor | None]:
+    """Add the last label to the values m of those chosen before; sample above ``limit`` values.
 
     Args:
-        log_prob: $\log p(m \mid w_s)$, ``[draws, M]``.
-        mass: $p(m)$, ``[M]``; 1 / M for sampled values.
+        log_prob: log-probabilities of the values, ``[draws, M]``.
         source: the draw by which each value was sampled, ``[M]``; ``None`` for all values.
+        probs: class probabilities of all chosen inputs, ``[draws, chosen, classes]``.
+        limit: largest number of values.
+        generator: source of sampled values.
     """
-
-    log_prob: Tensor
-    mass: Tensor
-    source: Tensor | None = None
-
-    @cached_property
-    def posterior(self) -> Tensor:
-        r"""$p(w_s \mid m)$, ``[draws, M]``; 0 where m has no mass."""
-        return self.log_prob.softmax(0).nan_to_num(0.0)
-
-    def conditional_entropy(self, probs: Tensor) -> Tensor:
-        """Return $H(y_i | y_B)$ ``[n]`` for probabilities ``[draws, n, classes]``, in nats."""
-        entropies = []
-        for block in probs.split(max(1, _NUMBERS // (len(self.mass) * probs.shape[2])), dim=1):
-            mixture = (self.posterior.T @ block.flatten(1)).unflatten(
-                1, block.shape[1:]
-            )  # p(y_i | m)
-            entropies.append(self.mass @ torch.special.entr(mixture).sum(2))
-        return torch.cat(entropies)
-
-    def with_last(self, probs: Tensor, limit: int, generator: torch.Generator) -> LabelValues:
-        """Return the values with the last label; sampled where there are more than ``limit``.
-
-        Args:
-            probs: class probabilities of all chosen inputs, ``[draws, chosen, classes]``.
-            limit: largest number of values.
-            generator: source of sampled values.
-        """
-        if self.source is None and len(self.mass) * probs.shape[2] <= limit:
-            log_prob = (self.log_prob[:, :, None] + probs[:, -1].log()[:, None]).flatten(1)
-            return LabelValues(log_prob, log_prob.exp().mean(0))
-        log_prob, source, inputs = self.log_prob, self.source, [-1]
-        if source is None:  # equally many values of each draw, in random order
-            order = torch.randperm(limit, generator=generator, device=probs.device)
-            source = (torch.arange(limit, device=probs.device) % len(probs))[order]
-            log_prob, inputs = probs.new_zeros(len(probs), limit), list(range(probs.shape[1]))
-        for i in inputs:
-            labels = torch.multinomial(probs[source, i], 1, generator=generator)[:, 0]
-            log_prob = log_prob + probs[:, i, labels].log()
-        return LabelValues(log_prob, log_prob.new_full((limit,), 1 / limit), source)
+    if source is None and log_prob.shape[1] * probs.shape[2] <= limit:
+        return (log_prob[:, :, None] + probs[:, -1].log()[:, None]).flatten(1), None
+    inputs = [-1]
+    if source is None:  # equally many values of each draw, in random order
+        order = torch.randperm(limit, generator=generator, device=probs.device)
+        source = (torch.arange(limit, device=probs.device) % len(probs))[order]
+        log_prob, inputs = probs.new_zeros(len(probs), limit), list(range(probs.shape[1]))
+    for i in inputs:
+        labels = torch.multinomial(probs[source, i], 1, generator=generator)[:, 0]
+        log_prob = log_prob + probs[:, i, labels].log()
+    return log_prob, source
 
 
 def diverse_bald(prediction: ClassificationPrediction, size: int) -> Tensor:

@@ -55,7 +55,7 @@ class Calibrated:
         """Write all but ``predict_fn`` to a JSON file, which appears complete or not at all.
 
         Raises:
-            ValueError: it names no file.
+            ValueError: the path names no file.
             OSError: the file cannot be written.
         """
         values = {name: getattr(self, name) for name in self._FORM}
@@ -64,12 +64,7 @@ class Calibrated:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> Self:
-        """Read what `save` wrote.
-
-        Args:
-            path: the file.
-            predict_fn: the function of the calibration, such as `predict` with the same model,
-                guide and options.
+        """Read what `save` wrote, for the function of the calibration.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -77,9 +72,4 @@ class Calibrated:
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
         with reading_json(path, cls._FORMAT, cls._FORM) as content:
-            return cls(predict_fn=predict_fn, **cls._checked(content))  # type: ignore[call-arg]
-
-    @classmethod
-    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields from a file's content, checked."""
-        raise NotImplementedError
+            return cls(predict_fn=predict_fn, **content)  # type: ignore[call-arg]

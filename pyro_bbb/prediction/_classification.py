@@ -146,24 +146,19 @@ class ClassificationPrediction:
         return log_prob if which is None else log_prob.where(which.view_as(log_prob), 0.0)
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return targets as int64 labels of the predictions' shape ``[n]``.
-
-        Raises:
-            ValueError: as for `log_prob`.
-        """
-        classes, shape = self.log_probs.shape[-1], self.log_probs.shape[:-1]
+        """Return targets as int64 labels of the predictions' shape ``[n]``; raise as `log_prob`."""
+        *shape, classes = self.log_probs.shape
         y = tensor("y", y)
         if y.device != self.log_probs.device:
             raise ValueError(f"y must be on {self.log_probs.device}, got one on {y.device}")
-        if classes == 2 and y.shape == (*shape, 1):  # as fit takes them for one output
+        if classes == 2 and list(y.shape) == [*shape, 1]:  # as fit takes them for one output
             y = y.squeeze(-1)
-        if y.shape != shape or not holds_labels(y, classes):
+        if list(y.shape) != shape or not holds_labels(y, classes):
             raise ValueError(
-                f"expected y of integer type (or 0 and 1 in two classes) and shape {list(shape)}, "
+                f"expected y of integer type (or 0 and 1 in two classes) and shape {shape}, "
                 f"got {y.dtype} {list(y.shape)}"
             )
         if y.numel() and not (0 <= y.min() and y.max() < classes):
-            raise ValueError(
-                f"y must hold labels in [0, {classes - 1}], got {y.min()} to {y.max()}"
-            )
+            bounds = f"{y.min()} to {y.max()}"
+            raise ValueError(f"y must hold labels in [0, {classes - 1}], got {bounds}")
         return y.long()

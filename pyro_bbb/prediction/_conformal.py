@@ -36,7 +36,7 @@ from pyro_bbb.prediction._calibration import (
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import RegressionPrediction
 
-_REAL, _CLASSES = ("standardized",), ("adaptive", "randomized")
+_REAL, _CLASSES = "standardized", ("adaptive", "randomized")
 _CALIBRATION, _NEW = 0, 1  # streams of random numbers, independent also for one seed
 
 
@@ -51,6 +51,9 @@ class ConformalPredictor(Calibrated):
         num_calibration: number n of calibration examples.
         threshold: largest score inside, for each target of one example, ``[d]`` or ``[]``, float64;
             for ``"standardized"`` in standard deviations, otherwise a probability.
+
+    Raises:
+        ValueError: a field is out of range.
     """
 
     _FORMAT = "pyro_bbb.conformal"
@@ -65,6 +68,15 @@ class ConformalPredictor(Calibrated):
     score: str
     num_calibration: int
     threshold: Tensor
+
+    def __post_init__(self) -> None:
+        probability("level", self.level)
+        one_of("score", self.score, (_REAL, *_CLASSES))
+        count("num_calibration", self.num_calibration)
+        threshold = torch.as_tensor(self.threshold, dtype=torch.double)  # a list in files
+        if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
+            raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
+        object.__setattr__(self, "threshold", threshold)
 
     def interval(self, x: Any) -> tuple[Tensor, Tensor]:
         """Return intervals of real targets or counts: mean ± threshold times standard deviation.
@@ -82,7 +94,8 @@ class ConformalPredictor(Calibrated):
             ValueError: the prediction has other dimensions than the calibration's, or no finite
                 mean and standard deviation.
         """
-        self._require(_REAL, "label_set")
+        if self.score != _REAL:
+            raise TypeError("self must be calibrated with real targets or counts: take label_set")
         prediction = call_predict(self.predict_fn, x)
         if not isinstance(prediction, RegressionPrediction):
             raise TypeError(f"predict_fn must predict real targets or counts, got {prediction!r}")
@@ -106,33 +119,18 @@ class ConformalPredictor(Calibrated):
             Whether each class is in the set, bool ``[n, C]``. Randomised sets may be empty.
 
         Raises:
-            TypeError: the calibration was of real targets, ``predict_fn`` gives another prediction,
-                or the seed is not an integer.
+            TypeError: the calibration was of real targets, or ``predict_fn`` gives another
+                prediction.
             ValueError: the prediction has other dimensions than the calibration's.
         """
+        if self.score == _REAL:
+            raise TypeError("self must be calibrated with classes: take interval")
         seed = None if seed is None else as_seed("seed", seed)
-        self._require(_CLASSES, "interval")
         prediction = call_predict(self.predict_fn, x)
         if not isinstance(prediction, ClassificationPrediction):
             raise TypeError(f"predict_fn must predict classes, got {prediction!r}")
         scores = _class_scores(prediction, self.score, seed, _NEW)
         return scores <= self._threshold(scores[..., 0]).unsqueeze(-1)
-
-    @classmethod
-    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
-        threshold = torch.tensor(content["threshold"], dtype=torch.double)
-        if not (threshold.numel() and (threshold.isfinite() & (threshold >= 0)).all()):
-            raise ValueError(f"threshold must be finite, at least 0, got {threshold.tolist()}")
-        return {
-            "level": probability("level", content["level"]),
-            "score": one_of("score", content["score"], _REAL + _CLASSES),
-            "num_calibration": count("num_calibration", content["num_calibration"]),
-            "threshold": threshold,
-        }
-
-    def _require(self, scores: tuple[str, ...], other: str) -> None:
-        if self.score not in scores:
-            raise TypeError(f"self must be calibrated with a score of {scores}: take {other}")
 
     def _threshold(self, like: Tensor) -> Tensor:
         """Return the threshold on the device of a prediction ``[n, ...]`` of its dimensions."""
@@ -169,9 +167,6 @@ def conformal(
             counts ``"standardized"``.
         seed: makes a randomised calibration a function of this number.
 
-    Returns:
-        An object that gives `interval` or `label_set` at new inputs, and can be saved.
-
     Raises:
         ValueError: there are too few examples for the level, less than level / (1 - level); a
             number is out of range, the score unknown; targets do not fit; or the prediction has
@@ -180,32 +175,22 @@ def conformal(
     level, seed = probability("level", level), None if seed is None else as_seed("seed", seed)
     prediction, y = predict_calibration(predict_fn, data)
     if isinstance(prediction, RegressionPrediction):
-        score = one_of("score", _REAL[0] if score is None else score, _REAL)
-        scores = _standardized(prediction, y)
+        score = one_of("score", score or _REAL, [_REAL])
+        mean, std = _moments(prediction)
+        if not (std > 0).all():
+            raise ValueError("predict_fn must give standard deviations above 0, got 0")
+        scores = (y.double().reshape(mean.shape) - mean).abs() / std  # |y - mu| / sigma
     else:
-        score = one_of("score", _CLASSES[0] if score is None else score, _CLASSES)
+        score = one_of("score", score or _CLASSES[0], _CLASSES)
         class_scores = _class_scores(prediction, score, seed, _CALIBRATION)
         scores = class_scores.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    threshold = scores.kthvalue(_rank(len(scores), level), dim=0).values.cpu()
-    return ConformalPredictor(predict_fn, level, score, len(scores), threshold)
-
-
-def _rank(n: int, level: float) -> int:
-    """Return the rank k of the threshold; the level is the decimal number that was written."""
-    exact = Fraction(repr(level))
-    rank = math.ceil((n + 1) * exact)
-    if rank > n:
+    n, exact = len(scores), Fraction(repr(level))  # the decimal number that was written
+    k = math.ceil((n + 1) * exact)
+    if k > n:
         least = math.ceil(exact / (1 - exact))
         raise ValueError(f"data must hold at least {least} examples for level {level}, got {n}")
-    return rank
-
-
-def _standardized(prediction: RegressionPrediction, y: Tensor) -> Tensor:
-    r"""Return $s = |y - \mu| / \sigma$, ``[n, d]``."""
-    mean, std = _moments(prediction)
-    if not (std > 0).all():
-        raise ValueError("predict_fn must give standard deviations above 0, got 0")
-    return (y.double().reshape(mean.shape) - mean).abs() / std
+    threshold = scores.kthvalue(k, dim=0).values.cpu()
+    return ConformalPredictor(predict_fn, level, score, n, threshold)
 
 
 def _moments(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
@@ -217,6 +202,7 @@ def _moments(prediction: RegressionPrediction) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
+@locked
 def _class_scores(
     prediction: ClassificationPrediction, score: str, seed: int | None, stream: int
 ) -> Tensor:
@@ -224,15 +210,10 @@ def _class_scores(
     probs, order = prediction.probs.double().sort(dim=-1, descending=True, stable=True)
     scores = torch.cat([torch.zeros_like(probs[..., :1]), probs.cumsum(-1)[..., :-1]], -1)
     if score == "randomized":
-        u = _uniform((*probs.shape[:-1], 1), seed, stream)
+        shape = (*probs.shape[:-1], 1)
+        if seed is None:
+            u = torch.rand(shape, dtype=torch.double)
+        else:
+            u = torch.from_numpy(np.random.default_rng([seed % 2**64, stream]).random(shape))
         scores = scores + u.to(probs.device) * probs
     return torch.zeros_like(scores).scatter(-1, order, scores)
-
-
-@locked
-def _uniform(shape: tuple[int, ...], seed: int | None, stream: int) -> Tensor:
-    """Return uniform random numbers, float64."""
-    if seed is None:
-        return torch.rand(shape, dtype=torch.double)
-    generator = np.random.default_rng([seed % 2**64, stream])
-    return torch.from_numpy(generator.random(shape))

@@ -67,7 +67,13 @@ def given_draws(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
     if isinstance(guide, MCMC):
         guide = guide.get_samples()
     if not isinstance(guide, Mapping):
-        _check_guide(guide)
+        if not callable(guide):
+            name = type(guide).__name__
+            raise TypeError(f"guide must be a guide, an MCMC or a dict of draws, got {name}")
+        stock = isinstance(guide, AutoGuide) and not hasattr(guide, "sample_posterior")
+        if stock and guide.prototype_trace is None:  # it would take the observations for a latent
+            name = type(guide).__name__
+            raise ValueError(f"guide must be trained before, got {name} that never ran")
         return None
     for name, values in guide.items():
         if not isinstance(values, Tensor):
@@ -82,15 +88,6 @@ def given_draws(model: BayesianModel, guide: Any) -> dict[str, Tensor] | None:
                 f"guide must hold draws of {name!r} of shape {list(shape)}, got {list(own_shape)}"
             )
     return dict(guide)
-
-
-def _check_guide(guide: Any) -> None:
-    if not callable(guide):
-        name = type(guide).__name__
-        raise TypeError(f"guide must be a guide, an MCMC or a dict of draws, got {name}")
-    stock = isinstance(guide, AutoGuide) and not hasattr(guide, "sample_posterior")
-    if stock and guide.prototype_trace is None:  # it would take the observations for a latent
-        raise ValueError(f"guide must be trained before, got {type(guide).__name__} that never ran")
 
 
 def _guide_draws(guide: Any, x: Rows, num_samples: int) -> Iterator[Draws]:
@@ -118,13 +115,13 @@ def _sampler(guide: Any, x: Rows) -> Callable[[int], Draws]:
     if hasattr(guide, "sample_posterior"):
         sample: Callable[[int], Draws] = guide.sample_posterior
         return sample
-    return locked(lambda count: stack([_one_draw(guide, x) for _ in range(count)]))
 
+    def one_draw() -> dict[str, Tensor]:
+        with torch.no_grad():
+            trace = poutine.trace(guide).get_trace(x, None, 1.0)
+        return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
 
-def _one_draw(guide: Any, x: Rows) -> dict[str, Tensor]:
-    with torch.no_grad():
-        trace = poutine.trace(guide).get_trace(x, None, 1.0)
-    return {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
+    return locked(lambda count: stack([one_draw() for _ in range(count)]))
 
 
 def _count(draws: Draws) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.tangent import output_moments
 from pyro_bbb.latents import role_of
@@ -31,9 +32,9 @@ STDS = ("function_std", "noise_std")  # of a GaussianPrediction
 
 def is_gaussian(model: BayesianModel) -> bool:
     """Return whether the noise is Normal, and its scale neither a latent nor an output."""
-    likelihood, names = model.likelihood, model.latent_shapes()
+    likelihood = model.likelihood
     gaussian = isinstance(likelihood, Gaussian) and likelihood.is_standard
-    return gaussian and "likelihood.scale" not in names
+    return gaussian and not declared_names(likelihood)
 
 
 def per_normal_output(
@@ -41,17 +42,9 @@ def per_normal_output(
 ) -> Iterator[Part]:
     """Yield the likelihood's arguments ``[s, n, ...]``, or the moments of a `GaussianPrediction`.
 
-    Args:
-        model: the model.
-        guide: a Normal guide.
-        x: inputs.
-        num_samples: number of draws, for other likelihoods than Normal ones.
-        rows: inputs of one pass.
-        probit: whether the probit approximation replaces the draws.
-
     Raises:
         TypeError: the guide is not Normal.
-        ValueError: probit for a likelihood that is not categorical.
+        ValueError: ``probit`` for a likelihood that is not categorical.
     """
     if probit and type(model.likelihood) is not Categorical:
         name = type(model.likelihood).__name__
@@ -59,19 +52,19 @@ def per_normal_output(
     begin = 0
     for inputs in x.split(rows):
         outputs = output_moments(model, guide, inputs)
+        mean, variance = outputs.mean, outputs.variance
         if is_gaussian(model):
-            noise = model.likelihood.arguments(outputs.mean)["scale"].expand_as(outputs.mean)
-            std = outputs.variance.sqrt()
-            moments = dict(zip(STDS, (std, noise), strict=True))
-            moments |= {"loc": outputs.mean, "scale": torch.hypot(std, noise)}
+            noise = model.likelihood.arguments(mean)["scale"].expand_as(mean)
+            std = variance.sqrt()
+            moments = {"loc": mean, "scale": torch.hypot(std, noise)}
+            moments |= zip(STDS, (std, noise), strict=True)
             arguments = {name: value.unsqueeze(0) for name, value in moments.items()}
         elif probit:
-            logits = outputs.mean / (1 + math.pi / 8 * outputs.variance).sqrt()
-            arguments = {"logits": logits.unsqueeze(0)}
+            arguments = {"logits": (mean / (1 + math.pi / 8 * variance).sqrt()).unsqueeze(0)}
         else:
             drawn = outputs.draw(num_samples)
             names = [name for name in guide.site_names if role_of(name) == "likelihood"]
-            latents = guide.sample_posterior(len(drawn)) if names else {}
+            latents = guide.sample_posterior(num_samples) if names else {}
             arguments = arguments_of(model, drawn, {name: latents[name] for name in names})
         yield ALL, slice(begin, begin + len(inputs)), arguments
         begin += len(inputs)

@@ -13,59 +13,66 @@ what they have under one number of a draw is not one function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bbb import likelihoods
 from pyro_bbb._handlers.sites import declared_names, sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows, at_least_single
-from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import role_of
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
-from pyro_bbb.prediction._draws import Part
+from pyro_bbb.prediction._draws import Part, default_rows
 from pyro_bbb.priors import Prior
 
+Layer: TypeAlias = tuple[str, nn.Module, type]  # its path, and its class before Pyro
+Moments: TypeAlias = tuple[Tensor, Tensor | None]  # mean, and standard deviation if it is random
 
-def per_input(
-    model: BayesianModel, guide: Any, x: Rows, num_samples: int, rows: int
-) -> Iterator[Part]:
+_LINEAR = (nn.Linear, BayesianLinear)
+_CONTAINERS = (nn.Sequential, BayesianMLP)
+_KNOWN = (
+    *(*_LINEAR, *_CONTAINERS, nn.Flatten, nn.LayerNorm, nn.Identity, nn.Dropout, nn.AlphaDropout),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
+)
+
+
+def per_input(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Part]:
     """Yield the likelihood's arguments for every draw and input, each ``[s, n, ...]``.
-
-    One pass has ``rows`` inputs times draws.
 
     Raises:
         ValueError: the outputs of an input are not independent given those of the layer before.
     """
-    if reason := why_inexact(model, guide, x):
+    trunk, random, reason = _walk(model, guide, x)
+    if reason:
         raise ValueError(f"estimator 'local_reparam' is not exact here, use 'reparam': {reason}")
-    layers = [_Layer(*layer, guide) for layer in _parts(model.network, "network")]
+    layers = [_moments_of(layer, guide) for layer in trunk + random]
     draw_latents = guide.sampler([x.name for x in guide.latents.of_role("likelihood")])
+    rows = default_rows(x)  # inputs times draws of one pass
     draws = min(num_samples, rows)
     inputs = rows // draws
     for i in range(0, len(x), inputs):
         batch = x[i : i + inputs]
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
-            outputs = _outputs(layers, batch, count)
-            arguments = arguments_of(model, outputs, draw_latents(count))
+            arguments = arguments_of(model, _drawn(layers, batch, count), draw_latents(count))
             yield slice(s, s + count), slice(i, i + len(batch)), arguments
 
 
-def _outputs(layers: list[_Layer], x: Any, draws: int) -> Tensor:
+def _drawn(layers: list[Callable[[Tensor], Moments]], x: Any, draws: int) -> Tensor:
     """Draw the network's outputs ``[draws, n, ...]``; before the first noise all draws agree."""
     n, repeats = len(x), draws
-    for layer in layers:
-        x, std = layer.moments(x)
+    for moments in layers:
+        x, std = moments(x)
         if std is not None:
             noise = torch.randn(repeats, *x.shape, dtype=x.dtype, device=x.device)
             x = torch.addcmul(x, std, noise, out=noise).flatten(0, 1)
@@ -73,35 +80,32 @@ def _outputs(layers: list[_Layer], x: Any, draws: int) -> Tensor:
     return x.unflatten(0, (draws, n)) if len(x) == draws * n else x.expand(draws, *x.shape)
 
 
-class _Layer:
-    """A layer that acts row by row; of a linear one the weight's and bias' moments."""
+def _moments_of(layer: Layer, guide: Any) -> Callable[[Tensor], Moments]:
+    """Return the function from a layer's inputs to the moments of its outputs."""
+    path, part, cls = layer
 
-    def __init__(self, path: str, part: nn.Module, cls: type, guide: AutoSoftplusNormal) -> None:
-        self.part, self.random = part, False
-        if cls in _LINEAR:
-            self.weight, self.weight_variance = self._moments("weight", path, guide)
-            self.bias, self.bias_variance = self._moments("bias", path, guide)
-            self.random = self.weight_variance is not None or self.bias_variance is not None
-
-    def _moments(self, name: str, path: str, guide: AutoSoftplusNormal) -> tuple[Any, Any]:
+    def parameter(name: str) -> tuple[Any, Any]:  # mean and variance
         site = f"{path}.{name}"
-        if site not in guide.site_names:
-            if isinstance(self.part, PyroModule) and name in sample_names(self.part):
-                raise ValueError(f"the posterior's draws lack the latent {site!r}")
-            return getattr(self.part, name), None
-        return guide.loc(site), guide.scale(site).square_()
+        if site in guide.site_names:
+            return guide.loc(site), guide.scale(site).square_()
+        if isinstance(part, PyroModule) and name in sample_names(part):
+            raise ValueError(f"the posterior's draws lack the latent {site!r}")
+        return getattr(part, name), None
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return mean and standard deviation of the outputs; ``None`` where none is random."""
-        if not self.random:
-            return self.part(x), None
-        if x.shape[1:] != self.weight.shape[1:]:
-            shape = f"[batch, {self.weight.shape[1]}]"
+    def linear(x: Tensor) -> Moments:
+        if x.shape[1:] != weight.shape[1:]:
+            shape = f"[batch, {weight.shape[1]}]"
             raise ValueError(f"expected x of shape {shape}, got {list(x.shape)}")
-        if self.weight_variance is None:
-            return F.linear(x, self.weight, self.bias), self.bias_variance.sqrt()
-        std = F.linear(x.square(), self.weight_variance, self.bias_variance).sqrt_()
-        return F.linear(x, self.weight, self.bias), std
+        if weight_variance is None:
+            return F.linear(x, weight, bias), bias_variance.sqrt()
+        std = F.linear(x.square(), weight_variance, bias_variance).sqrt_()  # of S^2 x^2 + s^2
+        return F.linear(x, weight, bias), std
+
+    if cls in _LINEAR:
+        (weight, weight_variance), (bias, bias_variance) = map(parameter, ("weight", "bias"))
+        if not (weight_variance is None and bias_variance is None):
+            return linear
+    return lambda x: (part(x), None)
 
 
 def arguments_of(
@@ -123,80 +127,58 @@ def arguments_of(
     return {name: value.unflatten(0, outputs.shape[:2]) for name, value in arguments.items()}
 
 
-_LINEAR = (nn.Linear, BayesianLinear)
-_ELEMENTWISE = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink),
-    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
-    *(nn.Identity, nn.Dropout, nn.AlphaDropout),
-)
-_CONTAINERS = (nn.Sequential, BayesianMLP)
-_KNOWN = (*_LINEAR, *_ELEMENTWISE, *_CONTAINERS, nn.Flatten, nn.LayerNorm)
-_LIKELIHOODS = (
-    likelihoods.Categorical,
-    likelihoods.Bernoulli,
-    likelihoods.Gaussian,
-    likelihoods.HeteroscedasticGaussian,
-    likelihoods.Poisson,
-    likelihoods.NegativeBinomial,
-    likelihoods.StudentT,
-)
-
-
 # --- where it is exact ---
 
 
 def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
     """Return whether one input's draws by `per_input` are, in distribution, those by drawn weights.
 
-    True only for the library's own model and likelihoods.
+    Within known layers no module can hide another use of a weight.
     """
-    known = type(model) is BayesianModel and type(model.likelihood) in _LIKELIHOODS
-    parts = _parts(model.network, "network")
-    known = known and all(_acts_row_by_row(part, cls) for _, part, cls in parts)
-    return known and not why_inexact(model, guide, x)
+    trunk, _, reason = _walk(model, guide, x)
+    known = all(_acts_row_by_row(part, cls) for _, part, cls in trunk)
+    return not reason and known and model.likelihood.is_standard
 
 
-def why_inexact(model: BayesianModel, guide: Any, x: Rows) -> str:
-    """Return why outputs cannot be drawn layer by layer; empty where they can.
+def _walk(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Layer], list[Layer], str]:
+    """Return layers before the first random one, the others, and why outputs cannot be drawn.
 
     They can for independent Normals, each weight in one linear layer, and rows that never meet
     after the first of these layers; what is before it draws nothing and may be any module.
     """
+    layers = list(_layers(model.network, "network"))
+    trunk = list(takewhile(lambda layer: not declared_names(layer[1]), layers))
+    random = layers[len(trunk) :]
+    linears = [part for _, part, cls in random if cls in _LINEAR]
+    reason = ""
     if not getattr(guide, "is_factorised", False):
-        return f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
-    if type(model).predictive is not BayesianModel.predictive:
-        return f"{type(model).__name__} predicts in a way of its own"
-    real = guide.weight_names
-    others = [n for n in guide.site_names if n not in real]
-    if bounded := [n for n in others if role_of(n) not in ("prior", "likelihood")]:
-        return f"{bounded[0]!r} is not a weight of independent Normals"
-    parts = list(_parts(model.network, "network"))
-    trunk = list(takewhile(lambda layer: not declared_names(layer[1]), parts))
-    parts = parts[len(trunk) :]
-    if unknown := [path for path, part, cls in parts if not _acts_row_by_row(part, cls)]:
-        return f"{unknown[0]!r} is not a layer that is known to act row by row"
-    linears = [part for _, part, cls in parts if cls in _LINEAR]
-    if len(set(linears)) < len(linears):
-        return "a layer is used twice, with one weight"
-    if not isinstance(x, Tensor):
-        return "inputs must be one tensor"
-    if x.dim() != 2 and not trunk:
-        return f"x must be rows [n, features], got shape {list(x.shape)}"
-    return ""
+        reason = f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
+    elif type(model).predictive is not BayesianModel.predictive:
+        reason = f"{type(model).__name__} overrides predictive"
+    elif bounded := [x.name for x in guide.latents.of_role("weight", "adapter") if x.transform]:
+        reason = f"{bounded[0]!r} is not a weight of independent Normals"
+    elif unknown := [path for path, part, cls in random if not _acts_row_by_row(part, cls)]:
+        reason = f"{unknown[0]!r} is not a layer that is known to act row by row"
+    elif len(set(linears)) < len(linears):
+        reason = "a layer is used twice, with one weight"
+    elif not isinstance(x, Tensor):
+        reason = "inputs must be one tensor"
+    elif x.dim() != 2 and not trunk:
+        reason = f"x must be rows [n, features], got shape {list(x.shape)}"
+    return trunk, random, reason
 
 
-def _parts(module: nn.Module | None, path: str) -> Iterator[tuple[str, nn.Module, type]]:
-    """Yield layers in their order, as often as they are used, each with its class before Pyro."""
+def _layers(module: nn.Module | None, path: str) -> Iterator[Layer]:
+    """Yield layers in their order, as often as they are used."""
     if module is None or isinstance(module, Prior):
         return
-    cls: Any = type(module)
-    cls = _plain(cls)
+    module_class: Any = type(module)
+    cls = _plain(module_class)
     if cls not in _CONTAINERS or not _acts_row_by_row(module, cls):
         yield path, module, cls
         return
     for name, part in module._modules.items():
-        yield from _parts(part, f"{path}.{name}")
+        yield from _layers(part, f"{path}.{name}")
 
 
 def _acts_row_by_row(part: nn.Module, cls: type) -> bool:

@@ -11,7 +11,6 @@ each $w_s$ (``_draws.py``), ``"outputs"`` draws the outputs of each input withou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
-from pyro_bbb._utils.distributed import Processes, processes
+from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
@@ -61,15 +60,9 @@ def predict(
 ) -> Prediction:
     """Predict at new inputs by draws from the posterior.
 
-    The result's ``sampler`` is ``"weights"`` where networks were drawn, and ``"outputs"`` where the
-    outputs of each input were drawn exactly, without a weight: for a single input of a plain dense
-    network, and for a `LastLayer` guide. See ``estimator``.
-
-    Processes that `torchrun` started together share the draws, and each gets the result: all of
-    them must call it, with the same arguments; see `alone`.
-
-    Networks run in evaluation mode. Beyond the result itself, memory holds a few draws of
-    the weights (one, of a large network) and one pass, however many draws and inputs there are.
+    Networks run in evaluation mode. Beyond the result, memory holds a few draws of the weights (one
+    of a large network) and one pass. Processes that `torchrun` started together share the draws and
+    each get the result: all must call it with the same arguments; see `alone`.
 
     Args:
         model: the model.
@@ -83,20 +76,17 @@ def predict(
         num_samples: number of draws S.
         batch_size: inputs per pass of drawn weights; by default 1024 on a CPU, else 8192.
         seed: makes the result a function of this number, and leaves torch's random state alone.
-        estimator: ``"reparam"`` draws weights, common to all inputs: each draw is one function,
-            also over several calls with one seed. ``"local_reparam"`` draws the outputs of linear
-            layers instead, without a weight: fast for few inputs, and the predictive of each input
-            is exact, but inputs are independent, and a draw is not one function of them. It needs
-            an `AutoSoftplusNormal`, and a network that uses each random weight once, in a linear
-            layer on one row per input. ``None`` is ``"local_reparam"`` where both have the same
-            distribution: for a single input of a network that consists of linear layers,
-            elementwise activations, dropout and LayerNorm; and for a `LastLayer` guide, whose
-            outputs are Normal after one run of the trunk. Else it is ``"reparam"``.
-        linearized: whether the network is replaced by its tangent at the guide's means, which must
-            be a Normal one: its outputs are Normal then, in closed form (Immer et al. 2021). Meant
-            for ``laplace``; a `LastLayer` guide changes nothing by it, as the network is its own
-            tangent there. Drawn are the outputs of each input, or for classes nothing by
-            ``"probit"``.
+        estimator: ``"reparam"`` draws weights, common to all inputs: each draw is one function.
+            ``"local_reparam"`` draws the outputs of linear layers instead, without a weight: fast
+            for few inputs, and exact for each, but inputs are independent. It needs an
+            `AutoSoftplusNormal`, and from the first random layer on a network that uses each weight
+            once, in a linear layer on one row per input. ``None`` is ``"local_reparam"`` where both
+            have the same distribution: for a single input of linear layers, elementwise
+            activations, dropout and LayerNorm; and for a `LastLayer` guide, whose outputs are
+            Normal. Else it is ``"reparam"``. The result's ``sampler`` tells which.
+        linearized: whether the network is replaced by its tangent at the means of a Normal guide:
+            its outputs are Normal then, in closed form (Immer et al. 2021). Meant for ``laplace``.
+            Drawn are the outputs of each input, or for classes nothing by ``"probit"``.
 
     Returns:
         A `ClassificationPrediction` for class likelihoods, else a `RegressionPrediction`: where
@@ -110,27 +100,32 @@ def predict(
     """
     kind("model", model, BayesianModel)
     require_guide(guide)
+    num_samples = count("num_samples", num_samples)
     of_dataset = isinstance(x, Dataset | DataLoader)
     if of_dataset and seed is None:
         seed = int(torch.randint(2**62, ()))  # batches have common draws
-    results = []
+    sampler, results = "weights", []
     for inputs, rows in _passes(model, guide, x, batch_size):
-        num_samples = count("num_samples", num_samples)
         sampler = _sampler(model, guide, inputs, estimator, linearized, not of_dataset)
-        with _drawing(model, guide, inputs, seed) as group:
+        group = processes(inputs.device)
+        cpu_only = inputs.device.type == "cpu" and not torch.cuda.is_initialized()
+        with (
+            seeded(seed, cpu_only=cpu_only),
+            own_store(model, guide),
+            group.own_stream() as begin_stream,
+        ):
+            begin_stream()
             if sampler == "weights":
                 draws, counts = split_draws(model, guide, inputs, num_samples, group)
                 chunks = per_draw(model, draws, inputs, rows)
             elif sampler == "linearized" or _has_normal_outputs(guide):
-                probit = linearized == PROBIT
-                drawn = not (probit or is_gaussian(model))
+                drawn = not (linearized == PROBIT or is_gaussian(model))
                 counts = group.split_counts(num_samples if drawn else 1)
                 own = group.at_least_one(counts)
-                chunks = per_normal_output(model, guide, inputs, own, rows, probit)
+                chunks = per_normal_output(model, guide, inputs, own, rows, linearized == PROBIT)
             else:
                 counts = group.split_counts(num_samples)
-                own = group.at_least_one(counts)
-                chunks = per_input(model, guide, inputs, own, default_rows(inputs))
+                chunks = per_input(model, guide, inputs, group.at_least_one(counts))
             outputs = _collected(chunks, model, inputs, group.at_least_one(counts))
             results.append({name: group.join(y, counts) for name, y in outputs.items()})
     return _prediction(model, results, sampler, of_dataset)
@@ -172,7 +167,13 @@ def predict_mean(
     return _prediction(model, results, "weights", isinstance(x, Dataset | DataLoader))
 
 
-# --- inputs ---
+def drawn_arguments(model: BayesianModel, draws: Draws, x: Rows) -> dict[str, Tensor]:
+    """Return what given draws of the latents predict at inputs, ``[S, n, ...]`` by name.
+
+    For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
+    """
+    chunks = per_draw(model, [draws], x, default_rows(x))
+    return _collected(chunks, model, x, len(next(iter(draws.values()))))
 
 
 def _passes(
@@ -182,15 +183,11 @@ def _passes(
     if batch_size is not None:
         batch_size = count("batch_size", batch_size)
     if isinstance(x, Dataset | DataLoader):
-        empty = True
         for batch in input_batches(x, batch_size):
-            empty = False
             yield _checked(model, guide, batch, move=True), default_rows(batch)
-        if empty:
-            raise ValueError("x must hold at least one input, got none")
-        return
-    inputs = _checked(model, guide, x, move=not isinstance(x, Tensor))
-    yield inputs, batch_size or default_rows(inputs)
+    else:
+        inputs = _checked(model, guide, x, move=not isinstance(x, Tensor))
+        yield inputs, batch_size or default_rows(inputs)
 
 
 def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
@@ -213,9 +210,6 @@ def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
     return inputs
 
 
-# --- sampling ---
-
-
 def _sampler(
     model: BayesianModel,
     guide: Any,
@@ -227,33 +221,19 @@ def _sampler(
     """Return ``"weights"``, ``"outputs"`` or ``"linearized"``."""
     if linearized not in (False, True, PROBIT):
         raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
+    if linearized and estimator is not None:
+        raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
     if linearized:
-        if estimator is not None:
-            raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
         return "linearized"
-    if estimator is not None:
-        return SAMPLERS[one_of("estimator", estimator, SAMPLERS)]
-    single = may_be_single and len(x) == 1 and draws_of_each_input(model, guide, x)
-    return "outputs" if single or _has_normal_outputs(guide) else "weights"
+    if estimator is None:
+        single = may_be_single and len(x) == 1 and draws_of_each_input(model, guide, x)
+        estimator = "local_reparam" if single or _has_normal_outputs(guide) else "reparam"
+    return SAMPLERS[one_of("estimator", estimator, SAMPLERS)]
 
 
 def _has_normal_outputs(guide: Any) -> bool:
     """Return whether outputs are Normal under a guide, without linearisation."""
     return isinstance(guide, Guide) and guide.has_normal_outputs
-
-
-@contextmanager
-def _drawing(model: BayesianModel, guide: Any, x: Rows, seed: int | None) -> Iterator[Processes]:
-    """Set the seed, and give each of several processes its own random numbers."""
-    group = processes(x.device)
-    cpu_only = x.device.type == "cpu" and not torch.cuda.is_initialized()
-    with (
-        seeded(seed, cpu_only=cpu_only),
-        own_store(model, guide),
-        group.own_stream() as begin_stream,
-    ):
-        begin_stream()
-        yield group
 
 
 def _collected(
@@ -282,19 +262,12 @@ def _collected(
     return collected
 
 
-def drawn_arguments(model: BayesianModel, draws: Draws, x: Rows) -> dict[str, Tensor]:
-    """Return what given draws of the latents predict at inputs, ``[S, n, ...]`` by name.
-
-    For classes these are ``sample_log_probs``, else the arguments of the likelihood's family.
-    """
-    chunks = per_draw(model, [draws], x, default_rows(x))
-    return _collected(chunks, model, x, len(next(iter(draws.values()))))
-
-
 def _prediction(
     model: BayesianModel, results: list[dict[str, Tensor]], sampler: str, of_dataset: bool
 ) -> Prediction:
     """Return the prediction with the tensors of one batch of inputs, or of several on the CPU."""
+    if not results:
+        raise ValueError("x must hold at least one input, got none")
     outputs = results[0]
     if of_dataset:
         outputs = {name: torch.cat([y[name].cpu() for y in results], 1) for name in outputs}

@@ -100,8 +100,7 @@ class RegressionPrediction:
             scale: s, a positive number or ``[d]``.
 
         Raises:
-            TypeError: the components are neither Normals nor Student's t, or a value is not a
-                number.
+            TypeError: the components are neither Normals nor Student's t.
             ValueError: an argument is not finite, or the scale not positive.
         """
         family = type(self.components)
@@ -121,11 +120,8 @@ class RegressionPrediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-density of the true targets under the mixture, ``[n]``, nats.
 
-        Args:
-            y: targets, ``[n, d]``, or ``[n]`` for d = 1.
-
         Raises:
-            ValueError: the targets have another shape, or are on another device.
+            ValueError: the targets are not ``[n, d]`` (or ``[n]`` for d = 1), or on another device.
         """
         y = align(self._real("y", y), self._shape[2:])
         if len(y) != self._shape[1]:
@@ -177,13 +173,7 @@ class RegressionPrediction:
         return with_derivatives(root, exact.cdf, density).to(self.mean)
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return the central interval of probability ``level`` under the mixture.
-
-        Args:
-            level: probability inside, in (0, 1).
-
-        Returns:
-            Lower and upper end, each ``[n, d]``.
+        """Return both ends, ``[n, d]``, of the central interval of probability ``level`` in (0, 1).
 
         Raises:
             ValueError: the level is outside (0, 1).

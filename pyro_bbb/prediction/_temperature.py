@@ -47,12 +47,18 @@ class TemperatureScaled(Calibrated):
     Args:
         predict_fn: function from inputs to a `Prediction`.
         temperature: T, positive; above 1 predictions become less certain.
+
+    Raises:
+        ValueError: the temperature is not positive and finite.
     """
 
     _FORMAT = "pyro_bbb.temperature"
     _FORM = {"temperature": float}
     predict_fn: PredictFn = field(repr=False)
     temperature: float
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
 
     def __call__(self, x: Any) -> Prediction:
         """Return the prediction at inputs that ``predict_fn`` takes; labels and means stay.
@@ -61,10 +67,6 @@ class TemperatureScaled(Calibrated):
             TypeError: ``predict_fn`` gives no prediction, or one of counts, which have no scale.
         """
         return _scaled(call_predict(self.predict_fn, x), self.temperature)
-
-    @classmethod
-    def _checked(cls, content: dict[str, Any]) -> dict[str, Any]:
-        return {"temperature": positive("temperature", content["temperature"])}
 
 
 def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
@@ -88,7 +90,14 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
     from scipy.optimize import minimize_scalar  # its import takes longer than this package
 
     prediction, y = predict_calibration(predict_fn, data)
-    exact = _exact(prediction)
+    # likelihoods are compared in float64; of classes only the mean matters, as one draw
+    exact: Prediction
+    if isinstance(prediction, ClassificationPrediction):
+        log_probs = prediction.log_probs.double().unsqueeze(0)
+        exact = replace(prediction, sample_log_probs=log_probs)
+    else:
+        components = map_tensors(prediction.components, Tensor.double)
+        exact = RegressionPrediction(components, ignored=prediction.ignored)
 
     def nll(log_temperature: float) -> float:
         limited = min(max(log_temperature, -_LIMIT), _LIMIT)
@@ -106,13 +115,8 @@ def temperature_scaling(predict_fn: PredictFn, data: Any) -> TemperatureScaled:
 
 def _scaled(prediction: Prediction, temperature: float) -> Prediction:
     """Return the prediction at a temperature."""
-    if isinstance(prediction, ClassificationPrediction):
-        return replace(prediction, sample_log_probs=_tempered(prediction, temperature))
-    return prediction.rescaled((1 - temperature) * prediction.mean, temperature)
-
-
-def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tensor:
-    """Return log-probabilities of each draw, ``[S, n, C]``, whose mean has the temperature."""
+    if not isinstance(prediction, ClassificationPrediction):
+        return prediction.rescaled((1 - temperature) * prediction.mean, temperature)
     old = prediction.log_probs
     new = (old / temperature).log_softmax(-1)
     log_ratio = (new - old).nan_to_num(nan=0.0)  # 0, too, where a probability is 0
@@ -121,12 +125,5 @@ def _tempered(prediction: ClassificationPrediction, temperature: float) -> Tenso
     gained = old + gain + (-(-gain).expm1()).log()  # p' - p
     fractions = gained.log_softmax(-1).nan_to_num(nan=-math.inf)  # NaN where no class gains
     moved = lost.logsumexp(-1, keepdim=True) + fractions
-    return torch.logaddexp(prediction.sample_log_probs + loss, moved)
-
-
-def _exact(prediction: Prediction) -> Prediction:
-    """Return the predictive in float64, which likelihoods are compared in; classes as one draw."""
-    if isinstance(prediction, ClassificationPrediction):
-        return replace(prediction, sample_log_probs=prediction.log_probs.double().unsqueeze(0))
-    components = map_tensors(prediction.components, Tensor.double)
-    return RegressionPrediction(components, ignored=prediction.ignored)
+    log_probs = torch.logaddexp(prediction.sample_log_probs + loss, moved)
+    return replace(prediction, sample_log_probs=log_probs)

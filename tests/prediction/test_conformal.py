@@ -13,7 +13,6 @@ from scipy import stats
 import pyro_bbb as bbb
 from pyro_bbb.distributions import observation as families
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
-from pyro_bbb.prediction._conformal import _uniform
 from tests._support.forged import rewrite
 
 SIGMAS = 5  # two-sided false-alarm rate of each Monte Carlo comparison: 6e-7
@@ -165,18 +164,6 @@ def test_intervals_of_counts_begin_at_zero():
     assert (lower >= 0).all() and (lower == 0).any() and (upper > lower).all()
 
 
-def test_intervals_do_not_depend_on_the_scale_of_the_predictive(double):
-    x, y = sample_regression(40)
-    plain = REGRESSIONS["right"]
-    scaled = bbb.TemperatureScaled(plain, 3.7)
-    for end, expected in zip(
-        bbb.conformal(scaled, (x, y)).interval(x),
-        bbb.conformal(plain, (x, y)).interval(x),
-        strict=True,
-    ):
-        torch.testing.assert_close(end, expected)
-
-
 def spelled_out(probs, u):
     """Scores of adaptive sets by loops over examples and classes."""
     scores = np.zeros_like(probs)
@@ -193,7 +180,7 @@ def test_label_sets_spelled_out(score):
     before, new = logits.softmax(-1)
     y = torch.randint(5, (99,), generator=generator)
     found = bbb.conformal(lambda x: classes(x), (before, y), 0.7, score=score, seed=3)
-    u = [_uniform((99, 1), 3, stream).flatten().numpy() for stream in (0, 1)]
+    u = [np.random.default_rng([3, stream]).random(99) for stream in (0, 1)]
     if score == "adaptive":
         u = np.zeros((2, 99))
     calibration = spelled_out(before.numpy(), u[0])[np.arange(99), y]
@@ -206,30 +193,13 @@ def test_label_sets_spelled_out(score):
         assert sets[np.arange(99), new.argmax(1)].all()
 
 
-def test_random_numbers_of_sets():
-    numbers = [_uniform((1000, 1), *which) for which in ((3, 0), (3, 1), (3, 0), (-1, 0))]
-    assert torch.equal(numbers[0], numbers[2])
-    assert all(
-        abs(np.corrcoef(numbers[0].T, numbers[i].T)[0, 1]) < SIGMAS / 1000**0.5 for i in (1, 3)
-    )
+def test_a_seed_fixes_sets_and_leaves_torch_alone():
     x, y = sample_classes(50)
     found = bbb.conformal(CLASSIFIERS["right"], (x, y), score="randomized", seed=0)
     state = torch.get_rng_state()
     assert torch.equal(found.label_set(x, seed=1), found.label_set(x, seed=1))
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(found.label_set(x), found.label_set(x))
-
-
-def test_labels_of_several_parts_have_thresholds_of_their_own():
-    generator = torch.Generator().manual_seed(0)
-    probs = torch.randn(40, 3, 4, generator=generator).softmax(-1)
-    y = torch.randint(4, (40, 3), generator=generator)
-    both = bbb.conformal(lambda x: classes(x), (probs, y), 0.8)
-    assert both.label_set(probs).shape == (40, 3, 4)
-    for part in range(3):
-        one = bbb.conformal(lambda x: classes(x), (probs[:, part], y[:, part]), 0.8)
-        assert one.threshold == both.threshold[part]
-        assert torch.equal(one.label_set(probs[:, part]), both.label_set(probs)[:, part])
 
 
 # --- levels and numbers of examples ---
@@ -289,13 +259,9 @@ def test_saved_and_loaded(kind, tmp_path):
         ({"format": "pyro_bbb.temperature"}, "'format' must be 'pyro_bbb.conformal'"),
         ({"version": 3}, "has format version 3, this pyro_bbb reads up to 2"),
         ({"level": 1.5}, "level must be in"),
-        ({"level": "0.9"}, "level must be float, got '0.9'"),
-        ({"other": 1}, "must have the keys"),
         ({"score": "best"}, "score must be one of"),
         ({"num_calibration": 0}, "num_calibration must be"),
         ({"threshold": "high"}, "threshold must be .*, got 'high'"),
-        ({"threshold": [math.nan]}, "NaN is not a JSON number"),
-        ({"threshold": [1e999]}, "Infinity is not a JSON number"),
         ({"threshold": []}, "threshold must be finite"),
         ({"threshold": [-1.0]}, "at least 0"),
     ],
@@ -318,9 +284,6 @@ def test_an_edited_number_is_noticed_and_a_file_of_the_first_version_loads(tmp_p
         bbb.ConformalPredictor.load(path, first.predict_fn)
     content = json.loads(text)
     del content["sha256"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(bbb.LoadError, match="does not have the sha256"):
-        bbb.ConformalPredictor.load(path, first.predict_fn)
     path.write_text(json.dumps(content | {"version": 1}))  # had no hash
     again = bbb.ConformalPredictor.load(path, first.predict_fn)
     assert torch.equal(again.threshold, first.threshold)

@@ -86,40 +86,30 @@ def assert_draws_weights(model, guide, x):
 # The closed form, and the law of drawn weights
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0, -2.0])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_layers_moments_are_those_of_the_closed_form(double, monkeypatch, noise, n):
+@pytest.mark.parametrize("noise", [0.0, -2.0])
+def test_a_layers_moments_are_those_of_the_closed_form(double, monkeypatch, noise):
     model, guide = posterior(bbb.BayesianLinear(4, 2))
-    x = torch.randn(n, 4)
+    x = torch.randn(3, 4)
     monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.full(shape, noise))
     prediction = per_input(model, guide, x, 5)
     weight, bias = "network.weight", "network.bias"
     mean = x.numpy() @ guide.loc(weight).numpy().T + guide.loc(bias).numpy()
     scale, of_bias = guide.scale(weight).numpy(), guide.scale(bias).numpy()
-    for i in range(n):
-        for k in range(2):
-            variance = of_bias[k] ** 2
-            for j in range(4):
-                variance += x[i, j].item() ** 2 * scale[k, j] ** 2
-            expected = mean[i, k] + noise * math.sqrt(variance)
-            np.testing.assert_allclose(prediction.sample_means[:, i, k], expected, rtol=1e-12)
+    variance = x.numpy() ** 2 @ scale.T**2 + of_bias**2
+    for found in prediction.sample_means:
+        np.testing.assert_allclose(found, mean + noise * np.sqrt(variance), rtol=1e-12)
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian", "HeteroscedasticGaussian"])
 def test_deep_networks_predict_as_by_drawn_weights(double, likelihood):
     model, guide = posterior(mlp(3, 6, 5, 2), getattr(bbb.likelihoods, likelihood)())
-    assert_same_predictive(model, guide, torch.randn(2, 3))
-
-
-@pytest.mark.parametrize("likelihood", ["Bernoulli", "Poisson"])
-def test_other_likelihoods_predict_as_by_drawn_weights(double, likelihood):
-    model, guide = posterior(mlp(3, 4, 1), getattr(bbb.likelihoods, likelihood)(), rho=-2.0)
     assert_same_predictive(model, guide, torch.randn(1, 3))
 
 
-def test_inputs_together_predict_as_each_alone(double):
-    model, guide = posterior(mlp(3, 6, 2))
-    x = torch.randn(3, 3)
+@pytest.mark.parametrize("network", [lambda: mlp(3, 6, 2), lambda: partly_random()])
+def test_inputs_together_predict_as_each_alone(double, network):
+    model, guide = posterior(network())
+    x = torch.randn(2, 3)
     together = outputs(per_input(model, guide, x))
     alone = [outputs(per_draw(model, guide, each)) for each in x.split(1)]
     assert_same_law(together, np.concatenate(alone, axis=1))
@@ -166,17 +156,6 @@ def test_latent_noise_and_scales_of_priors_are_drawn_from_the_guide(double):
     assert len(both.unique()) == 9  # one noise for each draw
 
 
-def test_student_t_and_learned_noise(double):
-    for likelihood in (
-        bbb.likelihoods.Gaussian.learned(0.4),
-        bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0), dist.LogNormal(0.0, 0.1)),
-    ):
-        model, guide = posterior(mlp(3, 4, 2), likelihood)
-        prediction = per_input(model, guide, torch.randn(4, 3), 6)
-        assert prediction.sample_means.shape == (6, 4, 2)
-        assert prediction.std.isfinite().all()
-
-
 class Products(PyroModule):
     """A dense network in matrix products, with a weight stored either way."""
 
@@ -197,15 +176,6 @@ def partly_random():
     return bbb.bayesianize(plain, where=["3", "0.bias"])
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_partly_random_networks_predict_as_by_drawn_weights(double, n):
-    model, guide = posterior(partly_random())
-    x = torch.randn(n, 3)
-    together = outputs(per_input(model, guide, x))
-    alone = [outputs(per_draw(model, guide, each)) for each in x.split(1)]
-    assert_same_law(together, np.concatenate(alone, axis=1))
-
-
 # Numbers, seeds, passes
 
 
@@ -218,19 +188,6 @@ def test_seeds_fix_the_draws_whatever_the_batches(double):
         again = per_input(model, guide, x, 300, seed=3, batch_size=batch_size)
         assert torch.equal(again.sample_means, first)
     assert not torch.equal(per_input(model, guide, x, 300, seed=4).sample_means, first)
-    drawn = [per_draw(model, guide, x, 30, seed=3, batch_size=b).sample_means for b in (1, 2, 7)]
-    for each in drawn[1:]:
-        torch.testing.assert_close(each, drawn[0])
-
-
-@pytest.mark.parametrize("num_samples", [300, 1024, 2500])
-def test_parts_of_draws_and_inputs_come_where_they_belong(double, monkeypatch, num_samples):
-    model, guide = posterior(mlp(3, 5, 2))
-    x = torch.randn(5, 3)
-    monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.zeros(shape))
-    means = per_input(model, guide, x, num_samples).sample_means
-    expected = bbb.predict_mean(model, guide, x).sample_means
-    torch.testing.assert_close(means, expected.expand(num_samples, -1, -1))
 
 
 def test_no_weight_is_drawn(monkeypatch):
@@ -294,20 +251,11 @@ INEXACT = {
         lambda: bbb.bayesianize(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), where="*"),
         UNKNOWN_LAYER,
     ),
-    "recurrent": (
-        lambda: PyroModule[nn.Sequential](bbb.bayesianize(nn.RNN(3, 2)), First()),
-        UNKNOWN_LAYER,
-    ),
     "not normal": (
         lambda: bbb.BayesianLinear(3, 2, prior=dist.LogNormal(0.0, 1.0)),
         "'network.weight' is not a weight of independent Normals",
     ),
 }
-
-
-class First(nn.Module):
-    def forward(self, pair):
-        return pair[0]
 
 
 @pytest.mark.parametrize("name", INEXACT)
@@ -322,19 +270,21 @@ def test_what_is_not_exact_is_refused(name):
     assert_draws_weights(model, guide, x[:1])
 
 
-@pytest.mark.parametrize("kind", ["full_rank", "low_rank", "ensemble", "own", "draws", "function"])
+OTHER_POSTERIORS = {
+    "full rank": lambda model: bbb.guides.make("full_rank", model),
+    "ensemble": lambda model: bbb.guides.make("ensemble", model),
+    "own": lambda model: OwnGuide(model),
+    "draws": lambda model: bbb.AutoSoftplusNormal(model).sample_posterior(3),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_POSTERIORS)
 def test_other_posteriors_are_refused(kind):
     model = bbb.BayesianModel(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
-    if kind == "draws":
-        guide = bbb.AutoSoftplusNormal(model).sample_posterior(3)
-    elif kind == "own":
-        guide = OwnGuide(model)
-    elif kind == "function":
-        guide = lambda *_: None  # noqa: E731
-    else:
-        guide = bbb.guides.make(kind, model)
+    guide, x = OTHER_POSTERIORS[kind](model), torch.randn(2, 3)
     with pytest.raises(ValueError, match="not exact here.*guide must be an AutoSoftplusNormal"):
-        per_input(model, guide, torch.randn(2, 3), 4)
+        per_input(model, guide, x, 4)
+    assert_draws_weights(model, guide, x[:1])
 
 
 def test_errors_of_drawn_weights_are_errors_here():
@@ -346,20 +296,6 @@ def test_errors_of_drawn_weights_are_errors_here():
     for estimator in (None, "local_reparam", "reparam"):
         with pytest.raises(ValueError, match="lack the latent 'network.fc2.weight'"):
             bbb.predict(other, guide, torch.randn(1, 3), num_samples=3, estimator=estimator)
-    for estimator in ("flipout", "", 3):
-        with pytest.raises(ValueError, match=r"estimator must be one of \['reparam', 'local"):
-            bbb.predict(model, guide, torch.randn(1, 3), estimator=estimator)
-
-
-def test_a_guide_that_draws_in_its_own_way_is_asked_for_its_draws():
-    model = bbb.BayesianModel(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
-    guide = OwnGuide(model)
-    for n in (1, 2):
-        x = torch.randn(n, 3)
-        expected = bbb.predict_mean(model, guide, x).sample_means.expand(4, -1, -1)
-        torch.testing.assert_close(
-            bbb.predict(model, guide, x, num_samples=4).sample_means, expected
-        )
 
 
 def test_it_leaves_the_model_as_it_was():
@@ -424,7 +360,10 @@ class Inherited(bbb.BayesianMLP):
 
 
 class OwnLikelihood(bbb.likelihoods.Gaussian):
-    """As well."""
+    """Scores outputs in another unit."""
+
+    def arguments(self, outputs):
+        return super().arguments(2 * outputs)
 
 
 class OwnGuide(bbb.AutoSoftplusNormal):
@@ -436,22 +375,11 @@ class OwnGuide(bbb.AutoSoftplusNormal):
         }
 
 
-class OwnModel(bbb.BayesianModel):
-    """As well."""
-
-
 class OwnPredictive(bbb.BayesianModel):
     """Predicts what no network says."""
 
     def predictive(self, x):
         return {name: value + 1 for name, value in super().predictive(x).items()}
-
-
-def test_a_model_that_predicts_in_its_own_way_is_not_predicted_without_it():
-    model = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
-    guide = bbb.AutoSoftplusNormal(model)
-    with pytest.raises(ValueError, match="OwnPredictive predicts in a way of its own"):
-        per_input(model, guide, torch.randn(4, 3))
 
 
 def hooked(register="register_forward_hook"):
@@ -491,14 +419,9 @@ def test_weights_are_drawn_for_what_is_not_known(double, name):
     assert_draws_weights(*posterior(UNKNOWN[name]()), torch.randn(1, 3))
 
 
-def test_weights_are_drawn_for_other_models_likelihoods_and_guides():
-    likelihood = bbb.likelihoods.Gaussian()
-    for model in (
-        OwnModel(mlp(3, 2), likelihood, num_data=5),
-        bbb.BayesianModel(mlp(3, 2), OwnLikelihood(), num_data=5),
-    ):
+def test_weights_are_drawn_for_other_models_and_likelihoods():
+    other = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    for model in (other, bbb.BayesianModel(mlp(3, 2), OwnLikelihood(), num_data=5)):
         assert_draws_weights(model, bbb.AutoSoftplusNormal(model), torch.randn(1, 3))
-    model = bbb.BayesianModel(mlp(3, 2), likelihood, num_data=5)
-    full_rank = bbb.guides.make("full_rank", model)
-    for guide in (OwnGuide(model), full_rank, full_rank.sample_posterior(4)):
-        assert_draws_weights(model, guide, torch.randn(1, 3))
+    with pytest.raises(ValueError, match="OwnPredictive overrides predictive"):
+        per_input(other, bbb.AutoSoftplusNormal(other), torch.randn(4, 3))

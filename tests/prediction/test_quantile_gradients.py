@@ -12,8 +12,7 @@ from pyro_bbb.distributions import observation
 LOC = torch.tensor([4.0, -2.0, 0.5], dtype=torch.double)[:, None, None]  # of three draws
 SCALE = torch.tensor([2.0, 0.3, 1.0], dtype=torch.double)[:, None, None]
 FAMILIES = {
-    "Normal": dist.Normal,
-    "our Normal": observation.Normal,
+    "Normal": observation.Normal,
     "StudentT": lambda loc, scale: observation.StudentT(torch.tensor(3.0).to(loc), loc, scale),
     "Laplace": dist.Laplace,
 }
@@ -26,21 +25,11 @@ def leaves():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantiles_have_the_derivatives_of_finite_differences(family):
-    def ends(loc, scale):
-        prediction = bbb.RegressionPrediction(FAMILIES[family](loc, scale))
-        return (*prediction.interval(0.8), prediction.quantile(0.37))
+    def quantile(loc, scale):
+        return bbb.RegressionPrediction(FAMILIES[family](loc, scale)).quantile(0.37)
 
-    assert gradcheck(ends, leaves(), eps=1e-5)
-    assert gradgradcheck(ends, leaves(), eps=1e-5, atol=1e-4)
-
-
-def test_a_single_normal_has_its_closed_form():
-    loc, scale = (x[:1].detach().requires_grad_() for x in leaves())
-    quantile = bbb.RegressionPrediction(dist.Normal(loc, scale)).quantile(0.975)
-    of_loc, of_scale = torch.autograd.grad(quantile.sum(), (loc, scale))
-    z = torch.special.ndtri(torch.tensor(0.975, dtype=torch.double))
-    assert torch.allclose(of_loc, torch.ones_like(of_loc), rtol=1e-9)
-    assert torch.allclose(of_scale, z.expand_as(of_scale), rtol=1e-9)
+    assert gradcheck(quantile, leaves(), eps=1e-5)
+    assert gradgradcheck(quantile, leaves(), eps=1e-5, atol=1e-4)
 
 
 def test_values_do_not_depend_on_gradients_and_counts_are_constant():
@@ -80,7 +69,3 @@ def test_an_ensembles_quantiles_have_the_derivatives_of_finite_differences(likel
     assert gradgradcheck(quantiles, x, eps=1e-5, atol=1e-4)
     of_x = torch.autograd.grad(quantiles(x).sum(), x)[0]
     assert torch.allclose(torch.func.grad(lambda x: quantiles(x).sum())(X), of_x)
-    _, along = torch.func.jvp(quantiles, (X,), (torch.ones_like(X),))
-    assert torch.allclose(along.sum(), of_x.sum())
-    with torch.no_grad():
-        assert torch.equal(quantiles(X), quantiles(x))

@@ -118,18 +118,17 @@ def test_datasets_and_loaders_of_several_inputs_are_read(form):
 
 def test_training_goes_on_from_a_checkpoint(tmp_path):
     wide, deep, y = data()
-    _, _, known = trained(WideAndDeep, (wide, deep), y, epochs=4)
-    folder = tmp_path / "run"
-    options = {"epochs": 4, "checkpoint": folder, "callbacks": [interrupt]}
+    _, _, known = trained(WideAndDeep, (wide, deep), y)
+
+    def interrupt(end):
+        if end.epoch == 1:
+            raise RuntimeError("stop here")
+
+    options = {"checkpoint": tmp_path / "run"}
     with pytest.raises(RuntimeError, match="stop here"):
-        trained(WideAndDeep, (wide, deep), y, **options)
-    _, _, history = trained(WideAndDeep, (wide, deep), y, epochs=4, checkpoint=folder)
+        trained(WideAndDeep, (wide, deep), y, callbacks=[interrupt], **options)
+    _, _, history = trained(WideAndDeep, (wide, deep), y, **options)
     assert history.steps.loss == known.steps.loss
-
-
-def interrupt(end):
-    if end.epoch == 1:
-        raise RuntimeError("stop here")
 
 
 def test_exported_networks_take_them_as_arguments():
@@ -142,17 +141,16 @@ def test_exported_networks_take_them_as_arguments():
     torch.testing.assert_close(ensemble(wide, deep)["mean"], expected)
 
 
-@pytest.mark.slow
 def test_nuts_and_laplace_take_them():
     wide, deep, y = data()
     one = torch.cat([wide, deep], 1)
     means = []
     for network, x in ((WideAndDeep, (wide, deep)), (InOneTensor, one)):
         model, _ = new(network)
-        options = {"num_samples": 5, "warmup_steps": 5, "seed": 0, "progress": False}
+        options = {"num_samples": 2, "warmup_steps": 2, "seed": 0, "progress": False}
         chains = bbb.run_nuts(model, (x, y), **options)
         guide = bbb.guides.make("laplace", model)
-        bbb.fit(model, guide, (x, y), epochs=3, seed=0, progress=False)
+        bbb.fit(model, guide, (x, y), epochs=1, seed=0, progress=False)
         means.append([bbb.predict(model, each, x, seed=0).mean for each in (chains, guide)])
     for found, expected in zip(*means, strict=True):
         torch.testing.assert_close(found, expected)
