@@ -18,7 +18,7 @@ test-slow: export MARKED = slow
 test test-slow: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "$$MARKED"
 
-# The fraction of sampled faults in the library that `make test` detects; MUTANTS in each room.
+# The fraction of sampled faults in the library that `make test` detects; MUTANTS in each package.
 MUTANTS ?= 8
 mutation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/_support/mutation.py --sample $(MUTANTS)

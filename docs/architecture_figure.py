@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of ``docs/architecture.md``: rooms on their floors, and the flow of data.
+"""The picture of ``docs/architecture.md``: packages on their layers, and the flow of data.
 
     python docs/architecture_figure.py
 
@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 TARGET = Path(__file__).parent / "images" / "architecture.png"
-WIDTH, HEIGHT, STEP = 100.0, 7.0, 11.0  # of the figure, of a room, from floor to floor
+WIDTH, HEIGHT, STEP = 100.0, 7.0, 11.0  # of the figure, of a package, from layer to layer
 
-# room: floor, left, right, what is inside
-ROOMS: dict[str, tuple[int, float, float, str]] = {
+# package: layer, left, right, what is inside
+PACKAGES: dict[str, tuple[int, float, float, str]] = {
     "_recorder": (1, 20, 40, "recorded operations"),
     "_utils": (1, 43, 60, "torch helpers"),
     "metrics": (2, 76, 95, "accuracy, NLL, ECE"),
@@ -31,11 +31,11 @@ ROOMS: dict[str, tuple[int, float, float, str]] = {
     "pruning": (4, 34, 45, "S/N ratio"),
     "guides": (4, 48, 59, "q(w)"),
     "estimators": (4, 62, 73, "of gradients"),
-    "networks": (5, 20, 31, "layers"),
+    "networks": (5, 20, 31, "Bayesian layers"),
     "likelihoods": (5, 34, 45, "p(y | outputs)"),
     "models": (6, 20, 45, "p(w) p(y | x, w)"),
     "persistence": (7, 20, 34, "save, load"),
-    "elbo": (7, 51, 62, "free energy"),
+    "elbo": (7, 37, 56, "free energy"),
     "prediction": (7, 76, 95, "draws, summaries"),
     "training": (8, 20, 73, ""),
     "mcmc": (8, 76, 84, "NUTS"),
@@ -48,15 +48,16 @@ ROOMS: dict[str, tuple[int, float, float, str]] = {
 }
 PARTS = {"batches": (22, 31), "objective": (36, 51), "step runner": (54, 64), "History": (66, 72)}
 
-# what flows: the corners of its arrow, as (x, floor, shift in heights of a room), and a label
+# what flows: the corners of its arrow, as (x, layer, shift in heights of a package), and a label
 Corner = tuple[float, int, float]
 FLOWS: list[tuple[list[Corner], str]] = [
     ([(10, 2, 0.5), (10, 8, -0.17), (22, 8, -0.17)], "data"),
     ([(25.5, 4, 0.5), (25.5, 5, -0.5)], ""),
     ([(25.5, 5, 0.5), (25.5, 6, -0.5)], ""),
     ([(39.5, 5, 0.5), (39.5, 6, -0.5)], ""),
-    ([(40, 6, 0.5), (40, 8, -0.42)], "model"),
-    ([(49.5, 4, 0.5), (49.5, 8, -0.42)], "guide"),
+    ([(41, 6, 0.5), (41, 7, -0.5)], "model"),
+    ([(52, 4, 0.5), (52, 7, -0.5)], "guide"),
+    ([(43.5, 7, 0.5), (43.5, 8, -0.42)], "loss"),
     ([(63, 4, 0.5), (63, 8, -0.42)], "noise"),
     ([(31, 8, -0.17), (36, 8, -0.17)], ""),
     ([(51, 8, -0.17), (54, 8, -0.17)], ""),
@@ -73,36 +74,36 @@ BOTH_WAYS = [((45, 4, 0), (48, 4, 0)), ((27, 7, 0.5), (27, 8, -0.5))]
 
 
 def draw(ax: Axes) -> None:
-    """Draw floors, rooms and arrows on axes in units of a hundredth of the width."""
-    for floor in range(1, 11):
-        shade = "#f3f5f8" if floor % 2 else "#ffffff"
-        ax.axhspan(_y(floor, 0) - STEP / 2, _y(floor, 0) + STEP / 2, color=shade, zorder=0)
-        ax.text(1.2, _y(floor, 0), str(floor), color="#777777", fontsize=9, va="center")
-    for name, (floor, left, right, inside) in ROOMS.items():
-        _box(ax, name, floor, left, right, inside)
+    """Draw layers, packages and arrows on axes in units of a hundredth of the width."""
+    for layer in range(1, 11):
+        shade = "#f3f5f8" if layer % 2 else "#ffffff"
+        ax.axhspan(_y(layer, 0) - STEP / 2, _y(layer, 0) + STEP / 2, color=shade, zorder=0)
+        ax.text(1.2, _y(layer, 0), str(layer), color="#777777", fontsize=9, va="center")
+    for name, (layer, left, right, inside) in PACKAGES.items():
+        _box(ax, name, layer, left, right, inside)
     for part, (left, right) in PARTS.items():
         _part(ax, part, left, right)
     for corners, label in FLOWS:
-        _flow(ax, [(x, _y(floor, shift)) for x, floor, shift in corners], label)
+        _flow(ax, [(x, _y(layer, shift)) for x, layer, shift in corners], label)
     for one, other in BOTH_WAYS:
         _arrow(ax, (one[0], _y(*one[1:])), (other[0], _y(*other[1:])), "<|-|>")
 
 
-def _y(floor: int, shift: float) -> float:
-    return STEP * (floor - 0.5) + HEIGHT * shift
+def _y(layer: int, shift: float) -> float:
+    return STEP * (layer - 0.5) + HEIGHT * shift
 
 
-def _box(ax: Axes, name: str, floor: int, left: float, right: float, inside: str) -> None:
+def _box(ax: Axes, name: str, layer: int, left: float, right: float, inside: str) -> None:
     internal = name.startswith("_") or name == "distributions"
     face, edge = ("#eceff1", "#90a4ae") if internal else ("#e3ecf9", "#0072b2")
     style = f"round,pad=0,rounding_size={HEIGHT / 7}"
-    corner = (left, _y(floor, -0.5))
+    corner = (left, _y(layer, -0.5))
     ax.add_patch(
         FancyBboxPatch(corner, right - left, HEIGHT, boxstyle=style, fc=face, ec=edge, zorder=2)
     )
     middle = (left + right) / 2
-    _text(ax, middle, _y(floor, 0.2 if inside else 0.33), name, fontsize=9, weight="bold")
-    _text(ax, middle, _y(floor, -0.22), inside)
+    _text(ax, middle, _y(layer, 0.2 if inside else 0.33), name, fontsize=9, weight="bold")
+    _text(ax, middle, _y(layer, -0.22), inside)
 
 
 def _text(ax: Axes, x: float, y: float, text: str, **style: Any) -> None:

@@ -3,8 +3,8 @@
 
 Four nouns, each replaceable alone (network, prior, likelihood, guide); the verbs are functions.
 
-The names are in ``__init__.pyi``. Each room is imported at the first use of a name of it, so that
-``pyro-bbb --help`` and a service import only what they use.
+The names are in ``__init__.pyi``. Each package is imported at the first use of one of its
+names, so that ``pyro-bbb --help`` and a service import only what they use.
 """
 
 from lazy_loader import attach_stub

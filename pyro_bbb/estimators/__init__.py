@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient estimators: local reparameterisation, flipout, sticking the landing.
 
-Imports the rooms up to `_handlers`. A new estimator is a context manager in ``_estimators.py`` and
-one entry of `ESTIMATORS`, by which `fit` knows it.
+Imports the packages up to `_handlers`. A new estimator is a context manager in ``_estimators.py``
+and one entry of `ESTIMATORS`, its name in `fit`.
 """
 
 from pyro_bbb.estimators._estimators import ESTIMATORS as ESTIMATORS

@@ -86,7 +86,7 @@ def shapes(guide: Any) -> Mapping[str, Size]:
 
 
 def is_chains(guide: Any) -> bool:
-    """Return whether a posterior is `Chains`, whose room imports this one."""
+    """Return whether a posterior is `Chains`, whose package imports this one."""
     from pyro_bbb.mcmc import Chains
 
     return isinstance(guide, Chains)

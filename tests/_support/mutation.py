@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation score: the fraction of sampled one-token faults in the library that its tests detect.
 
-    python tests/_support/mutation.py [--root TREE] [--sample 8] [--seed 0] [--rooms guides ...]
+    python tests/_support/mutation.py [--root TREE] [--sample 8] [--seed 0] [--packages guides ...]
 
 cosmic-ray makes the mutants, in a copy of the tree. A mutant is drawn by its position and then by
 its operator, so that each line of code counts once. A process that has imported torch and Pyro
-forks for each mutant and runs the tests of its room, up to the first failure.
+forks for each mutant and runs the tests of its package, up to the first failure.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = ["api/test_bad_input_models.py", "api/test_bad_input_functions.py"]
-TESTS = {  # of each room, the cheapest first
+TESTS = {  # of each package, the cheapest first
     "_recorder": ["training/test_engine.py", "test_mcmc.py"],
     "distributions": ["distributions", "handlers", "inference", *BAD_INPUT[:1]],
     "priors": ["priors", *BAD_INPUT[:1]],
@@ -88,13 +88,13 @@ def is_equivalent(text: str, line: int, operator: str) -> bool:
     return operator.endswith("RemoveDecorator") and "@staticmethod" in text.splitlines()[line - 1]
 
 
-def mutants(root: Path, room: str) -> dict[tuple[str, int, int], list[Mutant]]:
-    """All mutants of a room by file, line and column."""
+def mutants(root: Path, package: str) -> dict[tuple[str, int, int], list[Mutant]]:
+    """All mutants of a package by file, line and column."""
     found = defaultdict(list)
     names = [name for name in operator_names() if not name.endswith(SAME_BY_IDENTITY)]
     operators = {name: get_operator(name) for name in names}
     operators = {name: make() for name, make in operators.items() if not make.arguments()}
-    for path in sorted((root / "pyro_bbb" / room).glob("**/*.py")):
+    for path in sorted((root / "pyro_bbb" / package).glob("**/*.py")):
         text = path.read_text()
         skipped = list(annotations(text))
         nodes = list(ast_nodes(get_ast(text)))
@@ -108,10 +108,10 @@ def mutants(root: Path, room: str) -> dict[tuple[str, int, int], list[Mutant]]:
     return found
 
 
-def sample(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
+def sample(root: Path, package: str, count: int, seed: int) -> list[Mutant]:
     """Mutants drawn with a seed, at different positions."""
-    found = mutants(root, room)
-    generator = random.Random(f"{seed} {room}")
+    found = mutants(root, package)
+    generator = random.Random(f"{seed} {package}")
     places = generator.sample(sorted(found), min(count, len(found)))
     return [random.Random(f"{seed} {place}").choice(found[place]) for place in places]
 
@@ -182,12 +182,12 @@ def difference(mutant: Mutant, before: str, after: str) -> str:
     return "\n".join(f"    {line}" for line in changed)
 
 
-def score(tree: Path, room: str, chosen: list[Mutant]) -> list[dict[str, object]]:
+def score(tree: Path, package: str, chosen: list[Mutant]) -> list[dict[str, object]]:
     """Runs the tests on each mutant and tells what became of it."""
-    status, spent, log = run_tests(tree, TESTS[room], 3600)
+    status, spent, log = run_tests(tree, TESTS[package], 3600)
     if status:
-        raise SystemExit(f"the tests of {room} fail without a mutant:\n{log}")
-    print(f"{room}: {spent:.0f} s without a mutant", flush=True)
+        raise SystemExit(f"the tests of {package} fail without a mutant:\n{log}")
+    print(f"{package}: {spent:.0f} s without a mutant", flush=True)
     results = []
     for mutant in chosen:
         path = tree / mutant.path
@@ -195,11 +195,15 @@ def score(tree: Path, room: str, chosen: list[Mutant]) -> list[dict[str, object]
         changed = mutant.source(text)
         path.write_text(changed)
         try:
-            status, seconds, log = run_tests(tree, TESTS[room], LIMIT * spent + START)
+            status, seconds, log = run_tests(tree, TESTS[package], LIMIT * spent + START)
         finally:
             path.write_text(text)
         fate = "survived" if status == 0 else "killed" if status > 0 else "timeout"
-        told = {"room": room, "at": f"{mutant.path}:{mutant.line}", "operator": mutant.operator}
+        told = {
+            "package": package,
+            "at": f"{mutant.path}:{mutant.line}",
+            "operator": mutant.operator,
+        }
         diff = difference(mutant, text, changed)
         results.append({**told, "fate": fate, "seconds": round(seconds, 1), "diff": diff})
         print(f"{fate:9}{seconds:6.1f} s  {told['at']}  {mutant.operator}\n{diff}", flush=True)
@@ -207,12 +211,12 @@ def score(tree: Path, room: str, chosen: list[Mutant]) -> list[dict[str, object]
 
 
 def main() -> None:
-    """Prints a table of all rooms, and the mutants that no test detects."""
+    """Prints a table of all packages, and the mutants that no test detects."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree to test")
-    parser.add_argument("--sample", type=int, default=8, help="mutants of each room")
+    parser.add_argument("--sample", type=int, default=8, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rooms", nargs="+", choices=TESTS, default=list(TESTS))
+    parser.add_argument("--packages", nargs="+", choices=TESTS, default=list(TESTS))
     parser.add_argument("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     for name in PRELOADED:
@@ -220,16 +224,16 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         copied(options.root.resolve(), Path(folder))
-        for room in options.rooms:
-            chosen = sample(Path(folder), room, options.sample, options.seed)
-            results += score(Path(folder), room, chosen)
+        for package in options.packages:
+            chosen = sample(Path(folder), package, options.sample, options.seed)
+            results += score(Path(folder), package, chosen)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
-    print(f"\n{'room':16}{'sampled':>8}{'killed':>8}{'survived':>9}")
-    for room in (*options.rooms, "all"):
-        fates = [each["fate"] for each in results if room in ("all", each["room"])]
+    print(f"\n{'package':16}{'sampled':>8}{'killed':>8}{'survived':>9}")
+    for package in (*options.packages, "all"):
+        fates = [each["fate"] for each in results if package in ("all", each["package"])]
         survived = fates.count("survived")
-        print(f"{room:16}{len(fates):8}{len(fates) - survived:8}{survived:9}")
+        print(f"{package:16}{len(fates):8}{len(fates) - survived:8}{survived:9}")
 
 
 if __name__ == "__main__":

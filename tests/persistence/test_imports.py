@@ -15,8 +15,8 @@ def test_load_knows_every_class_without_further_imports():
         from pyro_bbb._utils.saving import SAVED_CLASSES
         known = set(SAVED_CLASSES)
         import importlib
-        rooms = "networks priors likelihoods guides models estimators training"
-        for name in rooms.split():
+        packages = "networks priors likelihoods guides models estimators training"
+        for name in packages.split():
             importlib.import_module(f"pyro_bbb.{name}")
         print(len(known), sorted(set(SAVED_CLASSES) - known))
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of the house: what is on top, what is private, and what importing it must not do.
+"""The limits of the packages: what is on top, what is private, and what importing it must not do.
 
-That rooms import one way is held by the contracts of import-linter in ``pyproject.toml``.
+Contracts of import-linter in ``pyproject.toml`` hold that packages import only lower layers.
 """
 
 import ast
@@ -30,17 +30,17 @@ def is_old_path(path):
 
 
 def private_of_others(path):
-    """Private modules of other rooms that a file of the library imports."""
+    """Private modules of other packages that a file of the library imports."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
     for name in imported_names(path.read_text("utf-8"), package):
-        room, *rest = name.split(".")[1:] or [""]
-        same_room = package == f"pyro_bbb.{room}" or package.startswith(f"pyro_bbb.{room}.")
-        other = name.startswith("pyro_bbb.") and not same_room
+        first, *rest = name.split(".")[1:] or [""]
+        same = package == f"pyro_bbb.{first}" or package.startswith(f"pyro_bbb.{first}.")
+        other = name.startswith("pyro_bbb.") and not same
         if other and any(part.startswith("_") and not part.endswith("__") for part in rest):
             yield name
 
 
-# --- the house ---
+# --- packages ---
 
 
 def test_a_reader_sees_few_entries_on_top():
@@ -50,7 +50,7 @@ def test_a_reader_sees_few_entries_on_top():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_a_room_says_what_it_is_for(folder):
+def test_a_package_says_what_it_is_for(folder):
     doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
     assert doc and doc.count(".") >= 2, "what is inside, what it imports, where to add one"
     assert "Imports" in doc
@@ -63,7 +63,7 @@ def test_every_file_names_its_licence():
     assert {name: line for name, line in first.items() if line and line != LICENCE} == {}
 
 
-def test_a_private_module_is_imported_by_its_own_room_alone():
+def test_a_private_module_is_imported_by_its_own_package_alone():
     found = {path.name: sorted(private_of_others(path)) for path in MODULES}
     assert not {name: names for name, names in found.items() if names}
 
@@ -163,5 +163,5 @@ def test_importing_the_names_of_the_library_loads_no_heavy_package():
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "safetensors" in loaded  # each room is loaded at the first use of a name of it
+    assert "safetensors" in loaded  # each package is loaded at the first use of a name of it
     assert not loaded & HEAVY

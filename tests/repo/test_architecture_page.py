@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page on the architecture names files that exist, and every room."""
+"""The page on the architecture names files that exist, and every package."""
 
 import importlib.util
 import re
@@ -13,10 +13,10 @@ PACKAGE = ROOT / "pyro_bbb"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
 LAYERS = next(each["layers"] for each in CONTRACTS["contracts"] if each["type"] == "layers")
-FLOORS = {  # of each room, 1 at the bottom
-    room.strip(): floor
-    for floor, layer in enumerate(reversed(LAYERS), start=1)
-    for room in layer.split("|")
+NUMBERS = {  # of each package's layer, 1 at the bottom
+    package.strip(): number
+    for number, layer in enumerate(reversed(LAYERS), start=1)
+    for package in layer.split("|")
 }
 PATHS = sorted({name for name in re.findall(r"`([\w./]+)`", PAGE) if "/" in name})
 
@@ -33,15 +33,15 @@ def test_names_in_parentheses_stand_in_the_file_before_them():
         assert f"def {name}(" in (PACKAGE / path).read_text("utf-8"), (path, name)
 
 
-def test_every_room_is_in_the_table_and_on_its_floor():
+def test_every_package_is_in_the_table_and_on_its_layer():
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, flags=re.MULTILINE)
-    assert {room: int(floor) for floor, room in rows} == FLOORS
-    assert len(rows) == len(FLOORS)
+    assert {package: int(number) for number, package in rows} == NUMBERS
+    assert len(rows) == len(NUMBERS)
 
 
-def test_the_picture_has_every_room_on_its_floor():
+def test_the_picture_has_every_package_on_its_layer():
     path = ROOT / "docs" / "architecture_figure.py"
     spec = importlib.util.spec_from_file_location("architecture_figure", path)
     figure = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(figure)
-    assert {room: floor for room, (floor, *_) in figure.ROOMS.items()} == FLOORS
+    assert {package: number for package, (number, *_) in figure.PACKAGES.items()} == NUMBERS

@@ -100,7 +100,7 @@ def test_broken_links_are_found():
 
 
 def public_modules():
-    """The package, its public modules and rooms, and the modules that these list."""
+    """The package, its public modules and packages, and the modules that these list."""
     names = [info.name for info in pkgutil.iter_modules(pyro_bbb.__path__, "pyro_bbb.")]
     modules = [pyro_bbb, *map(importlib.import_module, names)]
     public = [module for module in modules if not module.__name__.split(".")[-1].startswith("_")]

@@ -109,9 +109,9 @@ def requirements(extra=None):
             yield from requirements(other)
 
 
-def imported(room):
-    """Packages beside the standard library that the files of a room import, anywhere in them."""
-    for path in ROOT.glob(f"pyro_bbb/{room}"):
+def imported(files):
+    """Packages beside the standard library that files of the library import, anywhere."""
+    for path in ROOT.glob(f"pyro_bbb/{files}"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -119,13 +119,13 @@ def imported(room):
             yield from (name.partition(".")[0] for name in names)
 
 
-def test_the_library_or_the_rooms_extra_installs_what_it_imports():
+def test_the_library_or_a_packages_extra_installs_what_it_imports():
     folders = (path.parent.name for path in (ROOT / "pyro_bbb").glob("*/__init__.py"))
     names = packages_distributions()
-    for room in ["*.py", *(f"{name}/**/*.py" for name in sorted(folders))]:
-        extra = EXTRAS.get(room.partition("/")[0], room.partition("/")[0])
+    for files in ["*.py", *(f"{name}/**/*.py" for name in sorted(folders))]:
+        extra = EXTRAS.get(files.partition("/")[0], files.partition("/")[0])
         known = extra in project()["optional-dependencies"]
         installed = {*requirements(), *requirements(extra if known else None)}
-        for package in set(imported(room)) - sys.stdlib_module_names - {"pyro_bbb"}:
+        for package in set(imported(files)) - sys.stdlib_module_names - {"pyro_bbb"}:
             owners = {canonicalize_name(name) for name in names[package]}
-            assert owners & installed, f"pyro_bbb/{room} imports {package}"
+            assert owners & installed, f"pyro_bbb/{files} imports {package}"
