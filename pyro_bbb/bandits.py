@@ -11,6 +11,7 @@ arXiv:1802.09127).
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,44 +26,41 @@ from torch import Tensor, nn
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.locking import lock_methods
+from pyro_bbb.elbo import free_energy, terms_of_traces
 from pyro_bbb.estimators import ESTIMATORS
-from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 
 __all__ = ["LastLayerAgent", "ThompsonAgent"]
 
 Encode: TypeAlias = Callable[[Tensor, int], Tensor]
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
-_MERGED = 64  # observations stored apart before they are concatenated
 
 
 @lock_methods
 class ThompsonAgent:
-    r"""An agent that takes the action whose reward is largest by networks drawn from the posterior.
+    r"""Agent that takes the action whose reward is largest by networks drawn from the posterior.
 
     The posterior is that given the latest ``memory`` observations. After each observation come
-    ``num_batches`` steps on minibatches from memory, in random order, in which all observations
-    occur equally often (to one). A step minimises $F_i = \pi_i\,\mathrm{KL} - \ln p(D_i|w)$ with
-    $\pi_i = |D_i|/n$, where n is the number of observations in memory, or its size. A guide without
-    spread (``"delta"``) makes the agent greedy, and ``epsilon`` makes it $\epsilon$-greedy.
+    ``num_batches`` steps on minibatches of these, in random order, in which all occur equally often
+    (to one). A step minimises $F_i = \pi_i\,\mathrm{KL} - \ln p(D_i|w)$ with $\pi_i = |D_i|/n$. A
+    guide without spread (``"delta"``) makes the agent greedy, and ``epsilon`` $\epsilon$-greedy.
 
     Args:
         model: predicts the rewards, from what `encode` gives. Outputs are ``[rows]`` or
-            ``[rows, 1]``; the outputs of several agents, each of which decides for itself, are
+            ``[rows, 1]``; those of several agents, each of which decides for itself,
             ``[rows, agents]``.
         guide: its posterior, a module that has its parameters already.
         encode: from contexts ``[n, ...]`` and the number of an action to inputs ``[n, ...]``.
         num_actions: number of actions; they are numbered from 0.
-        memory: number of latest observations that it learns from.
+        memory: number of latest observations that the agent learns from.
         batch_size: observations per step.
         num_batches: steps after an observation.
         num_samples: networks drawn for a decision; their expected rewards are averaged.
         epsilon: probability of a random action instead, in [0, 1]; one number, or a tensor of one
             per agent.
         temperature: factor of the KL; 0 leaves the prior out.
-        weigh_by: n in the weight of the KL: ``"seen"``, the observations in memory, which is Bayes'
-            rule, or ``"memory"``, its size: until it is full, each observation then counts several
-            times, and the posterior contracts sooner.
+        weigh_by: n: ``"seen"``, the observations in memory, which is Bayes' rule, or ``"memory"``,
+            its size: until it is full the posterior then contracts sooner.
         optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
             Adam.
         lr: its learning rate.
@@ -110,27 +108,20 @@ class ThompsonAgent:
         self.temperature = checks.at_least_zero("temperature", temperature)
         self.weigh_by = checks.one_of("weigh_by", weigh_by, ("seen", "memory"))
         self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
-        parameters = [p for part in (guide, model) for p in part.parameters() if p.requires_grad]
-        if not parameters:
+        parameters = (*guide.parameters(), *model.parameters())
+        self._parameters = list(dict.fromkeys(p for p in parameters if p.requires_grad))
+        if not self._parameters:
             raise ValueError("guide must have its parameters already, got one without any")
-        self._parameters = list(dict.fromkeys(parameters))
         device = self._parameters[0].device
         self.epsilon = _probabilities("epsilon", epsilon).to(device)
-        self._optimizer = _made(optimizer, self._parameters, lr)
-        self._weighted_guide = with_kl_weight(guide)
+        self._optimizer = _optimizer(optimizer, self._parameters, lr)
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._inputs: Tensor | None = None
         self._rewards: Tensor | None = None
         self._checked: set[Any] = set()  # shapes and dtypes that the network was tried on
 
     def act(self, contexts: Tensor) -> Tensor:
-        """Return an action for each context; one draw of the networks serves them all.
-
-        Args:
-            contexts: ``[n, ...]``, on the guide's device.
-
-        Returns:
-            Numbers of actions, ``[n]`` or ``[n, agents]``.
+        """Return an action for each context, ``[n]`` or ``[n, agents]``, all by the same networks.
 
         Raises:
             TypeError: the contexts are not a tensor.
@@ -145,7 +136,7 @@ class ThompsonAgent:
         """Return the mean of the rewards that ``num_samples`` newly drawn networks expect.
 
         Args:
-            contexts: ``[n, ...]``.
+            contexts: ``[n, ...]``, on the guide's device.
 
         Returns:
             Expected rewards, ``[actions, n]`` or ``[actions, n, agents]``.
@@ -174,9 +165,9 @@ class ThompsonAgent:
 
     @torch.no_grad()
     def remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Overwrite the oldest observations, and learn nothing.
+        """Overwrite the oldest observations, and learn nothing; arguments as for `observe`.
 
-        It reads no number from the device, and so checks none; arguments are those of `observe`.
+        It reads no number from the device, and so checks none.
         """
         encoded = self._encoded(contexts)
         chosen = actions.reshape(1, *actions.shape, *[1] * (encoded.dim() - actions.dim() - 1))
@@ -216,11 +207,13 @@ class ThompsonAgent:
         self._free_energy(x, y, kl_weight).backward()
 
     def _free_energy(self, x: Tensor, y: Tensor, kl_weight: Any) -> Tensor:
-        """Return F_i = pi_i (ln q(w) - ln p(w)) - ln p(D_i | w) at one draw w, a device tensor."""
-        log_q = poutine.trace(self._weighted_guide).get_trace(x, y, kl_weight)
-        log_p = poutine.trace(poutine.replay(self.model, trace=log_q)).get_trace(x, y, kl_weight)
-        free_energy: Tensor = log_q.log_prob_sum() - prune_subsample_sites(log_p).log_prob_sum()
-        return free_energy
+        """Return F_i = pi_i KL - ln p(D_i | w) at one draw w, a tensor on the device."""
+        q = poutine.trace(self.guide).get_trace(x, y, 1.0)
+        p = poutine.trace(poutine.replay(self.model, trace=q)).get_trace(x, y, 1.0)
+        q, p = prune_subsample_sites(q), prune_subsample_sites(p)
+        q.compute_log_prob()
+        p.compute_log_prob()
+        return free_energy(terms_of_traces(p, q), kl_weight)
 
     def _draw(self, x: Tensor) -> Tensor:
         """Return expected rewards by one network."""
@@ -269,13 +262,7 @@ class LinearRewards:
     $$\Lambda = \lambda I + Z^\top Z, \quad \mu = \Lambda^{-1} Z^\top r, \quad a = a_0 + n / 2,
       \quad b = b_0 + (r^\top r - \mu^\top \Lambda \mu) / 2$$
 
-    Args:
-        num_actions: number of actions.
-        dim: number of features.
-        prior_precision: $\lambda$.
-        shape: $a_0$.
-        scale: $b_0$.
-        device: of the tensors, which are float64.
+    ``prior_precision`` is $\lambda$, ``shape`` $a_0$ and ``scale`` $b_0$; tensors are float64.
     """
 
     def __init__(
@@ -287,38 +274,33 @@ class LinearRewards:
         scale: float,
         device: torch.device,
     ) -> None:
-        kind: Any = {"dtype": torch.float64, "device": device}
+        zeros = partial(torch.zeros, num_actions, dtype=torch.float64, device=device)
         self.prior_scale = scale
-        self.precision = prior_precision * torch.eye(dim, **kind).repeat(num_actions, 1, 1)
-        self.moment = torch.zeros(num_actions, dim, **kind)  # Z'r
-        self.square = torch.zeros(num_actions, **kind)  # r'r
-        self.shape = torch.full((num_actions,), shape, **kind)
-        self.scale = torch.full((num_actions,), scale, **kind)
-        self.mean = torch.zeros(num_actions, dim, **kind)
-        self.root = torch.linalg.cholesky(self.precision)
+        self.precision = zeros(dim, dim) + prior_precision * torch.eye(dim, device=device)
+        self.moment, self.square = zeros(dim), zeros()  # Z'r, r'r
+        self.shape, self.scale = zeros() + shape, zeros() + scale
+        self.mean, self.root = zeros(dim), torch.linalg.cholesky(self.precision)
 
     def add(self, features: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Add observations: features ``[n, dim]``, actions and rewards ``[n]``."""
-        z, r = features.to(self.mean), rewards.to(self.mean)
         for action in actions.unique().tolist():
             rows = actions == action
-            self._add(action, z[rows], r[rows])
-
-    def _add(self, action: int, z: Tensor, r: Tensor) -> None:
-        precision = self.precision[action] + z.T @ z
-        root, failed = torch.linalg.cholesky_ex(precision)
-        if failed:
-            raise ValueError(
-                "contexts must give smaller features: Z'Z + lambda I is singular in float64; "
-                "rescale the contexts"
-            )
-        self.precision[action], self.root[action] = precision, root
-        self.moment[action] += z.T @ r
-        self.square[action] += r @ r
-        self.shape[action] += len(r) / 2
-        mean = torch.cholesky_solve(self.moment[action, :, None], root)[:, 0]
-        residual = self.square[action] - mean @ self.moment[action]  # r'r - mu' Lambda mu
-        self.mean[action], self.scale[action] = mean, self.prior_scale + residual.clamp(min=0) / 2
+            z, r = features[rows].to(self.mean), rewards[rows].to(self.mean)
+            precision = self.precision[action] + z.T @ z
+            root, failed = torch.linalg.cholesky_ex(precision)
+            if failed:
+                raise ValueError(
+                    "contexts must give smaller features: Z'Z + lambda I is singular in float64; "
+                    "rescale the contexts"
+                )
+            self.precision[action], self.root[action] = precision, root
+            self.moment[action] += z.T @ r
+            self.square[action] += r @ r
+            self.shape[action] += len(r) / 2
+            mean = torch.cholesky_solve(self.moment[action, :, None], root)[:, 0]
+            residual = self.square[action] - mean @ self.moment[action]  # r'r - mu' Lambda mu
+            self.mean[action] = mean
+            self.scale[action] = self.prior_scale + residual.clamp(min=0) / 2
 
     def draw(self) -> Tensor:
         r"""Draw weights from the posterior, one draw for each action, ``[actions, dim]``."""
@@ -355,8 +337,7 @@ class LastLayerAgent:
         prior_precision: $\lambda$, of the weights in units of the noise.
         noise_shape: $a_0$ of the noise's variance.
         noise_scale: $b_0$ of the noise's variance, in units of reward squared.
-        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
-            Adam.
+        optimizer: as for `ThompsonAgent`.
         lr: its learning rate.
 
     Attributes:
@@ -403,9 +384,10 @@ class LastLayerAgent:
             raise ValueError("features must have parameters to learn, got a network without any")
         self._device, dtype = parameters[0].device, parameters[0].dtype
         self._head = nn.Linear(num_features, num_actions, device=self._device, dtype=dtype)
-        self._optimizer = _made(optimizer, [*parameters, *self._head.parameters()], lr)
+        self._optimizer = _optimizer(optimizer, [*parameters, *self._head.parameters()], lr)
         self.rewards, self.seen, self._learned_at = self._regressions(), 0, 0
-        self._observed: list[list[Tensor]] = []  # contexts, actions and rewards, oldest first
+        # contexts, actions and rewards, oldest first
+        self._observed: deque[tuple[Tensor, ...]] = deque(maxlen=self.memory)
 
     def act(self, contexts: Tensor) -> Tensor:
         """Return an action ``[n]`` for each context ``[n, ...]``, all by one draw of the weights.
@@ -431,9 +413,7 @@ class LastLayerAgent:
         if actions.dim() != 1:
             raise ValueError(f"actions must have shape [n], got {list(actions.shape)}")
         self.rewards.add(self._features(contexts), actions, rewards)
-        self._observed.append([values.clone() for values in (contexts, actions, rewards)])
-        if len(self._observed) > _MERGED:
-            self._merged()
+        self._observed.append((contexts.clone(), actions.clone(), rewards.clone()))
         self.seen += len(contexts)
         pause = max(self.learn_every, self.learn_growth * self._learned_at)
         if self.seen - self._learned_at >= pause:
@@ -447,7 +427,10 @@ class LastLayerAgent:
         """
         if not self.seen:
             raise ValueError("there must be an observation to learn from")
-        contexts, actions, rewards = self._merged()
+        columns = zip(*self._observed, strict=True)
+        contexts, actions, rewards = (torch.cat(column)[-self.memory :] for column in columns)
+        self._observed.clear()
+        self._observed.append((contexts, actions, rewards))
         shape = self.num_batches, self.batch_size
         for rows in torch.randint(len(contexts), shape).to(self._device):
             values = self._head(self.features(contexts[rows]))
@@ -458,14 +441,6 @@ class LastLayerAgent:
         self.rewards = self._regressions()
         self.rewards.add(self._features(contexts), actions, rewards)
         self._learned_at = self.seen
-
-    def _merged(self) -> list[Tensor]:
-        """Return the observations in memory as three tensors."""
-        columns = [
-            torch.cat(values)[-self.memory :] for values in zip(*self._observed, strict=True)
-        ]
-        self._observed = [columns]
-        return columns
 
     def _regressions(self) -> LinearRewards:
         return LinearRewards(self.num_actions, self.num_features + 1, *self._prior, self._device)
@@ -487,7 +462,7 @@ class LastLayerAgent:
         return nn.functional.pad(features, (0, 1), value=1.0)
 
 
-def _made(
+def _optimizer(
     optimizer: MakeOptimizer | None, parameters: list[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
     """Return the optimiser; the default's count of steps stays on the device."""
