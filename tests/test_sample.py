@@ -30,11 +30,11 @@ def regression(rows=60, features=6):
     return model, (x, y), mean, precision
 
 
-def curve(likelihood=None, outputs=1, rows=40):
+def curve(rows=40):
     x = torch.linspace(-2, 2, rows)[:, None]
-    y = x.sin() + 0.1 * torch.randn(rows, 1)
-    network = bbb.BayesianMLP([1, 8, outputs], activation=nn.Tanh)
-    return bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(0.1), rows), (x, y)
+    network = bbb.BayesianMLP([1, 8, 1], activation=nn.Tanh)
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.1), rows)
+    return model, (x, x.sin() + 0.1 * torch.randn(rows, 1))
 
 
 QUICK = {"num_chains": 4, "max_steps": 120, "num_samples": 64, "progress": False, "seed": 0}
@@ -48,17 +48,10 @@ def test_a_normal_posterior_is_found(sampler):
     """In whitened coordinates all means are 0 and all variances 1."""
     torch.manual_seed(0)
     model, data, mean, precision = regression()
-    options = {"batch_size": len(data[0])} if sampler == "sghmc" else {}
-    chains = bbb.sample(
-        model,
-        data,
-        sampler=sampler,
-        num_chains=32,
-        num_samples=2000,
-        seed=1,
-        progress=False,
-        **options,
-    )
+    options = {"sampler": sampler, "num_chains": 32, "num_samples": 2000, "seed": 1}
+    if sampler == "sghmc":
+        options["batch_size"] = len(data[0])
+    chains = bbb.sample(model, data, progress=False, **options)
     vectors = torch.cat([values.flatten(1) for values in chains.values()], dim=1).double()
     white = (vectors - mean) @ torch.linalg.cholesky(precision)
     by_chain = white.unflatten(0, (32, -1))
@@ -89,23 +82,26 @@ def test_the_turn_is_the_papers_equation():
     assert kinetic.isfinite().all()
 
 
-@pytest.mark.slow
-def test_latent_noise_and_a_gap():
-    """The band opens in the gap, and the noise is found."""
+def test_the_band_opens_in_a_gap_and_nowhere_else():
+    """As `BayesianRegressor` samples a curve.
+
+    Where chains that err keep their step size, the ratio of the bands is 2 instead of 5.
+    """
     torch.manual_seed(0)
     x = torch.cat([torch.linspace(-2.5, -1, 40), torch.linspace(0.8, 2.5, 40)])[:, None]
-    y = torch.sin(2.2 * x) + 0.1 * torch.randn(80, 1)
-    network = bbb.BayesianMLP([1, 20, 1], activation=nn.Tanh, prior=bbb.priors.FanInNormal(2.5))
+    gap = torch.linspace(-1, 0.8, 40)[:, None]
+    truth = torch.sin(2.2 * x)
+    y = truth + 0.1 * torch.randn(80, 1)
+    center, unit = y.mean(), y.std()
+    network = bbb.BayesianMLP([1, 50, 1], prior=bbb.priors.FanInNormal(2.5))
     noise = bbb.likelihoods.Gaussian(dist.HalfNormal(torch.tensor(1.0)))
     model = bbb.BayesianModel(network, noise, 80)
-    chains = bbb.sample(model, (x, y), num_chains=16, max_steps=2000, seed=0, progress=False)
-    gap = torch.linspace(-1, 0.8, 40)[:, None]
-    on, off = (bbb.predict(model, chains, inputs, num_samples=1000) for inputs in (x, gap))
+    data = x / x.std(), (y - center) / unit
+    chains = bbb.sample(model, data, num_chains=32, max_steps=1500, seed=0, progress=False)
+    on, off = (bbb.predict(model, chains, at / x.std(), num_samples=500) for at in (x, gap))
     assert off.epistemic_std.mean() > 3 * on.epistemic_std.mean()
-    assert 0.08 < chains["likelihood.scale"].mean() < 0.13
-    low, high = off.interval(0.9)
-    truth = torch.sin(2.2 * gap)
-    assert ((low <= truth) & (truth <= high)).float().mean() > 0.95
+    assert (on.mean * unit + center - truth).square().mean().sqrt() < 0.06  # of noise 0.1
+    assert 0.1 < (chains["likelihood.scale"] * unit).median() < 0.15
 
 
 # --- restarts ---
@@ -145,16 +141,14 @@ def test_chains_that_cannot_move_raise(monkeypatch):
         bbb.sample(model, data, **QUICK)
 
 
-@pytest.mark.parametrize(
-    "prior", ["normal", "laplace", "student_t", "scale_mixture", "fan_in_normal"]
-)
+@pytest.mark.parametrize("prior", ["student_t", "scale_mixture"])
 def test_deep_networks_stay_finite(prior):
     torch.manual_seed(0)
     x = torch.randn(40, 3)
     y = x.prod(1, keepdim=True) + 0.1 * torch.randn(40, 1)
     network = bbb.BayesianMLP([3, *[8] * 6, 2], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.HeteroscedasticGaussian(), 40)
-    chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
+    chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 200})
     assert all(values.isfinite().all() for values in chains.values())
     assert chains.diverging.sum() <= chains.restarts.sum() < 20
 
@@ -178,10 +172,9 @@ def test_budgets_and_counts():
     assert chains.diverging.shape == (4, 16)
     again = bbb.sample(model, data, **QUICK)
     assert all(torch.equal(chains[name], again[name]) for name in chains)
-    options = QUICK | {"max_steps": 10**6, "num_samples": 10**6}
-    assert bbb.sample(model, data, seconds=2.0, **options).seconds < 4.0
-    model, data = curve(rows=4000)  # a step of all rows takes longer than one that trains
-    assert bbb.sample(model, data, seconds=2.0, **options).seconds < 4.0
+    options = QUICK | {"max_steps": 10**6, "num_samples": 10**6, "seconds": 1.0}
+    for rows in (40, 4000):  # a step of 4,000 rows takes longer than one that trains
+        assert bbb.sample(*curve(rows=rows), **options).seconds < 3.0
     one = bbb.sample(model, data, **QUICK | {"num_chains": 1})
     assert one.r_hat_of_functions is None and one.ess_of_functions > 0
 
@@ -196,13 +189,11 @@ def test_weights_of_examples_count():
     assert (chains["network.fc1.weight"] - 1).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("killed_at", [7, 40, 110])
+@pytest.mark.parametrize("killed_at", [7, 110])
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, killed_at):
     model, data = curve()
     whole = bbb.sample(model, data, **QUICK)
-    steps = []
-
-    step = TunedRun.step
+    steps, step = [], TunedRun.step
 
     def interrupted(run):
         step(run)

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 import pyro_bbb as bbb
-from pyro_bbb.mcmc._initial_positions import draw_positions
-from pyro_bbb.mcmc._langevin import baoab, preconditioner_root, rmsprop, sgld
 from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
-from pyro_bbb.mcmc._run import Shuffled
-from pyro_bbb.mcmc._sgmcmc import Cycles, LangevinRun
+from pyro_bbb.mcmc._run import Shuffled, initial_positions
+from pyro_bbb.mcmc._sgmcmc import Cycles, LangevinRun, baoab, preconditioner_root, rmsprop, sgld
 from tests._support.branching import Branching
 
 SIGMAS = 6  # standard errors
@@ -42,8 +40,7 @@ def vectors(chains):
 # --- stationary distributions ---
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
+@pytest.mark.parametrize(("sampler", "temperature"), [("sgld", 1.0), ("sghmc", 0.1)])
 def test_the_stationary_distribution_is_known(double, sampler, temperature):
     """SGLD is too wide by 1 / (1 - step * precision / 2), SGHMC in BAOAB form is exact."""
     model, data = line()
@@ -56,7 +53,7 @@ def test_the_stationary_distribution_is_known(double, sampler, temperature):
         lr=eta * N,
         temperature=temperature,
         momentum=0.5 if sampler == "sghmc" else None,
-        num_chains=1500,  # independent, each of one sample
+        num_chains=800,  # independent, each of one sample
         num_samples=1,
         warmup_steps=120,
         thin=1,
@@ -85,7 +82,7 @@ def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
         data,
         lr=0.05,
         preconditioner="rmsprop",
-        num_chains=1000,
+        num_chains=500,
         num_samples=1,
         warmup_steps=100,
         thin=100,
@@ -94,8 +91,8 @@ def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
         progress=False,
     )
     z = torch.linalg.cholesky(precision).T @ (vectors(chains) - loc).T
-    assert (z.mean(1).abs() < SIGMAS / math.sqrt(1000)).all()
-    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / 1000)).all()
+    assert (z.mean(1).abs() < SIGMAS / math.sqrt(500)).all()
+    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / 500)).all()
 
 
 # --- steps ---
@@ -153,20 +150,22 @@ def test_gradients_of_minibatches_average_to_that_of_all_data(double):
         torch.testing.assert_close(torch.stack(gradients).mean(0)[i], slope)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lenet", "mixture", "branching"])
+NETWORKS = {
+    "mlp": lambda: bbb.BayesianMLP([2, 4, 1], activation=nn.Tanh),
+    "mixture": lambda: bbb.BayesianMLP([2, 4, 1], prior="scale_mixture"),
+    "convolution": lambda: bbb.bayesianize(
+        nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(3, 1))
+    ),
+    "branching": Branching,
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_chains_in_one_pass_are_chains_one_by_one(double, kind):
     x, y = torch.randn(6, 2), torch.randn(6, 1)
     likelihood = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 0.5))
-    if kind == "branching":
-        network = Branching()
-    elif kind == "lenet":
-        network, likelihood = bbb.BayesianLeNet5(), bbb.likelihoods.Categorical()
-        x, y = torch.randn(6, 1, 28, 28), torch.randint(10, (6,))
-    else:
-        prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1) if kind == "mixture" else None
-        network = bbb.BayesianMLP([2, 4, 1], activation=nn.Tanh, prior=prior)
-    potential = Potential(bbb.BayesianModel(network, likelihood, 60), x, y)
-    z = draw_positions(potential, None, 2)
+    potential = Potential(bbb.BayesianModel(NETWORKS[kind](), likelihood, 60), x, y)
+    z = initial_positions(potential, None, [None] * 2)
     gradient = MinibatchGradient(potential, z, (x, y))
     assert gradient._batched == (kind != "branching")
     energies, gradients = gradient(z, x, y)
@@ -249,9 +248,7 @@ def curve(prior=None, activation=nn.Tanh, likelihood=None, shift=0.0, **init):
 
 OTHERS = [
     ({"prior": dist.Normal(0.0, 0.5)}, r"prior: Independent\(.*scale=1.0.* there, .*scale=0.5"),
-    ({"prior": dist.Laplace(0.0, 1.0)}, "Normal.* there, .*Laplace"),
     ({"activation": nn.ReLU}, r"activation1: Tanh\(\) there, ReLU\(inplace=False\) here"),
-    ({"likelihood": bbb.likelihoods.Gaussian(0.4)}, "scale=0.5.* there, .*scale=0.4"),
     ({"likelihood": bbb.likelihoods.StudentT(4.0)}, "Gaussian.* there, StudentT"),
     ({"shift": 0.5}, "model.network.1.bias: 0.0 there, 0.5 here"),
     ({"init": "prior"}, "init: None there, 'prior' here"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import pyro
@@ -54,9 +53,6 @@ class Chains(Mapping[str, Tensor]):
     ess_of_functions: float | None = None
     """Effective sample size at which `sample` stopped: 95 % have at least this."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_chain", MappingProxyType(dict(self.by_chain)))
-
     def __getitem__(self, name: str) -> Tensor:
         return self.by_chain[name].flatten(0, 1)
 
@@ -65,13 +61,6 @@ class Chains(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.by_chain)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"by_chain": dict(self.by_chain)}  # a proxy cannot be copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.__post_init__()
 
     __eq__ = object.__eq__  # a mapping's own would compare tensors
     __hash__ = object.__hash__

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,14 @@ from pyro.infer import NUTS
 from torch import Tensor, multiprocessing
 
 from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._recorder import Function
+from pyro_bbb._recorder import Function, record
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import as_number, as_seed, count, kind
 from pyro_bbb.mcmc._chains import Chains
-from pyro_bbb.mcmc._initial_positions import starting_points
 from pyro_bbb.mcmc._potential import Potential
-from pyro_bbb.mcmc._run import all_data
+from pyro_bbb.mcmc._run import all_data, initial_positions
 from pyro_bbb.models import BayesianModel
 
 
@@ -99,47 +99,36 @@ def run_nuts(
     counts |= {"num_workers": num_workers, "max_tree_depth": max_tree_depth}
     for name, value in counts.items():
         count(name, value)
-    settings = Settings(
-        num_samples, warmup_steps, target_accept_prob, max_tree_depth, full_mass, compile
-    )
+    kernel = {
+        "target_accept_prob": target_accept_prob,
+        "max_tree_depth": max_tree_depth,
+        "full_mass": full_mass,
+    }
     begun = time.perf_counter()
     x, y = all_data(model, data, sample_weight=sample_weight)
     seeds = _chain_seeds(seed, num_chains)
-    total = num_chains * (warmup_steps + num_samples)
-    bar = progress_bar(total, unit="draw", shown=progress)
+    bar = progress_bar(num_chains * (warmup_steps + num_samples), unit="draw", shown=progress)
     with bar, _one_thread(), own_store(model):
         potential = Potential(model, x, y)
-        jobs = list(zip(starting_points(potential, init, seeds), seeds, strict=True))
-        run = _in_turn if min(num_workers, num_chains) == 1 else _in_processes
-        records = run(potential, settings, jobs, min(num_workers, num_chains), bar)
-        return _join(potential, records, time.perf_counter() - begun)
+        starts = initial_positions(potential, init, seeds)
+        numbers = num_samples, warmup_steps, kernel
+        jobs: Any = [(*start, *numbers) for start in zip(starts, seeds, strict=True)]
+        if (workers := min(num_workers, num_chains)) == 1:
+            gradient = fastest(potential, starts[0], compile)
+            records = [run_chain(gradient, *job, advance=bar.update) for job in jobs]
+        else:
+            records = []
+            for record in _in_processes(workers, (potential, starts[0], compile), jobs):
+                records.append(record)
+                bar.update(warmup_steps + num_samples)
+        stacked: Any = {
+            name: torch.stack([record[name] for record in records]) for name in records[0]
+        }
+        by_chain = potential.by_chain(stacked.pop("z").unbind(1))
+        return Chains(by_chain=by_chain, seconds=time.perf_counter() - begun, **stacked)
 
 
 # --- one chain ---
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of all chains."""
-
-    num_samples: int
-    warmup_steps: int
-    target_accept_prob: float
-    max_tree_depth: int
-    full_mass: bool
-    compile: bool
-
-
-@dataclass(frozen=True)
-class ChainRecord:
-    """One chain; its numbers by draw."""
-
-    z: Tensor  # [draws, d]
-    log_density: Tensor
-    diverging: Tensor
-    acceptance: Tensor
-    num_gradients: Tensor
-    step_size: float
 
 
 class _Energy(torch.autograd.Function):
@@ -157,12 +146,15 @@ class _Energy(torch.autograd.Function):
 
 def run_chain(
     gradient: Function,
-    settings: Settings,
     start: Tensor,
     seed: int,
-    advance: Callable[[], Any],
-) -> ChainRecord:
-    """Run one chain from a start, a function of its seed; call ``advance`` after each draw."""
+    num_samples: int,
+    warmup_steps: int,
+    options: dict[str, Any],
+    *,
+    advance: Callable[[], Any] = lambda: None,
+) -> dict[str, Tensor]:
+    """Return the positions ``z`` ``[draws, d]`` and numbers of a chain, a function of its seed."""
     count = 0
 
     def energy(params: dict[str, Tensor]) -> Tensor:
@@ -171,20 +163,15 @@ def run_chain(
         value: Tensor = _Energy.apply(params["z"], gradient)
         return value
 
-    kernel = NUTS(
-        potential_fn=energy,
-        target_accept_prob=settings.target_accept_prob,
-        max_tree_depth=settings.max_tree_depth,
-        full_mass=settings.full_mass,
-    )
+    kernel = NUTS(potential_fn=energy, **options)
     rows, mean = [], 0.0
     with seeded(seed), pyro.validation_enabled(False):
         kernel.initial_params = state = {"z": start.clone()}
-        kernel.setup(settings.warmup_steps)
-        for _ in range(settings.warmup_steps):
+        kernel.setup(warmup_steps)
+        for _ in range(warmup_steps):
             state = kernel.sample(state)
             advance()
-        for n in range(1, settings.num_samples + 1):
+        for n in range(1, num_samples + 1):
             before = count
             state = kernel.sample(state)
             previous, mean = mean, kernel._mean_accept_prob
@@ -194,69 +181,55 @@ def run_chain(
     z, log_density, acceptance, counts = zip(*rows, strict=True)
     diverging = torch.zeros(len(rows), dtype=torch.bool)
     diverging[kernel.diagnostics()["divergences"]] = True
-    stacked = torch.stack(z).detach(), torch.stack(log_density).detach()
-    return ChainRecord(
-        *stacked, diverging, torch.tensor(acceptance), torch.tensor(counts), float(kernel.step_size)
-    )
+    return {
+        "z": torch.stack(z).detach(),
+        "log_density": torch.stack(log_density).detach(),
+        "diverging": diverging,
+        "acceptance": torch.tensor(acceptance),
+        "num_gradients": torch.tensor(counts),
+        "step_size": torch.tensor(float(kernel.step_size)),
+    }
 
 
-def fastest(potential: Potential, settings: Settings, z: Tensor) -> Function:
-    """Return the potential's gradient, recorded, and compiled if the settings have it so."""
-    recorded = potential.recorded(z)
-    return torch.compile(recorded) if settings.compile else recorded
+def fastest(potential: Potential, z: Tensor, compile: bool) -> Function:
+    """Return the potential's gradient, recorded, and compiled if it is to be."""
+    recorded = record(potential.value_and_gradient, z)
+    return torch.compile(recorded) if compile else recorded
 
 
 # --- several chains ---
 
 
-def _in_turn(
-    potential: Potential, settings: Settings, jobs: list[tuple[Tensor, int]], _: int, bar: Any
-) -> list[ChainRecord]:
-    gradient = fastest(potential, settings, jobs[0][0])
-    return [run_chain(gradient, settings, *job, bar.update) for job in jobs]
-
-
 def _in_processes(
-    potential: Potential,
-    settings: Settings,
-    jobs: list[tuple[Tensor, int]],
-    workers: int,
-    bar: Any,
-) -> list[ChainRecord]:
+    workers: int, problem: tuple[Any, ...], jobs: list[tuple[Any, ...]]
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the chains in order, each run by one of several processes."""
     try:
-        shared = pickle.dumps((potential, settings, torch.get_default_dtype()))
+        shared = pickle.dumps((torch.get_default_dtype(), problem))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             f"num_workers above 1 needs a model that can be pickled, which fails: {error}"
         ) from error
     context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
-    records = []
-    with ProcessPoolExecutor(workers, context, _set_up, (shared,)) as pool:
+    with ProcessPoolExecutor(workers, context) as pool:
         try:
-            for record in pool.map(_run_in_worker, *zip(*jobs, strict=True)):
-                records.append(record)
-                bar.update(settings.warmup_steps + settings.num_samples)
+            yield from pool.map(_run_in_worker, repeat(shared), jobs)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return records
 
 
-_worker: dict[str, Any] = {}  # in a worker process: objects shared by its chains
+def _run_in_worker(shared: bytes, job: tuple[Any, ...]) -> dict[str, Tensor]:
+    return run_chain(_gradient_in_worker(shared), *job)
 
 
-def _set_up(shared: bytes) -> None:
-    potential, settings, dtype = pickle.loads(shared)
+@cache
+def _gradient_in_worker(shared: bytes) -> Function:
+    """Return the gradient of a pickled potential, recorded once for all chains of a process."""
+    dtype, problem = pickle.loads(shared)
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
-    _worker.update(potential=potential, settings=settings)
-
-
-def _run_in_worker(start: Tensor, seed: int) -> ChainRecord:
-    potential, settings = _worker["potential"], _worker["settings"]
-    if "gradient" not in _worker:
-        _worker["gradient"] = fastest(potential, settings, start)
-    return run_chain(_worker["gradient"], settings, start, seed, lambda: None)
+    return fastest(*problem)
 
 
 def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
@@ -268,21 +241,6 @@ def _chain_seeds(seed: int | None, num_chains: int) -> list[int]:
         raise ValueError(f"seed must not be negative, got {seed}")
     sequences = (np.random.SeedSequence(seed, spawn_key=(chain,)) for chain in range(num_chains))
     return [int(sequence.generate_state(1, np.uint64)[0]) >> 1 for sequence in sequences]
-
-
-def _join(potential: Potential, records: list[ChainRecord], seconds: float) -> Chains:
-    def stacked(name: str) -> Tensor:
-        return torch.stack([getattr(record, name) for record in records])
-
-    return Chains(
-        by_chain=potential.by_chain(stacked("z").unbind(1)),
-        log_density=stacked("log_density"),
-        diverging=stacked("diverging"),
-        acceptance=stacked("acceptance"),
-        num_gradients=stacked("num_gradients"),
-        step_size=torch.tensor([record.step_size for record in records]),
-        seconds=seconds,
-    )
 
 
 @contextmanager

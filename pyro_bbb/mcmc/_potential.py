@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import drawn
-from pyro_bbb._recorder import Function, record
+from pyro_bbb._recorder import record
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, input_tensors, with_tensors
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
@@ -54,12 +54,9 @@ class Potential:
             raise ValueError("model must have at least one latent variable, it has none")
         self.latents = Latents.of_sites(self.sites)
 
-    def __call__(self, z: Tensor) -> Tensor:
-        """Return the energy in nats at ``z``, ``[d]``; differentiable."""
-        return self.at(z, self.x, self.y)
-
-    def at(self, z: Tensor, x: Rows, y: Tensor) -> Tensor:
-        """Return the energy at ``z`` given other data."""
+    def __call__(self, z: Tensor, x: Rows | None = None, y: Tensor | None = None) -> Tensor:
+        """Return the energy in nats at ``z``, ``[d]``, given the data or others; differentiable."""
+        x, y = (self.x, self.y) if x is None or y is None else (x, y)
         unconstrained = self.latents.unravel(z)
         values = {name: self.latents[name].constrain(u) for name, u in unconstrained.items()}
         with pyro.validation_enabled(False):  # points of no density are part of the search
@@ -110,14 +107,10 @@ class Potential:
         log_prob: Tensor = family(**parameters, validate_args=False).log_prob(z).sum()
         return log_prob
 
-    def constrain(self, z: Tensor) -> dict[str, Tensor]:
-        """Return the latents by name, ``[..., *shape]`` each, of vectors ``[..., d]``."""
-        return self.latents.constrain(z)
-
     def by_chain(self, draws: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return draws by name, ``[chains, draws, ...]``, of positions ``[chains, d]``."""
         with torch.no_grad():
-            values = self.constrain(torch.stack(list(draws), dim=1))
+            values = self.latents.constrain(torch.stack(list(draws), dim=1))
         return {name: value.contiguous() for name, value in values.items()}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -139,13 +132,6 @@ class Potential:
             energy = self(z)
             (gradient,) = torch.autograd.grad(energy, z)
         return energy.detach(), gradient
-
-    def recorded(self, z: Tensor) -> Function:
-        """Return `value_and_gradient` as a recorded list of operations.
-
-        Where the model cannot be recorded at ``z``, of finite energy, it is the function itself.
-        """
-        return record(self.value_and_gradient, z)
 
     def _trace(self, values: dict[str, Tensor], x: Rows, y: Tensor) -> Any:
         """Run the model with the latents at ``values``."""
@@ -183,8 +169,8 @@ class MinibatchGradient:
 
     def _energies(self, z: Tensor, x: Rows, y: Tensor) -> Tensor:
         if self._batched:
-            return torch.vmap(lambda position: self._potential.at(position, x, y))(z)
-        return torch.stack([self._potential.at(position, x, y) for position in z])
+            return torch.vmap(lambda position: self._potential(position, x, y))(z)
+        return torch.stack([self._potential(position, x, y) for position in z])
 
     def _can_be_batched(self, z: Tensor, x: Rows, y: Tensor) -> bool:
         self._batched = True

@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of chains on minibatches: its data, its loop over steps, and its checkpoint."""
+"""A run of chains: its data, its start, its loop over steps, and its checkpoint."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
+from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.inputs import Rows, input_tensors, to_precision, weighted
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import as_device, count
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.data import as_tensors
+from pyro_bbb.guides.initial_values import as_initialiser, refuse_unknown
 from pyro_bbb.mcmc._chains import Chains
+from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
 from pyro_bbb.persistence.definition import definition, in_words
 from pyro_bbb.persistence.state_dict import cpu_copy, digest
+from pyro_bbb.prediction import posterior_draws
+
+_DRAWS = 100  # of a point of finite energy, before the start is refused
 
 
 class DivergedError(ArithmeticError):
@@ -59,6 +66,43 @@ def all_data(
         raise ValueError(f"num_data of the model is {model.num_data}, but data has {len(x)}")
     model.check(x, y)
     return x, y
+
+
+def initial_positions(potential: Potential, init: Any, seeds: Sequence[int | None]) -> Tensor:
+    """Draw a point of finite energy for each chain, ``[chains, d]``, each by its seed."""
+    draw, positions = _initialiser(potential, init), []
+    for seed in seeds:
+        with seeded(seed):
+            positions.append(_position(potential, draw))
+    return torch.stack(positions)
+
+
+def _position(potential: Potential, draw: Callable[[], dict[str, Tensor]]) -> Tensor:
+    """Draw until the energy is finite: in deep networks the scale of some draws is 0."""
+    for _ in range(_DRAWS):
+        with torch.no_grad():
+            z = potential.unconstrain(draw())
+        energy, gradient = potential.value_and_gradient(z)
+        if energy.isfinite() and gradient.isfinite().all():
+            return z
+    raise ValueError(f"init must be a point of positive density, got energy {energy:.4g}")
+
+
+def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tensor]]:
+    """Return a function that draws a start."""
+    if isinstance(init, str) and init == "prior":
+        return potential.draw_prior
+    if hasattr(init, "sample_posterior") or isinstance(init, AutoGuide):
+        x = potential.x[:1]
+        return lambda: {
+            name: values[0]
+            for name, values in next(posterior_draws(potential.model, init, x, 1)).items()
+        }
+    if init is None:
+        init = potential.model.initial_locs()
+    refuse_unknown(init, potential.sites)
+    initialise = as_initialiser(init)
+    return lambda: {name: initialise(site) for name, site in potential.sites.items()}
 
 
 class Shuffled:
@@ -97,19 +141,33 @@ class Counters:
 
 
 class Run(ABC):
-    """State of a run, which a checkpoint holds, and the loop over its steps.
+    """All chains, from their start to the last draw.
 
     Attributes:
-        counters: numbers of the run.
-        state: a dataclass of tensors and of such dataclasses.
+        owner: the public function.
+        counters: numbers that change.
+        state: a dataclass of tensors that change.
         draws: quantities of each draw, by name, ``[chains, ...]``.
         batches: the minibatches, with the rows still to come.
     """
 
+    owner: str
     counters: Any
     state: Any
     draws: dict[str, list[Tensor]]
-    batches: Shuffled
+
+    def __init__(self, potential: Potential, batches: Shuffled, z: Tensor) -> None:
+        self.potential, self.sampling_batches, self.start = potential, batches, z
+        self.use(batches, z)
+
+    def use(self, batches: Shuffled, z: Tensor) -> None:
+        """Take minibatches from now on from these."""
+        self.batches = batches
+        self._gradient = MinibatchGradient(self.potential, z, batches.first())
+
+    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return energies and gradients given the next minibatch."""
+        return self._gradient(z, *next(self.batches))
 
     @abstractmethod
     def step(self) -> None:
@@ -123,8 +181,14 @@ class Run(ABC):
     def chains(self) -> Chains:
         """Return the draws so far."""
 
-    def finish(self, total: int, progress: bool, checkpoint: SavedRun | None) -> Chains:
-        """Take all steps that are left, writing a checkpoint when one is due."""
+    def finish(
+        self, total: int, progress: bool, checkpoint: Any, every: int, options: dict[str, Any]
+    ) -> Chains:
+        """Take all steps, from a checkpoint on if there is one, and write others when due."""
+        count("checkpoint_every", every)
+        saved = None if checkpoint is None else SavedRun(self, checkpoint, every, options)
+        if saved:
+            saved.resume(self)
         counters = self.counters
         before, began, start = counters.seconds, time.perf_counter(), counters.done
         with progress_bar(total, initial=counters.done, unit="step", shown=progress) as bar:
@@ -137,45 +201,55 @@ class Run(ABC):
                     raise
                 counters.seconds = before + time.perf_counter() - began
                 bar.update(counters.done - done)
-                if checkpoint and counters.done // checkpoint.every > done // checkpoint.every:
-                    checkpoint.write(self)
-        if checkpoint and counters.done > start:
-            checkpoint.write(self)
+                if saved and counters.done // saved.every > done // saved.every:
+                    saved.write(self)
+        if saved and counters.done > start:
+            saved.write(self)
         return self.chains()
 
-    def save(self) -> tuple[dict[str, Json], dict[str, Tensor]]:
-        """Return all that changes, as numbers and tensors, with the state of random numbers."""
-        tensors = {f"state.{name}": value for name, value in _flat(self.state)}
-        tensors |= {f"draws.{name}": torch.stack(v) for name, v in self.draws.items() if v}
-        tensors |= {"order": self.batches.order, "random.cpu": torch.get_rng_state()}
-        if self.batches.y.is_cuda:
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.batches.y.device)
-        spec = {"counters": dict(vars(self.counters))}
-        return spec, {name: cpu_copy(value) for name, value in tensors.items()}
-
-    def restore(self, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Return to the state of a checkpoint."""
-        device = self.batches.y.device
-        for name, value in spec["counters"].items():
-            setattr(self.counters, name, value)
-        moved = {name: value.to(device) for name, value in tensors.items()}
-        self.state = _filled(self.state, moved, "state.")
+        vars(self.counters).update(counters)
+        device = self.start.device
+        for name in vars(self.state):
+            setattr(self.state, name, tensors[f"state.{name}"].to(device))
         for name in self.draws:
-            self.draws[name] = list(moved.get(f"draws.{name}", ()))
+            self.draws[name] = list(tensors.get(f"draws.{name}", torch.empty(0)).to(device))
         self.batches.order = tensors["order"]
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], device)
 
 
-@dataclass(frozen=True)
 class SavedRun:
-    """The checkpoint of a run, in a folder that is complete at every moment."""
+    """The checkpoint of a run, in a folder that is complete at every moment.
 
-    folder: Path
-    every: int  # steps from one checkpoint to the next
-    definition: Mapping[str, Json]
-    owner: str  # the function
+    Args:
+        run: the run.
+        folder: where the checkpoint is.
+        every: steps from one checkpoint to the next.
+        options: options of the function, which define the run with its data, model and start.
+    """
+
+    def __init__(self, run: Run, folder: Any, every: int, options: dict[str, Any]) -> None:
+        if not isinstance(folder, str | PathLike):
+            raise TypeError(f"checkpoint must be a path, got {folder!r}")
+        self.folder, self.every = Path(folder), every
+        model, batches = run.potential.model, run.sampling_batches
+        constants = model.state_dict()  # parameters and buffers that are not sampled
+        self.definition: dict[str, Json] = {
+            "version of pyro_bbb": __version__,
+            "version of torch": str(torch.__version__),
+            **options,
+            "batch_size": batches.batch_size,
+            **definition(model, "model"),
+            **{f"model.{name}": in_words(value) for name, value in constants.items()},
+            "init": in_words(options["init"]),
+            "data": digest([*input_tensors(batches.x), batches.y])[:16],
+            "initial positions": list(run.start.shape)
+            if options["seed"] is None
+            else digest([run.start])[:16],
+        }
 
     def resume(self, run: Run) -> None:
         """Restore the run from the checkpoint, if the folder holds one.
@@ -189,60 +263,18 @@ class SavedRun:
         except FileNotFoundError:
             return
         tidy(self.folder)
-        require_run(self.folder, spec, self.owner, self.owner, self.definition)
+        require_run(self.folder, spec, run.owner, run.owner, self.definition)
         with loading(self.folder):
             form = {"kind": str, "run": dict[str, Any], "counters": type(run.counters)}
             require_form(spec, form)
-            run.restore(spec, tensors)
+            run.restore(spec["counters"], tensors)
 
     def write(self, run: Run) -> None:
-        """Replace the checkpoint by the run's present state."""
-        spec, tensors = run.save()
-        write(self.folder, {"kind": self.owner, "run": self.definition, **spec}, tensors)
-
-
-def checkpoint_folder(checkpoint: Any, every: int) -> Path | None:
-    """Return the folder of a checkpoint, with the options checked."""
-    count("checkpoint_every", every)
-    if checkpoint is None:
-        return None
-    if not isinstance(checkpoint, str | PathLike):
-        raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
-    return Path(checkpoint)
-
-
-def run_definition(
-    model: BayesianModel, batches: Shuffled, init: Any, seed: int | None, z: Tensor
-) -> dict[str, Json]:
-    """Return what defines a run on minibatches: versions, model, data, seed and start."""
-    constants = model.state_dict()  # parameters and buffers that are not sampled
-    return {
-        "version of pyro_bbb": __version__,
-        "version of torch": str(torch.__version__),
-        "batch_size": batches.batch_size,
-        "seed": seed,
-        **definition(model, "model"),
-        **{f"model.{name}": in_words(value) for name, value in constants.items()},
-        "init": in_words(init),
-        "data": digest([*input_tensors(batches.x), batches.y])[:16],
-        "initial positions": list(z.shape) if seed is None else digest([z])[:16],
-    }
-
-
-def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    for name, value in vars(state).items():
-        if is_dataclass(value):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _filled(state: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """Return a state of the same form with the tensors of a checkpoint."""
-    values = {
-        name: _filled(value, tensors, f"{prefix}{name}.")
-        if is_dataclass(value)
-        else tensors[prefix + name]
-        for name, value in vars(state).items()
-    }
-    return replace(state, **values)
+        """Replace the checkpoint by the run's present state, with that of random numbers."""
+        tensors = {f"state.{name}": value for name, value in vars(run.state).items()}
+        tensors |= {f"draws.{name}": torch.stack(v) for name, v in run.draws.items() if v}
+        tensors |= {"order": run.batches.order, "random.cpu": torch.get_rng_state()}
+        if run.start.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(run.start.device)
+        spec = {"kind": run.owner, "run": self.definition, "counters": dict(vars(run.counters))}
+        write(self.folder, spec, {name: cpu_copy(value) for name, value in tensors.items()})

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -31,22 +31,18 @@ from pyro_bbb._utils.inputs import Rows, SeveralInputs, as_inputs, require_input
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, kind, one_of, positive
 from pyro_bbb.mcmc._chains import Chains
-from pyro_bbb.mcmc._initial_positions import draw_positions
-from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
+from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._run import (
     Counters,
     DivergedError,
     Run,
-    SavedRun,
     Shuffled,
     all_data,
-    checkpoint_folder,
-    run_definition,
+    initial_positions,
 )
 from pyro_bbb.mcmc._samplers import DIVERGED, ChainState, Sampler, make_sampler
 from pyro_bbb.metrics import ess, r_hat
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.persistence.archive import Json
 from pyro_bbb.prediction import drawn_arguments
 
 TUNED_SAMPLERS = ("mclmc", "hmc", "sghmc")
@@ -137,7 +133,6 @@ def sample(
     kind("model", model, BayesianModel)
     max_steps = count("max_steps", max_steps)
     seconds = None if seconds is None else positive("seconds", seconds)
-    folder = checkpoint_folder(checkpoint, checkpoint_every)
     x, y = all_data(model, data, device, sample_weight)
     sampler, batch_size = _choose(sampler, batch_size, len(y))
     draws = count("num_samples", num_samples)
@@ -145,16 +140,16 @@ def sample(
         inputs = _compared(model, x, probes)
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
-        z = draw_positions(potential, init, _chain_count(potential, num_chains))
+        if num_chains is None:
+            work = potential.latents.size * len(batches.first()[1])
+            num_chains = min(_MOST_CHAINS, max(_LEAST_CHAINS, _WORK // work))
+        z = initial_positions(potential, init, [None] * count("num_chains", num_chains))
         tuned, draws = make_sampler(sampler, z.shape[1]), max(_LEAST_DRAWS, -(-draws // len(z)))
         run = TunedRun(potential, batches, z, tuned, inputs, draws, max_steps, seconds)
-        saved = None
-        if folder:
-            options = {"sampler": sampler, "num_samples": num_samples, "max_steps": max_steps}
-            definition = run_definition(model, batches, init, seed, z) | options
-            saved = SavedRun(folder, checkpoint_every, definition, "sample")
-            saved.resume(run)
-        return run.finish(max_steps, progress, saved).thin(num_samples)
+        options = {"sampler": sampler, "num_samples": num_samples, "max_steps": max_steps}
+        options |= {"seed": seed, "init": init}
+        chains = run.finish(max_steps, progress, checkpoint, checkpoint_every, options)
+        return chains.thin(num_samples)
 
 
 # --- the state of a run ---
@@ -179,10 +174,9 @@ class TunedCounters(Counters):
 
 
 @dataclass
-class TunedState:
-    """Tensors of a run that change."""
+class TunedState(ChainState):
+    """Tensors of a run that change: the chains, and what tunes them."""
 
-    chains: ChainState
     mean: Tensor  # Adam's moving mean of the gradient
     square: Tensor  # and of its square
     scale: Tensor  # s, [d]
@@ -192,18 +186,9 @@ class TunedState:
 
 
 class TunedRun(Run):
-    """A run of all chains, from training to the last round.
+    """A run of all chains, from training to the last round."""
 
-    Args:
-        potential: the energy.
-        batches: minibatches of the sampler.
-        z: initial positions, ``[chains, d]``.
-        sampler: the sampler.
-        inputs: where functions are compared.
-        num_draws: draws of each chain.
-        max_steps: the most gradients of a chain.
-        seconds: budget of wall time.
-    """
+    owner = "sample"
 
     def __init__(
         self,
@@ -216,14 +201,16 @@ class TunedRun(Run):
         max_steps: int,
         seconds: float | None,
     ) -> None:
-        self.potential, self.sampler, self.inputs = potential, sampler, inputs
+        few = min(_TRAINING_BATCH, batches.batch_size)
+        super().__init__(potential, Shuffled(batches.x, batches.y, few), z)
+        self.sampling_batches, self.sampler, self.inputs = batches, sampler, inputs
         self.num_draws, self.max_steps, self.budget = num_draws, max_steps, seconds or math.inf
-        self.sampling_batches = batches
-        self.use(Shuffled(batches.x, batches.y, min(batches.batch_size, _TRAINING_BATCH)), z)
-        chains = ChainState(z, sampler.motion(z), *self.evaluate(z))
+        self.shortest = 2 * _LEAST_DRAWS * sampler.gradients  # gradients of a round
         restarts = torch.zeros(len(z), dtype=torch.long, device=z.device)
         self.state = TunedState(
-            chains,
+            z,
+            sampler.motion(z),
+            *self.evaluate(z),
             mean=torch.zeros_like(z),
             square=torch.zeros_like(z),
             scale=torch.ones_like(z[0]),
@@ -236,21 +223,9 @@ class TunedRun(Run):
         )
         self.forget()
 
-    def use(self, batches: Shuffled, z: Tensor) -> None:
-        """Take minibatches from now on from these."""
-        self.batches = batches
-        self._gradient = MinibatchGradient(self.potential, z, batches.first())
-
-    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return energies and gradients given the next minibatch."""
-        return self._gradient(z, *next(self.batches))
-
     def step(self) -> None:
         """Take one step of training, or of the sampler in a round."""
-        if self.counters.length:
-            sample_step(self)
-        else:
-            train_step(self)
+        (sample_step if self.counters.length else train_step)(self)
 
     def over(self) -> bool:
         """Return whether the last round is done."""
@@ -267,11 +242,6 @@ class TunedRun(Run):
         if self.budget == math.inf:
             return left
         return min(left, round((self.budget - self.counters.seconds) / per_step))
-
-    @property
-    def shortest(self) -> int:
-        """Gradients of the shortest round."""
-        return 2 * _LEAST_DRAWS * self.sampler.gradients
 
     def chains(self) -> Chains:
         """Return the draws of the last round."""
@@ -290,11 +260,11 @@ class TunedRun(Run):
             ess_of_functions=self.counters.ess,
         )
 
-    def restore(self, spec: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Return to the state of a checkpoint."""
-        if spec["counters"]["length"]:
-            self.use(self.sampling_batches, self.state.chains.z)
-        super().restore(spec, tensors)
+        if counters["length"]:
+            self.use(self.sampling_batches, self.state.z)
+        super().restore(counters, tensors)
 
 
 # --- training ---
@@ -302,21 +272,21 @@ class TunedRun(Run):
 
 def train_step(run: TunedRun) -> None:
     """Take one step of Adam with all chains, at a rate that falls to 0 in the last ones."""
-    counters, state, before = run.counters, run.state, run.state.chains
+    counters, state = run.counters, run.state
     counters.done = t = counters.done + 1
-    state.mean = state.mean.lerp(before.gradient, 0.1)
-    state.square = state.square.lerp(before.gradient.square(), 0.001)
+    state.mean = state.mean.lerp(state.gradient, 0.1)
+    state.square = state.square.lerp(state.gradient.square(), 0.001)
     direction = state.mean / (1 - 0.9**t) / (state.square / (1 - 0.999**t)).sqrt().add(1e-8)
     lr = _LR * min(1.0, (counters.trained - t) / _BLOCK)
-    z = before.z - lr * state.factor[:, None] * direction
+    z = state.z - lr * state.factor[:, None] * direction
     energy, gradient = run.evaluate(z)
     good = energy.isfinite() & gradient.isfinite().all(1)
-    state.chains = ChainState(z, before.motion, energy, gradient).where(good, before)
+    state.move(ChainState(z, state.motion, energy, gradient).where(good, state))
     if not good.all():
         state.mean = torch.where(good[:, None], state.mean, 0.0)
         state.square = torch.where(good[:, None], state.square, 0.0)
         back_off(run, ~good)
-    counters.block += float(state.chains.energy.mean())
+    counters.block += float(state.energy.mean())
     if t % _BLOCK == 0:
         now, counters.block = counters.block / _BLOCK, 0.0
         if counters.energy is not None and counters.energy - now < _FALL * z.shape[1]:
@@ -330,20 +300,19 @@ def train_step(run: TunedRun) -> None:
 
 def start_rounds(run: TunedRun) -> None:
     """Whiten by the spread of the trained chains, and choose the length of the first round."""
-    counters, state, z = run.counters, run.state, run.state.chains.z
+    counters, state = run.counters, run.state
     if run.sampling_batches.batch_size > run.batches.batch_size:
-        run.use(run.sampling_batches, z)
+        run.use(run.sampling_batches, state.z)
     began = time.perf_counter()
-    energy, gradient = run.evaluate(z)
+    state.energy, state.gradient = run.evaluate(state.z)
     per_step = max(time.perf_counter() - began, counters.seconds / counters.done)
-    finite = energy.isfinite() & gradient.isfinite().all(1)
+    finite = state.energy.isfinite() & state.gradient.isfinite().all(1)
     if not finite.any():
         raise DivergedError(0, counters.done + 1)
-    state.chains = replace(state.chains, energy=energy, gradient=gradient)
     if not finite.all():
-        state.chains = state.chains.take(_elsewhere(~finite))
+        state.move(state.take(_elsewhere(~finite)))
     state.factor = torch.ones_like(state.factor)
-    state.scale = whitening(state.chains.z, state.scale)
+    state.scale = whitening(state.z, state.scale)
     # rounds of lengths n, 2n, 4n, ... that use up what is left, n from 200 to 400
     left = run.left(per_step)
     rounds = max(1, int(math.log2(left / _ROUND + 1))) if left > 0 else 1
@@ -364,15 +333,14 @@ def _elsewhere(lost: Tensor) -> Tensor:
 
 def sample_step(run: TunedRun) -> None:
     """Take one step of the sampler with all chains, and a draw when it is due."""
-    counters, state, before = run.counters, run.state, run.state.chains
+    counters, state = run.counters, run.state
     last = counters.begun + round(_TUNED * counters.length)  # step that tunes
     epsilon = math.exp(counters.log_epsilon) * state.factor[:, None]
-    after, error, acceptance = run.sampler.step(before, run.evaluate, state.scale, epsilon)
+    after, error, acceptance = run.sampler.step(state, run.evaluate, state.scale, epsilon)
     bad = ~(error.abs() < DIVERGED)
     counters.done += run.sampler.gradients
-    state.chains = after
+    state.move(state.where(bad, after) if bad.any() else after)
     if bad.any():
-        state.chains = before.where(bad, after)
         back_off(run, bad)
     # a chain that errs takes smaller steps, also while draws are taken: else it would heat up
     smaller = ~bad & run.sampler.exceeds(error)
@@ -383,8 +351,7 @@ def sample_step(run: TunedRun) -> None:
     thin = max(1, (counters.begun + counters.length - last) // run.num_draws)
     drawn = len(run.draws["z"])
     if drawn < min(run.num_draws, (counters.done - last) // thin):
-        now = state.chains
-        draw = (now.z, -now.energy, acceptance, state.returned)
+        draw = state.z, -state.energy, acceptance, state.returned
         for values, value in zip(run.draws.values(), draw, strict=True):
             values.append(value)
         state.returned = torch.zeros_like(state.returned)
@@ -423,11 +390,9 @@ def back_off(run: TunedRun, bad: Tensor) -> None:
         state.factor = torch.where(bad, state.factor / 2, state.factor)
     lost = state.factor < _SMALLEST
     if lost.any() and not lost.all():
-        state.chains = state.chains.take(_elsewhere(lost))
+        state.move(state.take(_elsewhere(lost)))
         state.factor = torch.where(lost, 1.0, state.factor)
-    motion = run.sampler.motion(state.chains.z)
-    motion = torch.where(bad[:, None], motion, state.chains.motion)
-    state.chains = replace(state.chains, motion=motion)
+    state.motion = torch.where(bad[:, None], run.sampler.motion(state.z), state.motion)
 
 
 def end_round(run: TunedRun) -> None:
@@ -441,7 +406,7 @@ def end_round(run: TunedRun) -> None:
         counters.finished = True
         return
     state.scale = whitening(torch.cat(run.draws["z"]), state.scale)
-    state.chains = replace(state.chains, motion=run.sampler.motion(state.chains.z))
+    state.motion = run.sampler.motion(state.z)
     counters.begun, counters.length, counters.averaged = counters.done, length, 0
     counters.mean_log_epsilon = 0.0
     run.forget()
@@ -516,10 +481,3 @@ def _choose(sampler: str | None, batch_size: int | None, rows: int) -> tuple[str
     if batch_size is not None:
         raise ValueError(f"batch_size needs sampler='sghmc', got {batch_size} with {sampler!r}")
     return sampler, rows
-
-
-def _chain_count(potential: Potential, num_chains: int | None) -> int:
-    if num_chains is not None:
-        return count("num_chains", num_chains)
-    work = potential.latents.size * len(potential.y)
-    return min(_MOST_CHAINS, max(_LEAST_CHAINS, _WORK // work))

@@ -22,7 +22,7 @@ $\epsilon$ common to the chains is tuned.
   brings to 5e-4. No step is rejected.
 - **hmc**, Hamiltonian Monte Carlo (Neal 2011, "MCMC using Hamiltonian dynamics", fig. 2): leapfrog
   steps, accepted with probability $\min(1, e^{-\Delta H})$, tuned to a mean of 0.8. Exact.
-- **sghmc**, underdamped Langevin dynamics of friction 1 on minibatches (`mcmc/_langevin.py`), the
+- **sghmc**, underdamped Langevin dynamics of friction 1 on minibatches (`mcmc/_sgmcmc.py`), the
   step $h = \epsilon$ and $c = e^{-\epsilon}$. The minibatches' noise heats the momenta: tuning
   brings their mean square, 1 when exact, to 1.05.
 """
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_bbb.mcmc._langevin import baoab
+from pyro_bbb.mcmc._sgmcmc import baoab
 
 DIVERGED = 1000.0  # nats
 _ENERGY_VARIANCE = 5e-4  # of a step of mclmc, per latent
@@ -68,7 +68,12 @@ class ChainState:
 
     def take(self, rows: Tensor) -> ChainState:
         """Return the chains of these numbers."""
-        return ChainState(*(value[rows] for value in vars(self).values()))
+        return ChainState(self.z[rows], self.motion[rows], self.energy[rows], self.gradient[rows])
+
+    def move(self, other: ChainState) -> None:
+        """Take the positions, motions, energies and gradients of another state."""
+        self.z, self.motion = other.z, other.motion
+        self.energy, self.gradient = other.energy, other.gradient
 
 
 class Sampler(ABC):

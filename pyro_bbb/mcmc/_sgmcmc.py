@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Posterior samples by stochastic-gradient Markov chain Monte Carlo: chains on minibatches.
+r"""Posterior samples by stochastic-gradient Markov chain Monte Carlo: chains on minibatches.
 
 They scale to any network and data set that `fit` trains, without a family of distributions in
 between; the price is a bias by the step size and by the minibatches' noise, as no step is rejected.
-The steps are in ``_langevin.py``.
+
+Positions z are ``[chains, d]``. With $U$ the energy, $\eta$ the step, $T$ the temperature and $G$ a
+diagonal preconditioner (1 without):
+
+- SGLD (Welling and Teh 2011, "Bayesian Learning via Stochastic Gradient Langevin Dynamics"):
+  $z \leftarrow z - \eta G \nabla U(z) + \sqrt{2 \eta T G}\,\xi$.
+- SGHMC (Chen et al. 2014, "Stochastic Gradient Hamiltonian Monte Carlo"), split as BAOAB
+  (Leimkuhler and Matthews 2013, "Rational Construction of Stochastic Numerical Methods for
+  Molecular Sampling"), with momentum factor $c$ and $h = \sqrt{2 \eta G / (1 + c)}$:
+  $p \leftarrow p - h \nabla U(z)$,
+  $z \leftarrow z + \frac h2 p$, $p \leftarrow c p + \sqrt{(1 - c^2) T}\,\xi$,
+  $z \leftarrow z + \frac h2 p$.
+
+Without noise both are stochastic gradient descent of rate $\eta$, the second with momentum $c$. On
+a quadratic energy of curvature $\lambda$ SGLD has variance $T / (\lambda (1 - \eta\lambda/2))$, and
+SGHMC exactly $T / \lambda$ where the step is stable.
 """
 
 from __future__ import annotations
@@ -21,22 +36,20 @@ from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import at_least_zero, below_one, count, kind, one_of, positive
 from pyro_bbb.mcmc._chains import Chains
-from pyro_bbb.mcmc._initial_positions import draw_positions
-from pyro_bbb.mcmc._langevin import baoab, preconditioner_root, rmsprop, sgld
-from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
+from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._run import (
     Counters,
     DivergedError,
     Run,
-    SavedRun,
     Shuffled,
     all_data,
-    checkpoint_folder,
-    run_definition,
+    initial_positions,
 )
 from pyro_bbb.models import BayesianModel
 
 SAMPLERS = ("sgld", "sghmc")
+_DECAY = 0.99  # of the mean of squared gradients
+_EPS = 1e-5  # added to its root (Li et al. 2016)
 
 
 @locked
@@ -68,7 +81,7 @@ def run_sgmcmc(
     The target is proportional to $p(D, z)^{1/T}$, for all latents in unconstrained space. Without
     noise a chain is stochastic gradient descent of the mean loss, so a rate ``lr`` (and a momentum)
     that trains the network is a good first guess. Larger steps and smaller batches spread the
-    samples more than the posterior does (equations in ``mcmc/_langevin.py``). Networks are in
+    samples more than the posterior does (equations in ``mcmc/_sgmcmc.py``). Networks are in
     evaluation mode; parameters that are not random stay as they are.
 
     Several chains are one vectorised pass per step where the network's operations can be batched
@@ -117,23 +130,78 @@ def run_sgmcmc(
         LoadError: the checkpoint is damaged, or something else.
     """
     kind("model", model, BayesianModel)
-    cycle = _cycles(num_samples, warmup_steps, thin, cycles)
-    langevin = _langevin(sampler, lr, momentum, preconditioner, temperature)
+    count("num_samples", num_samples), count("cycles", cycles), count("thin", thin)
+    count("warmup_steps", warmup_steps, least=0)
     count("num_chains", num_chains), count("batch_size", batch_size)
-    folder = checkpoint_folder(checkpoint, checkpoint_every)
+    if num_samples % cycles:
+        raise ValueError(f"num_samples must be a multiple of cycles={cycles}, got {num_samples}")
+    schedule = Cycles(cycles, warmup_steps, num_samples // cycles, thin)
+    one_of("sampler", sampler, SAMPLERS)
+    if preconditioner is not None:
+        one_of("preconditioner", preconditioner, ["rmsprop"])
+    if sampler == "sgld" and momentum is not None:
+        raise ValueError(f"momentum needs sampler='sghmc', got momentum={momentum} with 'sgld'")
+    langevin = Langevin(
+        sampler,
+        positive("lr", lr),
+        0.9 if momentum is None else below_one("momentum", momentum),
+        preconditioner is not None,
+        at_least_zero("temperature", temperature),
+    )
     x, y = all_data(model, data, device, sample_weight)
     with seeded(seed), own_store(model):
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
-        z = draw_positions(potential, init, num_chains)
-        run = LangevinRun(potential, batches, z, langevin, cycle)
-        saved = None
-        if folder:
-            options = vars(langevin) | {f"cycles.{name}": v for name, v in vars(cycle).items()}
-            definition = options | run_definition(model, batches, init, seed, z)
-            saved = SavedRun(folder, checkpoint_every, definition, "run_sgmcmc")
-            saved.resume(run)
-        return run.finish(cycle.steps, progress, saved)
+        z = initial_positions(potential, init, [None] * num_chains)
+        run = LangevinRun(potential, batches, z, langevin, schedule)
+        options = vars(langevin) | {f"cycles.{name}": v for name, v in vars(schedule).items()}
+        options |= {"seed": seed, "init": init}
+        return run.finish(schedule.steps, progress, checkpoint, checkpoint_every, options)
+
+
+# --- steps ---
+
+
+def sgld(z: Tensor, gradient: Tensor, eta: float, root: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Return positions after a step, with ``root`` $\sqrt G$."""
+    move = gradient * root * -eta
+    if temperature:
+        move.add_(torch.randn_like(move), alpha=math.sqrt(2 * eta * temperature))
+    return torch.addcmul(z, move, root)
+
+
+def baoab(
+    z: Tensor, p: Tensor, gradient: Tensor, h: Tensor, c: Any, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return positions and momenta after a step of SGHMC: kick, drift, noise, drift.
+
+    Args:
+        z: positions.
+        p: momenta.
+        gradient: gradient of the energy at the positions.
+        h: step, of each latent or of all.
+        c: factor of the momenta, a number or ``[chains, 1]``.
+        temperature: T.
+    """
+    p = torch.addcmul(p, h, gradient, value=-1)
+    z = torch.addcmul(z, h, p, value=0.5)
+    p = c * p
+    if temperature:
+        p.add_(((1 - c * c) * temperature) ** 0.5 * torch.randn_like(p))
+    return torch.addcmul(z, h, p, value=0.5), p
+
+
+def rmsprop(square_avg: Tensor, gradient: Tensor, first: bool) -> Tensor:
+    """Return the moving mean of squared gradients after one more."""
+    return square_avg.lerp(gradient.square(), 1.0 if first else 1.0 - _DECAY)
+
+
+def preconditioner_root(square_avg: Tensor) -> Tensor:
+    r"""Return $\sqrt G$, for $G = 1 / (\sqrt v + 10^{-5})$ of the mean of squares $v$."""
+    return square_avg.sqrt().add_(_EPS).rsqrt_()
+
+
+# --- a run ---
 
 
 @dataclass(frozen=True)
@@ -142,9 +210,9 @@ class Langevin:
 
     sampler: str  # "sgld" or "sghmc"
     lr: float  # for the mean loss of an example
-    momentum: float = 0.9
-    preconditioned: bool = False
-    temperature: float = 1.0
+    momentum: float
+    preconditioned: bool
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -203,13 +271,13 @@ class LangevinState:
 class LangevinRun(Run):
     """A run of all chains."""
 
+    owner = "run_sgmcmc"
+
     def __init__(
         self, potential: Potential, batches: Shuffled, z: Tensor, langevin: Langevin, cycles: Cycles
     ) -> None:
-        self.potential, self.batches = potential, batches
-        self.gradient = MinibatchGradient(potential, z, batches.first())
-        self.langevin, self.cycles = langevin, cycles
-        self.counters = Counters()
+        super().__init__(potential, batches, z)
+        self.langevin, self.cycles, self.counters = langevin, cycles, Counters()
         self.state = LangevinState(z, torch.zeros_like(z), torch.zeros_like(z))
         self.draws = {"z": [], "log_density": []}
 
@@ -219,20 +287,31 @@ class LangevinRun(Run):
 
     def step(self) -> None:
         """Take a gradient, a sample when it is due, and a step."""
-        number, cycles, state = self.counters.done, self.cycles, self.state
-        energy, gradient = self.gradient(state.z, *next(self.batches))
+        number, cycles, state, langevin = (
+            self.counters.done,
+            self.cycles,
+            self.state,
+            self.langevin,
+        )
+        energy, gradient = self.evaluate(state.z)
         require_finite(energy, gradient, number + 1)
         if cycles.takes_sample(number):
             self.draws["z"].append(state.z)
             self.draws["log_density"].append(-energy)
-        if self.langevin.preconditioned and cycles.warms_up(number):
-            mean = gradient / self.potential.model.num_data
-            state.square_avg = rmsprop(state.square_avg, mean, first=number == 0)
-        temperature = 0.0 if cycles.is_quiet(number) else self.langevin.temperature
-        lr = self.langevin.lr * cycles.lr_factor(number)
-        langevin_step(
-            state, gradient, self.langevin, lr / self.potential.model.num_data, temperature
-        )
+        num_data = self.potential.model.num_data
+        eta = langevin.lr * cycles.lr_factor(number) / num_data
+        temperature = 0.0 if cycles.is_quiet(number) else langevin.temperature
+        root = torch.ones((), dtype=gradient.dtype, device=gradient.device)
+        if langevin.preconditioned:
+            if cycles.warms_up(number):
+                state.square_avg = rmsprop(state.square_avg, gradient / num_data, number == 0)
+            root = preconditioner_root(state.square_avg)
+        if langevin.sampler == "sgld":
+            state.z = sgld(state.z, gradient, eta, root, temperature)
+        else:
+            c = langevin.momentum
+            h = math.sqrt(2 * eta / (1 + c)) * root
+            state.z, state.momentum = baoab(state.z, state.momentum, gradient, h, c, temperature)
         self.counters.done += 1
 
     def chains(self) -> Chains:
@@ -249,21 +328,6 @@ class LangevinRun(Run):
         )
 
 
-def langevin_step(
-    state: LangevinState, gradient: Tensor, langevin: Langevin, eta: float, temperature: float
-) -> None:
-    """Move all chains by a step of size eta."""
-    root = torch.ones((), dtype=gradient.dtype, device=gradient.device)
-    if langevin.preconditioned:
-        root = preconditioner_root(state.square_avg)
-    if langevin.sampler == "sgld":
-        state.z = sgld(state.z, gradient, eta, root, temperature)
-    else:
-        c = langevin.momentum
-        h = math.sqrt(2 * eta / (1 + c)) * root
-        state.z, state.momentum = baoab(state.z, state.momentum, gradient, h, c, temperature)
-
-
 def require_finite(energy: Tensor, gradient: Tensor, step: int) -> None:
     """Raise DivergedError where a chain's energy or gradient is not finite."""
     if (energy + gradient.sum(1)).isfinite().all():
@@ -271,28 +335,3 @@ def require_finite(energy: Tensor, gradient: Tensor, step: int) -> None:
     wrong = ~(energy.isfinite() & gradient.isfinite().all(1))
     if wrong.any():  # finite numbers can have a sum that is not
         raise DivergedError(int(wrong.nonzero()[0]), step)
-
-
-def _cycles(num_samples: int, warmup_steps: int, thin: int, cycles: int) -> Cycles:
-    count("num_samples", num_samples), count("cycles", cycles), count("thin", thin)
-    count("warmup_steps", warmup_steps, least=0)
-    if num_samples % cycles:
-        raise ValueError(f"num_samples must be a multiple of cycles={cycles}, got {num_samples}")
-    return Cycles(cycles, warmup_steps, num_samples // cycles, thin)
-
-
-def _langevin(
-    sampler: str,
-    lr: float,
-    momentum: float | None,
-    preconditioner: str | None,
-    temperature: float,
-) -> Langevin:
-    one_of("sampler", sampler, SAMPLERS)
-    if preconditioner is not None:
-        one_of("preconditioner", preconditioner, ["rmsprop"])
-    if sampler == "sgld" and momentum is not None:
-        raise ValueError(f"momentum needs sampler='sghmc', got momentum={momentum} with 'sgld'")
-    c = 0.9 if momentum is None else below_one("momentum", momentum)
-    lr, temperature = positive("lr", lr), at_least_zero("temperature", temperature)
-    return Langevin(sampler, lr, c, preconditioner is not None, temperature)
