@@ -145,13 +145,13 @@ class Adapted(nn.Module):
 
     @staticmethod
     def _shapes(weight: Tensor, rank: int) -> Shapes:
-        """Return the shapes of A and B for a weight ``[out, in]``."""
-        return (rank, weight.shape[1]), (weight.shape[0], rank)
+        """Return the shapes of A and B for a weight ``[out, in, ...]``."""
+        return (rank, *weight.shape[1:]), (weight.shape[0], rank, *[1] * (weight.dim() - 2))
 
     @staticmethod
     def _product(a: Tensor, b: Tensor) -> Tensor:
         """Return BA in the weight's shape."""
-        return b @ a
+        return (b.flatten(1) @ a.flatten(1)).view(len(b), *a.shape[1:])
 
     def merge(self) -> None:
         """Change the layer to one of its plain class, the adapters added to its weights."""
@@ -191,7 +191,7 @@ class AdaptedTransposed(_Vectors):
 
     @staticmethod
     def _shapes(weight: Tensor, rank: int) -> Shapes:
-        return Adapted._shapes(weight.T, rank)
+        return (rank, weight.shape[0]), (weight.shape[1], rank)
 
     @staticmethod
     def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -200,14 +200,6 @@ class AdaptedTransposed(_Vectors):
 
 class AdaptedConv2d(Adapted, nn.Conv2d):
     """Convolution with an adapter: A is a kernel of r channels, B of 1 x 1."""
-
-    @staticmethod
-    def _shapes(weight: Tensor, rank: int) -> Shapes:
-        return (rank, *weight.shape[1:]), (weight.shape[0], rank, 1, 1)
-
-    @staticmethod
-    def _product(a: Tensor, b: Tensor) -> Tensor:
-        return torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs plus the adapter's."""
@@ -360,10 +352,9 @@ def _attach(layer: nn.Module, rank: int, scale: float) -> list[tuple[str, str]]:
     for name, (name_a, name_b) in factors:
         weight: Any = layer._parameters[name]
         shape_a, shape_b = cls._shapes(weight, rank)
-        a, b = weight.new_empty(shape_a), weight.new_zeros(shape_b)
-        nn.init.kaiming_uniform_(a, a=5**0.5)
+        a = nn.init.kaiming_uniform_(weight.new_empty(shape_a), a=5**0.5)
         layer.register_parameter(name_a, nn.Parameter(a))
-        layer.register_parameter(name_b, nn.Parameter(b))
+        layer.register_parameter(name_b, nn.Parameter(weight.new_zeros(shape_b)))
     layer.__class__ = cls
     layer.lora_scale = scale  # type: ignore[assignment]
     return [names for _, names in factors]

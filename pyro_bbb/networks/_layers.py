@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from pyro_bbb._handlers.sites import repr_unseen
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
-from pyro_bbb._utils.validation import count, tensor
+from pyro_bbb._utils.validation import count, one_of, tensor
 from pyro_bbb.priors import PriorLike, as_prior, declare
 
 PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]
@@ -111,13 +110,9 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
             _require_pair("padding", padding, least=0)
         _require_pair("dilation", dilation)
         if in_channels % groups or out_channels % groups:
-            numbers = f"{in_channels} and {out_channels} with groups={groups}"
-            raise ValueError(
-                f"in_channels and out_channels must be divisible by groups, got {numbers}"
-            )
-        if padding_mode not in get_args(PaddingMode):
-            names = list(get_args(PaddingMode))
-            raise ValueError(f"padding_mode must be one of {names}, got {padding_mode!r}")
+            numbers = f"{in_channels} and {out_channels} by {groups}"
+            raise ValueError(f"groups must divide in_channels and out_channels, got {numbers}")
+        one_of("padding_mode", padding_mode, get_args(PaddingMode))
         geometry = (kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         super().__init__(in_channels, out_channels, *geometry, device="meta")
         shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
@@ -125,12 +120,9 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
 
 
 def _require_pair(name: str, value: Any, least: int = 1) -> None:
-    """Height and width, or one number for both."""
-    pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
-    if not all(
-        isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= least for x in pair
-    ):
-        raise ValueError(f"{name} must be one or two integers of at least {least}, got {value!r}")
+    """Check height and width, or one number for both."""
+    for size in value if isinstance(value, tuple) and len(value) == 2 else [value]:
+        count(name, size, least)
 
 
 # --- networks ---

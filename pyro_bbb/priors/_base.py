@@ -123,37 +123,34 @@ class Function(Prior):
         return _expand(distribution, name, shape)
 
 
-class Chooser(Prior):
-    """Base of the priors that choose among others by the weight's name, in `for_weight`."""
-
-    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
-        """Return the distribution of the weight by the chosen prior."""
-        distribution: Distribution = self.for_weight(name)(module, name, shape)
-        return distribution
-
-    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
-        """Prepare the weight by the chosen prior."""
-        self.for_weight(name).attach(module, name, shape)
-
-
 def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
-    patterns = dict(zip(arguments["patterns"], modules.values(), strict=True))
-    prior: ByName = cls(patterns, _prefix=arguments["prefix"])
+    patterns = arguments.get("patterns") or [
+        *arguments["names"],
+        "*",
+    ]  # names: before they were patterns
+    prior: ByName = cls(
+        dict(zip(patterns, modules.values(), strict=False)), _prefix=arguments["prefix"]
+    )
     return prior
 
 
-@saveable(
+saveable_by_name = saveable(
     lambda prior: {"patterns": prior._patterns, "prefix": prior._prefix},
     modules=lambda prior: children(prior.priors),
     build=_by_name,
 )
-class ByName(Chooser):
+
+
+@saveable_by_name
+class ByName(Prior):
     """Different priors for different weights; the first matching pattern counts.
 
     Args:
         patterns: from patterns as in a shell (``"fc1.*"``, ``"*.bias"``, ``"*"``), matched
             against the weight's name in the network, to priors.
     """
+
+    _missing = "prior has no pattern for {name!r}, only {patterns}"
 
     def __init__(self, patterns: Mapping[str, PriorLike], *, _prefix: str = "") -> None:
         super().__init__()
@@ -164,9 +161,17 @@ class ByName(Chooser):
                 raise TypeError(f"the patterns of a prior must be strings, got {pattern!r}")
         if not patterns:
             raise ValueError("prior must not be an empty dict")
-        self._prefix = _prefix
-        self._patterns = tuple(patterns)
+        self._prefix, self._patterns = _prefix, tuple(patterns)
         self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
+
+    def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
+        """Return the distribution of the weight by the chosen prior."""
+        distribution: Distribution = self.for_weight(name)(module, name, shape)
+        return distribution
+
+    def attach(self, module: PyroModule, name: str, shape: Size) -> None:
+        """Prepare the weight by the chosen prior."""
+        self.for_weight(name).attach(module, name, shape)
 
     def for_weight(self, name: str) -> Prior:
         """Return the prior by the first pattern that matches.
@@ -179,13 +184,13 @@ class ByName(Chooser):
             if fnmatchcase(full_name, pattern):
                 chosen: Prior = prior.for_weight(name)  # type: ignore[operator]
                 return chosen
-        raise ValueError(f"prior has no pattern for {full_name!r}, only {list(self._patterns)}")
+        raise ValueError(self._missing.format(name=full_name, patterns=list(self._patterns)))
 
     def scoped(self, prefix: str) -> ByName:
         """Return the priors seen from below ``prefix``."""
         scoped = [prior.scoped(prefix) for prior in self.priors]  # type: ignore[operator]
         patterns = dict(zip(self._patterns, scoped, strict=True))
-        return ByName(patterns, _prefix=f"{self._prefix}{prefix}.")
+        return type(self)(patterns, _prefix=f"{self._prefix}{prefix}.")
 
 
 PRIORS: dict[str, Callable[..., Prior]] = {}

@@ -6,7 +6,7 @@ Nguyen et al. (2018), "Variational Continual Learning".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyro.distributions as dist
@@ -16,8 +16,8 @@ from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.saving import Arguments, Modules, children, saveable
-from pyro_bbb.priors._base import Chooser, Independent, Prior, PriorLike, as_prior
+from pyro_bbb._utils.saving import saveable
+from pyro_bbb.priors._base import ByName, Independent, Prior, PriorLike, saveable_by_name
 
 _ONE_BELOW, _ONE_ABOVE = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).tolist()
 _SKEWNESS = 1e-3  # largest relative difference of a Normal's distances to both quantiles
@@ -41,67 +41,29 @@ def from_guide(guide: Any, default: PriorLike | None = None) -> Prior:
 
     Raises:
         TypeError: the guide has no quantiles.
-        ValueError: a weight has scale 0 (it was pruned), or is not finite.
+        ValueError: a weight has scale 0 (it was pruned) or is not finite, or none is Normal.
     """
     if not hasattr(guide, "quantiles"):
         raise TypeError(f"guide must have a method quantiles, got {type(guide).__name__}")
-    marginals = {
+    priors: dict[str, PriorLike] = {
         name.removeprefix("network."): Marginal(loc, scale)
         for name, loc, scale in _normal_marginals(guide)
     }
-    return FromGuide(marginals, None if default is None else as_prior(default))
+    if default is not None:
+        priors["*"] = default
+    if not priors:
+        raise ValueError("guide must have a Normal posterior of a weight, and has none of any")
+    return FromGuide(priors)
 
 
-def _modules(prior: FromGuide) -> Modules:
-    default: Modules = {} if prior.default is None else {"default": prior.default}
-    return children(prior.marginals) | default
-
-
-def _from_guide(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
-    default = modules.pop("default", None)
-    marginals = dict(zip(arguments["names"], modules.values(), strict=True))
-    prior: FromGuide = cls(marginals, default, _prefix=arguments["prefix"])
-    return prior
-
-
-@saveable(
-    lambda prior: {"names": prior._names, "prefix": prior._prefix},
-    modules=_modules,
-    build=_from_guide,
-)
-class FromGuide(Chooser):
+@saveable_by_name
+class FromGuide(ByName):
     """The marginals of a guide by name; see `from_guide`."""
 
-    def __init__(
-        self, marginals: Mapping[str, Prior], default: Prior | None, *, _prefix: str = ""
-    ) -> None:
-        super().__init__()
-        self._prefix, self._names = _prefix, tuple(marginals)
-        self.marginals = nn.ModuleList(marginals.values())
-        self.default = default
-
-    def for_weight(self, name: str) -> Prior:
-        """Return the weight's marginal, or its default prior.
-
-        Raises:
-            ValueError: there is neither.
-        """
-        full_name = self._prefix + name
-        if full_name in self._names:
-            marginal: Any = self.marginals[self._names.index(full_name)]
-            return marginal
-        if self.default is None:
-            raise ValueError(
-                f"the guide has no Normal posterior of {full_name!r} for a prior, only of "
-                f"{list(self._names)}; pass default= for weights the guide lacks"
-            )
-        return self.default.for_weight(name)
-
-    def scoped(self, prefix: str) -> FromGuide:
-        """Return the priors seen from below ``prefix``."""
-        marginals: Any = dict(zip(self._names, self.marginals, strict=True))
-        default = None if self.default is None else self.default.scoped(prefix)
-        return FromGuide(marginals, default, _prefix=f"{self._prefix}{prefix}.")
+    _missing = (
+        "the guide has no Normal posterior of {name!r} for a prior, only of {patterns}; "
+        "pass default= for weights the guide lacks"
+    )
 
 
 @saveable(lambda prior: {"loc": prior.distribution.loc, "scale": prior.distribution.scale})

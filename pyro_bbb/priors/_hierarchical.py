@@ -20,7 +20,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._utils.saving import Arguments, attributes, saveable
-from pyro_bbb._utils.validation import positive
+from pyro_bbb._utils.validation import one_of, positive
 from pyro_bbb.distributions import without_validation
 from pyro_bbb.priors._base import Independent, Prior, named
 from pyro_bbb.priors.declaration import prior_of
@@ -68,13 +68,17 @@ class HierarchicalNormal(Prior):
         super().__init__()
         if scale is not None and variance is not None:
             raise ValueError("give the distribution of scale or of variance, not of both")
-        if per not in get_args(Per):
-            raise ValueError(f"per must be one of {list(get_args(Per))}, got {per!r}")
         self.kind, self.per = "scale" if variance is None else "variance", per
-        default = dist.HalfCauchy(torch.tensor(1.0))
-        given = next((x for x in (scale, variance) if x is not None), default)
-        _require_scalar_positive(self.kind, given)
-        self.hyperprior = Independent(given)
+        one_of("per", per, get_args(Per))
+        latent = scale if variance is None else variance
+        latent = dist.HalfCauchy(torch.tensor(1.0)) if latent is None else latent
+        if not isinstance(latent, Distribution):
+            raise TypeError(f"{self.kind} must be a distribution, got {latent!r}")
+        if latent.batch_shape or latent.event_shape:
+            raise ValueError(f"{self.kind} must be a scalar distribution, got {latent}")
+        if not getattr(latent.support, "lower_bound", -math.inf) >= 0:
+            raise ValueError(f"{self.kind} must be a distribution on positive values, got {latent}")
+        self.hyperprior = Independent(latent)
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Register the latent scales on the module."""
@@ -107,7 +111,7 @@ class HierarchicalNormal(Prior):
 @named("horseshoe")
 def horseshoe(scale: float = 1.0, per: Per = "unit") -> HierarchicalNormal:
     r"""Return half-Cauchy $\tau$ of the given scale, by default one for each unit."""
-    return HierarchicalNormal(dist.HalfCauchy(_positive("scale", scale)), per=per)
+    return HierarchicalNormal(dist.HalfCauchy(torch.tensor(positive("scale", scale))), per=per)
 
 
 @named("inverse_gamma")
@@ -115,24 +119,11 @@ def inverse_gamma(
     concentration: float = 1.0, rate: float = 1.0, per: Per = "layer"
 ) -> HierarchicalNormal:
     r"""Return inverse-gamma $\tau^2$: Student t of $2a$ degrees of freedom, a the concentration."""
-    arguments = _positive("concentration", concentration), _positive("rate", rate)
-    return HierarchicalNormal(variance=dist.InverseGamma(*arguments), per=per)
+    arguments = positive("concentration", concentration), positive("rate", rate)
+    return HierarchicalNormal(variance=dist.InverseGamma(*map(torch.tensor, arguments)), per=per)
 
 
 def _hyperprior(weight: str, part: str, shape: Size, module: nn.Module) -> Distribution:
     """Return the distribution of a latent, by the prior of its weight in the module or a copy."""
     distribution: Distribution = prior_of(module, weight).hyperprior(module, part, shape)
     return distribution
-
-
-def _require_scalar_positive(name: str, distribution: Distribution) -> None:
-    if not isinstance(distribution, Distribution):
-        raise TypeError(f"{name} must be a distribution, got {distribution!r}")
-    if distribution.batch_shape or distribution.event_shape:
-        raise ValueError(f"{name} must be a scalar distribution, got {distribution}")
-    if not getattr(distribution.support, "lower_bound", -math.inf) >= 0:
-        raise ValueError(f"{name} must have a distribution on positive values, got {distribution}")
-
-
-def _positive(name: str, value: float) -> Tensor:
-    return torch.tensor(positive(name, value))

@@ -68,24 +68,20 @@ def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
     for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
         if not isinstance(value, kind):
             raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
-    sizes = {name: _size(name, shape) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
+        try:
+            valid = all(length >= 0 for length in Size(shape))
+        except TypeError:
+            valid = False
+        if not valid:
+            raise TypeError(f"{name} must have a shape of lengths from 0, got {shape!r}")
     module.add_module("prior", prior)
-    for name, size in sizes.items():
-        prior.attach(module, name, size)
-        setattr(module, name, PyroSample(SitePrior(name, size)))  # type: ignore[arg-type]
+    for name, shape in shapes.items():
+        prior.attach(module, name, Size(shape))
+        setattr(module, name, PyroSample(SitePrior(name, shape)))  # type: ignore[arg-type]
 
 
 def declared_shapes(module: nn.Module) -> dict[str, list[int]]:
     """Return the shapes of the weights that `declare` has made random, by name."""
     samples = vars(module).get("_pyro_samples", {})
     return {k: list(site.shape) for k, site in samples.items() if isinstance(site, SitePrior)}
-
-
-def _size(name: str, shape: Sequence[int]) -> Size:
-    try:
-        size = Size(shape)
-    except TypeError as error:
-        raise TypeError(f"{name} must have a shape of integers, got {shape!r}") from error
-    if any(length < 0 for length in size):
-        raise ValueError(f"{name} must have a shape of lengths from 0, got {shape}")
-    return size

@@ -238,7 +238,7 @@ NETWORKS = [
         },
         bad={
             **no_counts("in_channels", "out_channels", "groups"),
-            "groups": ({"groups": 3}, "must be divisible by groups, got .* groups=3"),
+            "groups": ({"groups": 3}, "groups must divide .*, got 2 and 4 by 3"),
             "kernel 0": ({"kernel_size": 0}, "kernel_size must .* 0"),
             "kernel below 0": ({"kernel_size": (3, -1)}, "kernel_size must .* -1"),
             "stride 0": ({"stride": 0}, "stride must .* 0"),

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import pyro_bbb as bbb
-from pyro_bbb.networks import Adapted, merge_adapters
 
 
 class Attention(nn.Module):
@@ -201,7 +200,7 @@ def test_it_learns_what_the_frozen_network_does_not_know():
     module, y = Words(), torch.arange(6) % 3
     model, guide = in_model(bbb.adapt(module, 4, random="both"))
     schedule = bbb.KLSchedule(temperature=1e-3)
-    options = {"epochs": 300, "lr": 2e-2, "kl_schedule": schedule, "progress": False, "seed": 0}
+    options = {"epochs": 150, "lr": 3e-2, "kl_schedule": schedule, "progress": False, "seed": 0}
     bbb.fit(model, guide, (WORDS, y), **options)
     assert bbb.predict(model, guide, WORDS, num_samples=20, seed=0).label.equal(y)
 
@@ -252,14 +251,6 @@ def test_composes_with_bayesianize_in_both_orders():
         assert list(in_model(network)[0].latent_shapes()) == names
 
 
-def test_draws_as_one_plain_module_answer_alike():
-    network = with_values(Words())
-    model, guide = in_model(network)
-    answer = bbb.predict(model, guide, WORDS, num_samples=5, seed=0)
-    ensemble = bbb.to_ensemble(model, guide, num_samples=5, seed=0)
-    assert torch.allclose(ensemble(WORDS)["probs"], answer.probs, atol=1e-6)
-
-
 def test_an_ensemble_starts_at_the_network_with_adapters_of_its_own():
     module = Words()
     model, _ = in_model(bbb.adapt(module, random="both"))
@@ -290,24 +281,12 @@ def test_copies_and_pickles():
         assert torch.equal(poutine.condition(twin, draw)(WORDS), expected)
 
 
-def test_merged_layers_are_plain():
-    network = with_values(nn.Sequential(nn.Linear(8, 4)))
-    model, guide = in_model(network)
-    inside = bbb.to_ensemble(model, guide, num_samples=1).drawn.network
-    assert isinstance(inside[0], Adapted)
-    with pytest.raises(TypeError, match="network must be a Module"):
-        merge_adapters(None)
-
-
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (Words(), {"where": "*.q_proj"}, "where='\\*.q_proj' has no layers to adapt"),
         (Words(), {"where": "heads"}, "near it: \\['head'"),
         (Words(), {"where": "head|*.v_proj"}, "where='\\*.v_proj' has no layers"),
         (nn.Sequential(nn.LSTM(3, 3)), {"where": "0"}, "'0' cannot be adapted: it is a LSTM"),
-        (nn.Sequential(nn.LSTM(3, 3)), {"where": nn.LSTM}, "'0' cannot be adapted: it is a LSTM"),
-        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), {}, "module has no layers to adapt"),
         (
             nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.Linear(2, 2)),
             {"where": ["0", "1"]},
@@ -331,12 +310,7 @@ def test_merged_layers_are_plain():
             {"where": "0"},
             "'0' cannot be adapted: it has an adapter already",
         ),
-        (Words(), {"prior": {}}, "prior must not be an empty dict"),
-        (Words(), {"rank": 0}, "rank must be an integer of at least 1, got 0"),
-        (Words(), {"alpha": 0}, "alpha must be positive"),
-        (Words(), {"random": "B"}, "random must be one of"),
         (Words(), {"prior": {"encoder.*": bbb.priors.FanInNormal()}}, "prior has no pattern"),
-        (Words(), {"trainable": "tail"}, "trainable='tail' has no trainable parameters"),
     ],
 )
 def test_what_cannot_be_adapted_says_so(module, options, message):
@@ -359,16 +333,3 @@ def test_gradient_checkpointing_of_hugging_faces_models():
         objective(WORDS[:, :-1], WORDS[:, 1:]).backward()
         gradients.append([x.grad for x in objective.parameters() if x.requires_grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_it_trains_in_half_precision():
-    torch.manual_seed(0)
-    module, y = Words(), torch.arange(6) % 3
-    losses = []
-    for autocast in (None, torch.bfloat16):
-        torch.manual_seed(1)
-        model, guide = in_model(bbb.adapt(module, 2))
-        options = {"epochs": 20, "lr": 1e-2, "progress": False, "seed": 0}
-        losses.append(bbb.fit(model, guide, (WORDS, y), autocast=autocast, **options).loss)
-    assert losses[1] == pytest.approx(losses[0], rel=0.01)
-    assert losses[1] != losses[0]

@@ -96,22 +96,6 @@ def test_two_tasks_in_turn_are_both_tasks_at_once():
     torch.testing.assert_close(guide.scale("network.weight")[0], precision.diagonal().rsqrt())
 
 
-def test_fit_on_the_second_task_reaches_the_posterior_of_both():
-    torch.set_default_dtype(torch.float64)
-    first, second = Task(), Task()
-    after_first = first.posterior(torch.zeros(4), torch.full((4,), S))
-    prior = from_guide(guide_at(linear("normal"), *after_first))
-    loc, scale = second.posterior(*after_first)
-    model = linear(prior)
-    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
-    options = {"epochs": 300, "lr": 0.1, "seed": 0, "estimator": "stl"}
-    bbb.fit(model, guide, (second.x, second.y[:, None]), progress=False, **options)
-    # Over 8 seeds the ends were within .05 standard deviations and 9 %; without the first task the
-    # means would be .8 to 1.6 standard deviations away, and the scales 40 %.
-    assert ((guide.loc("network.weight")[0] - loc) / scale).abs().max() < 0.15
-    assert (guide.scale("network.weight")[0] / scale - 1).abs().max() < 0.15
-
-
 # --- which guides ---
 
 
@@ -161,19 +145,14 @@ def test_without_data_the_old_guide_is_the_new_optimum():
     assert TraceMeanField_ELBO().loss(second, guide, torch.ones(8, 3)) == pytest.approx(0, abs=1e-6)
 
 
-def test_it_follows_the_networks_dtype():
-    model = build(from_guide(bbb.AutoSoftplusNormal(build("normal")))).double()
-    assert {fn.mean.dtype for fn in prior_sites(model, torch.float64).values()} == {torch.float64}
-
-
 def test_latents_that_are_not_normal_are_left_to_the_default():
     """Of a hierarchical model the weights are passed on, their scales are not."""
     guide = bbb.AutoSoftplusNormal(build("horseshoe"), init_rho=-1.0)
     prior = from_guide(guide)
     assert set(prior_sites(build(prior))) == {n for n in guide.site_names if "_prior_" not in n}
     positive = bbb.AutoSoftplusNormal(build(dist.LogNormal(0.0, 1.0)), init_rho=-1.0)
-    with pytest.raises(ValueError, match="no Normal posterior of 'fc1.weight'"):
-        build(from_guide(positive))
+    with pytest.raises(ValueError, match="must have a Normal posterior of a weight"):
+        from_guide(positive)
 
 
 def test_weights_the_guide_has_not_get_the_default_or_are_named():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent scales of the weights: their sites, densities, marginals, and inference with them."""
 
-import copy
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.poutine.messenger import Messenger
 from torch import nn
@@ -78,15 +77,6 @@ def test_the_guide_draws_them_in_the_same_order(kind):
     # which Pyro verifies where its validation is on (else it warns)
     pyro.enable_validation(True)
     assert math.isfinite(TraceMeanField_ELBO().loss(model, guide, *small_data()))
-
-
-def test_declaring_them_draws_nothing():
-    torch.manual_seed(0)
-    before = torch.random.get_rng_state()
-    network = bbb.BayesianMLP([3, 4, 1], prior="horseshoe")
-    bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert list(network.parameters()) == [] and dict(network.state_dict()) == {}
 
 
 def test_the_guide_starts_at_the_latents_median():
@@ -189,9 +179,10 @@ def test_draws_of_different_units_are_student_t_and_independent():
 # --- inference ---
 
 
-@pytest.mark.parametrize("loss", ["trace", "mean_field"])
-@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
-@pytest.mark.parametrize("num_particles", [1, 3])
+@pytest.mark.parametrize(
+    ("loss", "estimator", "num_particles"),
+    [("trace", "local_reparam", 3), ("trace", "stl", 1), ("mean_field", "flipout", 3)],
+)
 def test_every_objective_takes_them(loss, estimator, num_particles):
     model = small_model("horseshoe")
     guide = bbb.AutoSoftplusNormal(model)
@@ -200,17 +191,6 @@ def test_every_objective_takes_them(loss, estimator, num_particles):
     history = bbb.fit(model, guide, small_data(), epochs=2, batch_size=6, progress=False, **options)
     assert all(map(math.isfinite, history.loss))
     assert all((parameter != before[name]).all() for name, parameter in guide.named_parameters())
-
-
-@pytest.mark.parametrize("objective", [Trace_ELBO, TraceMeanField_ELBO])
-def test_vectorised_particles_have_the_mean_of_single_ones(objective):
-    """Closed form or sampled: all estimate one ELBO. 5 standard errors, false alarms 6e-7."""
-    model, data = small_model("inverse_gamma"), small_data()
-    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
-    elbo = objective(num_particles=1000, vectorize_particles=True, max_plate_nesting=1)
-    single = torch.tensor([Trace_ELBO().loss(model, guide, *data) for _ in range(200)])
-    error = single.std() * math.sqrt(1 / 200 + 1 / 1000)
-    assert abs(elbo.loss(model, guide, *data) - single.mean()) < 5 * error
 
 
 class AtNoise(Messenger):
@@ -260,10 +240,9 @@ def test_the_best_log_normal_of_a_variance_is_stationary():
     assert slopes(0.1, 1.0)[0] > 1 and slopes(0.0, 1.2)[1] > 0.05  # and uphill from there
 
 
-@every_kind
-@pytest.mark.parametrize("guide", [bbb.AutoSoftplusNormal, AutoNormal, AutoDelta])
-def test_guides_train_and_predict(kind, guide):
-    model, (x, y) = small_model(KINDS[kind]()), small_data()
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
+def test_guides_train_and_predict(guide):
+    model, (x, y) = small_model("horseshoe"), small_data()
     guide = guide(model)
     history = bbb.fit(model, guide, (x, y), epochs=2, progress=False)
     assert all(map(math.isfinite, history.loss))
@@ -271,9 +250,8 @@ def test_guides_train_and_predict(kind, guide):
     assert bbb.predict_mean(model, guide, x).mean.isfinite().all()
 
 
-@every_kind
-def test_pruning_and_export_leave_the_latents_out(kind):
-    model, (x, y) = small_model(KINDS[kind]()), small_data()
+def test_pruning_and_export_leave_the_latents_out():
+    model, (x, y) = small_model("horseshoe"), small_data()
     guide = bbb.prune(bbb.AutoSoftplusNormal(model), fraction=0.25)
     assert not any("_prior_" in name for name in bbb.signal_to_noise(guide))
     bbb.fit(model, guide, (x, y), epochs=2, progress=False, loss="mean_field")
@@ -295,10 +273,9 @@ class Sequence(nn.Module):
         return self.out(self.lstm(self.conv(x[:, None]).transpose(1, 2))[0][:, -1])
 
 
-@every_kind
-def test_converted_networks_have_them_too(kind):
+def test_converted_networks_have_them_too():
     plain = Sequence()
-    network = bbb.bayesianize(plain, KINDS[kind](), where=["lstm", "conv"])
+    network = bbb.bayesianize(plain, inverse_gamma(per="unit"), where=["lstm", "conv"])
     model, (x, y) = small_model(None, network), small_data()
     guide = bbb.AutoSoftplusNormal(model)
     start = guide.median()["network.lstm.weight_hh_l0"]
@@ -312,36 +289,6 @@ def test_converted_networks_have_them_too(kind):
     torch.testing.assert_close(exported(x), bbb.predict_mean(model, guide, x).mean)
 
 
-def test_nuts_runs_on_them():
-    model, (x, y) = small_model("inverse_gamma"), small_data()
-    kernel = NUTS(model, max_tree_depth=3, init_strategy=pyro.infer.autoguide.init_to_median)
-    mcmc = MCMC(kernel, num_samples=5, warmup_steps=5, disable_progbar=True)
-    mcmc.run(x, y)
-    draws = mcmc.get_samples()
-    assert (draws["network.fc1.weight_prior_variance"] > 0).all() and len(draws) == 8
-    assert bbb.predict(model, mcmc, x).mean.isfinite().all()
-
-
-def test_copies_and_dtypes():
-    model = small_model("horseshoe")
-    twin, (x, y) = copy.deepcopy(model).double(), small_data()
-    guide = bbb.AutoSoftplusNormal(twin)
-    bbb.fit(twin, guide, (x.double(), y.double()), epochs=1, progress=False)
-    assert {parameter.dtype for parameter in guide.parameters()} == {torch.float64}
-    sites = drawn(model.network, x)
-    assert {site["value"].dtype for site in sites.values()} == {torch.float32}
-
-
-def test_raw_svi_trains_the_latents():
-    model = small_model("horseshoe")
-    guide = bbb.AutoSoftplusNormal(model)
-    before = guide.median()
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
-    for _ in range(2):
-        svi.step(*small_data())
-    assert all((value != before[name]).all() for name, value in guide.median().items())
-
-
 def test_by_name_only_some_layers_have_latents():
     nested = {"fc1.*": {"*.weight": "horseshoe", "*": "normal"}, "*": "normal"}
     for prior in ({"fc1.weight": "horseshoe", "*": "normal"}, nested):
@@ -349,25 +296,3 @@ def test_by_name_only_some_layers_have_latents():
         sites = list(drawn(network, torch.randn(5, 3)))
         others = ["fc1.bias", "fc2.weight", "fc2.bias"]
         assert sites == ["fc1.weight_prior_scale", "fc1.weight", *others]
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: HierarchicalNormal(1.0), TypeError, "scale must be a distribution, got 1.0"),
-        (lambda: HierarchicalNormal(dist.Normal(0, 1)), ValueError, "on positive values, got Nor"),
-        (lambda: HierarchicalNormal(dist.Beta(1, 1).expand([2])), ValueError, "must be a scalar"),
-        (
-            lambda: HierarchicalNormal(dist.HalfCauchy(1.0), variance=dist.Gamma(1.0, 1.0)),
-            ValueError,
-            "of scale or of variance, not of both",
-        ),
-        (lambda: HierarchicalNormal(per="row"), ValueError, r"\['layer', 'unit'\], got 'row'"),
-        (lambda: horseshoe(0.0), ValueError, "scale must be positive and finite, got 0.0"),
-        (lambda: inverse_gamma(rate=math.nan), ValueError, "rate must be positive and finite"),
-        (lambda: inverse_gamma(-1.0), ValueError, "concentration must be positive and finite"),
-    ],
-)
-def test_what_cannot_be_a_scale_is_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

@@ -4,7 +4,6 @@
 import copy
 import math
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,7 +13,6 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule
 from torch import nn
-from torch.distributions import MixtureSameFamily
 
 import pyro_bbb as bbb
 from pyro_bbb.priors import LearnedNormal, LearnedScaleMixture
@@ -52,25 +50,7 @@ def found(prior):
 # --- LearnedScaleMixture: density ---
 
 
-def test_the_learned_density_is_that_of_torch_and_scipy():
-    torch.set_default_dtype(torch.float64)
-    prior, w = LearnedScaleMixture(*TRUE), torch.linspace(-6, 6, 1001)
-    fn = prior(nn.Module(), "weight", w.shape)
-    assert (fn.batch_shape, fn.event_shape) == ((), (1001,))
-    pi, sigma1, sigma2 = TRUE
-    weights = torch.distributions.Categorical(torch.tensor([pi, 1 - pi]))
-    normals = torch.distributions.Normal(0.0, torch.tensor([sigma1, sigma2]))
-    by_torch = MixtureSameFamily(weights, normals).log_prob(w)
-    density = pi * scipy.stats.norm.pdf(w, 0, sigma1) + (1 - pi) * scipy.stats.norm.pdf(
-        w, 0, sigma2
-    )
-    elementwise = fn.base_dist.log_prob(w)
-    torch.testing.assert_close(elementwise, by_torch, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(elementwise.detach(), np.log(density), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(fn.log_prob(w), by_torch.sum())
-
-
-@pytest.mark.parametrize("logit", [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4])
+@pytest.mark.parametrize("logit", [-1e4, -20.0, 0.0, 100.0])
 @pytest.mark.parametrize("sigmas", [(1.0, 0.01), (0.01, 1.0), (0.5, 0.5)])
 def test_density_and_gradients_are_finite_and_right_however_large_the_logit(logit, sigmas):
     prior = LearnedScaleMixture(0.5, *sigmas)
@@ -146,8 +126,7 @@ def test_frozen_parameters_are_not_trained(kind):
     assert not params(poutine.trace(layer).get_trace(torch.randn(4, 3)))
 
 
-@pytest.mark.parametrize("optimizer", ["pyro", "joint"])
-def test_svi_finds_the_parameters_that_generated_the_weights(optimizer):
+def test_svi_finds_the_parameters_that_generated_the_weights():
     """A network alone as Pyro model, its weights known: maximum likelihood by SVI.
 
     5 standard errors from the observed information, three parameters: false alarms 2e-6.
@@ -157,11 +136,7 @@ def test_svi_finds_the_parameters_that_generated_the_weights(optimizer):
     prior = LearnedScaleMixture(0.5, 1.0, 0.2)
     layer = bbb.BayesianLinear(50, 40, bias=False, prior=prior)
     model = poutine.condition(layer, {"weight": weights.view(40, 50)})
-    optim = {
-        "pyro": pyro.optim.Adam({"lr": 0.05}),
-        "joint": bbb.JointOptim(torch.optim.Adam, {"lr": 0.05}),
-    }[optimizer]
-    svi = SVI(model, lambda x: None, optim, Trace_ELBO())
+    svi = SVI(model, lambda x: None, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
     for _ in range(250):
         svi.step(torch.zeros(1, 50))
     truth, error = standard_errors(weights)
@@ -171,8 +146,7 @@ def test_svi_finds_the_parameters_that_generated_the_weights(optimizer):
     assert abs(slope[0]) < 0.01 / error[0]  # at the likelihood's maximum, not merely near
 
 
-@pytest.mark.parametrize("loss", ["trace", "mean_field"])
-def test_fit_moves_the_mixture_to_where_the_weights_are(loss):
+def test_fit_moves_the_mixture_to_where_the_weights_are():
     """Every weight is observed with noise of 1 % of the narrower component.
 
     Within 5 standard errors of the likelihood of the weights themselves (false alarms 2e-6): what
@@ -186,21 +160,10 @@ def test_fit_moves_the_mixture_to_where_the_weights_are(loss):
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=-7.5)
     guide.requires_grad_(False)  # at the posterior already: only the prior is to move
     data = torch.eye(1000), weights[:, None]
-    options = {"epochs": 150, "batch_size": 1000, "loss": loss, "progress": False, "seed": 0}
+    options = {"epochs": 150, "batch_size": 1000, "progress": False, "seed": 0}
     bbb.fit(model, guide, data, lr=0.05, **options)
     truth, error = standard_errors(weights)
     assert ((found(prior) - truth).abs() < 5 * error).all()
-
-
-def test_raw_svi_on_a_model_trains_the_prior():
-    model = small_model("learned_scale_mixture")
-    guide = bbb.AutoSoftplusNormal(model)
-    before = [parameter.clone() for parameter in model.parameters()]
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
-    for _ in range(3):
-        svi.step(*small_data())
-    moved = [(p - old).abs().item() for p, old in zip(model.parameters(), before, strict=True)]
-    assert len(moved) == 3 and min(moved) > 0.01
 
 
 def small_model(prior):
@@ -282,21 +245,6 @@ def test_an_exported_network_has_weights_alone(prior):
         assert not any(isinstance(module, PyroModule) for module in plain.modules())
         x = torch.randn(5, 3)
         torch.testing.assert_close(plain(x), bbb.predict_mean(model, guide, x).mean)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LearnedScaleMixture(pi=0.0), r"pi must be in \(0, 1\), got 0.0"),
-        (lambda: LearnedScaleMixture(pi=1.0), r"pi must be in \(0, 1\), got 1.0"),
-        (lambda: LearnedScaleMixture(sigma1=0.0), "sigma1 must be positive and finite, got 0.0"),
-        (lambda: LearnedScaleMixture(sigma2=math.inf), "sigma2 must be positive and finite"),
-        (lambda: LearnedNormal(-1.0), "scale must be positive and finite, got -1.0"),
-    ],
-)
-def test_initial_values_outside_their_domain_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_a_custom_prior_may_attach_parameters():
