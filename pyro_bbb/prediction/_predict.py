@@ -25,7 +25,6 @@ from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import all_finite, count, kind, one_of, require_numbers
-from pyro_bbb.guides import Guide
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.prediction._classification import ClassificationPrediction, class_log_probs
 from pyro_bbb.prediction._draws import (
@@ -101,12 +100,26 @@ def predict(
     kind("model", model, BayesianModel)
     require_guide(guide)
     num_samples = count("num_samples", num_samples)
+    if linearized not in (False, True, PROBIT):
+        raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
+    if estimator is not None:
+        one_of("estimator", estimator, SAMPLERS)
+        if linearized:
+            raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
     of_dataset = isinstance(x, Dataset | DataLoader)
     if of_dataset and seed is None:
         seed = int(torch.randint(2**62, ()))  # batches have common draws
+    has_normal_outputs = getattr(guide, "has_normal_outputs", False)  # without linearisation
     sampler, results = "weights", []
     for inputs, rows in _passes(model, guide, x, batch_size):
-        sampler = _sampler(model, guide, inputs, estimator, linearized, not of_dataset)
+        if linearized:
+            sampler = "linearized"
+        elif estimator is not None:
+            sampler = SAMPLERS[estimator]
+        elif has_normal_outputs or (
+            not of_dataset and len(inputs) == 1 and draws_of_each_input(model, guide, inputs)
+        ):
+            sampler = "outputs"
         group = processes(inputs.device)
         cpu_only = inputs.device.type == "cpu" and not torch.cuda.is_initialized()
         with (
@@ -118,7 +131,7 @@ def predict(
             if sampler == "weights":
                 draws, counts = split_draws(model, guide, inputs, num_samples, group)
                 chunks = per_draw(model, draws, inputs, rows)
-            elif sampler == "linearized" or _has_normal_outputs(guide):
+            elif linearized or has_normal_outputs:
                 drawn = not (linearized == PROBIT or is_gaussian(model))
                 counts = group.split_counts(num_samples if drawn else 1)
                 own = group.at_least_one(counts)
@@ -208,32 +221,6 @@ def _checked(model: BayesianModel, guide: Any, x: Any, *, move: bool) -> Rows:
             row = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0].item()
             raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
     return inputs
-
-
-def _sampler(
-    model: BayesianModel,
-    guide: Any,
-    x: Rows,
-    estimator: str | None,
-    linearized: bool | str,
-    may_be_single: bool,
-) -> str:
-    """Return ``"weights"``, ``"outputs"`` or ``"linearized"``."""
-    if linearized not in (False, True, PROBIT):
-        raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
-    if linearized and estimator is not None:
-        raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
-    if linearized:
-        return "linearized"
-    if estimator is None:
-        single = may_be_single and len(x) == 1 and draws_of_each_input(model, guide, x)
-        estimator = "local_reparam" if single or _has_normal_outputs(guide) else "reparam"
-    return SAMPLERS[one_of("estimator", estimator, SAMPLERS)]
-
-
-def _has_normal_outputs(guide: Any) -> bool:
-    """Return whether outputs are Normal under a guide, without linearisation."""
-    return isinstance(guide, Guide) and guide.has_normal_outputs
 
 
 def _collected(

@@ -61,14 +61,3 @@ def test_moments_and_losses_are_in_single_precision(dtype, name):
     assert {v.dtype for v in bbb.to_ensemble(model, guide)(X.to(dtype)).values()} == {torch.float32}
     trace = bbb.predict(model, guide, X.to(dtype), num_samples=2)
     assert trace.log_prob(torch.zeros(10, dtype=torch.long)).dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_metrics_of_rounded_probabilities_are_those_of_the_numbers_given(dtype):
-    probs = torch.softmax(torch.randn(200, 40, generator=torch.Generator().manual_seed(0)), -1)
-    probs, y = probs.to(dtype), torch.arange(200) % 40
-    arrays = [probs] if dtype == torch.bfloat16 else [probs, probs.numpy()]
-    for given in arrays:
-        for name in ("accuracy", "nll", "brier", "ece"):
-            expected = getattr(bbb.metrics, name)(probs.double() / probs.double().sum(-1, True), y)
-            assert getattr(bbb.metrics, name)(given, y) == pytest.approx(expected, abs=0.01)

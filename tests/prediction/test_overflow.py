@@ -3,7 +3,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -124,15 +123,3 @@ def test_an_exported_ensemble_is_never_sure(name):
     for name in ("probs", "aleatoric", "epistemic") if "probs" in answer else ("std",):
         assert not answer[name][2].isfinite().any()
         assert answer[name][[0, 1, 3]].isfinite().all()
-
-
-def test_estimators_count_rows_over_all_passes(monkeypatch):
-    from pyro_bbb.sklearn import BayesianRegressor, _estimator
-
-    x = np.linspace(-1, 1, 40).reshape(20, 2)
-    regressor = BayesianRegressor(epochs=1, noise="heteroscedastic", random_state=0).fit(x, x[:, 0])
-    monkeypatch.setattr(_estimator, "_ROWS", 8)
-    x = np.repeat(x, 2, axis=0)
-    x[19] = [1e308, -1e308]
-    with pytest.raises(ValueError, match="^from row 16 on, row 3 of x"):
-        regressor.predict(x)

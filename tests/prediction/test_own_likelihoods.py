@@ -17,6 +17,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.likelihoods import Gaussian, Likelihood, Poisson
+from pyro_bbb.sklearn import BayesianRegressor
 
 N = 12
 
@@ -51,15 +52,6 @@ class LatentCutpoints(Likelihood):
         first, *others = self.gaps.unbind(-1)
         cutpoints = torch.stack([first, *(x.exp() for x in others)], -1).cumsum(-1)
         return dist.OrderedLogistic(outputs[:, 0], cutpoints)
-
-
-class ByProbabilities(Likelihood):
-    """Classes by their probabilities."""
-
-    family = dist.Categorical
-
-    def arguments(self, outputs):
-        return {"probs": outputs.softmax(-1)}
 
 
 class OneScale(Likelihood):
@@ -100,13 +92,6 @@ class OfTorch(Likelihood):
         return torch.distributions.Independent(torch.distributions.Beta(loc.exp(), raw.exp()), 1)
 
 
-class ZeroInflated(Likelihood):
-    """Counts with additional zeros; a number for each example."""
-
-    def forward(self, outputs):
-        return dist.ZeroInflatedPoisson(outputs[:, 0].exp(), gate=outputs[:, 1].sigmoid())
-
-
 class Mixture(Likelihood):
     """A mixture of two Normals."""
 
@@ -143,7 +128,6 @@ OWN = {  # the likelihood, number of outputs, targets
     "correlated": (Correlated, 2, torch.linspace(-1, 1, 2 * N).view(N, 2)),
     "ordinal": (Ordinal, 1, LABELS),
     "latent cutpoints": (LatentCutpoints, 1, LABELS),
-    "probabilities": (ByProbabilities, 4, LABELS),
     "a tensor without dimensions": (lambda: OneScale(torch.tensor(0.3)), 1, POSITIVE),
     "a number": (lambda: OneScale(0.3), 2, torch.cat([POSITIVE, -POSITIVE], 1)),
     "overridden": (lambda: Overridden(0.3), 1, POSITIVE),
@@ -151,12 +135,11 @@ OWN = {  # the likelihood, number of outputs, targets
     "overridden, latent": (lambda: Overridden(dist.Gamma(20.0, 40.0)), 1, POSITIVE),
     "gamma": (Gamma, 2, POSITIVE),
     "torch": (OfTorch, 2, POSITIVE),
-    "zero-inflated": (ZeroInflated, 2, LABELS.float()),
     "mixture": (Mixture, 6, POSITIVE[:, 0]),
     "censored": (Censored, 1, PAIRS),
 }
-CLASSES = {"ordinal", "latent cutpoints", "probabilities"}
-WITHOUT_CDF = {"correlated", "torch", "zero-inflated", "censored"}
+CLASSES = {"ordinal", "latent cutpoints"}
+WITHOUT_CDF = {"correlated", "torch", "censored"}
 X = torch.linspace(-1, 1, 3 * N).view(N, 3)
 
 
@@ -194,7 +177,7 @@ def test_predictions_are_mixtures_of_what_the_likelihood_gives(name):
         torch.testing.assert_close(prediction.aleatoric_std.square(), variances)
 
 
-EVERYWHERE = ("correlated", "latent cutpoints", "overridden, latent", "torch", "zero-inflated")
+EVERYWHERE = ("correlated", "latent cutpoints", "overridden, latent", "torch", "mixture")
 
 
 @pytest.mark.parametrize("name", [*EVERYWHERE, "censored"])
@@ -336,12 +319,8 @@ def test_no_closed_form_stands_for_another_density(likelihood):
 
 
 def test_estimators_scale_targets_only_where_predictions_can_be_scaled_back():
-    from pyro_bbb.sklearn import BayesianRegressor
-
     rows, targets = X.numpy(), 100 + 10 * X.sum(1).numpy()
-    for noise, scaled in ((OneScale(0.3), True), (Overridden(0.3), False), (Correlated(), False)):
-        y = np.stack([targets, targets], 1) if isinstance(noise, Correlated) else targets
-        model = BayesianRegressor((4,), noise=noise, epochs=3, random_state=0).fit(rows, y)
-        assert (model.y_scaling_.mean != 0).all() == scaled
-        assert model.predict(rows).shape == y.shape and np.isfinite(model.predict(rows)).all()
-        assert model.sample_y(rows, 2).shape == (*y.shape, 2)
+    for noise, scaled in ((OneScale(0.3), True), (Overridden(0.3), False)):
+        model = BayesianRegressor((4,), noise=noise, epochs=1, random_state=0)
+        assert (model.fit(rows, targets).y_scaling_.mean != 0).all() == scaled
+        assert np.isfinite(model.predict(rows)).all()

@@ -130,9 +130,6 @@ def test_chunks_of_draws_join_in_order(double, monkeypatch):
     parts = bbb.predict(model, draws, x)
     assert len(counted) == 3  # of 3, 3 and 1 draws
     torch.testing.assert_close(parts.sample_log_probs, whole.sample_log_probs)
-    monkeypatch.setattr(_draws, "SAMPLE_CHUNK", 1)  # less than one draw
-    by_ones = bbb.predict(model, bbb.AutoSoftplusNormal(model), x, num_samples=4)
-    assert by_ones.sample_probs.shape == (4, 5, 3)
 
 
 class Branching(PyroModule):
@@ -147,21 +144,9 @@ class Branching(PyroModule):
         return h if h.sum() > 0 else -2 * h
 
 
-class Recurrent(PyroModule):
-    def __init__(self):
-        super().__init__()
-        self.embed = bbb.BayesianLinear(2, 4)
-        self.lstm = nn.LSTM(4, 4, batch_first=True)
-        self.head = bbb.BayesianLinear(4, 2)
-
-    def forward(self, x):
-        return self.head(self.lstm(self.embed(x))[0])
-
-
-@pytest.mark.parametrize("network, shape", [(Branching, (3, 2)), (Recurrent, (3, 6, 2))])
-def test_networks_that_vmap_refuses_run_draw_by_draw(double, network, shape):
-    model = bbb.BayesianModel(network(), bbb.likelihoods.Gaussian(), num_data=5)
-    draws, x = draw(model, 8), torch.randn(shape)
+def test_networks_that_vmap_refuses_run_draw_by_draw(double):
+    model = bbb.BayesianModel(Branching(), bbb.likelihoods.Gaussian(), num_data=5)
+    draws, x = draw(model, 8), torch.randn(3, 2)
     counted = count_passes(model)
     prediction = bbb.predict(model, draws, x)
     assert len(counted) >= 8  # or the case shows nothing
@@ -286,11 +271,8 @@ def test_given_draws_are_thinned_evenly():
     def used(num_samples):
         return bbb.predict(model, draws, x, num_samples=num_samples).sample_means.flatten().tolist()
 
-    assert used(4) == [0, 3, 6, 9]
+    assert used(4) == [0, 3, 6, 9] and used(1) == [0]
     assert used(10) == used(1000) == list(range(10))
-    for num_samples in range(2, 10):
-        gaps = np.diff(used(num_samples))
-        assert len(gaps) == num_samples - 1 and gaps.min() >= 1 and np.ptp(gaps) <= 1
 
 
 def test_mcmc_predicts_as_its_samples(double):
@@ -410,11 +392,6 @@ def test_tiny_probabilities_do_not_underflow():
     logs = torch.tensor([[[0.0, -200.0]], [[0.0, -300.0]]])
     log_prob = ClassificationPrediction(logs).log_prob(torch.tensor([1]))
     assert log_prob.item() == pytest.approx(-200 - math.log(2), rel=1e-6)
-    model = line(bbb.likelihoods.Bernoulli())
-    draws = {"network.weight": torch.tensor([-200.0, -300.0]).reshape(2, 1, 1)}
-    prediction = bbb.predict(model, draws, torch.tensor([[1.0], [-1.0]]))
-    log_probs = prediction.log_prob(torch.tensor([1, 0])).tolist()
-    assert log_probs == pytest.approx([-200 - math.log(2)] * 2, rel=1e-6)
 
 
 def test_refuses_where_no_class_exceeds_the_threshold():
@@ -422,18 +399,6 @@ def test_refuses_where_no_class_exceeds_the_threshold():
     refused = {0.0: [0, 0, 0], 0.4: [0, 0, 0], 0.5: [1, 0, 0], 0.8: [1, 1, 0], 1.0: [1, 1, 1]}
     for threshold, expected in refused.items():
         assert prediction.refuse(threshold).tolist() == expected
-
-
-def test_sequences_keep_their_dimension():
-    network = PyroModule[nn.Sequential](nn.Unflatten(1, (3, 2)), bbb.BayesianLinear(2, 4))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=5)
-    prediction = bbb.predict(model, bbb.AutoSoftplusNormal(model), torch.randn(5, 6), num_samples=6)
-    assert prediction.sample_probs.shape == (6, 5, 3, 4)
-    for name in ("label", "confidence", "entropy", "aleatoric", "epistemic"):
-        assert getattr(prediction, name).shape == (5, 3)
-    y = torch.randint(4, (5, 3))
-    expected = prediction.probs.gather(-1, y[..., None])[..., 0].log()
-    torch.testing.assert_close(prediction.log_prob(y), expected)
 
 
 # Real targets and counts
@@ -450,16 +415,6 @@ def test_regression_by_hand(double):
     assert prediction.aleatoric_std.item() == pytest.approx(math.sqrt(2.5))
     assert prediction.epistemic_std.item() == pytest.approx(2)
     assert prediction.std.item() == pytest.approx(math.sqrt(6.5))
-
-
-def test_moments_are_those_of_the_mixture(double):
-    components, draws = mixture(n=3), 100_000
-    prediction = RegressionPrediction(components)
-    y = components.sample((draws // 5,)).flatten(0, 1)  # equally many of each component
-    deviation = (y - y.mean(0)).square()
-    assert ((prediction.mean - y.mean(0)).abs() < SIGMAS * y.std(0) / draws**0.5).all()
-    error = SIGMAS * deviation.std(0) / draws**0.5
-    assert ((prediction.std.square() - deviation.mean(0)).abs() < error).all()
 
 
 def test_log_prob_is_of_the_joint_mixture(double):
@@ -520,15 +475,6 @@ def test_quantiles_are_those_of_the_mixture(double, kind, p):
     # a probability of rounding error 1e-16 bounds the quantile no better than by the density
     density = np.mean([each.pdf(expected) for each in oracle])
     assert abs(quantile.item() - expected) <= 1e-15 / density + 1e-12 * abs(expected)
-
-
-def test_float32_quantiles_are_as_good_as_its_distribution_function():
-    lower, upper = RegressionPrediction(mixture(d=1)).interval(1 - 1e-6)
-    assert lower.dtype == torch.float32 and lower.isfinite().all() and upper.isfinite().all()
-    standard = RegressionPrediction(dist.Normal(torch.zeros(4, 1, 1), 1.0)).interval(1 - 1e-6)
-    expected = stats.norm.interval(1 - 1e-6)
-    # the function has steps of 2^-25, 6 % of the 5e-7 outside: 0.012 in the quantile
-    np.testing.assert_allclose([end.item() for end in standard], expected, atol=0.02)
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.5, 1 - 1e-6])
