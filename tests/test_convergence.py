@@ -35,7 +35,7 @@ def autoregressive(noise, rho):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(2, 10), (3, 11), (4, 200)])
 def test_chains_are_judged_as_by_arviz(kind, shape, monkeypatch):
-    monkeypatch.setattr("pyro_bbb.metrics._convergence._BLOCK", 100)
+    monkeypatch.setattr("pyro_bbb.metrics._BLOCK", 100)
     torch.manual_seed(0)
     values = KINDS[kind](torch.randn(*shape, 6, dtype=torch.double)).unflatten(2, (2, 3))
     columns = [column.numpy() for column in values.flatten(2).unbind(2)]

@@ -112,14 +112,6 @@ def test_scores_of_real_targets_are_those_of_the_metrics():
     assert found["out of distribution"]["auroc_epistemic_std"] == auroc > 0.5
 
 
-def test_flat_targets_and_counts():
-    model, guide = posterior(bbb.likelihoods.Poisson(), [2, 1])
-    x, y = torch.randn(40, 2), torch.arange(40) % 4
-    found = bbb.evaluate(model, guide, (x, y), **DRAWS).scores["test"]
-    assert found == bbb.evaluate(model, guide, (x, y[:, None]), **DRAWS).scores["test"]
-    assert found["rmse"] == metrics.rmse(bbb.predict(model, guide, x, **DRAWS).mean[:, 0], y)
-
-
 def test_several_labels_of_an_input_are_scored_one_by_one():
     logits, y = torch.randn(5, 6, 4, 3), torch.arange(24).reshape(6, 4) % 3
     several = ClassificationPrediction(logits.log_softmax(-1))
@@ -133,12 +125,6 @@ def test_several_labels_of_an_input_are_scored_one_by_one():
     found.plot()
 
 
-def test_a_label_of_tiny_probability_has_a_finite_nll():
-    certain = ClassificationPrediction(torch.tensor([[[0.0, -200.0]]]))
-    found = bbb.Evaluation.of(lambda _: certain, (torch.zeros(1, 1), torch.ones(1).long()))
-    assert found.scores["test"]["nll"] == 200.0
-
-
 def test_one_class_has_no_auroc_and_real_targets_no_recall():
     sure = ClassificationPrediction(torch.tensor([0.9, 0.1]).log().expand(1, 3, 2))
     found = bbb.Evaluation.of(lambda _: sure, (torch.zeros(3, 1), torch.zeros(3).long()))
@@ -149,11 +135,10 @@ def test_one_class_has_no_auroc_and_real_targets_no_recall():
         _ = bbb.evaluate(model, guide, (torch.randn(9, 2), torch.randn(9)), **DRAWS).recall
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_refusal_is_scored_in_any_precision(dtype):
+def test_refusal_is_scored_in_half_precision():
     log_probs = torch.randn(3, 50, 2, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     found = bbb.Evaluation.of(
-        lambda _: ClassificationPrediction(log_probs.to(dtype)),
+        lambda _: ClassificationPrediction(log_probs.bfloat16()),
         (torch.zeros(50, 1), torch.arange(50) % 2),
     )
     assert 0 < found.scores["test"]["refusal_p"] <= 1 and found.scores["test"]["auroc"] > 0
@@ -186,12 +171,6 @@ def test_an_evaluation_prints_as_a_table(images, of_images):
     assert markdown[1] == "| --- |" + " ---: |" * 14
     assert markdown[3].startswith("| a\\|b |  |  |")
     assert repr(found) == "Evaluation(test, a|b)"
-
-
-def test_rounding_errors_of_equal_draws_print_as_zero():
-    equal = ClassificationPrediction(torch.randn(1, 50, 3).log_softmax(-1).expand(9, -1, -1))
-    found = bbb.Evaluation.of(lambda _: equal, (torch.zeros(50, 1), torch.arange(50) % 3))
-    assert " 0.000" in str(found) and "-0.000" not in str(found)
 
 
 def test_a_comparison_has_a_column_for_each_model(images, of_images):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of processes, as `torchrun` starts them, by `torch.distributed`.
 
-All that goes between them goes through `torch.distributed`: gloo carries tensors on the CPU, nccl
-those on GPUs. Alone, everything here returns what it was given.
+Gloo carries tensors on the CPU, nccl those on GPUs. A single process gets back its arguments.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,10 +24,9 @@ _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, `fit` and `predict` are of this process only, though it was started with others.
+    """Run `fit` and `predict` inside on this process only, though it was started with others.
 
-    For what one process does by itself, such as a prediction by the first of them, and for runs
-    that have nothing to do with each other. Where a process is the only one, nothing changes.
+    For a prediction by the first process alone, or runs that are independent of each other.
     """
     token = _ALONE.set(True)
     try:
@@ -42,7 +41,7 @@ class Processes:
 
     rank: int = 0  # of this process
     size: int = 1
-    device: torch.device = torch.device("cpu")  # of tensors on their way
+    device: torch.device = torch.device("cpu")  # of the tensors that are sent
 
     @property
     def first(self) -> bool:
@@ -50,35 +49,40 @@ class Processes:
         return self.rank == 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all processes' tensors, the same to the bit on each; ``x`` itself has it."""
+        """Add up all processes' tensors in place, to the same bits on each."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def sums(self, *numbers: float) -> list[float]:
-        """The sums of all processes' numbers."""
-        if self.size == 1:
-            return list(numbers)
-        return self.all_reduce(self._tensor(numbers)).tolist()
+        """Return the sums of all processes' numbers."""
+        x = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        return self.all_reduce(x).tolist()
 
-    def largest(self, number: float) -> float:
-        """The largest of all processes' numbers."""
-        if self.size == 1:
-            return number
-        found = self._tensor([number])
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return float(found)
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
-    def broadcast_int(self, number: int) -> int:
-        """Broadcast the number of the first process."""
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        """Run an action on the first process; return its result, or raise its error, on all."""
         if self.size == 1:
-            return number
-        found = torch.tensor([number], device=self.device)
-        dist.broadcast(found, 0)
-        return int(found)
+            return action()
+        outcome: list[Any] = [None, None]  # result and error
+        if self.first:
+            try:
+                outcome[0] = action()
+            except (OSError, ValueError) as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, 0, device=self.device)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def align(self, tensors: Iterable[Tensor]) -> None:
-        """Gives tensors the values that they have in the first process, but for sharded ones."""
+        """Give tensors the values that they have in the first process, but for sharded ones."""
         for x in tensors if self.size > 1 else ():
             if hasattr(x, "device_mesh"):  # a DTensor, of which each process has a shard
                 continue
@@ -87,30 +91,6 @@ class Processes:
             if value.data_ptr() != x.data_ptr():
                 x.detach().copy_(value)
 
-    def broadcast_bytes(self, text: bytes = b"") -> bytes:
-        """Broadcast the text of the first process."""
-        if self.size == 1:
-            return text
-        received = torch.empty(self.broadcast_int(len(text)), dtype=torch.uint8, device=self.device)
-        if self.first and text:
-            received.copy_(_bytes(text))
-        dist.broadcast(received, 0)
-        return _text(received)
-
-    def all_gather_bytes(self, text: bytes) -> list[bytes]:
-        """Gather the texts of all processes, by rank."""
-        if self.size == 1:
-            return [text]
-        longest = int(self.largest(len(text)))
-        mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        if text:
-            mine[: len(text)] = _bytes(text).to(self.device)
-        lengths = self._all_gather(torch.tensor([len(text)], device=self.device))
-        return [
-            _text(x[: int(length)])
-            for x, length in zip(self._all_gather(mine), lengths, strict=True)
-        ]
-
     def split_counts(self, count: int, unit: int = 1) -> list[int]:
         """Split a count among the processes, in complete units but for the last."""
         units = -(-count // unit)
@@ -118,26 +98,24 @@ class Processes:
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def at_least_one(self, counts: list[int]) -> int:
-        """The count of this process, at least 1, so that a result has its shape."""
+        """Return the count of this process, at least 1, so that a result has its shape."""
         return max(1, counts[self.rank])
 
     def join(self, x: Tensor, counts: list[int]) -> Tensor:
-        """All processes' rows one after the other.
-
-        Of ``x`` the first ``counts[rank]`` rows count; that number may be 0.
-        """
+        """Concatenate the first ``counts[rank]`` rows of each process, which may be 0."""
         if self.size == 1:
             return x
         mine = x.new_zeros(max(counts), *x.shape[1:])
         mine[: counts[self.rank]] = x[: counts[self.rank]]
-        parts = zip(self._all_gather(mine), counts, strict=True)
-        return torch.cat([part[:count] for part, count in parts])
+        parts = [torch.empty_like(mine) for _ in counts]
+        dist.all_gather(parts, mine)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     @contextmanager
     def own_stream(self) -> Iterator[Callable[[], None]]:
-        """Random numbers that no other process has, from the call of the yielded function on.
+        """Draw random numbers of this process alone from the call of the yielded function on.
 
-        Afterwards they go on as if but one was drawn. For a process alone it is nothing.
+        Afterwards the common stream continues as after one draw.
         """
         if self.size == 1:
             yield lambda: None
@@ -147,46 +125,35 @@ class Processes:
         torch.randint(2**62, ())
 
     def begin_stream(self) -> None:
-        """Begins a stream that follows from the first process's random state and the rank."""
-        seed = self.broadcast_int(int(torch.randint(2**62, ()))) + self.rank
+        """Begin a stream that follows from the first process's random state and the rank."""
+        seed = self.gather(int(torch.randint(2**62, ())))[0] + self.rank
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _tensor(self, numbers: Iterable[float]) -> Tensor:
-        return torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
-
-    def _all_gather(self, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
-        return parts
-
 
 def processes(device: torch.device | None = None) -> Processes:
-    """The processes that this one was started with; it joins them if it has not done so yet."""
+    """Return the processes that this one was started with; it joins them if it has not yet."""
     if _ALONE.get() or not dist.is_available():
         return Processes()
-    if not dist.is_initialized() and _launched_with_others():
+    launched = all(os.environ.get(name) for name in _LAUNCHED) and os.environ["WORLD_SIZE"] != "1"
+    if launched and not dist.is_initialized():
         _join()
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Processes()
     return Processes(dist.get_rank(), dist.get_world_size(), device or torch.device("cpu"))
 
 
-def _launched_with_others() -> bool:
-    return all(os.environ.get(name) for name in _LAUNCHED) and os.environ["WORLD_SIZE"] != "1"
-
-
 def _join() -> None:
-    """Each process of a machine has a GPU of its own, where there are any."""
+    """Join the group, each process of a machine with its own GPU if there are any."""
     from torch.distributed.distributed_c10d import PrefixStore  # where torch was built with these
     from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     store, rank, size = next(rendezvous("env://"))
-    # a group that torchrun has started anew must not find the addresses of the one before
+    # a group that torchrun restarts must not find the addresses of the one before
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"attempt {attempt}", store)
     dist.init_process_group(store=store, rank=rank, world_size=size)
@@ -196,11 +163,3 @@ def _join() -> None:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _bytes(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _text(x: Tensor) -> bytes:
-    return x.cpu().numpy().tobytes()

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torch import Size
 
 _ZEROS = "0" * 64
-_HASH = re.compile("[0-9a-f]{64}")
+HASH = re.compile("[0-9a-f]{64}")
 _LARGEST = 2**26  # bytes of a description
 
 
@@ -83,7 +83,7 @@ def seal(content: dict[str, Any], kind: str, version: int) -> bytes:
     return text.replace(_ZEROS.encode(), sha256(text).hexdigest().encode(), 1)
 
 
-def unseal(text: bytes, path: Path, kind: str, newest: int, unhashed: int = 0) -> dict[str, Any]:
+def unseal(text: bytes, path: Path, kind: str, newest: int) -> dict[str, Any]:
     """Return the content that `seal` wrote; LoadError for any other text.
 
     Args:
@@ -91,7 +91,6 @@ def unseal(text: bytes, path: Path, kind: str, newest: int, unhashed: int = 0) -
         path: the file, for errors.
         kind: the format's name.
         newest: version of the format up to which it is read.
-        unhashed: version up to which descriptions had no hash.
     """
     try:
         content = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
@@ -107,17 +106,22 @@ def unseal(text: bytes, path: Path, kind: str, newest: int, unhashed: int = 0) -
             f"{path} has format version {version}, this pyro_bbb reads up to {newest}: use the "
             f"newer pyro_bbb that wrote it, {content.get('versions')}"
         )
-    if version > unhashed:
-        stated = content.pop("sha256", None)
-        zeroed = text.replace(str(stated).encode(), _ZEROS.encode(), 1)
-        if not is_hash(stated) or sha256(zeroed).hexdigest() != stated:
-            raise LoadError(f"{path} is altered: it does not have the sha256 that it states")
+    stated = str(content.pop("sha256", None))
+    zeroed = text.replace(stated.encode(), _ZEROS.encode(), 1)
+    if not HASH.fullmatch(stated) or sha256(zeroed).hexdigest() != stated:
+        raise LoadError(f"{path} is altered: it does not have the sha256 that it states")
     return content
 
 
-def is_hash(value: Any) -> bool:
-    """Return whether a value is a SHA-256 in hexadecimal digits."""
-    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("duplicate key")
+    return content
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def write_json(path: str | os.PathLike[str], kind: str, content: dict[str, Any]) -> None:
@@ -138,7 +142,7 @@ def reading_json(
         TypeError: the path is of another type.
     """
     file = as_path(path)
-    content = unseal(read_file(file), file, kind, newest=2, unhashed=1)
+    content = unseal(read_file(file), file, kind, newest=2)
     with loading(file):
         require_form(content, form)
         yield content
@@ -169,40 +173,36 @@ def require_form(value: Any, hint: Any, where: str = "the description") -> None:
 
 
 def _misfit(value: Any, hint: Any, where: str) -> str | None:
+    """Return where and how a value differs from a type; None if it fits."""
     origin, arguments = get_origin(hint) or hint, get_args(hint)
-    items: Any = ()
+    parts: list[tuple[Any, Any, str]] = []
+    fits = True
     if dataclasses.is_dataclass(hint) or isinstance(hint, Mapping):
         hints, optional = _fields(hint)
         names = value.keys() if isinstance(value, dict) else set()
         if not isinstance(value, dict) or not hints.keys() - optional <= names <= hints.keys():
             return f"{where} must have the keys {list(hints)}, got {list(names) or value!r:.200}"
-        items = ((value[name], hints[name], f"{where}.{name}") for name in names)
+        parts = [(value[name], hints[name], f"{where}.{name}") for name in names]
     elif origin in (list, tuple, Sequence, Size) and isinstance(value, list | tuple):
         fixed = origin is tuple and bool(arguments) and ... not in arguments
         kinds = arguments if fixed else [(*arguments, Any)[0]] * len(value)
         if len(kinds) != len(value):
             return f"{where} must have {len(kinds)} items, got {value!r:.200}"
-        pairs = enumerate(zip(value, kinds, strict=True))
-        items = ((x, kind, f"{where}[{i}]") for i, (x, kind) in pairs)
+        parts = [(x, kinds[i], f"{where}[{i}]") for i, x in enumerate(value)]
     elif origin in (dict, Mapping) and isinstance(value, dict):
-        items = ((x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items())
-    elif not _fits(value, hint, origin, arguments):
+        parts = [(x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items()]
+    elif origin in (Union, UnionType):
+        fits = any(_misfit(value, kind, "") is None for kind in arguments)
+    elif origin is Literal:
+        fits = value in arguments
+    elif hint in (float, int, bool, str):
+        fits = type(value) in ((int, float) if hint is float else (hint,))
+    elif isinstance(origin, type) and origin not in (Any, Callable):
+        fits = isinstance(value, origin)
+    if not fits:
         words = hint.__name__ if isinstance(hint, type) and not arguments else hint
         return f"{where} must be {words}, got {value!r:.200}"
-    return next(filter(None, (_misfit(*item) for item in items)), None)
-
-
-def _fits(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
-    if origin in (Union, UnionType):
-        return any(_misfit(value, kind, "") is None for kind in arguments)
-    if origin is Literal:
-        return value in arguments
-    if hint is float:
-        return type(value) in (int, float)
-    if hint in (int, bool, str):
-        return type(value) is hint
-    anything = origin in (Any, Callable) or not isinstance(origin, type)
-    return anything or isinstance(value, origin)
+    return next(filter(None, (_misfit(*part) for part in parts)), None)
 
 
 def _fields(hint: Any) -> tuple[Mapping[str, Any], set[str]]:
@@ -223,14 +223,3 @@ def as_path(path: Any) -> Path:
     if not Path(path).name:
         raise ValueError(f"path must name a file, got {path!r}")
     return Path(path)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError("duplicate key")
-    return content
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a JSON number")

@@ -42,7 +42,7 @@ class SeveralInputs:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """The tensors by name; positional ones are ``x[0]``, ``x[1]`` and so on."""
+        """Return the tensors by name; positional ones are ``x[0]``, ``x[1]`` and so on."""
         by_position = {f"x[{i}]": part for i, part in enumerate(self.args)}
         by_name = {f"x[{name!r}]": part for name, part in self.kwargs.items()}
         weight = {} if self.weight is None else {"sample_weight": self.weight}
@@ -50,7 +50,7 @@ class SeveralInputs:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> SeveralInputs:
         """Return the inputs after a function of each tensor."""
-        return _with_parts(self, list(map(function, self.parts.values())))
+        return _rebuilt(self, list(map(function, self.parts.values())))
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -61,7 +61,7 @@ class SeveralInputs:
     def split(self, sizes: int | list[int]) -> list[SeveralInputs]:
         """Return views of at most ``sizes`` rows each, or of the given numbers of rows."""
         parts = [part.split(sizes) for part in self.parts.values()]
-        return [_with_parts(self, tensors) for tensors in zip(*parts, strict=True)]
+        return [_rebuilt(self, tensors) for tensors in zip(*parts, strict=True)]
 
     def tensor_split(self, count: int) -> list[SeveralInputs]:
         """Split into ``count`` nearly equal parts."""
@@ -104,7 +104,10 @@ def as_inputs(value: Any) -> Rows:
         return value
     if isinstance(value, Mapping):
         return SeveralInputs((), {key: tensor(f"x[{key!r}]", x) for key, x in value.items()})
-    if isinstance(value, tuple | list) and not _is_nested(value):
+    # a list without any tensor or array is a table in nested lists
+    if isinstance(value, tuple | list) and (
+        not value or any(isinstance(x, Tensor | np.ndarray) for x in value)
+    ):
         return SeveralInputs(tuple(tensor(f"x[{i}]", x) for i, x in enumerate(value)), {})
     return tensor("x", value)
 
@@ -116,11 +119,6 @@ def require_inputs(value: Any) -> Rows:
         if part.dim() == 0 or len(part) == 0:
             raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
     return x
-
-
-def _is_nested(value: tuple[Any, ...] | list[Any]) -> bool:
-    """Return whether a list holds no tensor or array, as a table in nested lists."""
-    return bool(value) and not any(isinstance(x, Tensor | np.ndarray) for x in value)
 
 
 def parts_of(x: Rows) -> dict[str, Tensor]:
@@ -135,10 +133,10 @@ def input_tensors(x: Rows) -> tuple[Tensor, ...]:
 
 def with_tensors(like: Rows, parts: Sequence[Tensor]) -> Rows:
     """Return inputs of a form, from their tensors."""
-    return parts[0] if isinstance(like, Tensor) else _with_parts(like, parts)
+    return parts[0] if isinstance(like, Tensor) else _rebuilt(like, parts)
 
 
-def _with_parts(like: SeveralInputs, parts: Sequence[Tensor]) -> SeveralInputs:
+def _rebuilt(like: SeveralInputs, parts: Sequence[Tensor]) -> SeveralInputs:
     weight = None if like.weight is None else parts[-1]
     kwargs = dict(zip(like.kwargs, parts[len(like.args) :], strict=False))
     return SeveralInputs(tuple(parts[: len(like.args)]), kwargs, weight)
@@ -195,6 +193,14 @@ def input_batches(
         yield as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
 
 
+def _first_floating(part: Any) -> Tensor | None:
+    """Return a module's or mapping's first tensor of floating type, if any."""
+    values: Any = part.values() if isinstance(part, Mapping) else ()
+    if isinstance(part, nn.Module):
+        values = chain(part.parameters(), part.buffers())
+    return next((x for x in values if isinstance(x, Tensor) and x.is_floating_point()), None)
+
+
 def at_least_single(x: Tensor) -> Tensor:
     """Return a floating tensor in single precision at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
@@ -210,24 +216,16 @@ def to_precision(x: Rows, *parts: Any) -> Any:
     Raises:
         ValueError: a finite input is infinite in that precision.
     """
-    tensors = chain.from_iterable(map(_tensors_of, parts))
-    dtype = next((value.dtype for value in tensors if value.is_floating_point()), None)
-    return each(x, lambda part: _to_dtype(part, dtype) if part.is_floating_point() else part)
+    dtype = next((x.dtype for x in map(_first_floating, parts) if x is not None), None)
 
+    def convert(x: Tensor) -> Tensor:
+        new = x.to(dtype) if dtype and x.is_floating_point() else x
+        if new is not x and not x.is_meta and (overflow := new.isinf() & x.isfinite()).any():
+            index = overflow.nonzero()[0].tolist()
+            raise ValueError(
+                f"x has {x[tuple(index)].item()} in row {index[0]}, too large for {new.dtype}: "
+                "standardise it (data.standardize), or call .double() on the model"
+            )
+        return new
 
-def _tensors_of(part: Any) -> Iterator[Tensor]:
-    if isinstance(part, nn.Module):
-        yield from chain(part.parameters(), part.buffers())
-    elif isinstance(part, Mapping):
-        yield from (value for value in part.values() if isinstance(value, Tensor))
-
-
-def _to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    new = x.to(dtype or x.dtype)
-    if new is not x and not x.is_meta and (overflow := new.isinf() & x.isfinite()).any():
-        index = overflow.nonzero()[0].tolist()
-        raise ValueError(
-            f"x has {x[tuple(index)].item()} in row {index[0]}, too large for {new.dtype}: "
-            "standardise it (data.standardize), or call .double() on the model"
-        )
-    return new
+    return each(x, convert)

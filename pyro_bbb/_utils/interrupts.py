@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import Any
 
 
 class Interrupts:
@@ -13,9 +14,13 @@ class Interrupts:
 
     Where Python's own handler is not installed, or in another thread than the main one, Ctrl-C does
     what it did before.
+
+    Args:
+        agreed: whether ``stop`` is left to the next step, by which several processes agree on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, agreed: bool = False) -> None:
+        self.agreed = agreed
         self.noted = False  # Ctrl-C came in this process
         self.stop = False  # training is to end
         self._installed = False
@@ -27,12 +32,7 @@ class Interrupts:
             self._installed = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,14 +40,4 @@ class Interrupts:
         if self.noted:
             signal.default_int_handler(number, frame)
         self.noted = True
-        self._request()
-
-    def _request(self) -> None:
-        self.stop = True
-
-
-class AgreedInterrupts(Interrupts):
-    """`Interrupts` of several processes: ``stop`` is set once they have agreed on it."""
-
-    def _request(self) -> None:
-        """Leave it to the next step, which tells the other processes."""
+        self.stop = not self.agreed

@@ -208,24 +208,6 @@ def kind(name: str, value: Any, expected: type) -> Any:
     return value
 
 
-def of_length(name: str, value: Any, length: int) -> Tensor:
-    """Return a tensor, if it has ``length`` rows."""
-    value = tensor(name, value)
-    if list(value.shape[:1]) != [length]:
-        raise ValueError(f"{name} must have {length} rows, got shape {list(value.shape)}")
-    return value
-
-
-def element_index(name: str, value: Any, shape: Iterable[int]) -> Any:
-    """Return the value, if it is the index of one number of a tensor."""
-    parts, shape = value if isinstance(value, tuple) else (value,), list(shape)
-    integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in parts)
-    inside = len(parts) == len(shape) and integers
-    if not (inside and all(-n <= i < n for i, n in zip(parts, shape, strict=True))):
-        raise ValueError(f"{name} must be the place of one number of shape {shape}, got {value!r}")
-    return value
-
-
 def function(name: str, value: Any, signature: str) -> Any:
     """Return the value, if it can be called."""
     if not callable(value):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -113,8 +113,27 @@ def evaluate(
     return Evaluation.of(predict_fn, test, ood=ood, shift=shift)
 
 
+class _Printed:
+    """Scores by name that print as a table, and show as one in a notebook."""
+
+    scores: dict[str, Any]
+    _labels: ClassVar[int] = 1  # columns that are no numbers
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.scores)})"
+
+    def __str__(self) -> str:
+        return as_text(*self._table(), labels=self._labels)
+
+    def _repr_markdown_(self) -> str:
+        return as_markdown(*self._table(), labels=self._labels)
+
+    def _table(self) -> Table:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(_Printed):
     """Scores by data set, made by `evaluate`; it prints as a table of them.
 
     Args:
@@ -136,14 +155,7 @@ class Evaluation:
             linearized = functools.partial(bbb.predict, model, guide, linearized=True)
             bbb.Evaluation.of(linearized, (x_test, y_test))
 
-        Args:
-            predict_fn: the function.
-            test: test data, as for `evaluate`.
-            ood: out-of-distribution inputs, as for `evaluate`.
-            shift: shifted test data, as for `evaluate`.
-
-        Raises:
-            ValueError: data do not fit, or two data sets have one name.
+        The data and errors are those of `evaluate`.
         """
         prediction, y = _predicted(predict_fn, test)
         scores, predictions = {TEST: test_scores(prediction, y)}, {TEST: prediction}
@@ -169,15 +181,6 @@ class Evaluation:
         prediction = kind("prediction", self.predictions[TEST], ClassificationPrediction)
         return metrics.recall(prediction.probs.flatten(0, -2), self.targets.flatten())
 
-    def __repr__(self) -> str:
-        return f"Evaluation({', '.join(self.scores)})"
-
-    def __str__(self) -> str:
-        return as_text(*self._table())
-
-    def _repr_markdown_(self) -> str:
-        return as_markdown(*self._table())
-
     def _table(self) -> Table:
         """Return a row for each data set, a column for each score."""
         names = _columns(self.scores.values())
@@ -188,14 +191,8 @@ class Evaluation:
         """Draw calibration on the test data, and the uncertainty of inputs in and out of it.
 
         For classes a reliability diagram and histograms of the entropy; for real targets and counts
-        the coverage of intervals and histograms of the standard deviation.
-
-        Args:
-            figure: an empty figure to draw on; by default a new one, which no window shows:
-                ``figure.savefig(path)``, or the last expression of a notebook's cell.
-
-        Returns:
-            The figure.
+        the coverage of intervals and histograms of the standard deviation. The figure is a new one
+        unless given, which no window shows: ``figure.savefig(path)``.
         """
         from matplotlib.figure import Figure
 
@@ -223,15 +220,10 @@ def compare(evaluations: Mapping[str, Evaluation]) -> Comparison:
 
         bbb.compare({"MAP": of_map, "Bayes by Backprop": of_bbb})
 
-    Args:
-        evaluations: results of `evaluate` by the name of the model, of the same data sets; where a
-            data set or score is missing, its cell is empty.
-
-    Returns:
-        The scores, which print as a table and show as one in a notebook.
+    Where an evaluation lacks a data set or a score, its cell is empty.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no evaluations.
     """
     if not kind("evaluations", evaluations, Mapping):
         raise ValueError("evaluations must hold at least one evaluation, got none")
@@ -241,23 +233,12 @@ def compare(evaluations: Mapping[str, Evaluation]) -> Comparison:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
-    """Several evaluations as one table, made by `compare`.
-
-    Args:
-        scores: those of each evaluation, by its name.
-    """
+class Comparison(_Printed):
+    """Several evaluations as one table, made by `compare`."""
 
     scores: dict[str, dict[str, Scores]]
-
-    def __repr__(self) -> str:
-        return f"Comparison({', '.join(self.scores)})"
-
-    def __str__(self) -> str:
-        return as_text(*self._table(), labels=2)
-
-    def _repr_markdown_(self) -> str:
-        return as_markdown(*self._table(), labels=2)
+    """Scores of each evaluation, by its name."""
+    _labels: ClassVar[int] = 2
 
     def _table(self) -> Table:
         """Return a row for each data set and score, a column for each model."""

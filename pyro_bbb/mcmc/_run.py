@@ -28,7 +28,7 @@ from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.persistence.archive import Json, read, require_run, tidy, write
 from pyro_bbb.persistence.definition import definition, in_words
-from pyro_bbb.persistence.state_dict import cpu_copy, digest
+from pyro_bbb.persistence.state import cpu_copy, digest
 from pyro_bbb.prediction import posterior_draws
 
 _DRAWS = 100  # of a point of finite energy, before the start is refused

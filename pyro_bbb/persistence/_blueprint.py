@@ -9,13 +9,13 @@ leads only to a class that `saveable` registered, or to one of torch's layers in
 from __future__ import annotations
 
 import inspect
-from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias, get_type_hints
 
-import torch
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.saving import (
@@ -28,16 +28,14 @@ from pyro_bbb._utils.saving import (
 )
 from pyro_bbb.networks import Converted, mix_in
 from pyro_bbb.persistence.json_codec import CannotDescribe, decode, encode
-from pyro_bbb.priors import Prior
 from pyro_bbb.priors.declaration import declare, declared_shapes
 
-Node: TypeAlias = dict[str, Any]
-Blueprint: TypeAlias = dict[str, Node]
+Blueprint: TypeAlias = dict[str, dict[str, Any]]
+FOREIGN = Distribution | FunctionType  # of a `PyroSample` that no prior of this library declared
 
 # --- torch's layers ---
 
-_CONTAINERS = "Sequential ModuleList ModuleDict"
-_RECURRENT = "RNN GRU LSTM"
+_CONTAINERS = ["Sequential", "ModuleList", "ModuleDict"]
 _BY_DIMENSION = (
     "Conv ConvTranspose BatchNorm InstanceNorm MaxPool AvgPool AdaptiveAvgPool AdaptiveMaxPool "
     "ZeroPad ReflectionPad ReplicationPad CircularPad Dropout"
@@ -49,56 +47,47 @@ _OTHERS = (
     "Softmax LogSoftmax Softmin GLU Hardshrink Softshrink GELU LeakyReLU RReLU PReLU Softplus "
     "Hardtanh Threshold"
 )
-_NAMES = [
-    *f"{_CONTAINERS} {_RECURRENT} {_OTHERS}".split(),
-    *(f"{name}{dimensions}d" for name in _BY_DIMENSION.split() for dimensions in (1, 2, 3)),
-]
-_LEFT_OUT = ("self", "device", "dtype", "min_value", "max_value")  # the last two are deprecated
+_RECURRENT = {"RNN": ["nonlinearity"], "GRU": [], "LSTM": ["proj_size"]}  # their own arguments
 _OF_RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional".split()
-_FURTHER = {"RNN": ["nonlinearity"], "GRU": [], "LSTM": ["proj_size"]}
+_LEFT_OUT = "self args kwargs device dtype min_value max_value".split()  # the last: deprecated
 
 
 def _layer(name: str) -> SavedClass:
     """Return how a layer of torch is read and built, by its constructor's signature."""
     cls: type[nn.Module] = getattr(nn, name)
-    parameters = inspect.signature(cls.__init__).parameters
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.kind not in variadic and key[0] != "_" and key not in _LEFT_OUT
-    ]
+    parameters = {
+        key: parameter
+        for key, parameter in inspect.signature(cls.__init__).parameters.items()
+        if key[0] != "_" and key not in _LEFT_OUT
+    }
+    names = [] if name in _CONTAINERS else list(parameters)
     required = [key for key in names if parameters[key].default is inspect.Parameter.empty]
-    if name in _CONTAINERS.split():
-        names = required = []
-    if name in _FURTHER:  # whose signature is (*args, **kwargs)
-        names, required = _OF_RECURRENT + _FURTHER[name], _OF_RECURRENT[:2]
-    return SavedClass(
-        cls, attributes(*names), children, partial(_build_layer, cls, names, required)
-    )
+    if name in _RECURRENT:  # whose signature is (*args, **kwargs)
+        names, required = _OF_RECURRENT + _RECURRENT[name], _OF_RECURRENT[:2]
+
+    def build(kind: Any, arguments: Arguments, modules: Modules) -> nn.Module:
+        """Return a layer, of torch's class or Pyro's."""
+        if not set(required) <= arguments.keys() <= set(names):
+            raise ValueError(f"{name} must have the arguments {names}, got {list(arguments)}")
+        hints = get_type_hints(cls.__init__)
+        for key, value in arguments.items():  # torch's constructors do not check them
+            require_form(value, hints.get(key, Any), key)
+        layer: nn.Module = kind([]) if issubclass(kind, nn.ModuleList) else kind(**arguments)
+        layer._modules.update(modules)
+        return layer
+
+    return SavedClass(cls, attributes(*names), children, build)
 
 
-def _build_layer(
-    plain: type[nn.Module],
-    names: list[str],
-    required: list[str],
-    cls: Any,
-    arguments: Arguments,
-    modules: Modules,
-) -> nn.Module:
-    """Return a layer, of the plain class or Pyro's, without memory for its parameters."""
-    if not set(required) <= arguments.keys() <= set(names):
-        raise ValueError(f"{plain.__name__} must have the arguments {names}, got {list(arguments)}")
-    hints = get_type_hints(plain.__init__)
-    for key, value in arguments.items():  # torch's constructors do not check them
-        require_form(value, hints.get(key, Any), key)
-    with torch.device("meta"):
-        layer: nn.Module = cls([]) if issubclass(cls, nn.ModuleList) else cls(**arguments)
-    layer._modules.update(modules)
-    return layer
-
-
-LAYERS = {name: _layer(name) for name in _NAMES}
+LAYERS = {
+    name: _layer(name)
+    for name in [
+        *_CONTAINERS,
+        *_RECURRENT,
+        *_OTHERS.split(),
+        *(f"{kind}{dimensions}d" for kind in _BY_DIMENSION.split() for dimensions in (1, 2, 3)),
+    ]
+}
 
 
 def _saved_class(name: str) -> SavedClass:
@@ -112,49 +101,42 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
     """Return the blueprint of a network or a likelihood at a path.
 
     ``tensors`` gets the constants that are tensors, by names that begin with ``constants.``. The
-    error is CannotDescribe where the format does not know a class, or a module was changed in a
-    way that its constructor's arguments do not show.
+    error is CannotDescribe where the format does not know a class, or a module has hooks, its own
+    ``forward`` or a random weight that was not declared by a prior of this library.
     """
     blueprint: Blueprint = {}
+    paths: dict[nn.Module, str] = {}
     constants: dict[str, Tensor] = {}
-    _describe(root, path, blueprint, {}, constants)
-    try:
-        twin = build(blueprint, path, dict(constants))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CannotDescribe(f"{path} was changed after its construction: {error}") from error
-    if difference := _difference(root, twin, path):
-        raise CannotDescribe(difference)
+
+    def add(module: nn.Module, path: str) -> str:
+        """Add a module and its submodules; return the first path of the module."""
+        if module in paths:
+            return paths[module]
+        paths[module] = path
+        name, form = class_of(module, path)
+        arguments, inside = read_arguments(name, module, path)
+        own, random = vars(module), declared_shapes(module)
+        if any(hooks for key, hooks in own.items() if key.endswith("_hooks")):
+            raise CannotDescribe(f"{path} has hooks")
+        foreign = [x for x in own.get("_pyro_samples", {}).values() if isinstance(x, FOREIGN)]
+        if "forward" in own or foreign:
+            raise CannotDescribe(f"{path} has its own forward, or random weights without a Prior")
+        node: dict[str, Any] = {"kind": name, **form}
+        node["arguments"] = {
+            key: encode(value, f"constants.{path}.{key}", constants)
+            for key, value in arguments.items()
+        }
+        node["inside"] = {key: add(part, f"{path}.{key}") for key, part in inside.items()}
+        if name in LAYERS and random:
+            node["random"] = random
+        if tied := own.get("_pyro_bbb_tied"):
+            node["tied"] = {key: [paths[owner], theirs] for key, (owner, theirs) in tied.items()}
+        blueprint[path] = node
+        return path
+
+    add(root, path)
     tensors.update(constants)
     return blueprint
-
-
-def _describe(
-    module: nn.Module,
-    path: str,
-    blueprint: Blueprint,
-    paths: dict[nn.Module, str],
-    tensors: dict[str, Tensor],
-) -> str:
-    """Add a module and its submodules to a blueprint; return the first path of the module."""
-    if module in paths:
-        return paths[module]
-    paths[module] = path
-    name, form = class_of(module, path)
-    arguments, inside = read_arguments(name, module, path)
-    node: Node = {"kind": name, **form}
-    node["arguments"] = {
-        key: encode(value, f"constants.{path}.{key}", tensors) for key, value in arguments.items()
-    }
-    node["inside"] = {
-        key: _describe(part, f"{path}.{key}", blueprint, paths, tensors)
-        for key, part in inside.items()
-    }
-    if name in LAYERS and (random := declared_shapes(module)):
-        node["random"] = random
-    if tied := vars(module).get("_pyro_bbb_tied"):
-        node["tied"] = {key: [paths[owner], theirs] for key, (owner, theirs) in tied.items()}
-    blueprint[path] = node
-    return path
 
 
 def class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
@@ -185,10 +167,7 @@ def read_arguments(name: str, module: nn.Module, path: str) -> tuple[Arguments, 
 
 
 def build(blueprint: Blueprint, path: str, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return the module at a path of a blueprint; tensors of torch's layers are on the meta device.
-
-    Constants that it uses are removed from ``tensors``.
-    """
+    """Return the module at a path of a blueprint; constants are removed from ``tensors``."""
     modules: Modules = {}
     for node_path, node in blueprint.items():
         with loading(node_path):
@@ -213,57 +192,14 @@ def _build(
     random: dict[str, list[int]] | None = None,
     tied: Any = None,
 ) -> nn.Module:
+    """Return the module of one node, from the modules of the nodes before it."""
     parts = {key: modules[path] for key, path in inside.items()}
     values = {key: decode(value, tensors) for key, value in arguments.items()}
     prior: Any = parts.pop("prior") if random else None
     saved = _saved_class(kind)
-    cls = PyroModule[saved.cls] if pyro else saved.cls
-    module = saved.build(cls, values, parts)
+    module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, parts)
     if converted:
         mix_in(module, _Context())
     if random:
         declare(module, prior, **random)  # type: ignore[arg-type]
     return module
-
-
-# --- check of a blueprint ---
-
-
-def _difference(root: nn.Module, twin: nn.Module, path: str) -> str | None:
-    """Return a difference between a module and its twin built from the blueprint, if any."""
-    ours, twins = (dict(x.named_modules(prefix=path)) for x in (root, twin))
-    if others := ours.keys() ^ twins.keys():
-        return f"{path} was changed after its construction: {sorted(others)}"
-    for name, module in ours.items():
-        if any(hooks for key, hooks in vars(module).items() if key.endswith("_hooks")):
-            return f"{name} has hooks"
-        own, built = _visible(module), _visible(twins[name])
-        for key in own | built:
-            if own.get(key) != built.get(key):
-                change = f"{key} is {own.get(key)!r}, not {built.get(key)!r}"
-                return f"{name} was changed after its construction: {change}"
-    return None
-
-
-def _visible(module: nn.Module) -> dict[str, Any]:
-    """Return everything but the values of tensors on which a module's behaviour depends."""
-    own = vars(module)
-    attributes = {} if isinstance(module, Prior) else own
-    tensors = module._parameters | module._buffers
-    return {
-        **{k: _comparable(v) for k, v in attributes.items() if k[0] != "_" and k != "training"},
-        "its class": type(module),
-        "its tensors": {k: None if x is None else tuple(x.shape) for k, x in tensors.items()},
-        "its random weights": {
-            name: (type(site), _comparable(getattr(site, "__dict__", None)))
-            for name, site in own.get("_pyro_samples", {}).items()
-        },
-        "its learned quantities": list(own.get("_pyro_params", ())),
-        "its tied weights": list(own.get("_pyro_bbb_tied", ())),
-    }
-
-
-def _comparable(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _comparable(value) for key, value in x.items()}
-    return tuple(map(_comparable, x)) if isinstance(x, (list, tuple)) else x

@@ -8,30 +8,50 @@ priors, likelihood and guide by registered names. Loading executes nothing from 
 from __future__ import annotations
 
 import copy
-import math
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyro
+import pyro.distributions as dist
 import torch
-from torch import Tensor, nn
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from torch import Size, Tensor, nn
+from torch.distributions import ExpTransform
 
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device, floating
 from pyro_bbb._utils.version import __version__
+from pyro_bbb.guides import GUIDES, Ensemble, Guide
+from pyro_bbb.latents import Latent, Site
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.networks import copy_sharing
 from pyro_bbb.persistence._blueprint import build, describe
-from pyro_bbb.persistence._guides import chains_tensors, is_chains, make, record, shapes
-from pyro_bbb.persistence.adapters import WHY, add_base, copy_on_cpu, is_adapted, take_base
 from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.persistence.json_codec import CannotDescribe
-from pyro_bbb.persistence.state_dict import State, cpu_copy
+from pyro_bbb.persistence.state import State, add_base, cpu_copy, is_adapted, take_base
 
+Record = dict[str, Any]
+_FORM_OF_GUIDE = {
+    "name": str,
+    "options": dict[str, Any],
+    "pruned": bool,
+    "found": dict[str, dict[str, Any]],
+}
+_CHAINS, _DRAWS = "chains", "by_chain."
+_FORM_OF_CHAINS = {
+    "name": str,
+    "latents": list[str],
+    "dtype": Literal["float64", "float32", "float16", "bfloat16"],
+    "numbers": dict[str, float],
+}
 _INITIAL = "initial."  # prefix of the values of weights before `bayesianize`
 _FORM: dict[str, Any] = {  # types of a description's fields
     "versions": dict[str, str],
@@ -98,9 +118,11 @@ def save(
     folder = _folder(path)
     if not isinstance(metadata, Mapping | None):
         raise TypeError(f"metadata must be a dict, got {metadata!r}")
-    metadata = dict(metadata or {})
-    _require_json("metadata", metadata)
-    write(folder, *_content(model, guide, metadata))
+    try:
+        content = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"metadata must be of JSON's types, and finite: {error}") from error
+    write(folder, *_content(model, guide, content))
 
 
 @locked
@@ -157,21 +179,24 @@ def _content(
 ) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """Return the description and the tensors to be written."""
     sites = _lists(model.latent_shapes())
-    guide_record = record(guide, set(sites))
-    latents = _lists(shapes(guide))
+    guide_record = _record(guide, set(sites))
+    latents = _lists(_shapes(guide))
     if wrong := [name for name, shape in sites.items() if latents.get(name) != shape]:
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
     state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
     adapted = is_adapted(model.network)
-    network = {"unknown": WHY} if adapted else _describe(model.network, "network", state.tensors)
-    likelihood = _describe(model.likelihood, "likelihood", state.tensors)
+    parts: dict[str, Json] = {}
+    for name in ("network", "likelihood"):
+        try:
+            if adapted and name == "network":
+                raise CannotDescribe("adapt() makes it from a network that the save does not hold")
+            parts[name] = {"parts": describe(getattr(model, name), name, state.tensors)}
+        except CannotDescribe as error:
+            parts[name] = {"unknown": str(error)}
     state.add(model, "model.")
-    if is_chains(guide):
-        state.tensors.update(chains_tensors(guide, "guide."))
-    else:
-        state.add(guide, "guide.")
+    _add_posterior(guide, state, "guide.")
     if adapted:
-        network["base"] = take_base(model, state)
+        parts["network"]["base"] = take_base(model, state)
     spec = {
         "versions": {
             "pyro_bbb": __version__,
@@ -179,8 +204,7 @@ def _content(
             "torch": str(torch.__version__),
         },
         "num_data": model.num_data,
-        "network": network,
-        "likelihood": likelihood,
+        **parts,
         "guide": guide_record,
         "sites": sites,
         "latents": latents,
@@ -196,14 +220,25 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
     """Build model and guide on the CPU, in their saved dtypes."""
     parts = {name: _part(name, given[name], spec[name], tensors) for name in given}
     model = BayesianModel(num_data=spec["num_data"], **parts)
+    for name, first in spec["aliases"].items():
+        part, _, _ = name.removeprefix("model.").partition(".")
+        if given.get(part) is None and name.startswith("model."):  # built here
+            path, _, leaf = name.removeprefix("model.").rpartition(".")
+            shared = attrgetter(first.removeprefix("model."))(model)
+            setattr(model.get_submodule(path), leaf, shared)
     _require_same("random weight", spec["sites"], _lists(model.latent_shapes()))
-    _set_initial(model, _take(tensors, _INITIAL))
+    for name, value in _take(tensors, _INITIAL).items():  # not in torch's state dict
+        path, _, leaf = name.rpartition(".")
+        initial = getattr(model.get_submodule(path), "_pyro_bbb_initial", None)
+        if initial is None:
+            raise LoadError(f"network must be made by bayesianize as the saved {path} was")
+        initial[leaf] = value
     state = State(tensors, spec["aliases"], spec["frozen"])
     state.fill(model, "model.")
     for name, part in model.named_modules():
         part.training = name not in spec["evaluating"]
-    guide = make(spec["guide"], model, state, "guide.")
-    _require_same("latent", spec["latents"], _lists(shapes(guide)))
+    guide = _make(spec["guide"], model, state, "guide.")
+    _require_same("latent", spec["latents"], _lists(_shapes(guide)))
     if tensors:
         raise LoadError(f"the network expects no tensors {sorted(tensors)}")
     return Loaded(model, guide, spec["metadata"], spec["versions"])
@@ -212,41 +247,11 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
 def _require_same(kind: str, saved: dict[str, Any], present: dict[str, Any]) -> None:
     """Raise LoadError if shapes by name differ from the saved ones."""
     for name in saved | present:
-        if name not in saved:
-            raise LoadError(f"{kind} {name} is not saved, and the network expects it")
-        if name not in present:
-            others = list(present)
-            raise LoadError(f"{kind} {name} is saved, and the network has none, only {others}")
-        if saved[name] != present[name]:
+        if saved.get(name) != present.get(name):
             raise LoadError(
-                f"{kind} {name} has shape {saved[name]}, the network expects {present[name]}"
+                f"{kind} {name} has shape {saved.get(name)}, the network expects "
+                f"{present.get(name)} (None is no {kind})"
             )
-
-
-def _require_json(where: str, value: Any) -> None:
-    """Raise an error that names the first value that JSON cannot express."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{where} must have strings as keys, got {key!r}")
-            _require_json(f"{where}[{key!r}]", item)
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            _require_json(f"{where}[{i}]", item)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{where} must be finite, got {value}")
-    elif not (value is None or isinstance(value, bool | int | float | str)):
-        raise TypeError(f"{where} must be of JSON's types, got {type(value).__name__}")
-
-
-# --- networks and likelihoods ---
-
-
-def _describe(part: nn.Module, name: str, tensors: dict[str, Tensor]) -> Json:
-    try:
-        return {"parts": describe(part, name, tensors)}
-    except CannotDescribe as error:
-        return {"unknown": str(error)}
 
 
 def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) -> Any:
@@ -254,9 +259,12 @@ def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) ->
     constants = _take(tensors, f"constants.{name}.", keep_prefix=True)
     if given is not None and (base := described.get("base")):
         add_base(base, given, f"model.{name}.", tensors)
-        return copy_on_cpu(given)
+        return copy_sharing(given, (x for x in given.parameters() if not x.requires_grad)).to("cpu")
     if given is not None:
-        return copy.deepcopy(given).to(device="cpu", dtype=_common_dtype(tensors))
+        states = (x for key, x in tensors.items() if key.startswith(("model.", "guide.")))
+        dtypes = {x.dtype for x in states if x.is_floating_point()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        return copy.deepcopy(given).to(device="cpu", dtype=dtype)
     if (reason := described.get("unknown")) is not None:
         raise LoadError(
             f"the {name} was saved without its architecture ({reason}): construct it and pass it, "
@@ -265,32 +273,12 @@ def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) ->
     return build(described["parts"], name, constants)
 
 
-def _set_initial(model: BayesianModel, values: dict[str, Tensor]) -> None:
-    """Set the values of weights before conversion; they are not in torch's state dict."""
-    for name, value in values.items():
-        path, _, leaf = name.rpartition(".")
-        initial = getattr(model.get_submodule(path), "_pyro_bbb_initial", None)
-        if initial is None:
-            raise LoadError(f"network must be made by bayesianize as the saved {path} was")
-        initial[leaf] = value
-
-
-# --- tensors ---
-
-
 def _take(
     tensors: dict[str, Tensor], prefix: str, *, keep_prefix: bool = False
 ) -> dict[str, Tensor]:
     """Remove and return the tensors whose names have a prefix."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name if keep_prefix else name.removeprefix(prefix): tensors.pop(name) for name in names}
-
-
-def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype | None:
-    """Return the dtype of all floating parameters and buffers, if they have one."""
-    states = (x for name, x in tensors.items() if name.startswith(("model.", "guide.")))
-    dtypes = {x.dtype for x in states if x.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _lists(shapes: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -302,3 +290,131 @@ def _folder(path: str | PathLike[str]) -> Path:
         return Path(path)
     except TypeError as error:
         raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}") from error
+
+
+# --- posteriors: guides, and `Chains` ---
+
+
+def _record(guide: Any, declared: set[str]) -> Record:
+    """Return all that `make` needs besides tensors and the latents ``declared`` by the model."""
+    if _is_chains(guide):
+        dtype = str(next(iter(guide.values())).dtype).removeprefix("torch.")
+        values = vars(guide).items()
+        numbers = {name: x for name, x in values if isinstance(x, int | float) and isfinite(x)}
+        return {"name": _CHAINS, "latents": [*guide], "dtype": dtype, "numbers": numbers}
+    if type(guide) is Ensemble:
+        members = [_record(member, declared) for member in guide.members]
+        return {"name": "ensemble", "members": members, "calls": guide.turn % guide.size}
+    name = next((name for name, cls in GUIDES.items() if cls is type(guide)), None)
+    if name is None:
+        names = f"one of {sorted(GUIDES)} or Chains"
+        raise TypeError(f"guide must be {names}, got a {type(guide).__name__}")
+    return {
+        "name": name,
+        "options": guide.options,
+        "pruned": bool(getattr(guide, "unpruned", {})),
+        "found": {x.name: _latent(x) for x in guide.latents.values() if x.name not in declared},
+    }
+
+
+def _make(record: Record, model: Any, state: State, prefix: str) -> Any:
+    """Return a record's posterior for a model, with the tensors saved under ``prefix``."""
+    if record["name"] == _CHAINS:
+        return _chains(record, state.tensors, prefix)
+    if record["name"] == "ensemble":
+        return _ensemble(record, model, state, prefix)
+    require_form(record, _FORM_OF_GUIDE, prefix)
+    cls: Any = GUIDES[record["name"]]
+    require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
+    guide: Guide = cls(model, **record["options"])
+    if record["found"]:
+        guide.add_latents(_sites(record["found"]))
+    if record["pruned"]:
+        guide = guide.without({})
+    state.fill(guide, prefix)
+    return guide
+
+
+def _shapes(guide: Any) -> Mapping[str, Size]:
+    """Return the shape of each latent of a posterior."""
+    if _is_chains(guide):
+        return {name: values.shape[2:] for name, values in guide.by_chain.items()}
+    return dict(guide.latent_shapes())
+
+
+def _add_posterior(guide: Any, state: State, prefix: str) -> None:
+    """Add the tensors of a guide, or the draws, in float32 at most, and diagnostics of chains."""
+    if not _is_chains(guide):
+        state.add(guide, prefix)
+        return
+    for name, x in vars(guide).items():
+        if isinstance(x, Tensor):
+            state.tensors[prefix + name] = x
+    for name, draws in guide.by_chain.items():
+        draws = draws.float() if draws.dtype == torch.float64 else draws
+        state.tensors[prefix + _DRAWS + name] = draws
+
+
+def _is_chains(guide: Any) -> bool:
+    """Return whether a posterior is `Chains`, whose package imports this one."""
+    from pyro_bbb.mcmc import Chains
+
+    return isinstance(guide, Chains)
+
+
+def _chains(record: Record, tensors: dict[str, Tensor], prefix: str) -> Any:
+    from pyro_bbb.mcmc import Chains
+
+    require_form(record, _FORM_OF_CHAINS, prefix)
+    dtype, draws = getattr(torch, record["dtype"]), prefix + _DRAWS
+    by_chain = {name: tensors.pop(draws + name).to(dtype) for name in record["latents"]}
+    names = [name for name in tensors if name.startswith(prefix)]
+    fields: dict[str, Any] = {name.removeprefix(prefix): tensors.pop(name) for name in names}
+    chains = Chains(by_chain=by_chain, **fields, **record["numbers"])
+    if wrong := [k for k, x in by_chain.items() if x.shape[:2] != chains.diverging.shape]:
+        raise LoadError(f"chains must hold equally many draws of each latent, not of {wrong}")
+    return chains
+
+
+def _ensemble(record: Record, model: Any, state: State, prefix: str) -> Ensemble:
+    form = {"name": str, "members": list[dict[str, Any]], "calls": int}
+    require_form(record, form, prefix)
+    first, *others = (
+        _make(member, model, state, f"{prefix}member.{i}.")
+        for i, member in enumerate(record["members"])
+    )
+    ensemble = Ensemble(model, lambda model: first, 1)
+    for member in others:
+        ensemble.add(member)
+    ensemble.turn = record["calls"]
+    return ensemble
+
+
+def _latent(latent: Latent) -> Record:
+    if latent.transform is not None and type(latent.transform) is not ExpTransform:
+        raise ValueError(
+            f"latent {latent.name!r}, which the forward pass samples by itself, must be of real or "
+            "positive values to be saved; declare it as a PyroSample instead"
+        )
+    return {
+        "shape": list(latent.shape),
+        "positive": latent.transform is not None,
+        "event_dim": latent.event_dim,
+        "plates": [[frame.name, frame.dim, frame.size] for frame in latent.frames],
+    }
+
+
+def _sites(found: Record) -> dict[str, Site]:
+    """Return sample sites of the latents' names, supports and plates."""
+    sites = {}
+    for name, latent in found.items():
+        zeros = torch.zeros(latent["shape"])
+        family = dist.LogNormal if latent["positive"] else dist.Normal
+        frames = tuple(
+            CondIndepStackFrame(name=plate, dim=dim, size=size, counter=0)
+            for plate, dim, size in latent["plates"]
+        )
+        fn = family(zeros, torch.ones_like(zeros)).to_event(latent["event_dim"])
+        value = torch.ones_like(zeros)
+        sites[name] = {"name": name, "value": value, "fn": fn, "cond_indep_stack": frames}
+    return sites

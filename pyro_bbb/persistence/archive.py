@@ -2,16 +2,14 @@
 """Folder with tensors and their JSON description: replaced atomically, verified when read.
 
 ``spec.json`` names the file of tensors by its hash and is replaced last: a reader, also after a
-crash, finds the old pair or the new one. It contains its own hash, computed with zeros in place of
-it. Models, checkpoints and chains are saved in this form.
+crash, finds the old pair or the new one. Models, checkpoints and chains are saved in this form.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -22,10 +20,9 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.files import (
+    HASH,
     LoadError,
-    is_hash,
     loading,
     read_file,
     require_form,
@@ -109,11 +106,6 @@ def require_run(
     """
     if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
-    if "model.likelihood" not in spec["run"]:
-        raise ValueError(
-            f"checkpoint {folder} is of an earlier pyro_bbb, which did not record the model: give "
-            "another folder, or finish the run with that version"
-        )
     if found := differences(spec["run"], run):
         more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
         raise ValueError(
@@ -128,7 +120,7 @@ def _read_spec(folder: Path) -> tuple[bytes, dict[str, Json]]:
     spec = unseal(text := read_file(path), path, FORMAT, VERSION)
     with loading(path):
         require_form(spec.get("tensors"), {"sha256": str, "bytes": int}, "tensors")
-    if not is_hash(spec["tensors"]["sha256"]):
+    if not HASH.fullmatch(spec["tensors"]["sha256"]):
         raise LoadError(f"{path} must give the file of tensors a sha256")
     return text, spec
 
@@ -163,58 +155,3 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
         if alone:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have the descriptor too
         os.close(descriptor)
-
-
-# --- several processes ---
-
-Content: TypeAlias = tuple[dict[str, Json], dict[str, Tensor]]
-_OF_RANK = "rank{}."
-_ERRORS = {"FileNotFoundError": FileNotFoundError, "LoadError": LoadError, "OSError": OSError}
-
-
-def read_for_all(folder: Path, processes: Processes) -> Content:
-    """Return the result of `read`, or raise its error, on all processes."""
-    if processes.size == 1:
-        return read(folder)
-    found: list[Content] = []
-    first_does(processes, lambda: found.append(read(folder)))
-    spec, tensors = found[0] if found else ({}, {})
-    spec = json.loads(processes.broadcast_bytes(json.dumps(spec).encode()))
-    return spec, parse(processes.broadcast_bytes(serialise(tensors) if processes.first else b""))
-
-
-def first_does(processes: Processes, action: Callable[[], None]) -> None:
-    """Run an action on the first process; its error is raised on all."""
-    if processes.size == 1:
-        action()
-        return
-    error: Exception | None = None
-    if processes.first:
-        try:
-            action()
-        except (OSError, LoadError) as raised:
-            error = raised
-    kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
-    text = f"{kinds[0]}\n{error}" if kinds else ""
-    if message := processes.broadcast_bytes(text.encode()).decode():
-        name, _, words = message.partition("\n")
-        raise error or _ERRORS[name](words)
-
-
-def of_all(own: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """Gather the tensors of all processes; names of later ranks get a prefix."""
-    if processes.size == 1:
-        return dict(own)
-    named = map(parse, processes.all_gather_bytes(serialise(dict(own))))
-    return {
-        f"{_OF_RANK.format(rank) if rank else ''}{name}": x
-        for rank, tensors in enumerate(named)
-        for name, x in tensors.items()
-    }
-
-
-def of_one(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """Select the tensors of one process, and the common ones, from the result of `of_all`."""
-    prefix = _OF_RANK.format(rank)
-    mine = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-    return {**tensors, **mine}

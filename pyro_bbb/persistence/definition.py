@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from hashlib import sha256
@@ -25,9 +26,9 @@ from torch.distributions import Distribution, Transform
 
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Likelihood
-from pyro_bbb.persistence._blueprint import class_of, read_arguments
+from pyro_bbb.persistence._blueprint import FOREIGN, class_of, read_arguments
 from pyro_bbb.persistence.json_codec import CannotDescribe
-from pyro_bbb.persistence.state_dict import digest
+from pyro_bbb.persistence.state import digest
 from pyro_bbb.priors import Prior
 from pyro_bbb.priors.declaration import declared_shapes
 
@@ -36,7 +37,6 @@ _CONTAINERS = (nn.Module, PyroModule)  # without attributes
 _LIBRARIES = ("torch", "pyro", "pyro_bbb", "builtins")
 _INTERNAL = vars(nn.Module()).keys()
 _METHODS = (FunctionType, classmethod, property)
-_SITES = Distribution | FunctionType  # declared by Pyro alone
 _LONGEST = 200  # characters of an attribute; beyond, its hash
 
 
@@ -76,10 +76,12 @@ def in_words(value: Any) -> str | None:
     if isinstance(value, partial):
         return f"{name_of(value.func)}{in_words(value.args)}{in_words(value.keywords)}"
     if isinstance(value, Distribution):
-        return _joined(type(value).__name__, _parameters(value))
-    if isinstance(value, Transform) and not isinstance(value, nn.Module):
-        return _joined(name_of(value), _chosen(vars(value)))
-    if dataclasses.is_dataclass(value) and not isinstance(value, nn.Module | type):
+        with suppress(NotImplementedError):  # it may consist of other distributions
+            values = {key: getattr(value, key, None) for key in value.arg_constraints}
+            return _joined(type(value).__name__, values or _chosen(vars(value)))
+        return _joined(type(value).__name__, _chosen(vars(value)))
+    is_record = isinstance(value, Transform) or dataclasses.is_dataclass(value)
+    if is_record and not isinstance(value, nn.Module | type):
         return _joined(name_of(value), _chosen(vars(value)))
     return name_of(value) if callable(value) else None
 
@@ -94,14 +96,18 @@ def _line(module: nn.Module, path: str) -> str:
     """Return the name of a module's class, and its attributes, as text."""
     own, declared = vars(module), declared_shapes(module)
     if isinstance(module, Guide):
-        name, values = type(module).__name__, _guide_options(module)
+        initialise: Any = module.initialise
+        if isinstance(initialise, partial):  # tensors, which may be random, count by name
+            numbers = [x for x in initialise.args if isinstance(x, Number)]
+            initialise = numbers or initialise.func
+        name, values = type(module).__name__, {**module.options, "init_loc": initialise}
     else:
         try:
             name, _ = class_of(module, path)
             values = read_arguments(name, module, path)[0]
         except CannotDescribe:
             name, values = name_of(type(module)), _attributes(module)
-    sites = {k: x for k, x in own.get("_pyro_samples", {}).items() if isinstance(x, _SITES)}
+    sites = {k: x for k, x in own.get("_pyro_samples", {}).items() if isinstance(x, FOREIGN)}
     # learned quantities are trained from their initial values
     further = {"initial": own.get("_initial"), "random": list(declared) or None}
     return _joined(name, {**values, **further, **sites})
@@ -137,35 +143,14 @@ def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _guide_options(guide: Guide) -> dict[str, Any]:
-    """Return options, and what sets the initial values: tensors, which may be random, by name."""
-    initialise: Any = guide.initialise
-    if isinstance(initialise, partial):
-        numbers = [x for x in initialise.args if isinstance(x, Number)]
-        initialise = numbers or initialise.func
-    return {**guide.options, "init_loc": initialise}
-
-
 def _is_of_library(cls: type) -> bool:
     return cls.__module__.split(".")[0] in _LIBRARIES
 
 
-def _parameters(distribution: Any) -> dict[str, Any]:
-    """Return the parameters of a distribution, or the distributions that it consists of."""
-    try:
-        names = distribution.arg_constraints
-    except NotImplementedError:
-        names = {}
-    values = {key: getattr(distribution, key, None) for key in names}
-    return values or _chosen(vars(distribution))
-
-
 def _joined(name: str, values: Mapping[str, Any]) -> str:
-    texts = {key: in_words(value) for key, value in values.items()}
-    return f"{name}({', '.join(f'{k}={_shortened(x)}' for k, x in texts.items() if x)})"
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}... {sha256(text.encode()).hexdigest()[:16]}"
+    words = []
+    for key, text in ((key, in_words(value)) for key, value in values.items()):
+        if text and len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}... {sha256(text.encode()).hexdigest()[:16]}"
+        words += [f"{key}={text}"] if text else []
+    return f"{name}({', '.join(words)})"

@@ -91,7 +91,7 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
     x, y = batches.spread(max(size, num_steps * size // 100))
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     least = least_costs(batches.model, parts, kl_weight)
-    nats = [batches.processes.largest(each) / batches.model.num_data for each in least]
+    nats = [max(batches.processes.gather(each)) / batches.model.num_data for each in least]
     # a rare class may be absent from the few examples, whose cost is then below the entropy
     nats[1] = max(nats[1], _entropy_of_labels(batches))
     return nats if max(nats) < math.inf else None

@@ -30,7 +30,7 @@ from pyro_bbb._utils.inputs import Rows, parts_of, to_precision, weight_of, weig
 from pyro_bbb._utils.locking import cached_property
 from pyro_bbb.data import Minibatches, as_tensors
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.persistence.state_dict import digest
+from pyro_bbb.persistence.state import digest
 
 Data: TypeAlias = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 Batch: TypeAlias = tuple[Rows, Tensor]
@@ -93,7 +93,7 @@ class Batches:
                 self.source.least = 2 * self.processes.size  # one row has no variance
         self.num_seen = self._count()
         if several or not isinstance(data, DataLoader):
-            number = self.processes.broadcast_int(int(torch.randint(2**62, ())))
+            number = self.processes.gather(int(torch.randint(2**62, ())))[0]
             self._generator.manual_seed(number)
         self._length = math.ceil(self._minibatches(model.num_data) / accumulate)
 
@@ -184,7 +184,7 @@ class Batches:
         length = None if self.own and self._streams else _length(self.source)
         if length is None:
             return math.ceil(expected / per_batch)
-        return int(self.processes.largest(length))
+        return max(self.processes.gather(length))
 
     def _count(self) -> int | None:
         """Return the examples of an epoch where they are known, once num_data agrees with them."""
@@ -319,9 +319,9 @@ class Batches:
 
     def _compared(self, first: Batch | None) -> Batch:
         """Return the first batch of the loader, compared with those of the other processes."""
-        own = b"" if first is None else digest([*parts_of(first[0]).values(), first[1]]).encode()
-        digests = self.processes.all_gather_bytes(own)
-        if first is None or b"" in digests:
+        own = None if first is None else digest([*parts_of(first[0]).values(), first[1]])
+        digests = self.processes.gather(own)
+        if first is None or None in digests:
             raise ValueError("data must give every process a minibatch, one gets none")
         if self._streams and len(set(digests)) < len(digests):
             raise ValueError(

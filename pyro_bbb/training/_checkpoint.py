@@ -10,7 +10,6 @@ fingerprint of a run names its configuration: it is compared on resuming, and be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,21 +29,17 @@ from pyro_bbb._utils.validation import count, require
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.elbo import MinibatchELBO
 from pyro_bbb.guides import Ensemble
-from pyro_bbb.persistence.adapters import add_base, is_adapted, take_base
-from pyro_bbb.persistence.archive import (
-    Json,
-    differences,
-    first_does,
-    of_all,
-    of_one,
-    read_for_all,
-    require_run,
-    tidy,
-    write,
-)
+from pyro_bbb.persistence.archive import Json, differences, read, require_run, tidy, write
 from pyro_bbb.persistence.definition import definition, in_words
 from pyro_bbb.persistence.json_codec import decode, encode
-from pyro_bbb.persistence.state_dict import State, cpu_copy, digest
+from pyro_bbb.persistence.state import (
+    State,
+    add_base,
+    cpu_copy,
+    digest,
+    is_adapted,
+    take_base,
+)
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._schedules import KLSchedule
 from pyro_bbb.training.history import History
@@ -128,7 +123,9 @@ class TrainingState:
         for name, numbers in self.history.series().items():
             tensors[f"history.{name}"] = torch.tensor(numbers, dtype=torch.float64)
         tensors |= {f"best.{name}": x for name, x in self.best.items()}
-        tensors |= of_all(self._random_states(), self.batches.processes)
+        for rank, states in enumerate(self.batches.processes.gather(self._random_states())):
+            prefix = f"rank{rank}." if rank else ""
+            tensors |= {prefix + name: x for name, x in states.items()}
         return spec, {name: cpu_copy(x) for name, x in tensors.items()}
 
     def restore(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
@@ -165,12 +162,13 @@ class TrainingState:
     def _restore_random_states(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
         processes, at = self.batches.processes, self.progress
         same_size = spec["processes"] == processes.size
-        states = of_one(tensors, processes.rank) if same_size else tensors
-        order = [states[f"order.{i}"] for i in range(len(self.batches.order()))]
+        prefix = f"rank{processes.rank}." if same_size and processes.rank else ""
+        order = [tensors[f"{prefix}order.{i}"] for i in range(len(self.batches.order()))]
         self.batches.resume(order, begun=spec["begun"], steps=at.batch, epoch=at.epoch)
-        torch.set_rng_state(states["random.cpu"])  # last, as reading the data may draw
+        # last, as reading the data may draw
+        torch.set_rng_state(tensors[f"{prefix}random.cpu"])
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(states["random.cuda"], self.device)
+            torch.cuda.set_rng_state(tensors[f"{prefix}random.cuda"], self.device)
         if not same_size:  # new streams for all, from the state of the first
             processes.begin_stream()
 
@@ -197,7 +195,7 @@ class Checkpoint:
         """Resume the run from its checkpoint, or write the first one."""
         processes = self.state.batches.processes
         try:
-            spec, tensors = read_for_all(self.folder, processes)
+            spec, tensors = processes.on_first(partial(read, self.folder))
         except FileNotFoundError:
             self.write()
         except OSError as error:
@@ -224,7 +222,7 @@ class Checkpoint:
 
     def _write(self, spec: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         try:
-            first_does(self.state.batches.processes, partial(write, self.folder, spec, tensors))
+            self.state.batches.processes.on_first(partial(write, self.folder, spec, tensors))
         except OSError as error:
             failed = CheckpointError(
                 f"checkpoint {self.folder} cannot be written: {error}. The previous one is "
@@ -290,7 +288,7 @@ def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, 
 
 def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
     """Raise ValueError, in all processes, where one has another run than the first."""
-    runs = [json.loads(text) for text in processes.all_gather_bytes(json.dumps(run).encode())]
+    runs = processes.gather(run)
     for rank, other in enumerate(runs):
         if other != runs[0]:
             words = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")

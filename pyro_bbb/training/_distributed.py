@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
@@ -70,8 +69,8 @@ class DistributedOptim(JointOptim):
     def _first_failure(self) -> NonFiniteError:
         """Return the error of the first process that failed."""
         failed, self.failed = self.failed, None
-        mine = b"" if failed is None else json.dumps([failed.what, failed.names]).encode()
-        what, names = json.loads(next(filter(None, self.group.all_gather_bytes(mine))))
+        mine = None if failed is None else (failed.what, failed.names)
+        what, names = next(filter(None, self.group.gather(mine)))
         return NonFiniteError(what, names)
 
 

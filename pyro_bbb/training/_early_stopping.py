@@ -24,7 +24,7 @@ from pyro_bbb._utils.inputs import parts_of, to_precision
 from pyro_bbb._utils.validation import count, require
 from pyro_bbb.data import as_tensors
 from pyro_bbb.guides import Guide, collected
-from pyro_bbb.persistence.state_dict import digest
+from pyro_bbb.persistence.state import digest
 from pyro_bbb.prediction import predict
 from pyro_bbb.training._batches import is_sharded
 from pyro_bbb.training._checkpoint import TrainingState
@@ -85,7 +85,7 @@ class EarlyStopping:
                 prediction = predict(model, _points(guide, x), x, num_samples=draws, seed=0)
                 total += float(prediction.log_prob(y).double().sum())
                 rows += len(y)
-        return self.state.batches.processes.largest(-total / rows)
+        return max(self.state.batches.processes.gather(-total / rows))
 
     def _pairs(self) -> Iterator[tuple[Any, Tensor]]:
         state, device = self.state, self.state.device

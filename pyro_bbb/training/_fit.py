@@ -24,7 +24,7 @@ import torch
 from pyro_bbb._handlers.param_store import callers_store, own_store
 from pyro_bbb._utils.context import explained_batchnorm, seeded
 from pyro_bbb._utils.distributed import Processes, processes
-from pyro_bbb._utils.interrupts import AgreedInterrupts, Interrupts
+from pyro_bbb._utils.interrupts import Interrupts
 from pyro_bbb._utils.locking import cached_property, locked
 from pyro_bbb._utils.progress import progress_bar
 from pyro_bbb._utils.validation import as_float, as_number, count, function, kind, one_of
@@ -237,7 +237,7 @@ def fit(
     capture, group = capture_device(options, device), processes(device)
     check_group(group, options)
     check_validation(validation, patience, guide, group.size > 1)
-    interrupts = AgreedInterrupts() if group.size > 1 else Interrupts()
+    interrupts = Interrupts(agreed=group.size > 1)
     history, done = History(num_data=model.num_data), Progress()
     with ExitStack() as at_end:
         at_end.enter_context(seeded(seed))
@@ -401,7 +401,7 @@ class Loop:
                 stopped = self._validate()
                 self._show()
                 # true in any process ends the training
-                ended = group.largest(self._call_back(at.epoch - 1)) > 0 or stopped
+                ended = any(group.gather(self._call_back(at.epoch - 1))) or stopped
                 at.trained = ended or at.epoch == self.options.epochs
                 self._maybe_checkpoint(epoch_ended=True)
 
@@ -454,7 +454,7 @@ class Loop:
     def _close_epoch(self) -> None:
         at, history = self.state.progress, self.state.history
         self.runner.flush()
-        seconds = self.state.batches.processes.largest(at.seconds)
+        seconds = max(self.state.batches.processes.gather(at.seconds))
         history.close_epoch(len(history.steps) - at.recorded, seconds, at.examples)
         if at.epoch == 0:
             self.state.batches.warn_if_contradicted(at.examples, at.batch)

@@ -7,9 +7,11 @@ leaves its arguments and all global state as they were.
 """
 
 import inspect
+import math
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import reduce
@@ -27,7 +29,6 @@ from torch.distributions import Distribution
 from torch.nn.parameter import is_lazy
 
 import pyro_bbb
-from tests._support.bad_values import SAME, WRONG, variants
 
 PACKAGE = Path(pyro_bbb.__file__).parent
 CLEAR = (ValueError, TypeError)
@@ -42,8 +43,9 @@ class Row:
     Args:
         of: its dotted name below ``pyro_bbb``; of a method, with the class.
         good: arguments by name with which it works, made anew at each call.
-        bad: by words, what replaces some of the arguments and a pattern that the error matches.
-        fine: by words, what replaces some of the arguments so that it works.
+        bad: an argument, its value and a pattern that the error matches; or what replaces several
+            arguments, and a pattern.
+        fine: what replaces some of the arguments so that it works.
         also: further types of error that it documents.
         aka: patterns by which errors call an argument, where not by its name.
         skip: automatic variants that are left out, and why: ``"argument: variant"``, either of
@@ -55,8 +57,8 @@ class Row:
 
     of: str
     good: Callable[[], dict[str, Any]]
-    bad: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
-    fine: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    bad: Sequence[tuple[Any, ...]] = ()
+    fine: Sequence[dict[str, Any]] = ()
     also: tuple[type[Exception], ...] = ()
     aka: Mapping[str, str] = field(default_factory=dict)
     skip: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class Case:
     same: bool = False
 
 
+def row(of: str, good: Callable[[], dict[str, Any]], *bad: tuple[Any, ...], **options: Any) -> Row:
+    """A row, its cases of bad input one after the other."""
+    return Row(of, good, bad, **options)
+
+
 def resolve(name: str) -> Any:
     """A public object by its dotted name."""
     head, *rest = name.split(".")
@@ -103,10 +110,11 @@ def resolve(name: str) -> Any:
 def cases(row: Row) -> Iterator[Case]:
     """A row's own cases and those that the kind of each argument suggests."""
     yield Case(row, "good", {}, "" if row.fails else None)
-    for words, (replaced, message) in row.bad.items():
-        yield Case(row, words, replaced, message)
-    for words, replaced in row.fine.items():
-        yield Case(row, words, replaced, None)
+    for *what, message in row.bad:
+        replaced = what[0] if len(what) == 1 else dict([what])
+        yield Case(row, f"{replaced!r:.80}", replaced, message)
+    for replaced in row.fine:
+        yield Case(row, f"{replaced!r:.80}", replaced, None)
     with torch.random.fork_rng(devices=[]):
         good = row.good()
     for name, value in good.items():
@@ -124,18 +132,10 @@ def left(argument: str, *words: str, why: str) -> dict[str, str]:
     return {f"{argument}: {each}": why for each in words}
 
 
-def no_counts(*names: str) -> dict[str, tuple[dict[str, Any], str]]:
+def no_counts(*names: str) -> list[tuple[str, Any, str]]:
     """For `Row.bad`, what is no integer of at least 1 in place of each argument."""
-    return {
-        f"{name}: {value!r}": ({name: value}, f"{name} must be an integer of at least 1, got")
-        for name in names
-        for value in (0, -1, True, 2.0)
-    }
-
-
-def by_name(rows: list[Row]) -> list[Any]:
-    """Rows for pytest: one test for each, as a case takes less time than a test's set-up."""
-    return [pytest.param(row, id=row.of) for row in rows]
+    message = "{} must be an integer of at least 1, got"
+    return [(name, value, message.format(name)) for name in names for value in (0, True, 2.0)]
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,6 @@ def takes_none(function: Callable[..., Any], name: str) -> bool:
     """Whether None is a documented value of an argument."""
     parameter = inspect.signature(function).parameters.get(name)
     return parameter is not None and parameter.default is None
-
-
-def judge_all(row: Row) -> None:
-    """Judges every case of a row, and says of each that fails how."""
-    wrong = []
-    for case in cases(row):
-        try:
-            judge(case)
-        except (AssertionError, TimeoutError) as error:
-            wrong.append(f"{case.words}: {error}")
-    assert not wrong, f"{row.of}, {len(wrong)} cases:\n" + "\n".join(wrong)
 
 
 def judge(case: Case) -> None:
@@ -310,3 +299,146 @@ def same(a: Any, b: Any, *, values_only: bool = False) -> bool:
     if isinstance(a, (float, complex)):
         return a == b or (a != a and b != b) or (values_only and a == pytest.approx(b, rel=1e-5))
     return bool(a == b)
+
+
+# --- values to try in place of an argument, by the kind of its good value ---
+
+WRONG = "is an error"
+SAME = "works as before"
+EITHER = "works or is an error"
+
+Make = Callable[[Any], Any]
+Variant = tuple[str, Make, str]  # words, from the good value to another, what is due
+
+
+def constant(value: Any) -> Make:
+    """A variant that does not look at the good value."""
+    return lambda _: value
+
+
+def numbers(wrong: dict[str, Any], either: dict[str, Any]) -> list[Variant]:
+    """Variants of a scalar."""
+    found: list[Variant] = [(words, constant(value), WRONG) for words, value in wrong.items()]
+    return found + [(words, constant(value), EITHER) for words, value in either.items()]
+
+
+REALS = numbers(
+    {"text": "0.5", "NaN": math.nan, "complex": 0.5j, "a list": [0.5]},
+    {
+        "infinite": math.inf,
+        "minus infinite": -math.inf,
+        "negative": -1.0,
+        "zero": 0.0,
+        "tiny": 1e-30,
+        "huge": 1e30,
+        "too large for a float": 10**400,
+        "true": True,
+        "a tensor": torch.tensor(0.5),
+        "numpy": np.float64(0.5),
+        "numpy, single": np.float32(0.5),
+    },
+)
+INTEGERS = numbers(
+    {"text": "2", "NaN": math.nan, "complex": 2j, "a list": [2], "a fraction": 1.5},
+    {
+        "infinite": math.inf,
+        "negative": -1,
+        "zero": 0,
+        "true": True,
+        "a whole float": 2.0,
+        "a tensor": torch.tensor(2),
+        "numpy": np.int64(2),
+    },
+)
+NAMES = numbers(
+    {"unknown": "no such name", "a number": 3, "bytes": b"mnist", "a list": ["a", "b"]},
+    {"empty": ""},
+)
+OBJECTS = numbers({"text": "something", "a number": 3.5, "an object": object()}, {})
+
+
+def read_only(x: Tensor) -> Tensor:
+    """The same values in memory of numpy that must not be written."""
+    array = x.numpy().copy()
+    array.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that torch cannot protect it
+        return torch.from_numpy(array)
+
+
+def spread(x: Tensor) -> Tensor:
+    """The same values, every other number in memory."""
+    return torch.stack([x, x], -1)[..., 0]
+
+
+def with_first(value: float) -> Make:
+    """The first number replaced."""
+
+    def make(x: Tensor) -> Tensor:
+        flat = x.flatten().clone()
+        flat[:1] = value
+        return flat.view_as(x)
+
+    return make
+
+
+TENSORS: list[Variant] = [
+    ("text", constant("x"), WRONG),
+    ("an object", constant(object()), WRONG),
+    ("without values", lambda x: x.to("meta"), WRONG),
+    ("not contiguous", spread, SAME),
+    ("read-only", read_only, SAME),
+    ("nested lists", lambda x: x.tolist(), EITHER),
+    ("numpy", lambda x: x.numpy(), EITHER),
+    ("a single number", lambda x: x.flatten()[0], EITHER),
+    ("empty", lambda x: x[:0] if x.dim() else x.new_zeros(0), EITHER),
+    ("one row", lambda x: x[:1] if x.dim() else x, EITHER),
+    ("one row less", lambda x: x[1:] if x.dim() else x, EITHER),
+    ("one dimension more", lambda x: x.unsqueeze(0), EITHER),
+    ("one dimension more, last", lambda x: x.unsqueeze(-1), EITHER),
+    ("bool", lambda x: x.bool(), EITHER),
+    ("complex", lambda x: x.to(torch.complex64), EITHER),
+]
+FLOATS: list[Variant] = [
+    *TENSORS,
+    ("NaN", with_first(math.nan), EITHER),
+    ("infinite", with_first(math.inf), EITHER),
+    ("minus infinite", with_first(-math.inf), EITHER),
+    ("huge", with_first(1e30), EITHER),
+    ("tiny", with_first(1e-30), EITHER),
+    ("negative", lambda x: -x - 1, EITHER),
+    ("double", lambda x: x.double(), EITHER),
+    ("half", lambda x: x.half(), EITHER),
+    ("integers", lambda x: x.long(), EITHER),
+    ("with gradient", lambda x: x.clone().requires_grad_(), SAME),
+]
+LABELS: list[Variant] = [
+    *TENSORS,
+    ("floats", lambda x: x.float(), EITHER),
+    ("negative", lambda x: -x - 1, EITHER),
+    ("huge", with_first(2**40), EITHER),
+    ("bytes", lambda x: x.to(torch.uint8), EITHER),
+]
+
+
+def variants(value: Any, *, optional: bool) -> Iterator[Variant]:
+    """What to try in place of a value; None as well, where it is no documented one."""
+    found = list(_variants(value))
+    if found and not optional:
+        found.append(("None", constant(None), WRONG))
+    yield from found
+
+
+def _variants(value: Any) -> list[Variant]:
+    if isinstance(value, Tensor):
+        flags = value.dtype == torch.bool
+        return FLOATS if value.is_floating_point() else TENSORS if flags else LABELS
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int):
+        return INTEGERS
+    if isinstance(value, float):
+        return REALS
+    if isinstance(value, str):
+        return NAMES
+    return OBJECTS

@@ -35,15 +35,15 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[2]
-BAD_INPUT = ["api/test_bad_input_models.py", "api/test_bad_input_functions.py"]
+BAD_INPUT = ["api/test_bad_input.py"]
 TESTS = {  # of each package, the cheapest first
     "_recorder": ["training/test_engine.py", "test_mcmc.py"],
-    "distributions": ["distributions", "handlers", "inference", *BAD_INPUT[:1]],
-    "priors": ["priors", *BAD_INPUT[:1]],
+    "distributions": ["distributions", "handlers", "inference", *BAD_INPUT],
+    "priors": ["priors", *BAD_INPUT],
     "guides": ["guides", "inference", *BAD_INPUT],
     "estimators": ["test_estimators.py", "handlers"],
-    "training": ["training", "inference", *BAD_INPUT[1:]],
-    "prediction": ["prediction", "api/test_bad_input_results.py", *BAD_INPUT[1:]],
+    "training": ["training", "inference", *BAD_INPUT],
+    "prediction": ["prediction", *BAD_INPUT],
 }
 COPIED = ("pyro_bbb", "tests", "docs", "experiments", "benchmarks", "examples", "pyproject.toml")
 PRELOADED = (

@@ -87,8 +87,7 @@ CASES = {
     "recurrent": (lambda: bbb.bayesianize(Recurrent()), likelihoods.Gaussian),
     "written by hand": (Written, likelihoods.Gaussian),
 }
-EXPORTED = ["classes", "convolutional classes", "yes or no", "targets", "convolutional targets"]
-EXPORTED += ["counts", "tied", "written by hand"]
+EXPORTED = ["classes", "targets", "convolutional targets", "tied", "written by hand"]
 IN_ONNX = ["classes", "convolutional classes", "targets", "convolutional targets"]
 
 
@@ -139,7 +138,7 @@ def test_an_ensemble_can_be_pickled(name):
     torch.testing.assert_close(again(x), module(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("n", [1, 7, 150])
+@pytest.mark.parametrize("n", [1, 150])
 @pytest.mark.parametrize("name", CASES)
 def test_an_ensemble_says_what_predict_says_with_its_draws(name, n):
     model, draws, module = ensemble(name)
@@ -161,11 +160,6 @@ def test_the_mean_of_each_network_is_that_of_predict(name):
     torch.testing.assert_close(means, bbb.predict(model, draws, x.detach()).sample_means)
     (gradient,) = torch.autograd.grad(means.sum(), x)
     assert gradient.isfinite().all() and gradient.abs().max() > 0
-
-
-def test_classes_have_no_means():
-    with pytest.raises(TypeError, match="sample_means needs real targets or counts, got Categ"):
-        ensemble("classes")[2].sample_means(inputs("classes"))
 
 
 @pytest.mark.parametrize("make", [bbb.AutoSoftplusNormal, AutoNormal])
@@ -194,12 +188,6 @@ def test_it_is_an_ordinary_module_with_the_draws_as_buffers(name):
     for site, value in draws.items():
         if site in weights and name != "latent noise":  # whose weights are products
             assert torch.equal(weights[site], value)
-
-
-def test_tied_weights_are_stored_once():
-    _, _, module = ensemble("tied")
-    assert module.drawn.network.first.weight is module.drawn.network.second.weight
-    assert len(module.drawn.weights()) == 4  # with two biases and the factor
 
 
 # --- torch.export ---

@@ -112,15 +112,6 @@ class Residual(bbb.BayesianMLP):
         return super().forward(x) + x[:, :2]
 
 
-class Deeper(bbb.BayesianMLP):
-    """A library network as it is."""
-
-
-class Scaled(bbb.BayesianLinear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
 class PyroFirst(PyroModule, nn.Sequential):
     """Bases in an order that torch's classes alone would not have."""
 
@@ -140,30 +131,15 @@ class Mixed(Squared, nn.Sequential, PyroModule):
     """Inherits its forward pass from the mix-in."""
 
 
-class Convolutional(PyroModule):
-    def __init__(self):
-        super().__init__()
-        self.conv = PyroModule[nn.Conv1d](1, 2, 2)
-        self.conv.weight = PyroSample(dist.Normal(0.0, 1.0).expand([2, 1, 2]).to_event(3))
-
-    def forward(self, x):
-        return self.conv(x.unsqueeze(1)).flatten(1)
-
-
 NETWORKS = {
-    "layer": lambda: bbb.BayesianLinear(3, 2),
     "mlp": lambda: bbb.BayesianMLP([3, 16, 16, 2]),
-    "mlp-tanh": lambda: bbb.BayesianMLP([3, 16, 2], activation=nn.Tanh),
     "learned-prior": lambda: bbb.BayesianMLP([3, 2], prior={"*": bbb.priors.FanInNormal()}),
     "decorated": Decorated,
     "nested": Nested,
     "inherited": Inherited,
     "residual": lambda: Residual([3, 6, 2]),
-    "deeper": lambda: Deeper([3, 6, 2]),
-    "scaled": lambda: Scaled(3, 2),
     "pyro-first": PyroFirst,
     "mixed": lambda: Mixed(bbb.BayesianLinear(3, 2)),
-    "convolutional": Convolutional,
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
@@ -249,22 +225,12 @@ def test_stock_guides_export_their_medians():
     torch.testing.assert_close(bbb.to_module(model, guide)(x), outputs(model, guide, x))
 
 
-def test_gradients_reach_every_weight_and_the_inputs():
-    model, guide = make(NETWORKS["decorated"]())
-    module, x = bbb.to_module(model, guide), torch.randn(7, 3, requires_grad=True)
-    module(x).square().sum().backward()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-    assert x.grad.abs().sum() > 0
-
-
 # Saving, compiling, exporting
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.75])
 @every_network
-def test_networks_can_be_pickled(name, fraction):
-    module, x = bbb.to_module(*make(NETWORKS[name](), fraction)), torch.randn(7, 3)
+def test_networks_can_be_pickled(name):
+    module, x = bbb.to_module(*make(NETWORKS[name](), 0.75)), torch.randn(7, 3)
     assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
 
 
@@ -284,7 +250,7 @@ def test_a_pruned_network_of_the_library_loads_without_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "fraction"), [("mlp", 0.0), ("decorated", 0.0), *((name, 0.75) for name in NETWORKS)]
+    ("name", "fraction"), [("mlp", 0.0), ("decorated", 0.75), ("inherited", 0.75), ("mixed", 0.75)]
 )
 def test_torch_exports_it_with_the_same_outputs(name, fraction):
     module = bbb.to_module(*make(NETWORKS[name](), fraction))
@@ -294,10 +260,9 @@ def test_torch_exports_it_with_the_same_outputs(name, fraction):
         torch.testing.assert_close(program.module()(inputs), module(inputs))
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.75])
 @pytest.mark.parametrize("name", ["mlp", "decorated", "inherited"])
-def test_torch_compiles_it_whole_with_the_same_outputs(name, fraction):
-    module, x = bbb.to_module(*make(NETWORKS[name](), fraction)), torch.randn(7, 3)
+def test_torch_compiles_it_whole_with_the_same_outputs(name):
+    module, x = bbb.to_module(*make(NETWORKS[name](), 0.75)), torch.randn(7, 3)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb.persistence import LoadError, archive
-from pyro_bbb.persistence.archive import VERSION, read, write
+from pyro_bbb.persistence.archive import read, write
 from pyro_bbb.sklearn import BayesianRegressor
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.forged import sealed
@@ -58,27 +58,20 @@ def tensors_of(path):
 
 
 @pytest.mark.parametrize("name", ["spec.json", "tensors"])
-def test_any_altered_byte_is_noticed(saved, name):
+def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name):
     file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
     whole = file.read_bytes()
-    for _ in range(300):
+    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(50))]
+    damages = [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]
+    for _ in range(150):
         at, value = rng.randrange(len(whole)), rng.randrange(1, 256)
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ value]) + whole[at + 1 :])
+        damages.append(whole[:at] + bytes([whole[at] ^ value]) + whole[at + 1 :])
+    for damaged in damages:
+        file.write_bytes(damaged)
         with pytest.raises(LoadError, match=r"spec\.json|safetensors"):
             bbb.load(saved)
     file.write_bytes(whole)
     assert number_of(saved) == 1.0
-
-
-@pytest.mark.parametrize("name", ["spec.json", "tensors"])
-def test_any_truncation_or_growth_is_noticed(saved, name):
-    file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
-    whole = file.read_bytes()
-    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(100))]
-    for damaged in [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]:
-        file.write_bytes(damaged)
-        with pytest.raises(LoadError, match="truncated|altered"):
-            bbb.load(saved)
 
 
 def test_every_error_says_what_is_wrong(saved):
@@ -105,13 +98,6 @@ def test_every_error_says_what_is_wrong(saved):
     (saved / "spec.json").write_text(text)
     tensors_of(saved).unlink()
     with pytest.raises(LoadError, match=r"tensors-.*\.safetensors is missing"):
-        bbb.load(saved)
-
-
-def test_tensors_of_another_save_are_noticed(saved, tmp_path):
-    save(tmp_path / "other", 2.0)
-    tensors_of(saved).write_bytes(tensors_of(tmp_path / "other").read_bytes())
-    with pytest.raises(LoadError, match="is altered: it does not have the sha256"):
         bbb.load(saved)
 
 
@@ -217,13 +203,6 @@ def forge(path, spec):
     (path / "spec.json").write_text(sealed(spec))
 
 
-def test_a_forged_description_of_right_hash_loads_as_what_it_says(saved):
-    spec = spec_of(saved)
-    spec["num_data"] = 21
-    forge(saved, spec)
-    assert bbb.load(saved).model.num_data == 21
-
-
 class Bomb:
     def __reduce__(self):
         return os.system, ("touch exploded",)
@@ -320,12 +299,6 @@ def test_replacing_removes_the_old_tensors_and_nothing_else(saved):
     assert len(list(saved.iterdir())) == 3
 
 
-def test_a_damaged_save_is_replaced(saved):
-    (saved / "spec.json").write_text("{")
-    save(saved, 2.0)
-    assert number_of(saved) == 2.0
-
-
 def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
     stop, pairs = threading.Event(), [torch.full((1000,), float(i)) for i in range(4)]
     write(tmp_path, {"number": 0}, {"x": pairs[0]})
@@ -381,8 +354,3 @@ def test_writers_of_one_folder_take_turns_and_leave_one_pair(saved):
         spec, tensors = read(saved)
         assert "number" not in spec or (tensors["weight"] == spec["number"]).all()
     assert len(list(saved.iterdir())) == 2
-
-
-def test_the_format_is_the_first(saved):
-    assert VERSION == 1 == spec_of(saved)["version"]
-    assert torch.__version__ == spec_of(saved)["versions"]["torch"]

@@ -599,14 +599,6 @@ def test_many_differences_are_counted(tmp_path):
         fit(make(layers=layers(*(nn.ReLU() for _ in range(12)))), tmp_path, epochs=1)
 
 
-def test_a_checkpoint_that_did_not_record_the_model_is_refused(begun, tmp_path):
-    spec, tensors = _archive.read(begun)
-    kept = {k: x for k, x in spec["run"].items() if not k.startswith("model.likelihood")}
-    _archive.write(tmp_path, {**spec, "run": kept}, tensors)
-    with pytest.raises(ValueError, match="of an earlier pyro_bbb, which did not record the model"):
-        fit(make(), tmp_path)
-
-
 @pytest.mark.parametrize("name", ["flow", "swag", "ensemble", "stock", "buffers", "own"])
 def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
     """As in a notebook, where training changes the model and the guide that a cell is run on."""
