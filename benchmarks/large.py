@@ -66,14 +66,10 @@ class Config:
 class Job:
     """A network and a minibatch."""
 
-    network: str
-    """``"vit"`` or ``"gpt2"``."""
-    batch: int = 2
-    """Images, or sequences of 128 words, per step."""
-    tiny: bool = False
-    """A network of two narrow layers, to test that the program works."""
+    network: str  # ``"vit"`` or ``"gpt2"``
+    batch: int = 2  # images, or sequences of 128 words, per step
+    tiny: bool = False  # a network of two narrow layers, to test that the program works
     device: str = "cpu"
-    """Device."""
 
     def make(self) -> tuple[nn.Module, Data]:
         """The network with random weights, and the minibatch."""

@@ -25,9 +25,11 @@ from pyro_bbb.sklearn import BayesianRegressor
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
+from _helpers.training import train_plain  # noqa: E402
 from quickstart import ood_inputs  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
+EACH_STEP = {"batch_size": 10_000, "lr": 1e-2, "lr_schedule": "constant"}  # all data
 NOISE = 0.1  # standard deviation of the regression's targets
 
 
@@ -44,15 +46,6 @@ def deterministic(sizes: list[int], activation: type[nn.Module]) -> nn.Sequentia
     return nn.Sequential(*layers[:-1])
 
 
-def train(network: nn.Module, x: Tensor, y: Tensor, loss: nn.Module, steps: int) -> None:
-    """Train a deterministic network on all data in each step."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss(network(x), y).backward()
-        optimizer.step()
-
-
 def draw_gap() -> None:
     """Draw the regression."""
     x = torch.cat([torch.linspace(-2.5, -1.0, 40), torch.linspace(0.8, 2.5, 40)])[:, None]
@@ -62,7 +55,7 @@ def draw_gap() -> None:
     prediction = regressor.posterior_predictive(grid.numpy())
     torch.manual_seed(3)  # which fits the data; others end in worse optima
     plain = deterministic([1, 50, 1], nn.ReLU)
-    train(plain, x, y, nn.MSELoss(), 3000)
+    train_plain(plain, (x, y), 3000, loss=nn.MSELoss(), **EACH_STEP)
     with plots.style():
         figure = Figure(figsize=(8, 3.3), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
@@ -89,7 +82,7 @@ def draw_answers() -> None:
     cold = bbb.KLSchedule(temperature=0.1)
     bbb.fit(model, guide, (x, y), epochs=100, kl_schedule=cold, seed=0)
     plain = deterministic([64, 200, 200, 10], nn.ReLU)
-    train(plain, x, y, nn.CrossEntropyLoss(), 300)
+    train_plain(plain, (x, y), 300, **EACH_STEP)
     others = zip(("photo", "shuffled", "noise"), ood_inputs(x_test, 0).values(), strict=True)
     shown = {"digit": x_test[:2], **{kind: images[100:102] for kind, images in others}}
     with plots.style():

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
 
+import adapters  # noqa: E402
 import continual  # noqa: E402
 import gap_splits  # noqa: E402
 import large  # noqa: E402
@@ -30,10 +31,9 @@ import paper_pruning  # noqa: E402
 import posterior_fidelity  # noqa: E402
 import posteriors  # noqa: E402
 import shift  # noqa: E402
+import uci_regression  # noqa: E402
 import wheel_bandit  # noqa: E402
-from _helpers import adapters, uci_report  # noqa: E402
-from _helpers.repeats import cell  # noqa: E402
-from _helpers.run import Table  # noqa: E402
+from _helpers.tables import Table, cell  # noqa: E402
 from active_learning import labels_table  # noqa: E402
 
 Rows: TypeAlias = list[list[str]]  # cells of the table on the page
@@ -151,8 +151,8 @@ def headlines() -> Table:
     rows["MNIST, the paper's 1,200 units, scale mixture: error (%)"] = (*error, "–")
     tables = record("uci_regression_ours")
     for name in ("energy", "yacht"):
-        figures = uci_report.rows_of(name, tables[name], "log_likelihood")
-        *_, dropout, ours = map(uci_report.shown, figures.values())
+        figures = uci_regression.rows_of(name, tables[name], "log_likelihood")
+        *_, dropout, ours = map(uci_regression.shown, figures.values())
         rows[f"UCI {name}, 20 splits: log-likelihood (nats)"] = dropout, ours, "–"
     columns = ("on test data, mean ± sd of 3 seeds", "published", "ours", "one seed takes")
     return Table(columns, [(label, *cells) for label, cells in rows.items()])
@@ -190,7 +190,6 @@ COMMANDS = {  # where it is not `experiments/NAME.py --preset PRESET --repeats S
         for preset in ("dropout", "ensemble5", "ensemble10", "heteroscedastic", "single", "vbll")
     },
     "lenet5_fashion_ours": "experiments/lenet5_mnist.py --dataset fashion_mnist --repeats 3",
-    "mushroom_bandit_published": "experiments/mushroom_bandit.py --pieces A B C D E",
     "paper_mnist_ours": "experiments/paper_mnist.py --repeats 3 --device cuda",
     "paper_mnist_published": "experiments/paper_mnist.py --preset published --device cuda",
     "paper_pruning_ours": "experiments/paper_pruning.py --device cuda",
@@ -257,13 +256,15 @@ UCI_METHODS = {
 def uci_methods() -> Table:
     """NLL of all presets on the UCI tables."""
     presets = UCI_METHODS.items()
-    return uci_report.methods_table({v: record(f"uci_regression_{k}") for k, v in presets})
+    return uci_regression.methods_table({v: record(f"uci_regression_{k}") for k, v in presets})
 
 
 def uci_scores(score: str) -> Table:
     """Scores on the UCI tables beside published ones."""
     tables = record("uci_regression_ours")
-    return uci_report.score_table({name: tables[name] for name in uci_report.PUBLISHED}, score)
+    return uci_regression.score_table(
+        {name: tables[name] for name in uci_regression.PUBLISHED}, score
+    )
 
 
 def of_problem(run: str, problem: str, make: Callable[..., Table]) -> Table:

@@ -11,8 +11,6 @@ predicted label, `prediction.entropy`, in which the label's own noise counts as 
 in Gal, Islam and Ghahramani (2017, "Deep Bayesian active learning with image data") two
 convolutions come before two dense layers and the uncertainty is in the dense ones' weights; theirs
 came from dropout, here it is a Normal for each weight.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import statistics
@@ -23,38 +21,139 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import tyro
 from _helpers.images import images, train_and_validation
-from _helpers.label_pool import (
-    RANDOM,
-    SCORES,
-    TARGETS,
-    TOGETHER,
-    Pool,
-    Sets,
-    acquire,
-    draw_curves,
-    finding,
-    labels_at,
-    reached,
-)
-from _helpers.repeats import repeat, shown
-from _helpers.run import (
-    Data,
-    DataSettings,
-    RepeatedSettings,
-    Run,
-    Table,
-    check_names,
-)
+from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run, check_names
 from _helpers.scores import scores
-from _helpers.training import Training
+from _helpers.tables import Table, shown
+from _helpers.training import Training, he
 from pyro.distributions import Normal
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import pyro_bbb as bbb
+
+Score = Callable[[bbb.ClassificationPrediction], Tensor]
+
+# from a prediction for n candidates to how much each of their labels is wanted, [n]
+SCORES: dict[str, Score] = {
+    "BALD": lambda prediction: prediction.epistemic,
+    "entropy": lambda prediction: prediction.entropy,
+}
+RANDOM = "random"
+# from a prediction by draws of the weights common to all candidates to so many of their rows
+TOGETHER: dict[str, Callable[[bbb.ClassificationPrediction, int], Tensor]] = {
+    "BatchBALD": partial(bbb.batch_bald, num_configurations=1000),  # a tenth of the time
+    "diverse BALD": bbb.diverse_bald,
+}
+
+
+class Pool:
+    """Inputs ``[n, ...]`` whose labels ``[n]`` are hidden until they are acquired.
+
+    At the beginning there are ``start`` labels, equally many of each class.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, start: int, generator: torch.Generator) -> None:
+        self._x, self._y, self._generator = x, y, generator
+        self._hidden = torch.ones(len(x), dtype=torch.bool)
+        self.rows = torch.empty(0, dtype=torch.long)  # labelled ones, in the order of their labels
+        order, classes = torch.randperm(len(y), generator=generator), y.unique()
+        if start % len(classes):
+            raise ValueError(f"start must be equally many of {len(classes)} classes, got {start}")
+        of_class = [order[y[order] == label][: start // len(classes)] for label in classes]
+        self.label(torch.cat(of_class))
+
+    @property
+    def data(self) -> Data:
+        """The labelled examples."""
+        return self._x[self.rows], self._y[self.rows]
+
+    def candidates(self, count: int) -> tuple[Tensor, Tensor]:
+        """Rows without a label, at most so many and drawn at random, and their inputs."""
+        hidden = self._hidden.nonzero().flatten()
+        rows = hidden[torch.randperm(len(hidden), generator=self._generator)[:count]]
+        return rows, self._x[rows]
+
+    def label(self, rows: Tensor) -> None:
+        """Buy the labels of rows, which must be different and without a label."""
+        if len(rows.unique()) != len(rows) or not self._hidden[rows].all():
+            raise ValueError(f"rows must be different and without a label, got {rows.tolist()}")
+        self._hidden[rows] = False
+        self.rows = torch.cat([self.rows, rows])
+
+
+def acquire(
+    pool: Pool,
+    rule: str,
+    predict: Callable[[Tensor], bbb.ClassificationPrediction],
+    count: int,
+    candidates: int,
+) -> None:
+    """Buy the labels of the candidates, sampled at random, that a rule chooses.
+
+    `RANDOM` takes the first candidates and predicts nothing; rules of `SCORES` take the highest.
+    """
+    rows, x = pool.candidates(max(candidates, count))
+    if rule == RANDOM:
+        best = torch.arange(count)
+    elif rule in TOGETHER:
+        best = TOGETHER[rule](predict(x), count)
+    else:
+        best = SCORES[rule](predict(x)).topk(count).indices
+    pool.label(rows[best])
+
+
+def labels_at(labels: list[int], accuracy: list[float], target: float) -> float | None:
+    """Number of labels at which an accuracy is first reached, interpolated between two rounds."""
+    if max(accuracy) < target:
+        return None
+    after = next(i for i, value in enumerate(accuracy) if value >= target)
+    ends = slice(max(after - 1, 0), after + 1)
+    return float(np.interp(target, accuracy[ends], labels[ends]))
+
+
+TARGETS = {"90": 0.90, "95": 0.95}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images ``[n, 1, 28, 28]`` and their labels: to buy from, and to measure on."""
+
+    pool: Data
+    measured: Data
+
+
+def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Picture:
+    """Test error by number of labels: median and range over the seeds."""
+    lines = {}
+    for rule in rules:
+        curves = [each[rule]["curve"] for each in summary["seeds"].values()]
+        error = 100 * (1 - np.array([curve["accuracy"] for curve in curves]))
+        lines[rule] = curves[0]["labels"], np.median(error, axis=0), error.min(0), error.max(0)
+    for name, target in TARGETS.items():
+        most = max(labels[-1] for labels, *_ in lines.values())
+        lines[f"accuracy {name} %"] = [20, most], 2 * [100 * (1 - target)]
+    caption = f"Median and range of {len(summary['seeds'])} run(s); both axes logarithmic."
+    axes = {"xscale": "log", "yscale": "log", "xlabel": "labels", "ylabel": "error (%)"}
+    return run.curves("curves", caption, {finding(summary, rules): lines}, **axes)
+
+
+def finding(summary: dict[str, Any], rules: tuple[str, ...]) -> str:
+    """The title of the curves."""
+    saved = summary["mean"]["times_fewer_labels"]
+    if "BALD" not in saved:
+        return "Error by number of labels"
+    least = "" if reached(summary, RANDOM, "95") else "at least "
+    return f"BALD needs {least}{saved['BALD']['95']:.1f} times fewer labels for 95 %"
+
+
+def reached(summary: dict[str, Any], rule: str, target: str) -> bool:
+    """True if a rule reached a target with every seed."""
+    return all(run[rule]["reached"][target] for run in summary["seeds"].values())
+
 
 RULES = ("BALD", "entropy", RANDOM)
 ALL_RULES = (*SCORES, *TOGETHER, RANDOM)
@@ -64,50 +163,28 @@ ALL_RULES = (*SCORES, *TOGETHER, RANDOM)
 class Recipe(Training):
     """The network, its training, and how labels are bought."""
 
-    channels: tuple[int, int]
-    """Kernels of the two convolutions."""
-    kernel_size: int
-    """Their side."""
-    first_pool: bool
-    """Whether the first convolution is pooled as well as the second."""
-    labels: dict[str, int]
-    """Number of labels at which each rule ends."""
-    growth: float
-    """Labels bought at once, as a fraction of the labels so far..."""
-    least: int = 10
-    """...but no fewer than this."""
-    start: int = 20
-    """Labels at the beginning, equally many of each class."""
-    candidates: int = 3000
-    """Unlabelled images scored in each round, sampled at random."""
-    hidden: int = 128
-    """Units of the dense layer."""
-    prior_scale: float = 1.0
-    """Standard deviation of the Normal prior of the dense weights."""
-    init_rho: float = -3.0
-    """Initial rho; standard deviations are softplus(rho)."""
-    lr: float = 5e-3
-    """Adam's learning rate at the start."""
-    steps: int = 150
-    """Training steps in each round, on from the means of the round before."""
-    batch_size: int = 64
-    """Images per step."""
+    labels: dict[str, int]  # number of labels at which each rule ends
+    growth: float  # labels bought at once, as a fraction of the labels so far...
+    least: int = 10  # ...but no fewer than this
+    start: int = 20  # labels at the beginning, equally many of each class
+    candidates: int = 3000  # unlabelled images scored in each round, sampled at random
+    prior_scale: float = 1.0  # standard deviation of the Normal prior of the dense weights
+    init_rho: float = -3.0  # initial rho; standard deviations are softplus(rho)
+    lr: float = 5e-3  # Adam's learning rate at the start
+    steps: int = 150  # training steps in each round, on from the means of the round before
+    batch_size: int = 64  # images per step
     estimator: str = "local_reparam"
-    """Gradient estimator."""
-    samples: int = 20
-    """Draws for each prediction."""
-    joint_samples: int = 100
-    """Draws of the weights for rules that choose inputs together."""
-    networks: int = 1
-    """Networks from different starts, whose draws are put together."""
+    samples: int = 20  # draws for each prediction
+    joint_samples: int = 100  # draws of the weights for rules that choose inputs together
+    networks: int = 1  # networks from different starts, whose draws are put together
 
 
 @dataclass(frozen=True)
 class Config(RepeatedSettings, DataSettings):
     """Settings of one run."""
 
-    preset: Literal["published", "ours", "batches"] = "ours"
-    """Network and rounds of the paper; those that a processor can do; and with ten labels each."""
+    preset: Literal["ours", "batches"] = "ours"
+    """Rounds that grow with the labels so far; or with ten labels each."""
     rules: tuple[str, ...] = RULES
     """Acquisition rules: BALD, entropy, random, "BatchBALD", "diverse BALD"."""
     labels: int | None = None
@@ -119,30 +196,8 @@ class Config(RepeatedSettings, DataSettings):
 
 
 RECIPES = {
-    "published": Recipe(
-        channels=(32, 32),
-        kernel_size=4,
-        first_pool=False,
-        labels=dict.fromkeys(ALL_RULES, 1000),
-        growth=0.0,
-        candidates=50_000,
-    ),
-    "ours": Recipe(
-        channels=(16, 32),
-        kernel_size=5,
-        first_pool=True,
-        labels=dict.fromkeys(ALL_RULES, 400) | {RANDOM: 1200},
-        growth=0.25,
-    ),
-    "batches": Recipe(
-        channels=(16, 32),
-        kernel_size=5,
-        first_pool=True,
-        labels=dict.fromkeys(ALL_RULES, 250),
-        growth=0.0,
-        networks=5,
-        samples=50,
-    ),
+    "ours": Recipe(labels=dict.fromkeys(ALL_RULES, 400) | {RANDOM: 1200}, growth=0.25),
+    "batches": Recipe(labels=dict.fromkeys(ALL_RULES, 250), growth=0.0, networks=5, samples=50),
 }
 
 
@@ -153,21 +208,14 @@ def load(config: Config) -> Sets:
     return Sets(pool, valid if config.validation else get(train=False))
 
 
-def make_network(recipe: Recipe) -> nn.Sequential:
+def make_network() -> nn.Sequential:
     """Two convolutions and two dense layers, from He's initial weights."""
-    (first, second), size = recipe.channels, recipe.kernel_size
-    layers: list[nn.Module] = [nn.Conv2d(1, first, size)]
-    layers += [nn.MaxPool2d(2)] if recipe.first_pool else []
-    layers += [nn.ReLU(), nn.Conv2d(first, second, size), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
-    inputs = nn.Sequential(*layers)(torch.zeros(1, 1, 28, 28)).shape[1]
-    layers += [nn.Linear(inputs, recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, 10)]
-    network = nn.Sequential(*layers)
-    for name, parameter in network.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)
-        else:
-            nn.init.kaiming_normal_(parameter)
-    return network.to(memory_format=torch.channels_last)  # half the time on a processor
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+    return he(network).to(memory_format=torch.channels_last)  # half the time on a processor
 
 
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
@@ -176,15 +224,11 @@ Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 def train(recipe: Recipe, data: Data, seed: int, before: Trained | None = None) -> Trained:
     """A network trained on the labels that there are, from where it was or from a new start."""
     torch.manual_seed(seed)
+    network, start = make_network() if before is None else before[0].network, None
     if before is None:
-        network = bbb.bayesianize(
-            make_network(recipe),
-            Normal(0.0, recipe.prior_scale),
-            where=lambda _, module: isinstance(module, nn.Linear),
-        )
-        start = None
+        dense = lambda _, module: isinstance(module, nn.Linear)  # noqa: E731
+        network = bbb.bayesianize(network, Normal(0.0, recipe.prior_scale), where=dense)
     else:
-        network = before[0].network
         start = before[1].median()
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
     guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
@@ -214,28 +258,23 @@ def learn(
         Scores by number of labels, and the pool as it is then.
     """
     pool = Pool(*sets.pool, recipe.start, torch.Generator().manual_seed(seed))
-    curve: dict[str, Any] = {"labels": [], "accuracy": [], "nll": []}
+    curve: dict[str, Any] = {}
     x, y = sets.measured
     networks: list[Any] = [None] * recipe.networks
-    with tqdm(total=most, initial=len(pool), desc=f"{rule}, seed {seed}", unit="label") as bar:
+    with tqdm(total=most, initial=recipe.start, desc=f"{rule}, seed {seed}", unit="label") as bar:
         while True:
+            number = len(pool.rows)
             networks = [
-                train(recipe, pool.data, 1000 * (seed + 1000 * i) + len(pool), before)
+                train(recipe, pool.data, 1000 * (seed + 1000 * i) + number, before)
                 for i, before in enumerate(networks)
             ]
-            by_draws = partial(
-                predict,
-                networks,
-                num_samples=recipe.samples,
-                seed=len(pool),
-                estimator="local_reparam",
-            )
-            found = scores(by_draws(x).probs, y)
-            for name, value in (("labels", len(pool)), *found.items()):
+            options = {"num_samples": recipe.samples, "estimator": "local_reparam"}
+            by_draws = partial(predict, networks, seed=number, **options)
+            for name, value in {"labels": number, **scores(by_draws(x).probs, y)}.items():
                 curve.setdefault(name, []).append(value)
-            if len(pool) >= most:
+            if number >= most:
                 return curve, pool
-            count = min(max(recipe.least, int(recipe.growth * len(pool))), most - len(pool))
+            count = min(max(recipe.least, int(recipe.growth * number)), most - number)
             if rule in TOGETHER:
                 by_draws = partial(by_draws, num_samples=recipe.joint_samples, estimator="reparam")
             acquire(pool, rule, by_draws, count, recipe.candidates)
@@ -307,18 +346,16 @@ def main(config: Config) -> dict[str, Any]:
         recipe = replace(recipe, steps=2, samples=2, joint_samples=2, candidates=30)
         config = replace(config, labels=40)
     run, sets = Run(config), load(config)
-    one: Callable[[int], dict[str, Any]] = partial(one_seed, config, recipe, sets)
-    summary = repeat(one, config.seed, config.repeats, run.seeds())
-    record = run.finish({"recipe": asdict(recipe), **summary})
+    summary = run.repeat(partial(one_seed, config, recipe, sets))
     table = labels_table(summary, config.rules)
     measured = f"{len(sets.measured[1]):,} {'validation' if config.validation else 'test'} images"
     text = (
         f"{finding(summary, config.rules)}. Accuracy of {recipe.samples} draws on {measured} after "
         "each round; labels at which it first reaches the target; ± is the sd over seeds."
     )
+    metrics = {"recipe": asdict(recipe), **summary}
     pictures = [draw_curves(run, summary, config.rules)]
-    run.report("Active learning", text, record, [table], pictures)
-    return record
+    return run.report(__doc__, metrics, [table], pictures, remark=text)
 
 
 if __name__ == "__main__":

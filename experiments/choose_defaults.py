@@ -14,20 +14,22 @@ Fashion-MNIST.
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import joblib
-import numpy as np
 import torch
 import tyro
-from _helpers.run import DataSettings, Picture, Run, Table, digits, stratified
+from _helpers import tables as tabulate
+from _helpers.images import digits, stratified
+from _helpers.run import DataSettings, Picture, Run, SeveralSeeds
 from _helpers.scores import scores
+from _helpers.tables import Summary, Table
 from _helpers.training import uniform_means
 from pyro.distributions import Normal
 from torch import Tensor
-from tqdm import tqdm
 
 import pyro_bbb as bbb
 from pyro_bbb import data, metrics
@@ -36,15 +38,13 @@ Scores: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Config(DataSettings):
+class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
     digits_epochs: int = 100
     """Passes over the digits."""
     fashion_epochs: int = 10
     """Passes over Fashion-MNIST; 0 leaves it out."""
-    seeds: int = 3
-    """Runs per variant, of seeds 0, 1, ..."""
     workers: int = 1
     """Processes, each of one thread; results are the same."""
     samples: int = 30
@@ -117,7 +117,7 @@ def fashion_task(config: Config) -> Task:
     return Task(train, valid, ood[:10_000].flatten(1), sizes, config.fashion_epochs)
 
 
-def score(task: Task, name: str, seed: int, config: Config) -> Scores:
+def score(task: Task, name: str, config: Config, seed: int) -> Scores:
     """Trains one network and scores its ensemble on the validation part."""
     variant = VARIANTS[name]
     torch.set_num_threads(1)
@@ -141,54 +141,34 @@ def score(task: Task, name: str, seed: int, config: Config) -> Scores:
     }
 
 
-def mean(values: list[Any]) -> Any:
-    """The mean of numbers or curves; none where a training has no baseline."""
-    return None if None in values else np.mean(values, axis=0).tolist()
+def compare(name: str, task: Task, config: Config, run: Run) -> dict[str, Summary]:
+    """Scores of every variant, and their means over the seeds."""
+    with joblib.parallel_config(n_jobs=config.workers):
+        return {
+            variant: run.repeat(partial(score, task, variant, config), name, variant)
+            for variant in VARIANTS
+        }
 
 
-def compare(name: str, task: Task, config: Config) -> dict[str, Scores]:
-    """Mean scores of every variant over the seeds."""
-    seeds = 1 if config.smoke else config.seeds
-    runs = [(variant, seed) for variant in VARIANTS for seed in range(seeds)]
-    calls = (joblib.delayed(score)(task, *run, config) for run in runs)
-    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
-    found = list(tqdm(parallel(calls), desc=name, total=len(runs)))
-    results = {}
-    for variant in VARIANTS:
-        own = [s for (of, _), s in zip(runs, found, strict=True) if of == variant]
-        results[variant] = {key: mean([s[key] for s in own]) for key in own[0]}
-    return results
+def table(name: str, results: dict[str, Summary]) -> Table:
+    """One row per variant; with a temperature the baseline is of another ELBO."""
+    for variant, found in results.items():
+        if "temperature" in variant:
+            found["mean"].pop("baseline", None)
+    columns = [("neg. ELBO (nats)", "neg_elbo", 1, 2), ("data ignored", "baseline", 1, 2)]
+    columns += [("accuracy (%)", "accuracy", 100, 2), ("NLL (nats)", "nll", 1, 3)]
+    columns += [("ECE (%)", "ece", 100, 2), ("AUROC (%)", "auroc", 100, 1)]
+    return tabulate.table(name, results, columns)
 
 
-def table(name: str, results: dict[str, Scores]) -> Table:
-    """One row per variant."""
-    columns = (
-        *(name, "neg. ELBO (nats)", "data ignored"),
-        *("accuracy (%)", "NLL (nats)", "ECE (%)", "AUROC (%)"),
-    )
-    rows = [
-        (
-            variant,
-            f"{s['neg_elbo']:.2f}",
-            "–" if cold or s["baseline"] is None else f"{s['baseline']:.2f}",
-            f"{100 * s['accuracy']:.2f}",
-            f"{s['nll']:.3f}",
-            f"{100 * s['ece']:.2f}",
-            f"{100 * s['auroc']:.1f}",
-        )
-        for variant, s in results.items()
-        for cold in ["temperature" in variant]
-    ]
-    return Table(columns, rows)
-
-
-def draw_curves(run: Run, results: dict[str, dict[str, Scores]]) -> Picture:
-    """The negative ELBO in training, of two learning rates, against the baseline."""
+def draw_curves(run: Run, results: dict[str, dict[str, Summary]]) -> Picture:
+    """The negative ELBO in training, of two learning rates, against the baseline; one seed."""
     panels: dict[str, Any] = {}
-    for name, scores_of in results.items():
-        curves = {v: scores_of[v]["curve"] for v in ("learning rate 0.001", "defaults")}
+    for name, found in results.items():
+        first = {v: next(iter(found[v]["seeds"].values())) for v in found}
+        curves = {v: first[v]["curve"] for v in ("learning rate 0.001", "defaults")}
         panels[name] = {v: (range(1, len(c) + 1), c) for v, c in curves.items()}
-        if (baseline := scores_of["defaults"]["baseline"]) is not None:
+        if (baseline := first["defaults"]["baseline"]) is not None:
             ends = [1, len(curves["defaults"])]
             panels[name]["posterior that ignores data"] = ends, [baseline, baseline]
     caption = "Below the level line the posterior has learned more from the data than it paid for."
@@ -198,16 +178,16 @@ def draw_curves(run: Run, results: dict[str, dict[str, Scores]]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Run the comparison, print the tables, write the results."""
-    run = Run(config)
+    if config.smoke:
+        config = replace(config, seeds=1)
+    run = Run(config, free=("workers",))
     tasks = {"Digits": digits_task(config)}
     if config.fashion_epochs and not config.smoke:
         tasks["Fashion-MNIST"] = fashion_task(config)
-    results = {name: compare(name, task, config) for name, task in tasks.items()}
-    record = run.finish(results)
+    results = {name: compare(name, task, config, run) for name, task in tasks.items()}
     tables = [table(name, found) for name, found in results.items()]
-    text = "One change at a time from the defaults, scored on validation data."
-    run.report("Ablation of the defaults", text, record, tables, [draw_curves(run, results)])
-    return record
+    pictures = [draw_curves(run, results)]
+    return run.report(__doc__, results, tables, pictures)
 
 
 if __name__ == "__main__":

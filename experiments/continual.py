@@ -12,12 +12,12 @@ in sequence (what EWC, Kirkpatrick et al. 2017, approximates), Laplace with Kron
 (Ritter et al. 2018, arXiv:1805.07810), fine-tuning, all tasks at once, and VCL with coresets:
 images kept from each task (random, or by `pyro_bbb.data.k_center`), which it learns again before it
 predicts. ``split_one_head`` is split MNIST where nothing tells the task.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import statistics
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,22 +26,525 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
-from _helpers import repeats
-from _helpers.continual_learning import (
-    METHODS,
-    PROTOCOLS,
-    AllTasks,
-    Learner,
-    Method,
-    Protocol,
-    Task,
-)
-from _helpers.repeats import over_seeds, resumed
-from _helpers.run import DataSettings, Picture, Run, Table, check_names, chosen
-from matplotlib.ticker import LogLocator, MaxNLocator
+from _helpers import tables as tabulate
+from _helpers.images import images, train_and_validation
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
+from _helpers.tables import Summary, Table, over_seeds
+from _helpers.training import named
+from pyro import poutine
+from pyro.distributions import MultivariateNormal, Normal, TransformedDistribution
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor, nn
+from torch.distributions.transforms import ReshapeTransform, SoftplusTransform
 
 import pyro_bbb as bbb
-from pyro_bbb import metrics, plots
+from pyro_bbb import guides, metrics, plots
+from pyro_bbb.guides.covariance import Kronecker, PartsNormal
+
+ONE_SD = [0.15865525393145707, 0.5, 0.8413447460685429]  # quantiles of a Normal
+
+
+class Memory:
+    """Means of the weights, and what the tasks so far gave them, by site name.
+
+    Args:
+        first_prior: prior of the weights before any task.
+        strength: factor of what tasks gave.
+    """
+
+    def __init__(self, first_prior: Any, strength: float) -> None:
+        self.first_prior, self.strength = first_prior, strength
+        self.loc: dict[str, Tensor] = {}
+        self.first: dict[str, Tensor] = {}  # precision of the first prior
+
+    def prior(self) -> Any:
+        """Priors by the weights' names in a network; the first one of weights without a memory."""
+        known = {
+            name.removeprefix("network."): partial(lambda normal, *_: normal, self.normal(name))
+            for name in self.loc
+        }
+        return {**known, "*": self.first_prior}
+
+
+def first_precisions(model: Any) -> dict[str, Tensor]:
+    """Precision of each weight's prior in a model, by site name."""
+    sites = poutine.trace(model.draw_latents).get_trace().nodes
+    return {name: 1 / sites[name]["fn"].variance.detach() for name in model.latent_shapes()}
+
+
+class DiagonalMemory(Memory):
+    r"""Means of the weights, and the precision that the tasks so far gave them.
+
+    A posterior has the precision of its prior and what its task gave. The next prior is the first
+    one with ``strength`` times the sum of what all tasks gave. With strength 1 that is the
+    posterior (`pyro_bbb.priors.from_guide`); more holds the means faster and leaves the variance
+    of the posterior to the data, as in generalised VCL (Loo, Swaroop and Turner 2021,
+    arXiv:2011.12328) and in EWC.
+    """
+
+    def __init__(self, first_prior: Any, strength: float) -> None:
+        super().__init__(first_prior, strength)
+        self.gained: dict[str, Tensor] = {}
+
+    def normal(self, name: str) -> TorchDistribution:
+        """The prior of a weight for the next task."""
+        loc = self.loc[name]
+        return Normal(loc, self.scale(name)).to_event(loc.dim())
+
+    def scale(self, name: str) -> Tensor:
+        """Standard deviation of a weight's prior."""
+        return (self.first[name] + self.strength * self.gained[name]).rsqrt()
+
+    def add(self, model: Any, guide: Any, data: Data) -> None:
+        """Add what a task gave to the weights of a Normal guide; the model has `first_prior`."""
+        first = first_precisions(model)
+        for name, (below, loc, above) in guide.quantiles(ONE_SD).items():
+            if name not in self.loc:
+                self.first[name], self.gained[name] = first[name], torch.zeros_like(loc)
+            gain = ((above - below) / 2).detach() ** -2 - self.scale(name) ** -2
+            self.gained[name] = self.gained[name] + gain.clamp(min=0)
+            self.loc[name] = loc.detach()
+
+
+class KroneckerMemory(Memory):
+    r"""Means of the weights, and the curvature that the tasks so far gave them.
+
+    Laplace's approximation of one task after the other (Ritter, Botev and Barber 2018,
+    arXiv:1805.07810): the next prior of a kernel $[o, i]$ has the latest mean and the precision
+
+    $$h I + \lambda \Big(\sum_t H_t\Big) \otimes \Big(\frac1T \sum_t A_t\Big)$$
+
+    with h that of the first prior, $\lambda$ the strength, and $H_t \otimes A_t$ the Gauss-Newton
+    curvature of task t: $H_t$ ``[o, o]`` of the outputs, $A_t$ ``[i, i]`` of the inputs, of trace
+    1. That of a bias is $h I + \lambda \sum_t H_t$.
+    """
+
+    def __init__(self, first_prior: Any, strength: float) -> None:
+        super().__init__(first_prior, strength)
+        self.of_outputs: dict[str, Tensor] = {}  # sum of the tasks'
+        self.of_inputs: dict[str, list[Tensor]] = {}  # one of each task; none for biases
+
+    def normal(self, name: str) -> TorchDistribution:
+        """The prior of a weight for the next task."""
+        loc, first = self.loc[name], self.first[name]
+        of_outputs = self.strength * self.of_outputs[name]
+        if name not in self.of_inputs:
+            precision = of_outputs + first * torch.eye(len(loc))
+            return MultivariateNormal(loc, precision_matrix=precision)
+        of_inputs = torch.stack(self.of_inputs[name]).mean(0)
+        return kronecker_normal(loc, of_outputs, of_inputs, first)
+
+    def add(self, model: Any, guide: Any, data: Data) -> None:
+        """Add the curvature at a guide's means, which is what a precision has above the prior's."""
+        laplace = guides.Laplace(model, structure="kron")
+        with warnings.catch_warnings():  # of its draws, which nobody predicts with
+            warnings.simplefilter("ignore", guides.LinearizationWarning)
+            laplace.approximate(data)
+        precisions, loc = first_precisions(model), guide.median()
+        for name, part in zip(laplace.site_names, laplace.covariance, strict=True):
+            self.loc[name], self.first[name] = loc[name].detach(), precisions[name].mean()
+            if self.loc[name].dim() == 1:
+                precision = torch.cholesky_inverse(part.scale_tril)
+                gained = precision - self.first[name] * torch.eye(len(precision))
+            else:
+                curvature = (part.scale**-2 - self.first[name]).clamp(min=0)  # [o, i], of rank one
+                gained = part.out * curvature.sum(1) @ part.out.T
+                of_inputs = part.inner * (curvature.sum(0) / curvature.sum()) @ part.inner.T
+                self.of_inputs.setdefault(name, []).append(of_inputs)
+            self.of_outputs[name] = self.of_outputs.get(name, 0.0) + gained
+
+
+def kronecker_normal(
+    loc: Tensor, of_outputs: Tensor, of_inputs: Tensor, first: Tensor | float
+) -> TransformedDistribution:
+    r"""Normal of a matrix ``[o, i]`` whose precision is $h I + H \otimes A$; h is ``first``."""
+    outer, out = torch.linalg.eigh(of_outputs)
+    inner, directions = torch.linalg.eigh(of_inputs)
+    curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
+    part = Kronecker(slice(0, loc.numel()))
+    part.set(out=out, inner=directions, scale=(curvature + first).rsqrt())
+    flat = PartsNormal(loc.flatten(), [part])
+    return TransformedDistribution(flat, [ReshapeTransform(flat.event_shape, loc.shape)])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: images ``[n, 784]``, labels ``[n]``, and the last layer that answers it."""
+
+    data: Callable[[bool], Data]  # the training part, or the one that is scored
+    head: str  # name of its last layer; tasks of one name share it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """A published sequence of tasks."""
+
+    title: str
+    dataset: str
+    hidden: tuple[int, int]  # units of the hidden layers
+    outputs: int  # classes of a task
+    own_heads: bool
+    """Each task has a last layer of its own, and its name is known when it is scored."""
+    tasks: Callable[[Data, Data, int, bool], list[Task]]
+    """Makes them, of training and scored images, and a seed."""
+    coreset: int  # images of each task that a coreset keeps
+    published: dict[str, float] = field(default_factory=dict)
+    """Average accuracy after the last task, by method."""
+
+    def sequence(
+        self, root: Path | None, *, smoke: bool, seed: int, validation: bool = False
+    ) -> list[Task]:
+        """The tasks; with ``validation``, held-out training images take the test images' part."""
+        train = images(self.dataset, root, train=True, smoke=smoke)
+        if validation:
+            train, scored = train_and_validation(train, 1 / 12)
+        else:
+            scored = images(self.dataset, root, train=False, smoke=smoke)
+        (x, y), (x_scored, y_scored) = train, scored
+        flat = (x.flatten(1), y), (x_scored.flatten(1), y_scored)
+        return self.tasks(*flat, seed, self.own_heads)
+
+
+def permuted(train: Data, scored: Data, seed: int, own_heads: bool) -> list[Task]:
+    """Ten tasks: all digits, the pixels in another order each time, the first as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.arange(784), *(torch.randperm(784, generator=generator) for _ in range(9))]
+
+    def reordered(order: Tensor, training: bool) -> Data:
+        x, y = train if training else scored
+        return x[:, order], y
+
+    return [Task(partial(reordered, order), "last") for order in orders]
+
+
+def split(train: Data, scored: Data, seed: int, own_heads: bool) -> list[Task]:
+    """Five tasks: to tell class 0 from 1, then 2 from 3, and so on."""
+
+    def pair(first: int, training: bool) -> Data:
+        x, y = train if training else scored
+        rows = (y == first) | (y == first + 1)
+        return x[rows], y[rows] - first
+
+    return [
+        Task(partial(pair, first), f"last{first // 2}" if own_heads else "last")
+        for first in range(0, 10, 2)
+    ]
+
+
+PROTOCOLS = {
+    "permuted": Protocol(
+        title="permuted MNIST",
+        dataset="mnist",
+        hidden=(100, 100),
+        outputs=10,
+        own_heads=False,
+        tasks=permuted,
+        coreset=200,
+        published={
+            "VCL": 0.90,
+            "VCL, random coreset of 200": 0.93,
+            "mean field, Swaroop et al.": 0.93,
+            "EWC": 0.84,
+            "SI": 0.86,
+            "Laplace propagation": 0.82,
+        },
+    ),
+    "split": Protocol(
+        title="split MNIST",
+        dataset="mnist",
+        hidden=(256, 256),
+        outputs=2,
+        own_heads=True,
+        tasks=split,
+        coreset=40,
+        published={
+            "VCL": 0.970,
+            "VCL, random coreset of 40": 0.984,
+            "mean field, Swaroop et al.": 0.984,
+            "EWC": 0.631,
+            "SI": 0.989,
+        },
+    ),
+    "split_fashion": Protocol(
+        title="split Fashion-MNIST",
+        dataset="fashion_mnist",
+        hidden=(256, 256),
+        outputs=2,
+        own_heads=True,
+        tasks=split,
+        coreset=40,
+    ),
+    "split_one_head": Protocol(
+        title="split MNIST, the task not known",
+        dataset="mnist",
+        hidden=(256, 256),
+        outputs=2,
+        own_heads=False,
+        tasks=split,
+        coreset=40,
+        published={"VCL": 0.64, "TD-VCL": 0.66},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Hyper-parameters of a method."""
+
+    guide: str  # name of the guide
+    options: dict[str, Any] = field(default_factory=dict)  # its arguments
+    first_prior: Any = field(default_factory=bbb.priors.FanInNormal)
+    """Prior of the weights before any task."""
+    strength: float = 1.0
+    """Factor of what earlier tasks say in the prior, see `Memory`; 0 forgets it."""
+    memory: Callable[[Any, float], Any] = DiagonalMemory
+    """What holds earlier tasks: `DiagonalMemory`, or `KroneckerMemory` for a point."""
+    loss: str | None = None  # objective, see `pyro_bbb.fit`
+    coreset: str = ""  # how images of each task are kept: "random" or "k_center"; none by default
+    temperature: float = 1.0  # weight of the KL; 1 is Bayes' rule
+    estimator: str = "reparam"  # gradient estimator
+    lr: float = 3e-3  # learning rate at the start of a task
+    epochs: int = 10  # passes over each task
+    batch_size: int = 256  # images per step
+    draws: int = 20  # draws of the weights in predictions; 0 for their means
+    engine: str = "compiled"  # how steps are run, see `pyro_bbb.fit`
+
+
+class Learner:
+    """Learns tasks in sequence: yesterday's posterior is today's prior (Nguyen et al. 2018)."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        settings: Settings,
+        seed: int,
+        network: Callable[[str], nn.Module] | None = None,
+    ) -> None:
+        self.protocol, self.settings, self.seed = protocol, settings, seed
+        self.network = network or partial(network_of, protocol)
+        self.memory = settings.memory(settings.first_prior, settings.strength)
+        self.latest: dict[str, Any] = {}  # guide by head, the latest one last
+        self.coresets: dict[str, list[Data]] = {}
+        self.refined: dict[str, Any] = {}
+
+    def learn(self, task: Task) -> None:
+        """Learn a task, and set images aside if there are coresets."""
+        data = self.set_aside(task, task.data(True))
+        model, guide = self.posterior(task.head, len(data[0]))
+        self.fit(model, guide, data)
+        self.latest.pop(task.head, None)
+        self.latest[task.head] = guide
+        self.refined.clear()
+        if self.settings.strength:
+            known = self.model(task.head, self.settings.first_prior, len(data[0]))
+            self.memory.add(known, guide, data)
+
+    def predict(self, task: Task) -> Any:
+        """Predict the scored images; coresets are learned before, for this prediction alone."""
+        x, _ = task.data(False)
+        if task.head not in self.refined:
+            self.refined[task.head] = self.refine(task.head)
+        model, draws = self.refined[task.head]
+        return bbb.predict(model, draws, x)
+
+    def refine(self, head: str) -> tuple[bbb.BayesianModel, dict[str, Tensor]]:
+        """A model, and draws of its weights after the tasks and the coresets of a last layer."""
+        known = self.known(head)
+        if head in self.coresets:
+            x, y = map(torch.cat, zip(*self.coresets[head], strict=True))
+            model, guide = self.posterior(head, len(x))
+            self.fit(model, guide, (x, y))
+            known = [guide]
+        else:
+            model = self.model(head, self.settings.first_prior, 1)
+        torch.manual_seed(self.seed)
+        draws = {k: v for each in known for k, v in self.draw(each).items()}
+        return model, {name: draws[name] for name in model.latent_shapes()}
+
+    def draw(self, guide: Any) -> Any:
+        """Draws of a guide's weights, or one that has their means."""
+        if not self.settings.draws:
+            return {name: loc[None] for name, loc in guide.median().items()}
+        return guide.sample_posterior(self.settings.draws)
+
+    def known(self, head: str) -> list[Any]:
+        """Guides with a last layer and with all others; the later one is right in common."""
+        newest = list(self.latest.values())[-1:]
+        return [*(self.latest[name] for name in [head] if name in self.latest), *newest]
+
+    def model(self, head: str, prior: Any, num_data: int) -> bbb.BayesianModel:
+        """A network with a last layer that starts from what was learned, and a prior."""
+        torch.manual_seed(self.seed + len(self.latest))  # no two last layers start alike
+        network = self.network(head)
+        for each in self.known(head):
+            learned = {k.removeprefix("network."): loc for k, loc in each.median().items()}
+            network.load_state_dict(learned, strict=False)
+        return bbb.BayesianModel(
+            bbb.bayesianize(network, prior), bbb.likelihoods.Categorical(), num_data
+        )
+
+    def posterior(self, head: str, num_data: int) -> tuple[bbb.BayesianModel, Any]:
+        """A model with all that was learned as prior, and a guide that starts there.
+
+        With its scales, too: a scale far above its prior's may never come down to it, and would
+        leave no precision to remember.
+        """
+        model = self.model(head, self.memory.prior(), num_data)
+        guide = guides.make(self.settings.guide, model, **self.settings.options)
+        if self.settings.guide == "softplus_normal":
+            rhos = {
+                f"rhos.{name}": SoftplusTransform().inv(self.memory.scale(name))
+                for name in self.memory.loc
+            }
+            guide.load_state_dict(rhos, strict=False)
+        return model, guide
+
+    def fit(self, model: Any, guide: Any, data: Data) -> None:
+        """Train a guide by the settings."""
+        names = ("epochs", "batch_size", "lr", "estimator", "loss", "engine")
+        bbb.fit(
+            model,
+            guide,
+            data,
+            kl_schedule=bbb.KLSchedule(temperature=self.settings.temperature),
+            progress=False,
+            seed=self.seed + len(self.latest),
+            **{name: getattr(self.settings, name) for name in names},
+        )
+
+    def set_aside(self, task: Task, data: Data) -> Data:
+        """The data without those that the task's coreset keeps."""
+        if not self.settings.coreset:
+            return data
+        x, y = data
+        if self.settings.coreset == "k_center":
+            rows = bbb.data.k_center(x, self.protocol.coreset, seed=self.seed)
+        else:
+            generator = torch.Generator().manual_seed(self.seed)
+            rows = torch.randperm(len(x), generator=generator)[: self.protocol.coreset]
+        self.coresets.setdefault(task.head, []).append((x[rows], y[rows]))
+        others = torch.ones(len(x), dtype=torch.bool)
+        others[rows] = False
+        return x[others], y[others]
+
+
+def network_of(protocol: Protocol, head: str, heads: int = 1) -> nn.Sequential:
+    """A perceptron of ReLU units whose last layer has a task's name."""
+    first, second = protocol.hidden
+    layers = {"fc1": nn.Linear(784, first), "relu1": nn.ReLU()}
+    layers |= {"fc2": nn.Linear(first, second), "relu2": nn.ReLU()}
+    return named(layers | {head: nn.Linear(second, heads * protocol.outputs)})
+
+
+class Chosen(nn.Module):
+    """Outputs of one task's last layer for each image, of a network that has all of them.
+
+    The number of the task is the last column of its inputs ``[n, 785]``.
+    """
+
+    def __init__(self, network: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.network, self.outputs = network, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs ``[n, classes]``."""
+        heads = self.network(x[:, :-1]).unflatten(-1, (-1, self.outputs))
+        task = x[:, -1].long()[:, None, None].expand(-1, 1, self.outputs)
+        return heads.gather(1, task).squeeze(1)
+
+
+class AllTasks:
+    """Tasks to be learned at once; where each has a last layer, the inputs say which."""
+
+    def __init__(self, protocol: Protocol, tasks: list[Task]) -> None:
+        self.protocol, self.number = protocol, len(tasks)
+        self.tasks = [Task(partial(self.numbered, task, i), "last") for i, task in enumerate(tasks)]
+        self.joined = Task(self.all_data, "last")
+
+    def network(self, head: str) -> nn.Module:
+        """The network, with the last layers of all tasks."""
+        if not self.protocol.own_heads:
+            return network_of(self.protocol, head)
+        return Chosen(network_of(self.protocol, head, self.number), self.protocol.outputs)
+
+    def numbered(self, task: Task, number: int, training: bool) -> Data:
+        """A task's data, with its number as the last column where a network needs it."""
+        x, y = task.data(training)
+        if self.protocol.own_heads:
+            x = torch.cat([x, torch.full((len(x), 1), float(number))], dim=-1)
+        return x, y
+
+    def all_data(self, training: bool) -> Data:
+        """The data of all tasks."""
+        xs, ys = zip(*(task.data(training) for task in self.tasks), strict=True)
+        return torch.cat(xs), torch.cat(ys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to learn tasks in sequence."""
+
+    label: str  # name in tables and figures
+    settings: Settings  # its hyper-parameters
+    at_once: bool = False  # learn all tasks together
+
+
+PERMUTED = Settings(
+    guide="softplus_normal",
+    options={"init_rho": -2.5},
+    temperature=0.3,
+    strength=10.0,
+    estimator="local_reparam",
+    loss="mean_field",
+    lr=5e-3,
+    epochs=6,
+)
+SPLIT = replace(
+    PERMUTED,
+    first_prior=Normal(0.0, 1.0),
+    temperature=0.01,
+    strength=100.0,
+    lr=1e-3,
+    epochs=20,
+)
+EWC_PERMUTED = Settings(
+    guide="laplace", options={"structure": "diag"}, strength=3.0, lr=1e-3, draws=0
+)
+EWC_SPLIT = replace(EWC_PERMUTED, first_prior=Normal(0.0, 1.0), strength=1e4)
+KRONECKER_PERMUTED = Settings(
+    guide="delta", memory=KroneckerMemory, strength=6.0, lr=2e-3, epochs=12, draws=0
+)
+KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0), strength=100.0)
+
+
+def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Method]:
+    """The methods of one protocol, by the settings of the three that remember on it."""
+    label = f"VCL, strength {vcl.strength:g}"
+    point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
+    return {
+        "vcl": Method(label=label, settings=vcl),
+        "vcl_random": Method(
+            label=f"{label}, random coreset", settings=replace(vcl, coreset="random")
+        ),
+        "vcl_k_center": Method(
+            label=f"{label}, k-center coreset", settings=replace(vcl, coreset="k_center")
+        ),
+        "laplace": Method(label=f"online Laplace (EWC), strength {ewc.strength:g}", settings=ewc),
+        "kronecker": Method(
+            label=f"Kronecker Laplace, strength {kronecker.strength:g}", settings=kronecker
+        ),
+        "fine_tuning": Method(label="fine-tuning", settings=point),
+        "joint": Method(label="all tasks at once", settings=point, at_once=True),
+    }
+
+
+METHODS = {
+    "permuted": methods(PERMUTED, EWC_PERMUTED, KRONECKER_PERMUTED),
+    "split": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
+    "split_fashion": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
+    "split_one_head": methods(SPLIT, EWC_SPLIT, KRONECKER_SPLIT),
+}
+
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 
@@ -61,12 +564,17 @@ def table(name: str, found: Summaries) -> Table:
     }
     labelled = {METHODS[name][method].label: summary for method, summary in found.items()}
     title = f"{protocol.title}, after the last task"
-    return repeats.table(title, labelled, columns, published)
+    return tabulate.table(title, labelled, columns, published)
+
+
+def first_seed(summary: Summary) -> dict[str, Any]:
+    """The figures of a summary's first seed."""
+    return next(iter(summary["seeds"].values()))
 
 
 def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
     """Accuracy on every task after every task, a panel for each method."""
-    first = {method: each["seeds"][0] for method, each in found.items()}
+    first = {method: first_seed(each) for method, each in found.items()}
     matrices = {method: each["matrix"] for method, each in first.items() if "matrix" in each}
     rows = 1 if len(matrices) < 4 else 2
     columns = -(-len(matrices) // rows)
@@ -93,49 +601,34 @@ def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
 
 def draw_averages(run: Run, name: str, found: Summaries) -> Picture:
     """Errors on the tasks so far, by their number."""
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(8, 4))
-        for method, summary in found.items():
-            label = METHODS[name][method].label
-            if "matrix" in summary["seeds"][0]:
-                right = np.array([record["averages"] for record in summary["seeds"]])
-                errors = 100 * (1 - right.mean(0))
-                ax.plot(np.arange(1, len(errors) + 1), errors, "o-", ms=4, label=label)
-            else:
-                error = 100 * (1 - summary["mean"]["accuracy"])
-                ax.axhline(error, color="0.6", ls="--", label=label)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set(
-            xlabel="tasks learned",
-            ylabel="wrong on these tasks (%)",
-            yscale="log",
-            title=PROTOCOLS[name].title,
-        )
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.tick_params(axis="y", which="minor", labelleft=False)
-        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return run.picture(figure, f"{name}_averages", "Means over seeds.")
+    lines = {}
+    for method, summary in found.items():
+        right = [record.get("averages") for record in summary["seeds"].values()]
+        error = 100 * (1 - summary["mean"]["accuracy"])
+        lines[METHODS[name][method].label] = [1, len(right[0] or [])], [error, error]
+        if right[0]:
+            errors = 100 * (1 - np.mean(right, axis=0))
+            lines[METHODS[name][method].label] = range(1, len(errors) + 1), errors
+    tasks = max(len(x) for x, _ in lines.values())
+    lines = {k: ([1, tasks], y) if len(x) == 2 else (x, y) for k, (x, y) in lines.items()}
+    axes = {"xlabel": "tasks learned", "ylabel": "wrong on these tasks (%)", "yscale": "log"}
+    panels = {PROTOCOLS[name].title: lines}
+    return run.curves(f"{name}_averages", "Means over seeds.", panels, **axes)
 
 
 def draw_capacity(run: Run, name: str, found: Summaries) -> Picture:
     """Plot the distribution of the weights' signal-to-noise ratio after each task."""
-    method = next(m for m in found if "snr" in found[m]["seeds"][0])
-    by_task = found[method]["seeds"][0]["snr"]
-    with plots.style():
-        figure, ax = plt.subplots(figsize=(6.4, 4))
-        colors = plt.colormaps["viridis"](np.linspace(0, 0.9, len(by_task)))
-        for i, (levels, color) in enumerate(zip(by_task, colors, strict=True), start=1):
-            fractions = np.linspace(0, 1, len(levels))
-            ax.plot(levels, 100 * (1 - fractions), color=color, label=f"task {i}")
-        ax.set(
-            xlim=(-40, 25),
-            xlabel="signal-to-noise ratio |loc| / scale (dB)",
-            ylabel="weights above it (%)",
-            title=f"{PROTOCOLS[name].title}: {METHODS[name][method].label}",
-        )
-        ax.legend(fontsize="x-small")
-    return run.picture(figure, f"{name}_capacity", "Weights of the layers that tasks share.")
+    method = next(m for m in found if "snr" in first_seed(found[m]))
+    by_task = first_seed(found[method])["snr"]
+    lines = {
+        f"task {i}": (levels, 100 * (1 - np.linspace(0, 1, len(levels))))
+        for i, levels in enumerate(by_task, start=1)
+    }
+    axes = {"xlabel": "signal-to-noise ratio |loc| / scale (dB)", "xlim": (-40, 25)}
+    axes["ylabel"] = "weights above it (%)"
+    panels = {f"{PROTOCOLS[name].title}: {METHODS[name][method].label}": lines}
+    caption = "Weights of the layers that tasks share."
+    return run.curves(f"{name}_capacity", caption, panels, **axes)
 
 
 Figures: TypeAlias = dict[str, Any]
@@ -143,15 +636,13 @@ LEVELS = 101  # quantiles of the signal-to-noise ratio
 
 
 @dataclass(frozen=True)
-class Config(DataSettings):
+class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
     protocols: tuple[str, ...] = ("permuted", "split", "split_fashion", "split_one_head")
     """Protocols: permuted, split, split_fashion, split_one_head."""
     methods: tuple[str, ...] = ()
     """Methods, instead of all."""
-    seeds: int = 3
-    """Runs with consecutive seeds; tables show their means and standard deviations."""
     validation: bool = False
     """Score 5,000 held-out training images; settings were chosen on these."""
     output: Path = Path("results/continual")
@@ -177,7 +668,7 @@ def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: i
     """Learn the images of all tasks together, and score every task."""
     together = AllTasks(protocol, tasks)
     learner = Learner(protocol, method.settings, seed, together.network)
-    learner.learn(together.joined())
+    learner.learn(together.joined)
     return mean([score(learner.predict(each), each) for each in together.tasks])
 
 
@@ -216,23 +707,20 @@ def signal_to_noise(guide: Any) -> list[float]:
     return [round(float(level), 2) for level in levels]
 
 
-def compare(config: Config, folder: Path, name: str) -> dict[str, Figures]:
+def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one protocol: the figures of the seeds, their means and deviations."""
     protocol = PROTOCOLS[name]
 
     def one(method: Method, seed: int) -> Figures:
-        tasks = protocol.sequence(
-            config.data_root, smoke=config.smoke, seed=seed, validation=config.validation
-        )
+        options = {"smoke": config.smoke, "validation": config.validation, "seed": seed}
+        tasks = protocol.sequence(config.data_root, **options)
         tasks = tasks[:2] if config.smoke else tasks
         return (learn_at_once if method.at_once else learn)(protocol, method, tasks, seed)
 
-    found: dict[str, Figures] = {}
-    for each in chosen(METHODS[name], config.methods):
-        method = shortened(METHODS[name][each], config)
-        seeds, what = range(config.seed, config.seed + config.seeds), f"{protocol.title}, {each}"
-        found[each] = resumed(folder / name / each, seeds, partial(one, method), what)
-    return found
+    return {
+        each: run.repeat(partial(one, shortened(METHODS[name][each], config)), name, each)
+        for each in chosen(METHODS[name], config.methods)
+    }
 
 
 def shortened(method: Method, config: Config) -> Method:
@@ -249,27 +737,17 @@ def main(config: Config) -> dict[str, Any]:
     check_names("--methods", config.methods, known)
     if config.smoke:
         config = replace(config, seeds=1, protocols=config.protocols[:2])
-    run = Run(config)
-    folder = run.seeds("protocols", "methods", "seeds")
-    results = {name: compare(config, folder, name) for name in config.protocols}
+    run = Run(config, free=("protocols", "methods"))
+    results = {name: compare(config, run, name) for name in config.protocols}
     tables = [table(name, found) for name, found in results.items()]
     pictures = []
     for name, found in results.items():
         pictures.append(draw_averages(run, name, found))
-        if any("matrix" in method["seeds"][0] for method in found.values()):
+        if any("matrix" in first_seed(method) for method in found.values()):
             pictures.append(draw_matrices(run, name, found))
-        if any("snr" in method["seeds"][0] for method in found.values()):
+        if any("snr" in first_seed(method) for method in found.values()):
             pictures.append(draw_capacity(run, name, found))
-    record = run.finish({"protocols": results})
-    run.report("Continual learning", SUMMARY, record, tables, pictures)
-    return record
-
-
-SUMMARY = (
-    "Tasks that come one after the other, each seen once: what is learned, what forgotten? Means "
-    "over the tasks, after the last one; forgetting is the best accuracy on a task before it less "
-    "the one after it. ± is the standard deviation over seeds."
-)
+    return run.report(__doc__, {"protocols": results}, tables, pictures)
 
 
 if __name__ == "__main__":

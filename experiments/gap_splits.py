@@ -7,25 +7,23 @@ The splits of Foong et al. (2019), "'In-Between' Uncertainty in Bayesian Neural 
 arXiv:1906.11537: rows are sorted by one feature, the middle third is the test part, and the outer
 thirds train; each feature in turn, which makes as many splits. A posterior that is sure between two
 clusters of data where it should not be has a bad log-likelihood there.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-import joblib
 import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
-from _helpers.run import Data, DataSettings, Picture, Run, Table, cached
-from _helpers.uci import Scaling, digest, find_tables, made_up_tables, score, unscaled
-from tqdm import tqdm
+from _helpers.run import Data, DataSettings, Picture, Run
+from _helpers.tables import Table
+from _helpers.uci import digest, find_tables, made_up_tables, score, unscaled
 
 import pyro_bbb as bbb
 from pyro_bbb import plots
@@ -67,8 +65,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     lr_factor: float = 1.0
     linearized: bool = False
-    after: str | None = None
-    """Method whose means are the initial ones."""
+    after: str | None = None  # method whose means are the initial ones
 
 
 FACTORISED = "softplus_normal"
@@ -142,11 +139,10 @@ def posterior(
 
 def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
     """Scores of every method where the middle third of a feature is missing."""
-    torch.set_num_threads(config.threads)
     table = bbb.data.read_uci(path, dtype=torch.float64)
     (x, y), (x_test, y_test) = gap_split(table.x, table.y, feature)
-    of_x, of_y = Scaling.of(x), Scaling.of(y[:, None])
-    data = of_x(x), of_y(y[:, None])
+    (x, of_x), (y, of_y) = map(bbb.data.standardize, (x, y[:, None]))
+    data = x.float(), y.float()
     noise = noise_scale(data, config)
     found: dict[str, Any] = {}
     trained: dict[str, Any] = {}
@@ -161,22 +157,17 @@ def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
             continue
         seconds = perf_counter() - began
         options = {"num_samples": config.draws, "linearized": method.linearized}
-        prediction = bbb.predict(model, trained[name], of_x(x_test), seed=0, **options)
+        prediction = bbb.predict(model, trained[name], of_x(x_test).float(), seed=0, **options)
         found[name] = summary(prediction, of_y, y_test) | {"seconds": round(seconds, 2)}
     return found
 
 
-def summary(prediction: Any, scaling: Scaling, y: torch.Tensor) -> dict[str, float]:
+def summary(prediction: Any, scaling: Any, y: torch.Tensor) -> dict[str, float]:
     """Scores in the target's own units."""
     scores = score(unscaled(drawn(prediction, 1000), scaling), y)
     covered = [abs(2 * quantile - 1) <= 0.9 for quantile in scores["quantiles"]]
     nll = -scores["log_likelihood"]
     return {"rmse": scores["rmse"], "nll": nll, "coverage": fmean(covered)}
-
-
-def scored(file: Path, name: str, path: str, feature: int, config: Config) -> tuple[str, Any]:
-    """Return the table's name and the scores of a split, cached in a file."""
-    return name, cached(file, lambda: run_split(path, feature, config))
 
 
 def features_of(path: Path) -> list[int]:
@@ -233,28 +224,24 @@ def draw_coverage(run: Run, tables: dict[str, Any]) -> Picture:
 
 def main(config: Config) -> dict[str, Any]:
     """Run the splits that are not done; returns what ``metrics.json`` holds."""
-    run = Run(config)
+    run = Run(config, free=("datasets", "features", "workers"))
     if config.smoke:
         config = replace(config, steps=2, draws=4, features=1)
         paths = made_up_tables(config.output / "made_up")
     else:
         paths = find_tables(config.data_root, config.datasets)
-    folder = run.seeds("datasets", "features", "workers")
-    jobs = [
-        (folder / f"{name}-{digest(path)[:8]}" / f"{config.seed}-{k}.json", name, str(path), k)
+    jobs = {
+        f"{name}-{digest(path)[:8]}/{config.seed}-{k}": partial(run_split, str(path), k, config)
         for name, path in paths.items()
         for k in features_of(path)[: config.features]
-    ]
-    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
+    }
     found: dict[str, list[Any]] = {name: [] for name in paths}
-    done = parallel(joblib.delayed(scored)(*job, config) for job in jobs)
-    for name, scores in tqdm(done, total=len(jobs), unit="split"):
-        found[name].append(scores)
+    for job, scores in zip(jobs, run.spread(jobs, config.workers), strict=True):
+        found[job.partition("/")[0].rpartition("-")[0]].append(scores)
     tables = {name: mean_scores(splits) for name, splits in found.items()}
-    record = run.finish({"tables": tables, "splits": {k: len(v) for k, v in found.items()}})
+    metrics = {"tables": tables, "splits": {k: len(v) for k, v in found.items()}}
     pictures = [draw_coverage(run, tables)]
-    run.report("Gap splits", SUMMARY, record, [gap_table(tables)], pictures)
-    return record
+    return run.report(__doc__, metrics, [gap_table(tables)], pictures, remark=SUMMARY)
 
 
 if __name__ == "__main__":

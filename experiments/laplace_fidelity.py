@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.run import RepeatedSettings, Run, Table
+from _helpers.run import RepeatedSettings, Run
+from _helpers.tables import Table
 from torch import Tensor
 from tqdm import tqdm
 
@@ -61,13 +62,8 @@ def study(
     bbb.fit(model, point, data, epochs=config.steps, progress=False, **options)
     for structure in STRUCTURES:
         for optimize in (False, True):
-            guide = bbb.guides.make(
-                "laplace",
-                model,
-                structure=structure,
-                optimize_prior=optimize,
-                init_loc=point.median(),
-            )
+            options = {"structure": structure, "optimize_prior": optimize}
+            guide = bbb.guides.make("laplace", model, init_loc=point.median(), **options)
             guide.approximate(data)
             for linearized in (False, True):
                 name = structure + (", optimized prior" if optimize else "")
@@ -102,17 +98,15 @@ def main(config: Config) -> dict[str, Any]:
     run, reference = Run(config), bbb.data.reference("sine")
     with warnings.catch_warnings():  # that draws do worse: the table has both
         warnings.simplefilter("ignore", bbb.guides.LinearizationWarning)
-        seeds = range(config.seed, config.seed + config.repeats)
+        seeds = config.all_seeds
         found = [study(reference, config, seed) for seed in tqdm(seeds, desc="Laplace")]
     variants = {name: fidelity.mean_of([each[name][0] for each in found]) for name in found[0]}
     shown = {name: each[1] for name, each in found[0].items() if "optimized" not in name}
     first = {name: each[0] for name, each in found[0].items()}
     picture = fidelity.draw_bands(run, "laplace", reference, first, shown)
     floor = dict(reference.diagnostics)["floor"]
-    record = run.finish({"floor": floor, "variants": variants, "seeds": list(seeds)})
-    tables = [table(floor, variants)]
-    run.report("Laplace by draws and by the tangent", SUMMARY, record, tables, [picture])
-    return record
+    metrics = {"floor": floor, "variants": variants, "seeds": list(seeds)}
+    return run.report(__doc__, metrics, [table(floor, variants)], [picture], remark=SUMMARY)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@
 ``--preset published`` reproduces the example of TensorFlow Probability (2018,
 https://github.com/tensorflow/probability, examples/bayesian_neural_network.py): flipout on every
 kernel, biases without uncertainty, prior N(0, 1), closed-form KL, Adam at a constant 1e-3, 6,000
-steps of 128 images, 50 draws for each prediction. (Its initial rho are spread by 0.1 around the -3
-that all start from here.)
-
-``docs/development/experiments.md`` has the other settings, and those tried.
+steps (here 14 passes, 6,020) of 128 images, 50 draws for each prediction. (Its initial rho are
+spread by 0.1 around the -3 that all start from here.)
 """
 
 from collections.abc import Callable
@@ -20,16 +18,61 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers import repeats
+from _helpers import tables as tabulate
 from _helpers.images import images, train_and_validation
-from _helpers.lenet5 import Recipe, train, train_plain
-from _helpers.repeats import repeat
-from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run, Table
+from _helpers.run import Data, DataSettings, RepeatedSettings, Run
 from _helpers.scores import MEASURES, SCORES, detect, scores
-from torch import Tensor
+from _helpers.tables import Table, over_seeds
+from _helpers.training import Training, he, lenet5, predict_plain, train_plain
+from pyro.distributions import Normal
+from torch import Tensor, nn
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """Hyper-parameters of a network and its training."""
+
+    prior_scale: float | None
+    """Standard deviation of the Normal prior of every random weight; None is He's, by fan-in."""
+    random: str  # random parameters of a layer: ``"weight"`` or ``"*"``
+    init_scale: float | None
+    """Spread of the kernels' initial means; None is He's, by fan-in. Biases start at 0."""
+    init_rho: float  # initial rho; standard deviations are softplus(rho)
+    loss: str  # ``"mean_field"`` (closed-form KL) or ``"trace"`` (KL of the draws)
+    epochs: int = 14  # passes over the training images, each of 430 steps
+    estimator: str = "flipout"
+    optimizer: str | None = None  # ``"ivon"``, natural gradients; None is Adam
+    engine: str = "auto"  # how steps are run
+    temperature: float = 1.0  # weight of the KL in the ELBO; 1 is Bayes' rule
+    batch_size: int = 128  # images per step
+
+
+def train(
+    recipe: Recipe, data: Data, layers: str, seed: int
+) -> tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]:
+    """Train with random weights in the layers whose names match patterns, by `pyro_bbb.fit`."""
+    torch.manual_seed(seed)
+    scale, where = recipe.prior_scale, [f"{name}.{recipe.random}" for name in layers.split("|")]
+    prior = bbb.priors.FanInNormal() if scale is None else Normal(0.0, scale)
+    network = bbb.bayesianize(initial_network(recipe), prior, where="|".join(where))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
+    guide = bbb.AutoSoftplusNormal(model, init_rho=recipe.init_rho)
+    schedule = bbb.KLSchedule(temperature=recipe.temperature)
+    return model, guide, recipe.fit(model, guide, data, kl_schedule=schedule, seed=seed)
+
+
+def initial_network(recipe: Recipe) -> nn.Module:
+    """LeNet-5 as an ordinary torch network, with the recipe's initial weights."""
+    network = he(lenet5())
+    if recipe.init_scale is not None:
+        for name, parameter in network.named_parameters():
+            if not name.endswith("bias"):
+                nn.init.normal_(parameter, std=recipe.init_scale)
+    return network
+
 
 Answers: TypeAlias = dict[str, bbb.ClassificationPrediction]
 Scores: TypeAlias = dict[str, Any]
@@ -38,17 +81,16 @@ PUBLISHED_CUT_OFF = 0.2
 
 PUBLISHED = {  # LeNet-5 of uncertainty-baselines, github.com/google/uncertainty-baselines
     "mnist": {
-        "variational": {"accuracy": 0.985, "nll": 0.048, "ece": 0.010},
-        "deterministic": {"accuracy": 0.991, "nll": 0.037},
+        "published, variational": ("98.5", "0.048", "1.0"),
+        "published, deterministic": ("99.1", "0.037", "–"),
     },
     "fashion_mnist": {
-        "variational": {"accuracy": 0.895, "nll": 0.292, "ece": 0.011},
-        "deterministic": {"accuracy": 0.910, "nll": 0.321},
+        "published, variational": ("89.5", "0.292", "1.1"),
+        "published, deterministic": ("91.0", "0.321", "–"),
     },
 }
 
 ALL = "all layers"
-NUM_SHOWN = 500  # validation images of a snapshot; a fifth as many are noise
 
 
 @dataclass(frozen=True)
@@ -70,16 +112,8 @@ def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> 
     """Tabulate scores on the test images, and published ones."""
     kinds = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
     kinds |= {f"ensemble, random: {name}": (each, "test") for name, each in variants.items()}
-    rows = {label: repeats.at(each, part) for label, (each, part) in kinds.items()}
-    published = {}
-    for name, known in PUBLISHED[dataset].items():
-        ece = f"{100 * known['ece']:.1f}" if "ece" in known else "–"
-        published[f"published, {name}"] = (
-            f"{100 * known['accuracy']:.1f}",
-            f"{known['nll']:.3f}",
-            ece,
-        )
-    return repeats.table("on the test images", rows, SCORES, published)
+    rows = {label: tabulate.at(each, part) for label, (each, part) in kinds.items()}
+    return tabulate.table("on the test images", rows, SCORES, PUBLISHED[dataset])
 
 
 def ood_table(summaries: dict[str, Scores]) -> Table:
@@ -87,7 +121,7 @@ def ood_table(summaries: dict[str, Scores]) -> Table:
     cells = [
         (
             f"{kind}; random: {name}",
-            *(repeats.shown(s, "foreign", kind, m, digits=1) for m in MEASURES),
+            *(tabulate.shown(s, "foreign", kind, m, digits=1) for m in MEASURES),
         )
         for kind in next(iter(summaries.values()))["mean"]["foreign"]
         for name, s in summaries.items()
@@ -97,33 +131,19 @@ def ood_table(summaries: dict[str, Scores]) -> Table:
 
 def refusal_table(summary: Scores) -> Table:
     """Tabulate the rates of refusal at both cut-offs."""
-    cut_off = repeats.shown(summary, "cut_off", factor=1)
+    cut_off = tabulate.shown(summary, "cut_off", factor=1)
     columns = (
         (f"cut-off {PUBLISHED_CUT_OFF}", "published", 100, 1),
         (f"cut-off {cut_off}", "validation", 100, 1),
     )
-    kinds = {k: repeats.at(summary, "refused", k) for k in summary["mean"]["refused"]}
-    return repeats.table("refused (%)", kinds, columns)
-
-
-def draw_steps(run: Run, steps: list[Scores]) -> Picture:
-    """Plot held-out log-probability and entropies by step."""
-    at = [step["step"] for step in steps]
-    entropies = {"validation": "entropy", NOISE: "noise_entropy"}
-    panels = {
-        "Held-out nats per image": {"validation": (at, [step["held_out_nats"] for step in steps])},
-        "Mean entropy (nats)": {
-            label: (at, [step[key] for step in steps]) for label, key in entropies.items()
-        },
-    }
-    caption = f"{NUM_SHOWN} validation images, and a fifth as many of noise."
-    return run.curves("steps", caption, panels, xlabel="step")
+    kinds = {k: tabulate.at(summary, "refused", k) for k in summary["mean"]["refused"]}
+    return tabulate.table("refused (%)", kinds, columns)
 
 
 Predict: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
 
 NAMES = {"mnist": "digits", "fashion_mnist": "garments"}
-VARIANTS = {"all layers": "*", "dense layers": "fc*", "last layer": "fc2", "none": None}
+VARIANTS = {ALL: "*", "dense layers": "fc1|last", "last layer": "last", "none": None}
 
 
 @dataclass(frozen=True)
@@ -134,10 +154,8 @@ class Config(RepeatedSettings, DataSettings):
     """The example's recipe to the letter, the one found better on validation images, or IVON."""
     dataset: Literal["mnist", "fashion_mnist"] = "mnist"
     """Training data; the other set is out-of-distribution."""
-    steps: int | None = None
-    """Training steps, a multiple of ``every``; the recipe's own are 6,000."""
-    every: int = 400
-    """Steps between two snapshots."""
+    epochs: int | None = None
+    """Passes over the training images, instead of the recipe's."""
     samples: int = 50
     """Networks drawn from the posterior for each prediction."""
     images: int = 2000
@@ -158,7 +176,6 @@ RECIPES = {
         init_rho=-3.0,
         loss="mean_field",
         lr_schedule="constant",
-        steps=6000,
     ),
     "ours": Recipe(
         prior_scale=1.0,
@@ -166,7 +183,6 @@ RECIPES = {
         init_scale=None,
         init_rho=-5.0,
         loss="trace",
-        steps=6000,
     ),
     "ivon": Recipe(
         prior_scale=None,
@@ -179,7 +195,7 @@ RECIPES = {
         engine="compiled",
         temperature=0.1,
         lr=0.03,
-        steps=12_000,
+        epochs=28,
     ),
 }
 
@@ -207,6 +223,7 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
     inside, valid = predict(x), predict(sets.valid[0][: config.images])
     kinds = {kind: predict(ood) for kind, ood in sets.ood.items()}
     cut_off = float(valid.confidence.quantile(1 - config.answered))
+    cuts = {"published": PUBLISHED_CUT_OFF, "validation": cut_off}
     everything = {NAMES[config.dataset]: inside, **kinds}
     figures = {
         "test": scores(inside.probs, y),
@@ -215,126 +232,73 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
         ),
         "foreign": {kind: detect(answer, inside) for kind, answer in kinds.items()},
         "cut_off": cut_off,
-        "refused": {kind: refusals(answer, cut_off) for kind, answer in everything.items()},
+        "refused": {
+            kind: {name: float(answer.refuse(at).double().mean()) for name, at in cuts.items()}
+            for kind, answer in everything.items()
+        },
         "accuracy_of_answers": {
             name: metrics.accuracy(inside.probs[answered], y[answered])
-            for name, at in (("published", PUBLISHED_CUT_OFF), ("validation", cut_off))
+            for name, at in cuts.items()
             if (answered := ~inside.refuse(at)).any()
         },
     }
     return figures, everything
 
 
-def refusals(answer: bbb.ClassificationPrediction, cut_off: float) -> Scores:
-    """Compute the rates of refusal at the published cut-off and at ours."""
-    return {
-        "published": float(answer.refuse(PUBLISHED_CUT_OFF).double().mean()),
-        "validation": float(answer.refuse(cut_off).double().mean()),
-    }
-
-
-def single_networks(ensemble: bbb.ClassificationPrediction, mean: Any, y: Tensor) -> Scores:
-    """The network of mean weights, and the drawn networks one by one."""
-    hits = ensemble.sample_probs.argmax(-1) == y  # [draws, n]
-    return {
-        "mean_network": scores(mean.probs, y),
-        "draw": {"accuracy": float(hits.double().mean())},
-    }
-
-
-def recorder(config: Config, sets: Sets, steps: list[Scores]) -> Callable[[bbb.EpochEnd], None]:
-    """Make a callback that records held-out log-likelihood, accuracy and entropies."""
-    (x, y), pixels = sets.valid, noise(NUM_SHOWN // 5, seed=2)
-    x, y = x[:NUM_SHOWN], y[:NUM_SHOWN]
-
-    def callback(state: bbb.EpochEnd) -> None:
-        inside, outside = (answer(config, state.model, state.guide, z) for z in (x, pixels))
-        steps.append(
-            {
-                "step": len(state.history.steps),
-                "held_out_nats": float(inside.log_prob(y).mean()),
-                "accuracy": metrics.accuracy(inside.probs, y),
-                "entropy": float(inside.entropy.mean()),
-                "noise_entropy": float(outside.entropy.mean()),
-                "noise": detect(outside, inside),
-            }
-        )
-
-    return callback
-
-
 def compare(config: Config, recipe: Recipe, sets: Sets) -> dict[str, Scores]:
     """Score partly random networks, and one of fixed weights."""
-
-    def one(layers: str | None, seed: int) -> Scores:
-        return evaluate(config, sets, partly(config, recipe, sets, layers, seed))[0]
-
-    return {
-        name: repeat(partial(one, layers), config.seed, config.compared)
-        for name, layers in VARIANTS.items()
-        if name != ALL and config.compared
-    }
+    found: dict[str, Scores] = {}
+    for name, layers in VARIANTS.items():
+        if name != ALL and config.compared:
+            seeds = range(config.seed, config.seed + config.compared)
+            predictors = (partly(config, recipe, sets, layers, seed) for seed in seeds)
+            found[name] = over_seeds([evaluate(config, sets, each)[0] for each in predictors])
+    return found
 
 
 def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:
     """Train with random weights in some layers or none; return its predictor."""
     if layers is not None:
-        model, guide, _ = train(recipe, sets.train, layers, seed, config.every)
+        model, guide, _ = train(recipe, sets.train, layers, seed)
         return partial(answer, config, model, guide, seed=seed)
-    network = train_plain(recipe, sets.train, seed)
-
-    def predict(x: Tensor) -> bbb.ClassificationPrediction:
-        with torch.no_grad():
-            logits = torch.cat([network(part) for part in x.split(250)])
-        return bbb.ClassificationPrediction(logits.log_softmax(-1)[None])  # an ensemble of one
-
-    return predict
+    torch.manual_seed(seed)
+    network, schedule = initial_network(recipe), recipe.lr_schedule
+    return partial(
+        predict_plain, train_plain(network, sets.train, recipe.epochs, lr_schedule=schedule)
+    )
 
 
 def main(config: Config) -> dict[str, Any]:
     """Trains, evaluates, prints the tables and writes the results."""
     if config.smoke:
-        config = replace(config, steps=4, every=2, samples=3, images=20)
+        config = replace(config, epochs=1, samples=3, images=20)
     recipe = RECIPES[config.preset]
-    recipe = replace(recipe, steps=config.steps or recipe.steps)
-    if recipe.steps % config.every:
-        raise SystemExit(f"--steps must be a multiple of --every, got {recipe.steps}")
-    run, sets = Run(config), load(config)
-    steps: list[Scores] = []  # of the first seed
+    recipe = replace(recipe, epochs=config.epochs or recipe.epochs)
+    run, sets = Run(config, free=("compared",)), load(config)
 
     def one(seed: int) -> Scores:
-        callbacks = (recorder(config, sets, steps),) if seed == config.seed else ()
-        layers = VARIANTS[ALL] or ""
-        model, guide, history = train(recipe, sets.train, layers, seed, config.every, callbacks)
-        predict = partial(answer, config, model, guide, seed=seed)
-        figures, everything = evaluate(config, sets, predict)
+        model, guide, history = train(recipe, sets.train, "*", seed)
+        figures, everything = evaluate(
+            config, sets, partial(answer, config, model, guide, seed=seed)
+        )
         x, y = sets.test
         mean = bbb.predict_mean(model, guide, x, batch_size=250)
-        figures |= single_networks(everything[NAMES[config.dataset]], mean, y)
-        figures["training_seconds"] = sum(history.seconds)
-        return figures
+        hits = everything[NAMES[config.dataset]].sample_probs.argmax(-1) == y  # [draws, n]
+        return figures | {
+            "mean_network": scores(mean.probs, y),
+            "draw": {"accuracy": float(hits.double().mean())},
+            "training_seconds": sum(history.seconds),
+        }
 
-    summary = repeat(one, config.seed, config.repeats, run.seeds())
+    summary = run.repeat(one)
     variants = compare(config, recipe, sets)
-    record = run.finish(
-        {"recipe": asdict(recipe), **summary, "steps": steps, "random_layers": variants}
-    )
     tables = [
         scores_table(config.dataset, summary, variants),
         ood_table({ALL: summary, **variants}),
         refusal_table(summary),
     ]
-    pictures = [draw_steps(run, steps)]
-    run.report("LeNet-5 with random weights", SUMMARY, record, tables, pictures)
-    return record
-
-
-SUMMARY = (
-    "A convolutional network whose weights are distributions. On digits its draws agree; where "
-    "they do not, the network can refuse to answer. AUROC is the probability that an "
-    "out-of-distribution image is less certain than a test image; our cut-off is that of the "
-    "validation images. Published are LeNet-5s of uncertainty-baselines."
-)
+    metrics = {"recipe": asdict(recipe), **summary, "random_layers": variants}
+    return run.report(__doc__, metrics, tables)
 
 
 if __name__ == "__main__":

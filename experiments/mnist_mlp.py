@@ -10,8 +10,6 @@ its standard Normal prior, which its figures are of, and with the scale mixture 
 loss is the minibatch's free energy in nats, the data cost summed over the batch and the KL divided
 by the number of batches, as in the library; the learning rate applies to that sum. (Applied to the
 mean over the batch it gives 75.7 % after the first epoch, where the tutorial has 94.55 %.)
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import gzip
@@ -26,11 +24,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers import repeats
+from _helpers import tables as tabulate
 from _helpers.images import images
-from _helpers.repeats import repeat, shown
-from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run, Table
+from _helpers.run import Data, DataSettings, Picture, RepeatedSettings, Run
 from _helpers.scores import SCORES, scores
+from _helpers.tables import Table, shown
 from _helpers.training import Training, make_prior, normal_means
 from torch import Tensor, nn
 
@@ -85,36 +83,15 @@ Scores: TypeAlias = dict[str, Any]
 SOURCE = "MXNet tutorial"
 PUBLISHED_EPOCHS = (0.9455, 0.9593, 0.9641, 0.9684, 0.9723, 0.9733, 0.9756, 0.9749, 0.9765, 0.9775)
 
-PUBLISHED_PRUNING = {
-    0.1: 0.9777,
-    0.25: 0.9779,
-    0.5: 0.9756,
-    0.75: 0.9602,
-    0.95: 0.7259,
-    0.99: 0.3753,
-    1.0: 0.098,
-}
+PUBLISHED_PRUNING = {  # accuracy by fraction removed
+    0.1: 0.9777, 0.25: 0.9779, 0.5: 0.9756, 0.75: 0.9602, 0.95: 0.7259, 0.99: 0.3753, 1.0: 0.098
+}  # fmt: skip
 
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
 EXPORTED = (0.0, 0.75, 0.95, 0.98)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A network after its training, with the test accuracy after every epoch."""
-
-    model: bbb.BayesianModel
-    guide: bbb.AutoSoftplusNormal
-    history: bbb.History
-    curve: list[float]
-
-    def accuracy(self, data: Data) -> float:
-        """Compute the accuracy of the network of mean weights."""
-        return accuracy(self.model, self.guide, data)
-
-    def pruned(self, fraction: float) -> "Trained":
-        """Prune the weights of lowest signal-to-noise ratio."""
-        return replace(self, guide=bbb.prune(self.guide, fraction))
+Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal, bbb.History]
 
 
 def accuracy(model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, data: Data) -> float:
@@ -140,11 +117,11 @@ def accuracy_table(record: Scores, names: list[str]) -> Table:
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
     """The mean network and the ensemble, in scores that take probabilities."""
     networks = {
-        f"{name}: {label}": repeats.at(record, name, kind)
+        f"{name}: {label}": tabulate.at(record, name, kind)
         for name in names
         for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
     }
-    return repeats.table("on the test images", networks, SCORES)
+    return tabulate.table("on the test images", networks, SCORES)
 
 
 def pruning_table(record: Scores, names: list[str]) -> Table:
@@ -169,7 +146,7 @@ def export_table(record: Scores, name: str) -> Table:
         ("time for 1 image, dense = 1", "latency_one", 1, 2),
         ("for 1,000 images, dense = 1", "latency_thousand", 1, 2),
     )
-    kinds = repeats.at(record, name)
+    kinds = tabulate.at(record, name)
     networks = {
         f"{100 * fraction:.0f}": {
             k: each["exported"][str(fraction)] | {"accuracy": each["pruning"][str(fraction)]}
@@ -177,7 +154,7 @@ def export_table(record: Scores, name: str) -> Table:
         }
         for fraction in EXPORTED
     }
-    return repeats.table(f"{name}: removed (%)", networks, columns)
+    return tabulate.table(f"{name}: removed (%)", networks, columns)
 
 
 def draw_pruning(run: Run, record: Scores, names: list[str]) -> Picture:
@@ -204,34 +181,24 @@ NETWORKS = {"full": bbb.BayesianMLP, "skipping": SkippingMLP}
 class Variant:
     """Differences between the networks of one recipe."""
 
-    prior: tuple[float, ...]
-    """(scale,) of a Normal, or (pi, sigma1, sigma2) of a scale mixture."""
-    network: Literal["full", "skipping"] = "full"
-    """All layers, or all but the second."""
+    prior: tuple[float, ...]  # (scale,) of a Normal, or (pi, sigma1, sigma2) of a scale mixture
+    network: Literal["full", "skipping"] = "full"  # all layers, or all but the second
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Training):
     """Hyper-parameters of a training, the same for each variant."""
 
-    variants: Mapping[str, Variant]
-    """The networks by name."""
-    init_loc: float | None
-    """Standard deviation of the initial means; None is He's initialisation."""
-    init_rho: float
-    """Initial rho; standard deviations are softplus(rho)."""
-    optimizer: Literal["sgd", "adam"]
-    """Without momentum, or fused Adam."""
-    epochs: int
-    """Passes over the training images."""
-    hidden: tuple[int, ...] = (400, 400)
-    """Units of the hidden layers."""
+    variants: Mapping[str, Variant]  # the networks by name
+    init_loc: float | None  # standard deviation of the initial means; None is He's initialisation
+    init_rho: float  # initial rho; standard deviations are softplus(rho)
+    optimizer: Literal["sgd", "adam"]  # without momentum, or fused Adam
+    epochs: int  # passes over the training images
+    hidden: tuple[int, ...] = (400, 400)  # units of the hidden layers
     pixel_scale: float = 255 / 126
     """Factor of pixels in [0, 1]; 255 / 126 is the paper's division of bytes by 126."""
-    batch_size: int = 128
-    """Images per step."""
-    kl_schedule: str = "uniform"
-    """Schedule of the KL weight over minibatches."""
+    batch_size: int = 128  # images per step
+    kl_schedule: str = "uniform"  # schedule of the KL weight over minibatches
 
 
 RECIPES = {
@@ -257,19 +224,6 @@ RECIPES = {
     ),
 }
 
-REMARKS = {
-    "published": (
-        "The tutorial's settings, and its figures beside ours. Its code leaves the second hidden "
-        "layer out of the forward pass; with that layer skipped here as well the pruning table is "
-        "reproduced, and with it in use the network of the Normal prior bears less pruning. The "
-        "mixture prior, which expects small weights, bears much more."
-    ),
-    "ours": (
-        "The posterior of a weight says how much the weight is needed. With a prior that expects "
-        "most weights to be next to nothing, nearly all of them can go, without training again."
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Config(RepeatedSettings, DataSettings):
@@ -285,8 +239,10 @@ class Config(RepeatedSettings, DataSettings):
     """Folder for results."""
 
 
-def train(recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data) -> Trained:
-    """Train one network and record its test accuracy by epoch; nothing is chosen by it."""
+def train(
+    recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Data
+) -> tuple[Trained, list[float]]:
+    """Train one network; also return its test accuracy by epoch, by which nothing is chosen."""
     torch.manual_seed(seed)  # for the initial means
     sizes = [train_data[0].shape[1], *recipe.hidden, 10]
     variant = recipe.variants[name]
@@ -303,26 +259,26 @@ def train(recipe: Recipe, name: str, seed: int, train_data: Data, test_data: Dat
         callbacks=[lambda end: curve.append(accuracy(end.model, end.guide, test_data))],
         seed=seed,
     )
-    return Trained(model, guide, history, curve)
+    return (model, guide, history), curve
 
 
 def evaluate(
     trained: Trained, config: Config, seed: int, train_data: Data, test_data: Data
 ) -> Scores:
     """All figures of one trained network."""
-    x, y = test_data
-    ensemble = bbb.predict(trained.model, trained.guide, x, num_samples=config.samples, seed=seed)
-    modules = {str(f): bbb.to_module(trained.model, trained.pruned(f).guide) for f in EXPORTED}
-    ratios = torch.cat([r.flatten() for r in bbb.signal_to_noise(trained.guide).values()])
+    (model, guide, history), (x, y) = trained, test_data
+    ensemble = bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
+    modules = {str(f): bbb.to_module(model, bbb.prune(guide, f)) for f in EXPORTED}
+    ratios = torch.cat([r.flatten() for r in bbb.signal_to_noise(guide).values()])
+    pruned = {str(f): accuracy(model, bbb.prune(guide, f), test_data) for f in FRACTIONS}
     return {
-        "accuracy_by_epoch": {str(i): a for i, a in enumerate(trained.curve, start=1)},
-        "train_accuracy": trained.accuracy(train_data),
-        "mean_network": scores(bbb.predict_mean(trained.model, trained.guide, x).probs, y),
+        "train_accuracy": accuracy(model, guide, train_data),
+        "mean_network": scores(bbb.predict_mean(model, guide, x).probs, y),
         "ensemble": scores(ensemble.probs, y),
         "share_below_0_db": float((ratios < 1).double().mean()),
-        "pruning": {str(f): trained.pruned(f).accuracy(test_data) for f in FRACTIONS},
+        "pruning": pruned,
         "exported": compare(modules, x, config.repetitions),
-        "seconds_per_epoch": statistics.median(trained.history.seconds),
+        "seconds_per_epoch": statistics.median(history.seconds),
     }
 
 
@@ -344,21 +300,22 @@ def main(config: Config) -> dict[str, Any]:
     def one(seed: int) -> Scores:
         figures = {}
         for name in recipe.variants:
-            trained = train(recipe, name, seed, train_data, test_data)
+            trained, curve = train(recipe, name, seed, train_data, test_data)
             figures[name] = evaluate(trained, config, seed, train_data, test_data)
+            by_epoch = {str(i): each for i, each in enumerate(curve, start=1)}
+            figures[name]["accuracy_by_epoch"] = by_epoch
         return figures
 
-    summary = repeat(one, config.seed, config.repeats, run.seeds())
-    record, names = run.finish({"recipe": asdict(recipe), **summary}), list(recipe.variants)
+    summary, names = run.repeat(one), list(recipe.variants)
     tables = [
-        networks_table(record, names, config.samples),
-        accuracy_table(record, names),
-        pruning_table(record, names),
-        *(export_table(record, name) for name in names),
+        networks_table(summary, names, config.samples),
+        accuracy_table(summary, names),
+        pruning_table(summary, names),
+        *(export_table(summary, name) for name in names),
     ]
-    pictures = [draw_pruning(run, record, names)]
-    run.report("Pruning an MNIST classifier", REMARKS[config.preset], record, tables, pictures)
-    return record
+    pictures = [draw_pruning(run, summary, names)]
+    record = {"recipe": asdict(recipe), **summary}
+    return run.report(__doc__, record, tables, pictures)
 
 
 if __name__ == "__main__":

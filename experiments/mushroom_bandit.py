@@ -1,80 +1,142 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contextual bandit on UCI's mushrooms: Thompson sampling against epsilon-greedy agents.
 
-    python experiments/mushroom_bandit.py [--preset published] [--device cuda]
+    python experiments/mushroom_bandit.py [--preset published]
 
 The bandit of Blundell et al. (2015, arXiv:1505.05424, section 5.3 and figure 6) on the mushrooms of
 UCI. Each interaction offers a mushroom, 117 one-hot features, to eat or to pass. Eating an edible
 one rewards by 5, a poisonous one by -35 or 5 with even odds, passing by 0. Regret is what an oracle
 that eats the edible ones is expected to get, less what the agent's action is.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
-import time
+import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 import tyro
-from _helpers import bandit as results
-from _helpers.bandit import (
-    AGENTS,
-    BBB,
-    GREEDY,
-    Found,
-    Mushrooms,
-    Outcome,
-    RecordedAgent,
-    Rounds,
-    StackedMLP,
-    encode,
-)
-from _helpers.run import DataSettings, Run
+from _helpers.bandit import StackedMLP
+from _helpers.run import DataSettings, Picture, Run, SeveralSeeds, check_names
+from _helpers.tables import Table, over, over_seeds, table
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from tqdm.auto import tqdm
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, priors
 
-REPORTED = 500  # interactions between two looks at the device
+PASS, EAT = 0, 1
+EDIBLE, POISONOUS = 5.0, -35.0  # rewards of eating; a poisonous one does good half of the time
+BBB = "Bayes by Backprop"
+GREEDY = {"greedy": 0.0, "1 % greedy": 0.01, "5 % greedy": 0.05}
+AGENTS = dict(zip(("bbb", "greedy", "greedy1", "greedy5"), (BBB, *GREEDY), strict=True))
+MARKS = (1_000, 5_000, 20_000, 50_000)
+Found: TypeAlias = dict[str, tuple[Tensor, Tensor]]
+"""Regret and realised regret of every interaction, each ``[interactions, seeds]``, by agent."""
+
+
+def encode(contexts: Tensor, action: int) -> Tensor:
+    """Mushroom and action as the network's input, ``[..., 117 + 2]``."""
+    return F.pad(F.pad(contexts, (0, 1), value=action == PASS), (0, 1), value=action == EAT)
+
+
+class Mushrooms:
+    """Mushroom bandit: batches of contexts for several agents, and their regret.
+
+    Agents of one seed meet the same mushrooms ``x`` ``[n, features]`` with the same luck, a
+    ``basket`` at a time, and observe rewards divided by ``unit``. ``regret`` is the oracle's
+    expected reward less the action's, ``[interactions, agents]``, ``realised`` less what was got.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        poisonous: Tensor,
+        seeds: list[int],
+        interactions: int,
+        *,
+        basket: int = 1,
+        unit: float = 1.0,
+    ) -> None:
+        order, luck = zip(*(_fate(seed, interactions, len(x)) for seed in seeds), strict=True)
+        self.order, self.luck = torch.stack(order, 1), torch.stack(luck, 1)
+        self.x, self.poisonous, self.basket, self.unit = x, poisonous, basket, unit
+        self.next = torch.arange(basket)
+        self.regret = torch.zeros(interactions, len(seeds))
+        self.realised = self.regret.clone()
+
+    def offer(self, agent: bandits.ThompsonAgent) -> None:
+        """A basket for every agent, which eats or passes each and remembers what came of it."""
+        which = self.order[self.next]  # [basket, agents]
+        contexts, poisonous = self.x[which], self.poisonous[which]
+        actions = agent.act(contexts).view_as(poisonous)  # also of an agent alone
+        harmed = poisonous & self.luck[self.next]
+        rewards = torch.where(actions == EAT, torch.where(harmed, POISONOUS, EDIBLE), 0.0)
+        agent.remember(contexts, actions, rewards / self.unit)
+        best = torch.where(poisonous, 0.0, EDIBLE)
+        eaten = torch.where(poisonous, (EDIBLE + POISONOUS) / 2, EDIBLE)
+        self.regret[self.next] = best - torch.where(actions == EAT, eaten, 0.0)
+        self.realised[self.next] = best - rewards
+        self.next += self.basket
+
+
+def _fate(seed: int, interactions: int, mushrooms: int) -> tuple[Tensor, Tensor]:
+    """Sample the order of mushrooms, and whether a poisonous one does harm."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randint(mushrooms, (interactions,), generator=generator)
+    return order, torch.rand(interactions, generator=generator) < 0.5
+
+
+class RecordedAgent(bandits.ThompsonAgent):
+    """A `ThompsonAgent` whose step is recorded once as its tensor operations, and compiled.
+
+    The compiler, such as `torch.compile`, makes the record, a function of ``(x, y, kl_weight)`` to
+    the gradients, faster.
+    """
+
+    def __init__(self, *args: Any, compiler: Callable[..., Any], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._compiler = compiler
+        self._recorded: Callable[..., list[Tensor]] | None = None
+
+    def _differentiate(self, x: Tensor, y: Tensor, kl_weight: Any) -> None:
+        if self._recorded is None:
+            self._gradients(x, y, kl_weight)  # what is done at the first call only
+            record = make_fx(lambda *batch: self._gradients(*batch))(x, y, kl_weight)
+            self._recorded = self._compiler(record)
+        with torch.no_grad():
+            gradients = self._recorded(x, y, kl_weight)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _gradients(self, x: Tensor, y: Tensor, kl_weight: Any) -> list[Tensor]:
+        return list(torch.autograd.grad(self._free_energy(x, y, kl_weight), self._parameters))
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Hyper-parameters of one preset."""
 
-    prior: str
-    """Name of the prior in `pyro_bbb.priors`."""
-    options: dict[str, float]
-    """Its arguments."""
-    init_rho: float
-    """Initial rho; standard deviations are softplus(rho)."""
-    noise: float
-    """Standard deviation of the likelihood, in units of reward."""
-    unit: float
-    """Rewards are divided by it for the network."""
-    weigh_by: str
-    """Number of observations that weights the KL, see `bandits.ThompsonAgent`."""
-    lr: float
-    """Adam's learning rate of Bayes by Backprop."""
-    greedy_lr: float
-    """Adam's learning rate of the plain networks."""
-    interactions: int = 50_000
-    """Mushrooms offered."""
-    basket: int = 1
-    """Mushrooms offered at a time, between two times of learning."""
-    num_batches: int = 64
-    """Steps each time."""
-    batch_size: int = 64
-    """Observations per step."""
-    memory: int = 4096
-    """Latest observations that are learned from."""
-    hidden: int = 100
-    """Units of each of the two hidden layers."""
-    num_samples: int = 2
-    """Networks averaged by Thompson sampling."""
+    prior: str  # name of the prior in `pyro_bbb.priors`
+    options: dict[str, float]  # its arguments
+    init_rho: float  # initial rho; standard deviations are softplus(rho)
+    noise: float  # standard deviation of the likelihood, in units of reward
+    unit: float  # rewards are divided by it for the network
+    weigh_by: str  # number of observations that weights the KL, see `bandits.ThompsonAgent`
+    lr: float  # Adam's learning rate of Bayes by Backprop
+    greedy_lr: float  # Adam's learning rate of the plain networks
+    interactions: int = 50_000  # mushrooms offered
+    basket: int = 1  # mushrooms offered at a time, between two times of learning
+    num_batches: int = 64  # steps each time
+    batch_size: int = 64  # observations per step
+    memory: int = 4096  # latest observations that are learned from
+    hidden: int = 100  # units of each of the two hidden layers
+    num_samples: int = 2  # networks averaged by Thompson sampling
 
 
 PUBLISHED = Recipe(
@@ -94,28 +156,17 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Config(DataSettings):
+class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
     preset: Literal["published", "ours"] = "ours"
     """Name of the recipe."""
     seeds: int = 5
     """Number of consecutive seeds, trained as one batch."""
-    agents: tuple[Literal["bbb", "greedy", "greedy1", "greedy5"], ...] = (
-        "bbb",
-        "greedy",
-        "greedy1",
-        "greedy5",
-    )
-    """Agents: Bayes by Backprop, and epsilon-greedy ones with 0, 1 and 5 % random actions."""
-    interactions: int | None = None
-    """Mushrooms offered; by default as the recipe says."""
-    device: str = "cpu"
-    """Device, cpu or cuda."""
+    agents: tuple[str, ...] = tuple(AGENTS)
+    """Agents: bbb; and greedy, greedy1, greedy5, with 0, 1 and 5 % random actions."""
     compile: bool = True
     """Compile the steps, which takes a C++ compiler; without, they are Pyro's, and slower."""
-    pieces: tuple[Path, ...] = ()
-    """Play nothing, but put earlier runs' results together, of some agents and seeds each."""
     output: Path = Path("results/mushroom_bandit")
     """Folder for results."""
 
@@ -140,129 +191,133 @@ def mushrooms_of(config: Config) -> tuple[Tensor, Tensor]:
 
 def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     """The Bayesian agents, and the greedy ones."""
-    data = tuple(part.to(config.device) for part in mushrooms_of(config))
-    seeds = list(range(config.seed, config.seed + config.seeds))
     chosen = [AGENTS[agent] for agent in config.agents]
-    greedy = tuple(name for name in GREEDY if name in chosen)
-    epsilon = torch.tensor([GREEDY[name] for name in greedy for _ in seeds])
-    kinds = []
-    for names, options in (
-        (
-            (BBB,) if BBB in chosen else (),
-            {"lr": recipe.lr, "num_samples": recipe.num_samples, "weigh_by": recipe.weigh_by},
-        ),
-        (
-            greedy,
-            {"lr": recipe.greedy_lr, "num_samples": 1, "temperature": 0.0, "epsilon": epsilon},
-        ),
-    ):
-        if not names:
-            continue
-        own = seeds * len(names)
-        model, guide = make_model(recipe, own, bayesian=BBB in names, device=config.device)
-        agent = make_agent(config, recipe, model, guide, options)
-        options = {"basket": recipe.basket, "unit": recipe.unit}
-        kinds.append(Kind(names, agent, Mushrooms(*data, own, recipe.interactions, **options)))
-    return kinds
+    kinds = ((BBB,) if BBB in chosen else (), tuple(name for name in GREEDY if name in chosen))
+    return [make_kind(config, recipe, names) for names in kinds if names]
 
 
-def make_model(
-    recipe: Recipe, seeds: list[int], *, bayesian: bool, device: str
-) -> tuple[bbb.BayesianModel, Any]:
-    """One network and posterior per seed; plain networks have point estimates."""
+def make_kind(config: Config, recipe: Recipe, names: tuple[str, ...]) -> Kind:
+    """Agents with a network for each seed: with a posterior, or with a point and epsilon."""
+    bayesian, seeds = names == (BBB,), list(config.all_seeds) * len(names)
     prior = priors.make(recipe.prior, **recipe.options) if bayesian else priors.make("normal")
     network = StackedMLP(len(seeds), [119, recipe.hidden, recipe.hidden, 1], prior)
     likelihood = bbb.likelihoods.Gaussian(recipe.noise / recipe.unit)
     model = bbb.BayesianModel(network, likelihood, num_data=recipe.memory)
-    start = {"weights": network.he(seeds)}
+    start = {"init_loc": {"weights": network.he(seeds)}}
+    options = {key: getattr(recipe, key) for key in ("memory", "batch_size", "num_batches")}
     if bayesian:
-        guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=recipe.init_rho)
+        guide: Any = bbb.AutoSoftplusNormal(model, **start, init_rho=recipe.init_rho)
+        options |= {key: getattr(recipe, key) for key in ("lr", "num_samples", "weigh_by")}
     else:
-        guide = bbb.guides.make("delta", model, init_loc=start)
-    return model.to(device), guide.to(device)
-
-
-def make_agent(
-    config: Config, recipe: Recipe, model: Any, guide: Any, options: dict[str, Any]
-) -> bandits.ThompsonAgent:
-    """Make an agent."""
-    options = options | {
-        name: getattr(recipe, name) for name in ("memory", "batch_size", "num_batches")
-    }
-    if not config.compile or config.smoke:
-        return bandits.ThompsonAgent(model, guide, encode, 2, **options)
-    same_numbers = {"fallback_random": True}  # as without compiling
-    return RecordedAgent(
-        model,
-        guide,
-        encode,
-        2,
-        compiler=lambda record: torch.compile(record, options=same_numbers),
-        **options,
+        guide = bbb.guides.make("delta", model, **start)
+        epsilon = torch.tensor([GREEDY[name] for name in names for _ in config.all_seeds])
+        options |= {"lr": recipe.greedy_lr, "num_samples": 1, "temperature": 0.0}
+        options["epsilon"] = epsilon
+    make: Any = bandits.ThompsonAgent
+    if config.compile and not config.smoke:  # the same random numbers as without
+        make = partial(
+            RecordedAgent, compiler=partial(torch.compile, options={"fallback_random": True})
+        )
+    agent = make(model, guide, encode, 2, **options)
+    options = {"basket": recipe.basket, "unit": recipe.unit}
+    return Kind(
+        names, agent, Mushrooms(*mushrooms_of(config), seeds, recipe.interactions, **options)
     )
 
 
-def play(config: Config, recipe: Recipe) -> Outcome:
-    """Play all interactions; intermediate results are written every minute."""
-    torch.manual_seed(config.seed)
-    kinds = make_kinds(config, recipe)
-    rounds, basket = Rounds([(k.agent, k.mushrooms) for k in kinds], config.device), recipe.basket
-    written = time.monotonic()
-    with tqdm(total=recipe.interactions, unit="mushroom", dynamic_ncols=True) as bar:
-        while bar.n < recipe.interactions:
-            rounds.play(min(bar.n + REPORTED, recipe.interactions) // basket)
-            bar.update(rounds.done * basket - bar.n)
-            regret = {k.names[0]: f"{k.mushrooms.regret.sum() / config.seeds:.0f}" for k in kinds}
-            bar.set_postfix(regret, refresh=False)
-            now = time.monotonic()
-            if now - written > 60:
-                results.save(config.output, tables(kinds, bar.n))
-                written = now
-    seeds = list(range(config.seed, config.seed + config.seeds))
-    return Outcome(asdict(recipe), config.device, seeds, tables(kinds, bar.n))
+def play(kind: Kind, recipe: Recipe, seed: int, path: Path) -> Found:
+    """Play all interactions and learn after each basket; the regret is kept in a file."""
+    if not path.exists():
+        torch.manual_seed(seed)
+        baskets = tqdm(range(recipe.interactions // recipe.basket), desc=kind.names[0])
+        for _ in baskets:
+            kind.mushrooms.offer(kind.agent)
+            kind.agent.learn()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        regrets = torch.stack([kind.mushrooms.regret, kind.mushrooms.realised])
+        np.save(path, regrets.to(torch.int8).numpy())
+    parts = torch.from_numpy(np.load(path, allow_pickle=False)).double().chunk(len(kind.names), -1)
+    return {name: tuple(part) for name, part in zip(kind.names, parts, strict=True)}
 
 
-def tables(kinds: list[Kind], done: int) -> Found:
-    """Collect the regret so far by agent."""
-    found: Found = {}
-    for kind in kinds:
-        both = (kind.mushrooms.regret, kind.mushrooms.realised)
-        parts = (table[:done].cpu().chunk(len(kind.names), 1) for table in both)
-        found |= dict(zip(kind.names, zip(*parts, strict=True), strict=True))
-    return found
+def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
+    """One agent's figures, from its regret in each interaction."""
+    total, last = regret.double().cumsum(0), regret[-max(1, len(regret) // 10) :]
+    at = {f"regret at {n:,}": float(total[n - 1]) for n in MARKS if n <= len(total)}
+    return at | {
+        "regret": float(total[-1]),
+        "realised regret": float(realised.double().sum()),
+        "regret per interaction at the end": float(last.double().mean()),
+        "poisonous eaten": int((regret == 15).sum()),
+        "edible passed": int((regret == 5).sum()),
+    }
 
 
-def recipe_of(config: Config) -> Recipe:
-    """The preset's, with what the settings change."""
-    recipe = RECIPES[config.preset]
-    if config.smoke:
-        recipe = replace(
-            recipe, interactions=40, basket=10, num_batches=2, memory=32, batch_size=16
-        )
-    if config.interactions is not None:
-        recipe = replace(recipe, interactions=config.interactions)
-    return recipe
+def summarise(found: Found, seeds: range) -> dict[str, Any]:
+    """Figures by seed, and over the seeds their mean, sd, median, least and largest."""
+    records = {
+        str(seed): {
+            name: score(regret[:, column], realised[:, column])
+            for name, (regret, realised) in found.items()
+        }
+        for column, seed in enumerate(seeds)
+    }
+    kinds = {"median": statistics.median, "min": min, "max": max}
+    more = {name: over(kind, list(records.values())) for name, kind in kinds.items()}
+    return {"seeds": records} | over_seeds(list(records.values())) | more
+
+
+def regret_table(summary: dict[str, Any]) -> Table:
+    """One row per agent: cumulative regret on the way, and what became of the mushrooms."""
+    first = next(iter(summary["median"].values()))
+    columns: list[Any] = [(mark, mark, 1, 0) for mark in first if mark.startswith("regret at")]
+    columns += [
+        ("at the end", "regret", 1, 0),
+        ("least", lambda agent: f"{agent['min']['regret']:,.0f}"),
+        ("most", lambda agent: f"{agent['max']['regret']:,.0f}"),
+        ("per interaction in the last tenth", "regret per interaction at the end", 1, 3),
+        ("poisonous eaten", "poisonous eaten", 1, 0),
+        ("edible passed", "edible passed", 1, 0),
+    ]
+    agents = {
+        name: {"mean": median, **{kind: summary[kind][name] for kind in ("min", "max")}}
+        for name, median in summary["median"].items()
+    }
+    return table("agent, medians", agents, columns)
+
+
+def draw_regret(run: Run, found: Found) -> Picture:
+    """Cumulative regret, as figure 6 of the paper has it."""
+    lines = {}
+    for name, (regret, _) in found.items():
+        total = regret.double().cumsum(0).clamp(min=1)  # a logarithm needs something to show
+        at = np.unique(np.geomspace(10, len(total), 400).astype(int)) - 1
+        middle, low, high = total.median(1).values, total.min(1).values, total.max(1).values
+        lines[name] = at + 1, middle[at], low[at], high[at]
+    caption = "Median and range over the seeds; regret is of expected rewards."
+    axes = {"xlabel": "interactions", "ylabel": "cumulative regret"}
+    return run.curves("regret", caption, {"": lines}, xscale="log", yscale="log", **axes)
 
 
 def main(config: Config) -> dict[str, Any]:
     """Offer mushrooms to all agents, print the table, write the results."""
-    if not config.agents:
-        raise ValueError(f"agents must be one or more of {list(AGENTS)}, got none")
-    run = Run(config)
-    outcome = results.joined(config.pieces) if config.pieces else play(config, recipe_of(config))
-    run.started -= outcome.seconds
-    results.save(config.output, outcome.found)
-    summary, done, found = results.summarise(outcome), outcome.interactions, outcome.found
-    figures = {"recipe": outcome.recipe, "device": outcome.device, "interactions": done, **summary}
-    record = run.finish(figures)
-    table = results.regret_table(summary)
+    check_names("--agents", config.agents or ("none",), AGENTS)
+    run, recipe = Run(config, free=("agents",)), RECIPES[config.preset]
+    if config.smoke:
+        small = {"interactions": 40, "basket": 10, "num_batches": 2, "memory": 32}
+        recipe = replace(recipe, **small, batch_size=16)
+    found: Found = {}
+    for kind in make_kinds(config, recipe):
+        found |= play(kind, recipe, config.seed, run.cells / f"{config.all_seeds}{kind.names}.npy")
+    summary = summarise(found, config.all_seeds)
     medians = {name: figures["regret"] for name, figures in summary["median"].items()}
-    finding = f"After {done:,} mushrooms {min(medians, key=medians.get)} has the least regret"
+    done = f"{recipe.interactions:,} mushrooms"
+    finding = f"After {done} {min(medians, key=medians.get)} has the least regret"
     each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())
     text = f"{finding} (medians: {each}). An oracle has none; eating none costs 2.6 each time."
-    pictures = [results.draw_regret(run, found)]
-    run.report("Mushroom bandit", text, record, [table], pictures)
-    return record
+    metrics = {"recipe": asdict(recipe), "interactions": recipe.interactions, **summary}
+    tables, pictures = [regret_table(summary)], [draw_regret(run, found)]
+    return run.report(__doc__, metrics, tables, pictures, remark=text)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: tw
 are read once for a recipe, after it is chosen. Reported are the error, the negative log-likelihood,
 the calibration error, the out-of-distribution detection of garments, and the posterior's standard
 deviations before and after training: with tiny ones the method is an ordinary network in disguise.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +18,8 @@ from typing import Any
 import tyro
 from _helpers import paper
 from _helpers.paper import GAUSSIAN, METHODS, MIXTURE, Preset, Scores, Sets
-from _helpers.repeats import cell, resumed, table
-from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, Table, check_names
+from _helpers.run import DataSettings, Picture, RepeatedSettings, Run, check_names
+from _helpers.tables import Table, cell, table
 
 import pyro_bbb as bbb
 
@@ -53,10 +51,9 @@ class Config(RepeatedSettings, DataSettings):
     """Folder for results."""
 
 
-def train_all(config: Config, folder: Path) -> Scores:
+def train_all(config: Config, run: Run) -> Scores:
     """Figures by method and width: of each seed, their means and standard deviations."""
     sets = Sets.load(config.data_root, config.device, config.smoke)
-    seeds = range(config.seed, config.seed + config.repeats)
 
     def one(method: str, width: int, seed: int) -> Scores:
         recipe = paper.recipe_of(config.preset, method, width, config.epochs)
@@ -68,12 +65,7 @@ def train_all(config: Config, folder: Path) -> Scores:
 
     return {
         method: {
-            str(width): resumed(
-                folder / f"{method}_{width}",
-                seeds,
-                partial(one, method, width),
-                f"{method}, {width}",
-            )
+            str(width): run.repeat(partial(one, method, width), method, str(width))
             for width in config.widths
         }
         for method in config.methods
@@ -119,7 +111,7 @@ def draw_curves(run: Run, summary: Scores, width: int) -> Picture:
     lines = {
         method: ([*map(int, curve)], [*curve.values()])
         for method, widths in summary.items()
-        for curve in [widths[str(width)]["seeds"][0]["validation_curve"]]
+        for curve in [next(iter(widths[str(width)]["seeds"].values()))["validation_curve"]]
     }
     caption = (
         "Error on the 10,000 images for choosing, first seed; dropout: all units in use. Where "
@@ -130,26 +122,18 @@ def draw_curves(run: Run, summary: Scores, width: int) -> Picture:
     return run.curves("validation", caption, panels, **axes)
 
 
-SUMMARY = (
-    "Bayes by Backprop with the scale mixture prior against ordinary training, on the paper's own "
-    "terms; and what its error does not say of its uncertainty. Scores are of the ensemble of "
-    "networks drawn from the posterior; ± is the standard deviation over seeds."
-)
-
-
 def main(config: Config) -> dict[str, Any]:
     """Trains everything, prints the tables and writes the results."""
     check_names("--methods", config.methods, METHODS)
     if config.smoke:
         config = replace(config, widths=(16, 24), epochs=2, draws=4)
-    run = Run(config)
-    summary = train_all(config, run.seeds("widths", "methods"))
+    run = Run(config, free=("widths", "methods"))
+    summary = train_all(config, run)
     recipes = {m: asdict(paper.recipe_of(config.preset, m, 1200)) for m in config.methods}
-    record = run.finish({"methods": summary, "recipes": recipes})
     tables = [error_table(summary, config), calibration_table(summary)]
     pictures = [draw_curves(run, summary, max(config.widths))]
-    run.report("The paper's MNIST networks", SUMMARY, record, tables, pictures)
-    return record
+    record = {"methods": summary, "recipes": recipes}
+    return run.report(__doc__, record, tables, pictures)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1 and
 layers of 1,200 units; weights are ranked by their signal-to-noise ratio |mean| / standard deviation
 and the lowest set to zero, with no training afterwards. ``--posterior`` is a folder that
 ``paper_mnist.py`` or `pyro_bbb.save` wrote; without it the network is trained here first.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import dataclass, replace
@@ -17,17 +15,9 @@ from typing import Any
 
 import torch
 import tyro
-from _helpers.paper import (
-    MIXTURE,
-    Preset,
-    Scores,
-    Sets,
-    Trained,
-    error,
-    recipe_of,
-    train,
-)
-from _helpers.run import DataSettings, Run, Table
+from _helpers.paper import MIXTURE, Preset, Scores, Sets, Trained, error, recipe_of, train
+from _helpers.run import DataSettings, Run
+from _helpers.tables import Table
 
 import pyro_bbb as bbb
 
@@ -115,10 +105,6 @@ def errors_table(figures: dict[str, Scores]) -> Table:
     return Table(("weights removed (%)", *columns), rows)
 
 
-SUMMARY = (
-    "The posterior of a weight says how much the weight is needed. Most of them can go; with a few "
-    "epochs of training between removals nearly all."
-)
 ONCE, STEPWISE = "removed once", "removed in steps"
 
 
@@ -135,7 +121,6 @@ def main(config: Config) -> dict[str, Any]:
         name: {str(f): evaluate(found[f], sets, config) for f in FRACTIONS}
         for name, found in ways.items()
     }
-    record = run.finish({"errors": figures})
     lines = {
         name: (FRACTIONS, [errors[str(fraction)]["error"] for fraction in FRACTIONS])
         for name, errors in figures.items()
@@ -143,8 +128,8 @@ def main(config: Config) -> dict[str, Any]:
     lines["paper"] = FRACTIONS, list(PUBLISHED.values())
     axes = {"xlabel": "fraction of weights removed", "ylabel": "test error"}
     picture = run.curves("pruning", "The network of mean weights.", {"": lines}, **axes)
-    run.report("How many weights are needed", SUMMARY, record, [errors_table(figures)], [picture])
-    return record
+    tables = [errors_table(figures)]
+    return run.report(__doc__, {"errors": figures}, tables, [picture])
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ The twelve problems of `pyro_bbb.data.reference`, whose draws of the network's f
 with the library; NUTS does not run here. Weights cannot be compared, as units may be permuted or
 change their sign without changing the function: every method is compared by its functions at the
 probe inputs on the data and off them.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
@@ -22,7 +20,8 @@ from typing import Any
 import torch
 import tyro
 from _helpers import fidelity
-from _helpers.run import Run, Settings, Table, check_names, read_json, write_json
+from _helpers.run import Run, Settings, check_names, read_json, write_json
+from _helpers.tables import Table
 from torch import Tensor
 from tqdm import tqdm
 
@@ -67,17 +66,13 @@ class Approach:
     guide: str
     options: dict[str, Any] = field(default_factory=dict)
     num_particles: int = 4
-    length: int = 1
-    """Factor of the number of steps."""
+    length: int = 1  # factor of the number of steps
     lr_factor: float = 1.0
-    batch_size: int | None = None
-    """Examples of a step; by default all."""
-    after: str | None = None
-    """Approach whose means are the initial ones."""
+    batch_size: int | None = None  # examples of a step; by default all
+    after: str | None = None  # approach whose means are the initial ones
     trained_as: str | None = None
     """Approach whose guide this one predicts by, instead of training one."""
-    linearized: bool = False
-    """Whether predictions are those of the network's tangent."""
+    linearized: bool = False  # whether predictions are those of the network's tangent
 
 
 FACTORISED = "softplus_normal"
@@ -219,11 +214,10 @@ def main(config: Config) -> dict[str, Any]:
     check_names("--approaches", config.approaches, APPROACHES)
     if config.smoke:
         config = replace(config, problems=("sine",), steps=2, draws=8)
-    run = Run(config)
-    problems, pictures = {}, []
+    run, problems, pictures = Run(config, free=("problems",)), {}, []
     for name in config.problems:
         reference = bbb.data.reference(name, root=config.data_root)
-        path = run.seeds("problems") / f"{name}.json"
+        path = run.cells / f"{name}.json"
         if path.exists():
             problems[name] = read_json(path)
             run.started -= problems[name]["seconds"]
@@ -234,10 +228,8 @@ def main(config: Config) -> dict[str, Any]:
             figures = problems[name]["guides"]
             pictures.append(fidelity.draw_bands(run, name, reference, figures, draws))
     recipes = {k: v if isinstance(v, dict) else asdict(v) for k, v in APPROACHES.items()}
-    record = run.finish({"problems": problems, "approaches": recipes})
-    all_tables = list(tables(problems).values())
-    run.report("Fidelity of posteriors", SUMMARY, record, all_tables, pictures)
-    return record
+    metrics, found = {"problems": problems, "approaches": recipes}, list(tables(problems).values())
+    return run.report(__doc__, metrics, found, pictures, remark=SUMMARY)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ Fashion-MNIST and LeNet-5 on MNIST; ``mnist_ensemble10`` and ``fashion_ensemble1
 deterministic LeNet-5 with ten variational ones, each drawn once, so that prediction costs the same
 ten passes. Published beside them are the ensembles of uncertainty-baselines
 (https://github.com/google/uncertainty-baselines, baselines/mnist).
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 from dataclasses import dataclass, replace
@@ -23,12 +21,11 @@ from typing import Any, Literal, TypeAlias
 
 import matplotlib.pyplot as plt
 import tyro
-from _helpers import repeats
-from _helpers.posterior_methods import METHODS, PROBLEMS
-from _helpers.posterior_tasks import Scores, Trainings, over_cells
-from _helpers.posterior_training import Problem
-from _helpers.run import DataSettings, Picture, Run, Table, check_names, chosen
+from _helpers import tables as tabulate
+from _helpers.posteriors import METHODS, PROBLEMS, Problem, Trainings, measure
+from _helpers.run import DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
 from _helpers.scores import MEASURES, SCORES, draws
+from _helpers.tables import Summary, Table
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -51,13 +48,13 @@ def table(problem: Problem, summaries: Summaries) -> Table:
         name: (f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{100 * ece:.1f}", *("–",) * 5)
         for name, (accuracy, nll, ece) in problem.published.items()
     }
-    return repeats.table(problem.title, _labelled(summaries), COLUMNS, published)
+    return tabulate.table(problem.title, _labelled(summaries), COLUMNS, published)
 
 
 def ood_table(problem: Problem, summaries: Summaries) -> Table:
     """AUROC of out-of-distribution detection by three measures of uncertainty."""
     columns = [(measure, f"ood.{measure}", 100, 1) for measure in MEASURES]
-    return repeats.table(f"{problem.title}: AUROC (%)", _labelled(summaries), columns)
+    return tabulate.table(f"{problem.title}: AUROC (%)", _labelled(summaries), columns)
 
 
 def _labelled(summaries: Summaries) -> Summaries:
@@ -103,15 +100,13 @@ def draw_methods(ax: Axes, summaries: Summaries) -> None:
 
 
 @dataclass(frozen=True)
-class Config(DataSettings):
+class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
     problems: tuple[str, ...] = ("fashion_mlp", "mnist_lenet5")
     """Problems: fashion_mlp, mnist_lenet5, mnist_ensemble10, fashion_ensemble10."""
     methods: tuple[str, ...] = ()
     """Methods, instead of all of the problem."""
-    seeds: int = 3
-    """Runs with consecutive seeds; tables show their means and standard deviations."""
     scored: Literal["test", "validation"] = "test"
     """Images that are scored; settings were chosen on the 5,000 of validation."""
     epochs: int | None = None
@@ -122,22 +117,17 @@ class Config(DataSettings):
     """Folder for results, and for the cells (problem, method, seed) that are done."""
 
 
-def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
+def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one problem: the figures of the seeds, their means and deviations."""
-    trainings = Trainings(
-        root=config.output / "trainings",
-        data_root=config.data_root,
-        smoke=config.smoke,
-        epochs=config.epochs,
-    )
+    options = {"data_root": config.data_root, "smoke": config.smoke, "epochs": config.epochs}
+    trainings = Trainings(root=config.output / "trainings", **options)
     sets = trainings.sets(name, testing=config.scored == "test", unknown=config.images)
-    seeds = range(config.seed, config.seed + config.seeds)
-    found: dict[str, Scores] = {}
-    for each in chosen(PROBLEMS[name].methods, config.methods):
-        task_of = partial(trainings.task, name, each, sets=sets)
-        method = trainings.method(each)
-        found[each] = over_cells(folder / name / each, task_of, method, sets, seeds)
-    return found
+
+    def one(method: str, seed: int) -> Summary:
+        return measure(trainings.task(name, method, seed, sets), METHODS[method], sets)
+
+    names = chosen(PROBLEMS[name].methods, config.methods)
+    return {method: run.repeat(partial(one, method), name, method) for method in names}
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -148,26 +138,15 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         problems = config.problems[:1]
         config = replace(config, problems=problems, epochs=1, seeds=1, images=50)
-    run = Run(config)
-    folder = run.seeds("problems", "methods", "seeds")
-    results = {name: compare(config, folder, name) for name in config.problems}
-    pictures = [draw_costs(run, results)]
-    record = run.finish({"problems": results})
+    run = Run(config, free=("problems", "methods"))
+    results = {name: compare(config, run, name) for name in config.problems}
     tables = [
         make(PROBLEMS[name], found)
         for name, found in results.items()
         for make in (table, ood_table)
     ]
-    run.report("Posteriors of one network", SUMMARY, record, tables, pictures)
-    return record
-
-
-SUMMARY = (
-    "The same network and images, one posterior after another: what each gains in likelihood, "
-    "calibration and detection, and what it costs. AURC is the area under risk-coverage; ± is the "
-    "standard deviation over seeds. Training and prediction are multiples, in processor seconds, "
-    "of the deterministic network's, which is measured right before and after each training."
-)
+    pictures = [draw_costs(run, results)]
+    return run.report(__doc__, {"problems": results}, tables, pictures)
 
 
 if __name__ == "__main__":

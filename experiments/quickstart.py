@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian neural networks on handwritten digits and a noisy sine: accuracy, uncertainty, pruning.
+"""A Bayesian neural network on handwritten digits: accuracy, uncertainty, refusal, pruning.
 
     python experiments/quickstart.py
 
-1. A Bayesian neural network learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels) by
-   Bayes by Backprop. Printed: accuracy, NLL and ECE of an ordinary network, of single sampled
-   networks, of the network of mean weights and of the ensemble; out-of-distribution detection
-   (patches of photographs, digits with shuffled pixels, noise); how many of each are refused.
-2. A small network learns 10 sin(2 pi x) from 32 noisy points and predicts far outside them: the
-   problem of https://krasserm.github.io/2019/03/14/bayesian-neural-networks/.
+Bayes by Backprop learns scikit-learn's bundled 1,797 handwritten digits (8x8 pixels). Printed:
+accuracy, NLL and ECE of an ordinary network, of single sampled networks, of the network of mean
+weights and of the ensemble; out-of-distribution detection (patches of photographs, digits with
+shuffled pixels, noise); how many of each are refused.
 
 A quarter of the digits is the test set, read at the end. A tenth of the rest is never trained on:
 the refusal threshold comes from it. An ordinary torch network of the same layers, batches and
-epochs is trained beside the Bayesian one (Adam, 1e-3). The library's defaults are used, and for the
-digits the temperature 0.1: docs/guide/trained.md compares it with 1.
-
-Pictures, ``report.html`` and every printed number (``metrics.json``) go to the folder ``--output``.
+epochs is trained beside the Bayesian one (Adam, 1e-3). The library's defaults are used, and the
+temperature 0.1: docs/guide/trained.md compares it with 1.
 Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds.
 """
 
+import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import tyro
-from _helpers.run import Picture, Run, Settings, Table, digits, stratified
-from _helpers.scores import scores
-from _helpers.sine import draw_bands, sine
-from pyro.distributions import Normal
+from _helpers.images import digits, stratified
+from _helpers.run import Picture, Run, Settings
+from _helpers.scores import SCORES, scores
+from _helpers.tables import Table, over, table
+from _helpers.training import mlp, predict_plain, train_plain
 from sklearn.datasets import load_sample_image
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 import pyro_bbb as bbb
@@ -58,10 +55,6 @@ class Config(Settings):
     """Networks drawn from the posterior for each prediction on digits."""
     answered: float = 0.95
     """Coverage of the validation digits at the refusal threshold."""
-    regression_epochs: int = 1500
-    """Full-batch steps on the sine."""
-    regression_samples: int = 500
-    """Networks drawn from the posterior of the sine."""
     output: Path = Path("results/quickstart")
     """Folder for results."""
 
@@ -86,29 +79,6 @@ def photograph_patches(name: str = "flower.jpg") -> Tensor:
     return (patches - low) / (high - low)
 
 
-def plain_network(config: Config, x: Tensor, y: Tensor) -> nn.Module:
-    """Train an ordinary network of the same layers."""
-    torch.manual_seed(config.seed)
-    hidden = config.hidden
-    network = nn.Sequential(
-        *(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()),
-        nn.Linear(hidden, 10),
-    )
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    for _ in range(config.epochs):
-        for rows in torch.randperm(len(x)).split(128):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
-            optimizer.step()
-    return network
-
-
-@torch.no_grad()
-def plain_prediction(network: nn.Module, x: Tensor) -> bbb.ClassificationPrediction:
-    """Its class probabilities, as a prediction of one sample."""
-    return bbb.ClassificationPrediction(network(x).log_softmax(-1)[None])
-
-
 def compare_networks(
     plain: bbb.ClassificationPrediction,
     ensemble: bbb.ClassificationPrediction,
@@ -117,11 +87,10 @@ def compare_networks(
 ) -> Scores:
     """The ordinary network, sampled ones (mean and sd), that of mean weights, the ensemble."""
     singles = [scores(probs, y) for probs in ensemble.sample_probs]
-    columns = {key: np.array([single[key] for single in singles]) for key in singles[0]}
     return {
         "plain": scores(plain.probs, y),
-        "sampled": {key: float(column.mean()) for key, column in columns.items()},
-        "sampled_sd": {key: float(column.std(ddof=1)) for key, column in columns.items()},
+        "sampled": over(statistics.fmean, singles),
+        "sampled_sd": over(statistics.stdev, singles),
         "mean_network": scores(mean.probs, y),
         "ensemble": scores(ensemble.probs, y),
     }
@@ -146,17 +115,6 @@ def detect_ood(ensembles: Predictions, plains: Predictions, threshold: float) ->
     }
 
 
-def prune_and_score(
-    model: bbb.BayesianModel, guide: bbb.AutoSoftplusNormal, x: Tensor, y: Tensor
-) -> list[float]:
-    """Accuracy of the mean network when the least certain weights are removed, by `FRACTIONS`."""
-    accuracies = []
-    for fraction in tqdm(FRACTIONS, desc="pruning"):
-        pruned = bbb.prune(guide, fraction=fraction)
-        accuracies.append(metrics.accuracy(bbb.predict_mean(model, pruned, x).probs, y))
-    return accuracies
-
-
 def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table], Picture]:
     """Train the classifier; score it on digits and out-of-distribution inputs."""
     train_part, (x, y) = digits()
@@ -167,7 +125,8 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
     epochs, seed = config.epochs, config.seed
     cold = bbb.KLSchedule(temperature=config.temperature)
     bbb.fit(model, guide, train, epochs=epochs, kl_schedule=cold, seed=seed)
-    plain = plain_network(config, *train)
+    torch.manual_seed(seed)
+    plain = train_plain(mlp([64, config.hidden, config.hidden, 10]), train, epochs)
 
     def predict(x: Tensor) -> bbb.ClassificationPrediction:
         return bbb.predict(model, guide, x, num_samples=config.samples, seed=seed)
@@ -175,13 +134,14 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
     threshold = float(predict(valid[0]).confidence.quantile(1 - config.answered))
     inputs = {DIGITS: x, **ood_inputs(x, seed)}
     ensembles = {kind: predict(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
-    plains = {kind: plain_prediction(plain, each) for kind, each in inputs.items()}
+    plains = {kind: predict_plain(plain, each) for kind, each in inputs.items()}
 
     mean = bbb.predict_mean(model, guide, x)
     networks = compare_networks(plains[DIGITS], ensembles[DIGITS], mean, y)
     detection = detect_ood(ensembles, plains, threshold)
     answered = ~ensembles[DIGITS].refuse(threshold)
-    pruning = prune_and_score(model, guide, x, y)
+    mean_networks = [bbb.predict_mean(model, bbb.prune(guide, part), x) for part in FRACTIONS]
+    pruning = [metrics.accuracy(pruned.probs, y) for pruned in mean_networks]
     results = {
         "test_digits": networks,
         "threshold": threshold,
@@ -195,100 +155,36 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
     return results, tables, run.curves("pruning", "Without training after.", {"": line}, **axes)
 
 
-def learn_sine(config: Config, run: Run) -> tuple[dict[str, float], Table, Picture]:
-    """Fit the sine where there are data; compare the uncertainty there and elsewhere."""
-    generator = torch.Generator().manual_seed(config.seed)
-    x_data = torch.linspace(-0.5, 0.5, 32)[:, None]
-    y_data = sine(x_data) + torch.randn(x_data.shape, generator=generator)
-    network = bbb.BayesianMLP([1, 20, 20, 1], prior=Normal(0.0, 1.5))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(scale=1.0), num_data=len(x_data))
-    guide = bbb.AutoSoftplusNormal(model)
-    epochs, draws, seed = config.regression_epochs, config.regression_samples, config.seed
-    bbb.fit(model, guide, (x_data, y_data), epochs=epochs, lr=0.05, num_particles=5, seed=seed)
-
-    x = torch.linspace(-1.5, 1.5, 1000)[:, None]
-    prediction = bbb.predict(model, guide, x, num_samples=draws, seed=seed)
-    inside = (x.abs() <= 0.5).flatten()
-    epistemic = prediction.epistemic_std
-    results = {
-        "rmse_to_truth_on_data_range": metrics.rmse(prediction.mean[inside], sine(x[inside])),
-        "epistemic_sd_on_data_range": float(epistemic[inside].mean()),
-        "epistemic_sd_beyond": float(epistemic[~inside].mean()),
-        "noise_sd": 1.0,
-    }
-    picture = draw_bands(run, {f"{draws} networks, 32 points": prediction}, x)
-    return results, sine_table(results), picture
-
-
 def networks_table(networks: Scores, samples: int) -> Table:
     """An ordinary network, and three ways to use one posterior."""
-    rows = [
-        ("ordinary network", networks["plain"]),
-        (f"{samples} sampled networks, mean", networks["sampled"]),
-        ("standard deviation of these", networks["sampled_sd"]),
-        ("mean network", networks["mean_network"]),
-        (f"ensemble of {samples}", networks["ensemble"]),
-    ]
-    columns = ("on the test digits", "accuracy (%)", "NLL (nats)", "ECE (%)")
-    cells = [
-        (name, f"{100 * s['accuracy']:.2f}", f"{s['nll']:.3f}", f"{100 * s['ece']:.2f}")
-        for name, s in rows
-    ]
-    return Table(columns, cells)
+    labels = {
+        "plain": "ordinary network",
+        "sampled": f"{samples} sampled networks, mean",
+        "sampled_sd": "standard deviation of these",
+        "mean_network": "mean network",
+        "ensemble": f"ensemble of {samples}",
+    }
+    rows = {label: {"mean": networks[name]} for name, label in labels.items()}
+    return table("on the test digits", rows, SCORES)
 
 
 def detection_table(detection: Scores) -> Table:
-    """AUROC and refusals by kind of input; the digits against themselves have no AUROC."""
-    aurocs = ("auroc_entropy", "auroc_epistemic", "auroc_plain")
-    cells = [
-        (
-            f"{s['inputs']} {kind}",
-            f"{100 * s['refused']:.1f}",
-            *(("–" if kind == DIGITS else f"{100 * s[key]:.1f}") for key in aurocs),
-        )
-        for kind, s in detection.items()
-    ]
-    columns = (
-        "kind of input",
-        "refused (%)",
-        "AUROC (%): entropy",
-        "epistemic",
-        "ordinary network",
-    )
-    return Table(columns, cells)
-
-
-def sine_table(results: dict[str, float]) -> Table:
-    """Uncertainty on the data's range and beyond it, in units of y."""
-    rows = [
-        ("epistemic sd on the data's range", results["epistemic_sd_on_data_range"]),
-        ("epistemic sd beyond it", results["epistemic_sd_beyond"]),
-        ("sd of the noise (known)", results["noise_sd"]),
-        ("error of the mean on the data's range (RMSE)", results["rmse_to_truth_on_data_range"]),
-    ]
-    return Table(("sine regression", "value"), [(name, f"{value:.2f}") for name, value in rows])
+    """AUROC and refusals by kind of input; of the digits against themselves it is a half."""
+    columns = [("refused (%)", "refused", 100, 1), ("AUROC (%): entropy", "auroc_entropy", 100, 1)]
+    columns += [("epistemic", "auroc_epistemic", 100, 1)]
+    columns += [("ordinary network", "auroc_plain", 100, 1)]
+    rows = {f"{s['inputs']} {kind}": {"mean": s} for kind, s in detection.items()}
+    return table("kind of input", rows, columns)
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Run both parts, print the tables, write the results; returns what ``metrics.json`` holds."""
+    """Train, score, print the tables and write the results."""
     if config.smoke:
-        config = replace(config, epochs=2, samples=5, regression_epochs=5, regression_samples=5)
+        config = replace(config, epochs=2, samples=5)
     torch.manual_seed(config.seed)  # for the initial means
     run = Run(config)
-    classifier, tables, pruning = learn_digits(config, run)
-    wave, table, bands = learn_sine(config, run)
-    record = run.finish({"digits": classifier, "sine": wave})
-    pictures = [pruning, bands]
-    run.report("Bayesian neural networks", SUMMARY, record, [*tables, table], pictures)
-    return record
-
-
-SUMMARY = (
-    "Each draw from the distribution over the weights is a network; where the networks disagree, "
-    "the data have not settled the answer. The mean network has every weight at its mean. NLL is "
-    "the mean negative log-probability of the true class, ECE the gap between confidence and "
-    "accuracy, AUROC the probability that an input that is no digit is less certain than a digit."
-)
+    found, tables, pruning = learn_digits(config, run)
+    return run.report(__doc__, {"digits": found}, tables, [pruning])
 
 
 if __name__ == "__main__":

@@ -382,9 +382,8 @@ def main(config: Config) -> dict[str, Any]:
         made.append(make(name, config, path))
         print(nuts_table({name: made[-1].diagnostics}), flush=True)
     records = {reference.name: dict(reference.diagnostics) for reference in made}
-    record = run.finish({"problems": records})
-    run.report("Reference posteriors", SUMMARY, record, [nuts_table(records)])
-    return record
+    metrics = {"problems": records}
+    return run.report(__doc__, metrics, [nuts_table(records)], remark=SUMMARY)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,10 @@ trained on clean images are scored on shifted ones. Test images are under the fi
 steps of 15, and translated by up to 14 pixels. Networks, trainings and methods are those of
 `posteriors`, with MAP's temperature fitted on 5,000 held-out images, and ten deterministic
 networks. Methods, their settings and what they cost are described there, and nothing in them was
-chosen on shifted images. Two methods are added that were, on 1,000 corrupted held-out images and
-one seed. On Fashion-MNIST IVON, five draws, had a Brier score of 0.502 at temperature 0.1, 0.473 at
-0.3, and 0.455 at 1, where clean images cost 0.283, 0.318 and 0.408 nats (five networks: 0.494 and
-0.291 nats). 0.3 is in between. On MNIST one network by IVON at 0.3, twice the epochs and five
-draws, had 0.171, and three networks, one draw each, 0.160 with the epochs of the deterministic
-network and 0.152 with 1.5 times as many (five networks: 0.159). A third more is what costs less
-than five networks on both data sets. Their learning rate rises from 0: without that one of ten
-LeNet-5 died in its first epoch, and knew no more than how frequent the classes are; with it none of
-the nine of the record did.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
+chosen on shifted images, but two by IVON at temperature 0.3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,16 +21,73 @@ from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 import tyro
-from _helpers import repeats
-from _helpers.posterior_methods import METHODS, PROBLEMS, UNDER_SHIFT
-from _helpers.posterior_tasks import Trainings
-from _helpers.repeats import over_seeds, resumed
-from _helpers.run import DataSettings, Picture, Run, Table, check_names, chosen
-from _helpers.shifts import SEVERITIES, Scores, mean, measure
+from _helpers import tables as tabulate
+from _helpers.posteriors import METHODS, PROBLEMS, UNDER_SHIFT, Trainings
+from _helpers.run import Data, DataSettings, Picture, Run, SeveralSeeds, check_names, chosen
+from _helpers.tables import Table, over_seeds
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from torch import Tensor
 
-from pyro_bbb import plots
+import pyro_bbb as bbb
+from pyro_bbb import metrics, plots
+
+Scores: TypeAlias = dict[str, Any]
+Answer: TypeAlias = bbb.ClassificationPrediction
+Predict: TypeAlias = Callable[[Tensor], Answer]
+SEVERITIES = range(1, 6)
+DEGREES = range(0, 181, 15)  # as Ovadia et al. (2019)
+PIXELS = range(0, 15, 2)
+
+
+def measure(predict: Predict, data: Data, *, moved: bool) -> Scores:
+    """Scores on clean and on shifted images, ``moved`` ones among them if that is asked for.
+
+    ``corruptions`` are by severity and name, ``severity`` has their means over the names, and
+    ``shifted`` those over the severities too.
+    """
+    x, y = data
+    clean = predict(x)
+    names: dict[str, Scores] = {str(severity): {} for severity in SEVERITIES}
+    for severity in names:
+        for seed, name in enumerate(bbb.data.CORRUPTIONS):
+            images = bbb.data.corrupt(x, name, int(severity), seed)
+            names[severity][name] = score(predict(images), clean, y)
+    by_severity = {severity: mean(found) for severity, found in names.items()}
+    found = {
+        "clean": score(clean, clean, y),
+        "corruptions": names,
+        "severity": by_severity,
+        "shifted": mean(by_severity),
+    }
+    if moved:
+        turned = {str(d): bbb.data.rotate(x, d) for d in DEGREES}
+        aside = {str(p): bbb.data.translate(x, p) for p in PIXELS}
+        for kind, moves in {"rotation": turned, "translation": aside}.items():
+            found[kind] = {key: score(predict(each), clean, y) for key, each in moves.items()}
+    return found
+
+
+def score(answer: Answer, clean: Answer, y: Tensor) -> dict[str, float]:
+    """Scores of a prediction; ``auroc`` is of telling its images from clean ones by entropy."""
+    right = answer.label == y
+    found = {
+        "accuracy": right.double().mean().item(),
+        "confidence": answer.confidence.double().mean().item(),
+        "nll": -answer.log_prob(y).double().mean().item(),
+        "brier": metrics.brier(answer.probs, y),
+        "ece": metrics.ece(answer.probs, y),
+        "auroc": metrics.auroc(answer.entropy, clean.entropy),
+        "area_under_risk_coverage": metrics.area_under_risk_coverage(answer.confidence, right),
+    }
+    return {name: round(figure, 5) for name, figure in found.items()}
+
+
+def mean(found: dict[str, Scores]) -> Scores:
+    """Means of scores over their names."""
+    means: Scores = over_seeds(list(found.values()))["mean"]
+    return means
+
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
 IN_PICTURES = (
@@ -63,14 +111,14 @@ def shifted_table(name: str, found: Summaries) -> Table:
         ("AUROC (%)", "shifted.auroc", 100, 1),
         ("AURC (%)", "shifted.area_under_risk_coverage", 100, 1),
     )
-    return repeats.table(PROBLEMS[name].title, _labelled(found), columns)
+    return tabulate.table(PROBLEMS[name].title, _labelled(found), columns)
 
 
 def confidence_table(found: Summaries) -> Table:
     """Mean confidence by severity."""
     columns = [("clean", "clean.confidence", 100, 1)]
     columns += [(str(s), f"severity.{s}.confidence", 100, 1) for s in SEVERITIES]
-    return repeats.table("mean confidence (%)", _labelled(found), columns)
+    return tabulate.table("mean confidence (%)", _labelled(found), columns)
 
 
 def moved_table(found: Summaries) -> Table:
@@ -81,7 +129,7 @@ def moved_table(found: Summaries) -> Table:
         ("translated: accuracy", "translated.accuracy", 1, 3),
         ("Brier", "translated.brier", 1, 3),
     )
-    return repeats.table("means over all angles and distances", _labelled(found), columns)
+    return tabulate.table("means over all angles and distances", _labelled(found), columns)
 
 
 def _labelled(found: Summaries) -> Summaries:
@@ -156,15 +204,13 @@ def draw_moved(run: Run, name: str, found: Summaries) -> Picture:
 
 
 @dataclass(frozen=True)
-class Config(DataSettings):
+class Config(SeveralSeeds, DataSettings):
     """Settings of one run."""
 
     problems: tuple[str, ...] = ("fashion_mlp", "mnist_lenet5")
     """Problems: fashion_mlp, mnist_lenet5."""
     methods: tuple[str, ...] = ()
     """Methods, instead of all."""
-    seeds: int = 3
-    """Trainings with consecutive seeds; tables show their means and standard deviations."""
     images: int = 2000
     """Test images, of which there are 10,000."""
     trainings: Path | None = None
@@ -173,27 +219,24 @@ class Config(DataSettings):
     """Folder for results."""
 
 
-def compare(config: Config, folder: Path, name: str) -> dict[str, Scores]:
+def compare(config: Config, run: Run, name: str) -> Summaries:
     """All methods on one problem: means and standard deviations over the seeds."""
     root = config.trainings or config.output / "trainings"
     epochs = 1 if config.smoke else None
     trainings = Trainings(root=root, data_root=config.data_root, smoke=config.smoke, epochs=epochs)
     sets = trainings.sets(name)
     data = sets.scored[0][: config.images], sets.scored[1][: config.images]
-    seeds = range(config.seed, config.seed + config.seeds)
 
     def one(method: str, seed: int) -> Scores:
         posterior = METHODS[method].train(trainings.task(name, method, seed, sets))
-        predict = partial(trainings.method(method).prediction, posterior, seed=seed)
+        predict = partial(METHODS[method].prediction, posterior, seed=seed)
         return measure(predict, data, moved=PROBLEMS[name].dataset == "mnist")
 
-    found: dict[str, Scores] = {}
+    found: Summaries = {}
     for method in chosen(UNDER_SHIFT, config.methods):
-        what = f"{PROBLEMS[name].title}, {METHODS[method].label}"
-        figures = resumed(folder / name / method, seeds, partial(one, method), what)
-        found[method] = over_seeds([with_means(record) for record in figures["seeds"]])
-        for single in ("corruptions", "thresholds"):
-            found[method].get("sd", {}).pop(single, None)
+        figures = run.repeat(partial(one, method), name, method)
+        found[method] = over_seeds([with_means(record) for record in figures["seeds"].values()])
+        found[method].get("sd", {}).pop("corruptions", None)
     return found
 
 
@@ -210,27 +253,15 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         methods = config.methods or ("map", "temperature", "rank1")
         config = replace(config, problems=("mnist_lenet5",), methods=methods, seeds=1, images=50)
-    run = Run(config)
-    folder = run.seeds("problems", "methods", "seeds", "trainings")
-    results = {name: compare(config, folder, name) for name in config.problems}
-    tables, pictures = [], []
+    run, tables, pictures = Run(config, free=("problems", "methods", "trainings")), [], []
+    results = {name: compare(config, run, name) for name in config.problems}
     for name, found in results.items():
         tables += [shifted_table(name, found), confidence_table(found)]
         pictures.append(draw_boxes(run, name, found))
         if PROBLEMS[name].dataset == "mnist":
             tables.append(moved_table(found))
             pictures.append(draw_moved(run, name, found))
-    record = run.finish({"problems": results})
-    run.report("Calibration under shift", SUMMARY, record, tables, pictures)
-    return record
-
-
-SUMMARY = (
-    "Networks trained on clean images, scored on corrupted, turned and moved ones: does the "
-    "confidence fall as the accuracy does? Scores that do not say clean are means over fifteen "
-    "corruptions and five severities; AUROC is of telling shifted images from clean ones by "
-    "entropy, AURC the area under risk-coverage; ± is the standard deviation over seeds."
-)
+    return run.report(__doc__, {"problems": results}, tables, pictures)
 
 
 if __name__ == "__main__":

@@ -4,30 +4,75 @@
     python experiments/sine_regression.py [--preset published] [--repeats 3]
 
 y = 10 sin(2 pi x) plus noise of sd 1 at 32 even points of [-0.5, 0.5]; a 1-20-20-1 ReLU network
-predicts on [-1.5, 1.5]. ``--preset published`` has the settings of two articles by M. Krasser:
+predicts on [-1.5, 1.5]. On the data is |x| < 0.4, off them 0.75 < |x| < 1.5, and the truth should
+lie within 2 sd of the mean for about 95 % of |x| < 0.5. ``--preset published`` has the settings of
+two articles by M. Krasser:
 
 - fixed mixture prior: https://krasserm.github.io/2019/03/14/bayesian-neural-networks/ (Keras);
 - mixture prior whose pi, sigma1 and sigma2 are learned with the posterior, and a Normal prior with
   a trainable location for every weight: the same experiment in TensorFlow Probability (2019), whose
   posterior starts at the standard deviation 1 (rho = ln(e - 1)).
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 import tyro
-from _helpers.repeats import at, repeat, shown, table
-from _helpers.run import RepeatedSettings, Run, Table
-from _helpers.sine import UNIT_SCALE, Problem, draw_bands, sine
+from _helpers.run import Data, Picture, RepeatedSettings, Run
+from _helpers.tables import Table, at, shown, table
 from _helpers.training import Training, normal_means
+from torch import Tensor
 
 import pyro_bbb as bbb
 from pyro_bbb import metrics, priors
+
+UNIT_SCALE = math.log(math.e - 1)  # the rho at which softplus(rho) = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data of one seed, and the inputs of predictions."""
+
+    data: Data
+    x: Tensor
+    noise: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, seed: int, *, even_noise: bool) -> "Problem":
+        """32 points with noise of sd 1; or 512 whose noise grows from 0.2 to 2.2."""
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.linspace(-0.5, 0.5, 32 if even_noise else 512)[:, None]
+        noise = torch.ones_like if even_noise else growing
+        y = sine(x) + noise(x) * torch.randn(x.shape, generator=generator)
+        return cls((x, y), torch.linspace(-1.5, 1.5, 1000)[:, None], noise)
+
+
+def sine(x: Tensor) -> Tensor:
+    """The truth without its noise."""
+    return 10 * torch.sin(2 * math.pi * x)
+
+
+def growing(x: Tensor) -> Tensor:
+    """Standard deviation of the uneven noise."""
+    return 0.2 + 2 * (x + 0.5)
+
+
+def draw_bands(run: Run, seen: dict[str, bbb.RegressionPrediction], x: Tensor) -> Picture:
+    """Plot the mean and two standard deviations, epistemic and total, a panel for each variant."""
+    panels = {}
+    for name, prediction in seen.items():
+        mean = prediction.mean.flatten()
+        panels[name] = {
+            label: (x.flatten(), mean, mean - 2 * std.flatten(), mean + 2 * std.flatten())
+            for label, std in (("total", prediction.std), ("epistemic", prediction.epistemic_std))
+        } | {"truth": (x.flatten(), sine(x).flatten())}
+    caption = "Mean and 2 sd bands. The inner band is what more data would remove."
+    return run.curves("bands", caption, panels, xlabel="x", ylabel="y", ylim=(-45, 45))
+
 
 Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 
@@ -36,16 +81,11 @@ Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 class Recipe(Training):
     """Hyper-parameters of one variant's training."""
 
-    prior: str
-    """Name of the prior in `pyro_bbb.priors`."""
-    options: dict[str, float]
-    """Its arguments."""
-    init_sd: float
-    """Standard deviation of the initial means."""
-    init_rho: float
-    """Initial rho; standard deviations are softplus(rho)."""
-    epochs: int = 1500
-    """Full-batch steps."""
+    prior: str  # name of the prior in `pyro_bbb.priors`
+    options: dict[str, float]  # its arguments
+    init_sd: float  # standard deviation of the initial means
+    init_rho: float  # initial rho; standard deviations are softplus(rho)
+    epochs: int = 1500  # full-batch steps
     learns_noise: bool = False
     """Whether the network has a second output, the noise's scale at each input."""
 
@@ -215,22 +255,14 @@ def main(config: Config) -> dict[str, Any]:
     """Train, compare with NUTS, print the tables, write the results."""
     run = Run(config)
     seen: dict[str, Any] = {}
-    summary = repeat(lambda seed: run_seed(config, seed, seen), config.seed, config.repeats)
+    summary = run.repeat(lambda seed: run_seed(config, seed, seen), cache=False)
     nuts, exact = run_nuts(config) if config.nuts_samples else ({}, None)
     recipes = {name: asdict(recipe) for name, recipe in RECIPES[config.preset].items()}
-    record = run.finish({"recipe": recipes, **summary, "nuts": nuts})
-    tables = [results_table(summary, nuts), mixture_table(summary)]
     seen |= {"NUTS, fixed mixture": exact} if nuts else {}
     pictures = [draw_bands(run, seen, Problem.of(config.seed, even_noise=True).x)]
-    run.report("A noisy sine", SUMMARY, record, tables, pictures)
-    return record
-
-
-SUMMARY = (
-    "On the data: the mean epistemic sd over |x| < 0.4; off the data: over 0.75 < |x| < 1.5. The "
-    "truth should lie within 2 sd of the mean for about 95 % of |x| < 0.5. One prior learns its "
-    "shape by type-II maximum likelihood."
-)
+    tables = [results_table(summary, nuts), mixture_table(summary)]
+    metrics = {"recipe": recipes, **summary, "nuts": nuts}
+    return run.report(__doc__, metrics, tables, pictures)
 
 
 if __name__ == "__main__":

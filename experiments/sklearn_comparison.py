@@ -6,32 +6,155 @@
 FOLDER has ``uci/NAME/data.npz`` (or is named by ``PYRO_BBB_DATA``): UCI regression sets with the
 splits of Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336; ``diabetes`` comes
 with scikit-learn, in random splits. On the first splits of each set every method is fitted and
-predicts the test rows:
-
-``docs/development/experiments.md`` has the other settings, and those tried.
+predicts the test rows.
 """
 
-import json
 import math
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import tyro
-from _helpers.regressors import LEVEL, METHODS, OURS, Answer, Split, fit_ours
-from _helpers.repeats import over_splits
-from _helpers.run import DataSettings, Run, Table, write_json
+from _helpers import tables as tabulate
+from _helpers.run import DataSettings, Run
+from _helpers.tables import Table, over_splits
+from numpy.typing import NDArray
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_diabetes
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import BayesianRidge
 from sklearn.model_selection import ShuffleSplit
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from pyro_bbb.data import load_uci
+from pyro_bbb.sklearn import BayesianRegressor
+
+Array = NDArray[np.float64]
+LEVEL = 0.9
+Z = 1.6448536269514722  # of a Normal's 90 % interval
+GP_ROWS = 700  # of which a Gaussian process learns
+OURS = "BayesianRegressor"
+
+
+class Answer(NamedTuple):
+    """Predictions for the test rows; None where a method has none."""
+
+    mean: Array
+    log_density: Array | None
+    lower: Array | None
+    upper: Array | None
+
+
+class Split(NamedTuple):
+    """One split of a set; targets ``[n]``."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
+
+
+def fit_ours(split: Split, seed: int, **options: Any) -> Answer:
+    """The estimator as it comes, by variational inference."""
+    options = {"inference": "variational"} | options
+    regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
+    found = regressor.posterior_predictive(split.x_test)
+    lower, upper = found.interval(LEVEL)
+    log_density = found.log_prob(torch.from_numpy(split.y_test))
+    parts = (found.mean[:, 0], log_density, lower[:, 0], upper[:, 0])
+    return Answer(*(part.numpy() for part in parts))
+
+
+def fit_normal(model: Any, split: Split) -> Answer:
+    """Fit a method that predicts a mean and a standard deviation."""
+    mean, std = model.fit(split.x, split.y).predict(split.x_test, return_std=True)
+    z = (split.y_test - mean) / std
+    log_density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+    return Answer(mean, log_density, mean - Z * std, mean + Z * std)
+
+
+def fit_ridge(split: Split, seed: int) -> Answer:
+    """Linear, with learned noise and shrinkage."""
+    return fit_normal(make_pipeline(StandardScaler(), BayesianRidge()), split)
+
+
+def fit_process(split: Split, seed: int) -> Answer:
+    """A Gaussian process by its evidence, on some rows of a large set."""
+    rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
+    part = split._replace(x=split.x[rows], y=split.y[rows])
+    lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 10.0))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
+    return fit_normal(make_pipeline(StandardScaler(), process), part)
+
+
+def fit_mlp(split: Split, seed: int) -> Answer:
+    """The plain network of the same size, trained to the end."""
+    network = MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=seed)
+    scaled = TransformedTargetRegressor(
+        make_pipeline(StandardScaler(), network), transformer=StandardScaler()
+    )
+    mean = scaled.fit(split.x, split.y).predict(split.x_test)
+    return Answer(mean, None, None, None)
+
+
+def fit_forest(split: Split, seed: int) -> Answer:
+    """A forest as it comes."""
+    forest = RandomForestRegressor(random_state=seed).fit(split.x, split.y)
+    return Answer(forest.predict(split.x_test), None, None, None)
+
+
+def fit_boosting(split: Split, seed: int) -> Answer:
+    """Boosted trees for the mean, and for both ends of the interval."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"loss": "quantile", "quantile": 0.5 * (1 - LEVEL)},
+        {"loss": "quantile", "quantile": 0.5 * (1 + LEVEL)},
+    ]
+    mean, lower, upper = (
+        HistGradientBoostingRegressor(random_state=seed, **each)
+        .fit(split.x, split.y)
+        .predict(split.x_test)
+        for each in options
+    )
+    return Answer(mean, None, lower, upper)
+
+
+def fit_ngboost(split: Split, seed: int) -> Answer:
+    """Natural gradient boosting of a Normal, as it comes (Duan et al. 2020)."""
+    from ngboost import NGBRegressor
+
+    model = NGBRegressor(random_state=seed, verbose=False).fit(split.x, split.y)
+    normal = model.pred_dist(split.x_test)
+    mean, std = normal.loc, normal.scale
+    return Answer(mean, normal.logpdf(split.y_test), mean - Z * std, mean + Z * std)
+
+
+_ALL: dict[str, Callable[[Split, int], Answer]] = {
+    OURS: fit_ours,
+    "BayesianRidge": fit_ridge,
+    "Gaussian process": fit_process,
+    "MLPRegressor": fit_mlp,
+    "random forest": fit_forest,
+    "quantile boosting": fit_boosting,
+    "NGBoost": fit_ngboost,
+}
+_ABSENT = {"NGBoost"} if find_spec("ngboost") is None else set()
+METHODS = {label: method for label, method in _ALL.items() if label not in _ABSENT}
+
 
 BUNDLED = "diabetes"
 SETS = ("bostonHousing", BUNDLED, "energy", "naval-propulsion-plant", "wine-quality-red", "yacht")
@@ -100,70 +223,58 @@ def summary(records: list[dict[str, float]]) -> dict[str, dict[str, float | None
 
 def main(config: Config) -> dict[str, Any]:
     """Runs every method on every split, draws, reports; returns the metrics."""
-    run = Run(config)
+    run = Run(config, free=("datasets", "splits"))
     names = ("made up", "made up as well") if config.smoke else config.datasets
     splits = {name: read_splits(name, config) for name in names}
     number = min(map(len, splits.values()))
-    todo = [(i, name, label) for i in range(number) for name in names for label in METHODS]
-    records: dict[tuple[str, str], list[dict[str, float]]] = {}
-    with tqdm(todo, dynamic_ncols=True) as bar:
-        for i, name, label in bar:
-            bar.set_description(f"{name}, {label}")
-            found = evaluate_once(label, name, splits[name][i], i, config)
-            records.setdefault((name, label), []).append(found)
+    jobs = {
+        f"{name}-{i}-{label}-{config.seed}": partial(
+            evaluate, method, splits[name][i], config.seed + i, config.threads
+        )
+        for i in range(number)
+        for name in names
+        for label, method in methods(config).items()
+    }
+    found = dict(zip(jobs, run.spread(jobs), strict=True))
+    records = {
+        (name, label): [found[f"{name}-{i}-{label}-{config.seed}"] for i in range(number)]
+        for name in names
+        for label in METHODS
+    }
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
-    tables = [table(name, sets[name]) for name in sets]
-    record = run.finish({"sets": sets, "splits": number, "level": LEVEL})
     lowest = [min(found, key=lambda label: found[label]["rmse"]["mean"]) for found in sets.values()]
     text = (
         f"On {lowest.count(OURS)} of {len(sets)} sets the estimator with its default settings has "
         f"the lowest RMSE of all {len(METHODS)} methods. Means and standard errors over {number} "
         "splits; coverage is of 90 % intervals."
     )
-    run.report("BayesianRegressor and scikit-learn's methods", text, record, tables)
-    return record
+    tables = [table(name, found) for name, found in sets.items()]
+    metrics = {"sets": sets, "splits": number, "level": LEVEL}
+    return run.report(__doc__, metrics, tables, remark=text)
 
 
-def evaluate_once(
-    label: str, name: str, split: Split, number: int, config: Config
-) -> dict[str, float]:
-    """The scores of one method on one split; a run that was interrupted goes on from them."""
-    path = config.output / "scores" / f"{name}-{number}-{label}-{config.seed}.json"
-    if not path.exists():
-        method = fit_briefly if config.smoke and label == OURS else METHODS[label]
-        found = evaluate(method, split, config.seed + number, config.threads)
-        write_json(path, found)
-    scores: dict[str, float] = json.loads(path.read_text())
-    return scores
+def methods(config: Config) -> dict[str, Callable[[Split, int], Answer]]:
+    """All methods; in a smoke test ours is hardly trained."""
+    brief = {OURS: partial(fit_ours, epochs=2, num_samples=20)} if config.smoke else {}
+    return METHODS | brief
 
 
-def fit_briefly(split: Split, seed: int) -> Answer:
-    """The estimator, hardly trained."""
-    return fit_ours(split, seed, epochs=2, num_samples=20)
-
-
-def table(name: str, methods: dict[str, Any]) -> Table:
+def table(name: str, found: dict[str, Any]) -> Table:
     """One set: a row for each method, a dash where it does not say."""
 
-    def cell(scores: dict[str, Any], key: str, digits: int, factor: float = 1.0) -> str:
-        if key not in scores:
-            return "–"
-        mean, error = (scores[key][each] for each in ("mean", "standard_error"))
-        known = "" if error is None else f" ± {factor * error:.{digits}f}"
-        return f"{factor * mean:.{digits}f}{known}"
+    def cell(key: str, digits: int, factor: float, scores: dict[str, Any]) -> str:
+        mean, error = scores.get(key, {}).values() or (None, None)
+        numbers = (number for number in (mean, error) if number is not None)
+        return " ± ".join(f"{factor * number:.{digits}f}" for number in numbers) or "–"
 
-    digits = max(2, 2 - math.floor(math.log10(methods[OURS]["rmse"]["mean"])))
-    rows = [
-        (
-            label,
-            cell(scores, "rmse", digits),
-            cell(scores, "log_likelihood", 2),
-            cell(scores, "coverage", 1, 100),
-            f"{scores['seconds']['mean']:.1f}",
-        )
-        for label, scores in methods.items()
+    digits = max(2, 2 - math.floor(math.log10(found[OURS]["rmse"]["mean"])))
+    columns = [
+        ("RMSE", partial(cell, "rmse", digits, 1)),
+        ("log-likelihood (nats)", partial(cell, "log_likelihood", 2, 1)),
+        ("coverage (%)", partial(cell, "coverage", 1, 100)),
+        ("CPU seconds", lambda scores: f"{scores['seconds']['mean']:.1f}"),
     ]
-    return Table((name, "RMSE", "log-likelihood (nats)", "coverage (%)", "CPU seconds"), rows)
+    return tabulate.table(name, found, columns)
 
 
 if __name__ == "__main__":

@@ -11,24 +11,131 @@ units. Any table will do: ``DIR/NAME/data.npz`` (or ``DIR/uci/NAME/data.npz``) w
 d]``, ``y`` ``[n]`` and the row numbers ``train_index`` and ``test_index``, each ``[splits, rows]``.
 DIR is ``--data-root``, else ``$PYRO_BBB_DATA``; without ``--datasets`` all that are there are
 taken.
-
-``docs/development/experiments.md`` has the other settings, and those tried.
 """
 
+import math
+import statistics
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import joblib
 import numpy as np
 import tyro
-from _helpers import uci_report as report
 from _helpers.run import DataSettings, Run
-from _helpers.uci import Recipe, Task, digest, find_tables, made_up_tables, scored
-from _helpers.uci_report import SCORES
-from tqdm import tqdm
+from _helpers.tables import Table, over_splits
+from _helpers.uci import Recipe, Task, digest, find_tables, made_up_tables, run_task
 
 import pyro_bbb as bbb
+
+Figure: TypeAlias = tuple[float, float | None]  # mean and standard error
+PUBLISHED_METHODS = ("VI", "PBP", "tuned dropout")
+THIS_RUN = "this run"
+SCORES = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+# VI (Graves 2011) and PBP as Gal and Ghahramani (2016, "Dropout as a Bayesian Approximation") print
+# them; tuned dropout: grid search of 2018, https://github.com/yaringal/DropoutUncertaintyExps
+PUBLISHED: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
+    "bostonHousing": {
+        "rmse": ((4.32, 0.29), (3.01, 0.18), (2.90, 0.18)),
+        "log_likelihood": ((-2.90, 0.07), (-2.57, 0.09), (-2.40, 0.04)),
+    },
+    "energy": {
+        "rmse": ((2.65, 0.08), (1.80, 0.05), (0.54, 0.06)),
+        "log_likelihood": ((-2.39, 0.03), (-2.04, 0.02), (-1.21, 0.01)),
+    },
+    "naval-propulsion-plant": {
+        "rmse": ((0.01, None), (0.01, None), (0.00, None)),
+        "log_likelihood": ((3.73, 0.12), (3.73, 0.01), (4.45, 0.00)),
+    },
+    "wine-quality-red": {
+        "rmse": ((0.65, 0.01), (0.64, 0.01), (0.62, 0.01)),
+        "log_likelihood": ((-0.98, 0.01), (-0.97, 0.01), (-0.93, 0.01)),
+    },
+    "yacht": {
+        "rmse": ((6.89, 0.67), (1.02, 0.05), (0.67, 0.05)),
+        "log_likelihood": ((-3.43, 0.16), (-1.63, 0.02), (-1.25, 0.01)),
+    },
+}
+
+# the best of each column in uncertainty-baselines, by MC dropout, ensembles and refined VI, on
+# other splits: https://github.com/google/uncertainty-baselines, baselines/uci
+BEST_NLL = {
+    "bostonHousing": 2.40,
+    "energy": 0.61,
+    "naval-propulsion-plant": -6.33,
+    "wine-quality-red": 0.93,
+    "yacht": 0.73,
+}
+
+
+def quantiles_of(scores: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Predicted probabilities of a target at most the true one, of all splits' rows."""
+    return np.concatenate([split["quantiles"] for split in scores])
+
+
+def coverage(quantiles: np.ndarray[Any, np.dtype[np.float64]], level: float) -> float:
+    """Compute the coverage of the central interval of this level."""
+    return float((np.abs(2 * quantiles - 1) <= level).mean())
+
+
+def summary_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the scores of one table for ``metrics.json``."""
+    columns = {key: [split[key] for split in scores] for key in SCORES}
+    covered = {f"{level:.0%}": coverage(quantiles_of(scores), level) for level in LEVELS}
+    return {
+        **{key: over_splits(values) for key, values in columns.items()},
+        "coverage": covered,
+        "splits": len(scores),
+        "per_split": columns,
+        "seconds_per_split": statistics.fmean(split["seconds"] for split in scores),
+    }
+
+
+def rows_of(name: str, summary: dict[str, Any], score: str) -> dict[str, Figure]:
+    """A table's figures by method, the published ones where there are any."""
+    ours = summary[score]["mean"], summary[score]["standard_error"]
+    published = PUBLISHED.get(name, {}).get(score, ())
+    return dict(zip(PUBLISHED_METHODS, published, strict=False)) | {THIS_RUN: ours}
+
+
+def shown(figure: Figure) -> str:
+    """Mean and standard error to the latter's first digit, with two decimals at least."""
+    mean, error = figure
+    if not error:
+        return f"{mean:.2f}" if abs(mean) >= 0.1 or not mean else f"{mean:.2g}"
+    digits = max(2, -math.floor(math.log10(error)))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def score_table(summaries: dict[str, Any], score: str) -> Table:
+    """One row per table, one column per method."""
+    columns = (f"{SCORES[score]}, mean ± standard error", *PUBLISHED_METHODS, THIS_RUN)
+    rows = []
+    for name, summary in summaries.items():
+        figures = rows_of(name, summary, score)
+        cells = (shown(figures[method]) if method in figures else "–" for method in columns[1:])
+        rows.append((name, *cells))
+    return Table(columns, rows)
+
+
+def methods_table(runs: dict[str, dict[str, Any]]) -> Table:
+    """NLL of several runs by their names, one column for each table, and the best published."""
+    rows = []
+    for label, run in runs.items():
+        found = (run[name]["log_likelihood"] for name in BEST_NLL)
+        rows.append((label, *(shown((-each["mean"], each["standard_error"])) for each in found)))
+    rows.append(("best published, other splits", *map("{:.2f}".format, BEST_NLL.values())))
+    return Table(("NLL (nats)", *BEST_NLL), rows)
+
+
+def coverage_table(summaries: dict[str, Any]) -> Table:
+    """Tabulate the coverage of central intervals in per cent."""
+    levels = [f"{level:.0%}" for level in LEVELS]
+    rows = [(n, *(f"{100 * s['coverage'][k]:.1f}" for k in levels)) for n, s in summaries.items()]
+    return Table(("coverage (%) of intervals", *levels), rows)
+
 
 HE: dict[str, Any] = {"init_loc": "he"}
 OURS = Recipe(
@@ -97,8 +204,6 @@ class Config(DataSettings):
 
 def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Task]:
     """Make tasks of all splits, large tables first; every table is checked."""
-    if config.splits is not None and config.splits < 1:
-        raise ValueError(f"splits must be at least 1, got {config.splits}")
     tasks: list[tuple[int, Task]] = []
     for name, path in paths.items():
         table = bbb.data.read_uci(path)
@@ -108,31 +213,12 @@ def tasks_of(config: Config, recipe: Recipe, paths: dict[str, Path]) -> list[Tas
     return [task for _, task in sorted(tasks, key=lambda pair: -pair[0])]
 
 
-def run_all(
-    config: Config, folder: Path, tasks: list[Task], files: dict[str, str]
-) -> dict[str, list[dict[str, Any]]]:
-    """The scores of every table's splits, in their order, each cached in a file."""
-    parallel = joblib.Parallel(n_jobs=config.workers, return_as="generator")
-    jobs = (
-        joblib.delayed(scored)(
-            task,
-            folder / f"{task.name}-{files[task.name][:8]}" / f"{config.seed}-{task.split}.json",
-            config.threads,
-        )
-        for task in tasks
-    )
-    found: dict[str, list[dict[str, Any]]] = {task.name: [] for task in tasks}
-    for name, scores in tqdm(parallel(jobs), total=len(tasks), unit="split", dynamic_ncols=True):
-        found[name].append(scores)
-    return dict(sorted(found.items()))
-
-
 def main(config: Config) -> dict[str, Any]:
     """Run the splits that are not done, print the tables, write the results."""
     recipe = RECIPES[config.preset]
     made_up = config.smoke and not (config.data_root or config.datasets)
     paths = {} if made_up else find_tables(config.data_root, config.datasets)
-    run = Run(config)
+    run = Run(config, free=("datasets", "splits", "workers"))
     if config.smoke:
         members = min(2, recipe.members)
         recipe = replace(recipe, members=members, least_epochs=1, least_steps=5, draws=5)
@@ -140,21 +226,25 @@ def main(config: Config) -> dict[str, Any]:
     paths = paths or made_up_tables(config.output / "made_up")
     tasks = tasks_of(config, recipe, paths)
     files = {name: digest(path) for name, path in paths.items()}
-    scores = run_all(config, run.seeds("datasets", "splits", "workers"), tasks, files)
-    summaries = {name: report.summary_of(splits) for name, splits in scores.items()}
+    jobs = {
+        f"{task.name}-{files[task.name][:8]}/{task.seed}-{task.split}": partial(run_task, task)
+        for task in tasks
+    }
+    scores: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(files)}
+    for task, found in zip(tasks, run.spread(jobs, config.workers), strict=True):
+        scores[task.name].append(found)
+    summaries = {name: summary_of(splits) for name, splits in scores.items()}
     about = {"recipe": asdict(recipe), "files": files, "part": config.part}
-    record = run.finish(summaries | about)
-    tables = [report.score_table(summaries, score) for score in SCORES]
-    tables.append(report.coverage_table(summaries))
+    tables = [score_table(summaries, score) for score in SCORES]
+    tables.append(coverage_table(summaries))
     kind = "test parts" if config.part == "test" else "validation parts, not test parts"
-    text = f"Preset {config.preset}, scores on the {kind}. {report.comparison(summaries)}"
+    text = f"Preset {config.preset}, scores on the {kind}."
     levels = np.linspace(0.01, 0.99, 99)
-    lines = {name: report.quantiles_of(splits) for name, splits in scores.items()}
-    lines = {n: (levels, [report.coverage(q, level) for level in levels]) for n, q in lines.items()}
+    lines = {name: quantiles_of(splits) for name, splits in scores.items()}
+    lines = {n: (levels, [coverage(q, level) for level in levels]) for n, q in lines.items()}
     axes = {"xlabel": "level of the interval", "ylabel": "coverage"}
     picture = run.curves("coverage", "Of the targets, all splits together.", {"": lines}, **axes)
-    run.report("Regression tables", text, record, tables, [picture])
-    return record
+    return run.report(__doc__, summaries | about, tables, [picture], remark=text)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,7 @@ SIGMAS = 6  # of a share, about 2e-9 for each
 
 @pytest.fixture
 def bandit(monkeypatch):
-    """What the experiment's agents and mushrooms are made of."""
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module("_helpers.bandit")
-
-
-@pytest.fixture
-def experiment(monkeypatch):
+    """The experiment with agents and mushrooms."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
     return importlib.import_module("mushroom_bandit")
 
@@ -384,68 +378,14 @@ def test_a_recorded_step_is_the_step(bandit, bayesian):
         agent.learn()
 
 
-# --- interactions one after the other ---
-
-
-class Counted(Fixed):
-    """Notes when it learns."""
-
-    def __init__(self):
-        super().__init__(lambda contexts: torch.ones_like(contexts[..., 0]).long())
-        self.learned_at = []
-
-    def learn(self):
-        self.learned_at.append(sum(len(rewards) for *_, rewards in self.broadcast_bytes))
-
-
-@pytest.mark.parametrize("basket", [1, 4])
-def test_rounds_learn_after_every_basket(bandit, basket):
-    x = torch.rand(50, 117).round()
-    options = {"interactions": 20, "basket": basket}
-    players = [(Counted(), bandit.Mushrooms(x, x[:, 0] > 0, [0, 1], **options)) for _ in "ab"]
-    rounds = bandit.Rounds(players, "cpu")
-    rounds.play(2)
-    rounds.play(20 // basket)
-    for agent, mushrooms in players:
-        assert agent.learned_at == list(range(basket, 21, basket))
-        offered = torch.cat([contexts for contexts, *_ in agent.broadcast_bytes])
-        assert offered.equal(x[mushrooms.order])
-        poisonous = mushrooms.poisonous[mushrooms.order]
-        assert mushrooms.regret.equal(torch.where(poisonous, 15.0, 0.0))
-
-
-@pytest.mark.slow
-def test_pieces_are_put_together_as_one_run(experiment, tmp_path, monkeypatch):
-    """Each piece's agents and seeds have the figures that they had, whoever played beside them."""
-    play = {"bbb0": (("bbb",), 0, 2), "bbb2": (("bbb",), 2, 1), "greedy": (("greedy",), 0, 3)}
-    records = {
-        name: experiment.main(
-            experiment.Config(
-                smoke=True, agents=agents, seed=seed, seeds=seeds, output=tmp_path / name
-            )
-        )
-        for name, (agents, seed, seeds) in play.items()
-    }
-    monkeypatch.setattr(experiment, "play", None)
-    pieces = tuple(tmp_path / name for name in ("bbb2", "greedy", "bbb0"))
-    config = experiment.Config(pieces=pieces, output=tmp_path / "all")
-    record = experiment.main(config)
-    assert list(record["seeds"]) == ["0", "1", "2"] and record["interactions"] == 40
-    for piece in records.values():
-        for seed, figures in piece["seeds"].items():
-            for agent, its in figures.items():
-                assert record["seeds"][seed][agent] == its
-    assert record["recipe"] == records["greedy"]["recipe"]
-    tenths = sum(round(10 * piece["seconds"]) for piece in records.values())
-    assert round(10 * record["seconds"]) >= tenths
-    twice = experiment.Config(pieces=(pieces[0], pieces[0]), output=tmp_path / "twice")
-    with pytest.raises(ValueError, match=r"must not overlap, .*Bayes by Backprop again with \[2\]"):
-        experiment.main(twice)
-
-
-def test_somebody_must_play(experiment, tmp_path):
-    with pytest.raises(ValueError, match="agents must be one or more of .*'bbb'.*, got none"):
-        experiment.main(experiment.Config(smoke=True, agents=(), output=tmp_path))
+def test_what_was_played_is_not_played_again(bandit, tmp_path, monkeypatch):
+    options = {"smoke": True, "seeds": 2, "output": tmp_path}
+    first = bandit.main(bandit.Config(**options, agents=("bbb",)))
+    monkeypatch.setattr(bandit.Mushrooms, "offer", None)
+    again = bandit.main(bandit.Config(**options, agents=("bbb",)))
+    assert again["seeds"] == first["seeds"]
+    with pytest.raises(TypeError):
+        bandit.main(bandit.Config(**options, agents=("bbb",), seed=1))
 
 
 def test_the_old_name_of_the_number_of_samples_is_understood():

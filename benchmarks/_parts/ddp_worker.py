@@ -24,16 +24,11 @@ COUNTERS = Path("/proc/net/dev")  # bytes that went through each network interfa
 class Task:
     """Measurements of a process."""
 
-    batch_sizes: list[int]
-    """Examples per step, in all processes together."""
-    width: int
-    """Units of each of two hidden layers."""
-    steps: int
-    """Steps of an epoch."""
-    epochs: int
-    """Timed epochs; their median counts."""
+    batch_sizes: list[int]  # examples per step, in all processes together
+    width: int  # units of each of two hidden layers
+    steps: int  # steps of an epoch
+    epochs: int  # timed epochs; their median counts
     threads: int
-    """Processor threads."""
 
 
 def main(task: Task) -> dict[str, Any]:

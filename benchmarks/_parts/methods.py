@@ -51,16 +51,11 @@ _numbers = count()
 class Work:
     """One training step on inputs of MNIST's shape."""
 
-    hidden: int = 400
-    """Units of each of the two hidden layers."""
-    batch: int = BATCH
-    """Examples per step."""
-    draws: int = 1
-    """Draws of the weights per step."""
-    device: str = "cpu"
-    """Device of the training."""
-    lr: float = LR
-    """Adam's learning rate."""
+    hidden: int = 400  # units of each of the two hidden layers
+    batch: int = BATCH  # examples per step
+    draws: int = 1  # draws of the weights per step
+    device: str = "cpu"  # device of the training
+    lr: float = LR  # Adam's learning rate
 
     @property
     def sizes(self) -> list[int]:
@@ -102,10 +97,8 @@ def fused_adam(parameters: Any, lr: float) -> torch.optim.Optimizer:
 class Trainer:
     """Method ready to train."""
 
-    take: Take
-    """Takes training steps."""
-    module: nn.Module
-    """Module of the trained parameters."""
+    take: Take  # takes training steps
+    module: nn.Module  # module of the trained parameters
 
     @property
     def num_parameters(self) -> int:

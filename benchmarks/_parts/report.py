@@ -39,8 +39,7 @@ class Results:
     budget: Budget
     comparisons: list[Comparison] = field(default_factory=list)
     memory: dict[str, Peak] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Duration of each suite."""
+    seconds: dict[str, float] = field(default_factory=dict)  # duration of each suite
     load_before: float | None = None
     """Load average before the run; None where the system does not report it."""
 
@@ -68,8 +67,7 @@ class Aim:
 
     what: str
     limit: float
-    value: float | None
-    """None where it was not measured."""
+    value: float | None  # None where it was not measured
 
     @property
     def verdict(self) -> str:

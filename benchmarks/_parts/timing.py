@@ -32,12 +32,9 @@ class Comparison:
 
     suite: str
     title: str
-    floor: str
-    """The method in the denominator of ratios."""
-    rounds: Mapping[str, Rounds]
-    """Seconds by method."""
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why others are unavailable."""
+    floor: str  # the method in the denominator of ratios
+    rounds: Mapping[str, Rounds]  # seconds by method
+    absent: Mapping[str, str] = field(default_factory=dict)  # reasons why others are unavailable
 
     def times(self, name: str) -> list[float]:
         """Every time measured, in milliseconds."""

@@ -11,8 +11,8 @@ from pyro.distributions import Normal
 from torch import Tensor
 
 import pyro_bbb as bbb
-from _helpers.repeats import over
-from _helpers.run import Picture, Run, Table
+from _helpers.run import Picture, Run
+from _helpers.tables import Table, over
 from pyro_bbb import plots
 from pyro_bbb.data import Reference
 from pyro_bbb.prediction import GaussianPrediction

@@ -5,7 +5,6 @@ Blundell et al. (2015), "Weight Uncertainty in Neural Networks", section 5.1: tw
 ReLU units, pixels divided by 126, 50,000 images for training and 10,000 for choosing.
 """
 
-import copy
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -21,16 +19,14 @@ from torch.optim.swa_utils import AveragedModel
 import pyro_bbb as bbb
 from _helpers.images import images, train_and_validation
 from _helpers.run import Data
-from _helpers.training import Training, make_prior
+from _helpers.training import Training, make_prior, mlp, train_plain
 from pyro_bbb import metrics
-from pyro_bbb.training._captured import CudaDevice
 
 Scores: TypeAlias = dict[str, Any]
 Preset: TypeAlias = Literal["published", "ours"]
 
 SGD, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "BBB, Gaussian", "BBB, scale mixture"
 METHODS = (SGD, DROPOUT, GAUSSIAN, MIXTURE)
-BINS = np.linspace(-0.2, 0.2, 101)
 EVALUATIONS = 30  # times that the validation error is noted in a training
 
 
@@ -42,27 +38,18 @@ class Recipe(Training):
     """(scale,) of a Normal, or (pi, sigma1, sigma2) of a mixture; () is an ordinary network."""
     dropout: tuple[float, float] = (0.0, 0.0)
     """Dropout rates of inputs and hidden units, for an ordinary network."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam, or plain stochastic gradient descent."""
-    epochs: int = 300
-    """Passes over the training images."""
-    batch_size: int = 128
-    """Images per step."""
-    init_rho: float = -5.0
-    """Initial rho; standard deviations are softplus(rho)."""
+    optimizer: Literal["adam", "sgd"] = "adam"  # adam, or plain stochastic gradient descent
+    epochs: int = 300  # passes over the training images
+    batch_size: int = 128  # images per step
+    init_rho: float = -5.0  # initial rho; standard deviations are softplus(rho)
     estimator: str = "local_reparam"
-    """Gradient estimator."""
-    temperature: float = 1.0
-    """Factor of the KL at the end."""
-    initial_temperature: float | None = None
-    """Its factor at the start, if another one."""
-    lr_floor: float = 0.0
-    """Final factor of a cosine schedule."""
+    temperature: float = 1.0  # factor of the KL at the end
+    initial_temperature: float | None = None  # its factor at the start, if another one
+    lr_floor: float = 0.0  # final factor of a cosine schedule
     averaged: bool = False
     """Whether a posterior's parameters are averaged over the epochs of the training's second
     half."""
-    kl_schedule: str = "uniform"
-    """Schedule of the KL weight over minibatches."""
+    kl_schedule: str = "uniform"  # schedule of the KL weight over minibatches
 
 
 def mixture(pi: float, minus_ln_sigma1: float, minus_ln_sigma2: float) -> tuple[float, ...]:
@@ -156,14 +143,6 @@ class Trained:
             self.model, self.guide, x, num_samples=draws, seed=seed, estimator="reparam"
         )
 
-    def weights(self, seed: int) -> Tensor:
-        """All weights and biases of one network."""
-        if self.network is not None:
-            return torch.cat([w.detach().flatten() for w in self.network.parameters()])
-        torch.manual_seed(seed)
-        draws = self.guide.sample_posterior(1)
-        return torch.cat([w.flatten() for w in draws.values()])
-
 
 def error(prediction: bbb.ClassificationPrediction, y: Tensor) -> float:
     """Compute the error rate."""
@@ -173,50 +152,40 @@ def error(prediction: bbb.ClassificationPrediction, y: Tensor) -> float:
 def train(recipe: Recipe, width: int, seed: int, sets: Sets, *, progress: bool = True) -> Trained:
     """Train a network and record its validation error; nothing is chosen by it."""
     torch.manual_seed(seed)
-    sizes = [sets.train[0].shape[1], width, width, 10]
-    trained = Trained()
+    data, sizes = sets.train, [sets.train[0].shape[1], width, width, 10]
+    trained, device, started = Trained(), sets.train[0].device, time.perf_counter()
 
     def validate(epoch: int) -> None:
         if epoch % max(1, recipe.epochs // EVALUATIONS) == 0 or epoch == recipe.epochs:
             x, y = sets.validation
             trained.curve[str(epoch)] = error(trained.point(x), y)
 
-    if recipe.prior:
-        _train_bayesian(trained, recipe, sizes, seed, sets.train, validate, progress)
+    if not recipe.prior:
+        trained.network = mlp(sizes, recipe.dropout).to(device)
+        options: dict[str, Any] = {"batch_size": recipe.batch_size, "lr": recipe.lr}
+        options |= {"lr_schedule": recipe.lr_schedule, "callback": validate}
+        options["optimizer"] = torch.optim.SGD if recipe.optimizer == "sgd" else torch.optim.Adam
+        train_plain(trained.network, data, recipe.epochs, **options)
     else:
-        _train_ordinary(trained, recipe, sizes, sets.train, validate)
+        network = bbb.BayesianMLP(sizes, prior=make_prior(recipe.prior))
+        model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
+        trained.model = model.to(device)
+        trained.guide = bbb.AutoSoftplusNormal(model, init_rho=recipe.init_rho).to(device)
+        average = [_averaging(trained.guide, recipe.epochs)] if recipe.averaged else []
+        recipe.fit(
+            model,
+            trained.guide,
+            data,
+            optimizer=None,
+            lr_schedule=_rate(recipe),
+            kl_schedule=_schedule(recipe),
+            callbacks=[*average, lambda end: validate(end.epoch + 1)],
+            cuda_graph=data[0].is_cuda,
+            progress=progress,
+            seed=seed,
+        )
+    trained.seconds = time.perf_counter() - started
     return trained
-
-
-def _train_bayesian(
-    trained: Trained,
-    recipe: Recipe,
-    sizes: list[int],
-    seed: int,
-    data: Data,
-    validate: Callable[[int], None],
-    progress: bool,
-) -> None:
-    network = bbb.BayesianMLP(sizes, prior=make_prior(recipe.prior))
-    trained.model = bbb.BayesianModel(
-        network, bbb.likelihoods.Categorical(), num_data=len(data[0])
-    ).to(data[0].device)
-    guide = bbb.AutoSoftplusNormal(trained.model, init_rho=recipe.init_rho).to(data[0].device)
-    trained.guide = guide
-    average = [_averaging(guide, recipe.epochs)] if recipe.averaged else []
-    history = recipe.fit(
-        trained.model,
-        guide,
-        data,
-        optimizer=None,
-        lr_schedule=_rate(recipe),
-        kl_schedule=_schedule(recipe),
-        callbacks=[*average, lambda end: validate(end.epoch + 1)],
-        cuda_graph=data[0].is_cuda,
-        progress=progress,
-        seed=seed,
-    )
-    trained.seconds = sum(history.seconds)
 
 
 def _averaging(guide: bbb.AutoSoftplusNormal, epochs: int) -> Callable[[bbb.EpochEnd], None]:
@@ -249,74 +218,6 @@ def _rate(recipe: Recipe) -> Callable[[float], float]:
     return lambda progress: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _train_ordinary(
-    trained: Trained, recipe: Recipe, sizes: list[int], data: Data, validate: Callable[[int], None]
-) -> None:
-    """Cross-entropy by torch's own optimisers; on a GPU the step is captured in a CUDA graph."""
-    (x, y), batch = data, recipe.batch_size
-    trained.network = network = ordinary(sizes, recipe.dropout).to(x.device)
-    lr = torch.tensor(recipe.lr, device=x.device)
-    options: dict[str, Any] = {"lr": lr, "fused": True}
-    optimizer: torch.optim.Optimizer
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(network.parameters(), **options)
-    else:
-        optimizer = torch.optim.Adam(network.parameters(), capturable=x.is_cuda, **options)
-    buffers = x[:batch].clone(), y[:batch].clone()
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(network(buffers[0]), buffers[1]).backward()
-        optimizer.step()
-
-    started = time.perf_counter()
-    take = _captured(step, network, optimizer) if x.is_cuda else step
-    total, done, rate = recipe.epochs * (len(x) // batch), 0, _rate(recipe)
-    for epoch in range(1, recipe.epochs + 1):
-        network.train()
-        for rows in torch.randperm(len(x), device=x.device).split(batch):
-            if len(rows) == batch:
-                lr.fill_(recipe.lr * rate(done / total))
-                for buffer, part in zip(buffers, data, strict=True):
-                    torch.index_select(part, 0, rows, out=buffer)
-                take()
-                done += 1
-        validate(epoch)
-    trained.seconds = time.perf_counter() - started
-
-
-def _captured(
-    step: Callable[[], None], network: nn.Module, optimizer: torch.optim.Optimizer
-) -> Callable[[], None]:
-    """The step as a CUDA graph; the steps that prepare it leave the network as it was."""
-    before = copy.deepcopy(network.state_dict())
-    device = CudaDevice(next(network.parameters()).device)
-    for _ in range(3):
-        device.run(step)
-    optimizer.zero_grad(set_to_none=True)
-    replay = device.capture(step)
-    network.load_state_dict(before)
-    for moments in optimizer.state.values():
-        for moment in moments.values():
-            moment.zero_()
-    return replay
-
-
-def ordinary(sizes: list[int], dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Sequential:
-    """Linear layers with ReLU between, and dropout before each where there is some."""
-    layers: list[nn.Module] = []
-    for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
-        if i:
-            layers.append(nn.ReLU())
-        rate = dropout[min(i, 1)]
-        if rate:
-            layers.append(nn.Dropout(rate))
-        layers.append(nn.Linear(n_in, n_out))
-        nn.init.kaiming_normal_(layers[-1].weight, nonlinearity="relu")
-        nn.init.zeros_(layers[-1].bias)
-    return nn.Sequential(*layers)
-
-
 def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
     """All figures of a trained network; the test images are read here and nowhere before."""
     (x, y), (x_val, y_val) = sets.test, sets.validation
@@ -332,8 +233,6 @@ def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
         "validation_curve": trained.curve,
         "seconds": trained.seconds,
     }
-    counts, _ = np.histogram(trained.weights(seed).cpu().numpy(), BINS)
-    figures["weights"] = {"counts": [int(n) for n in counts]}
     if trained.guide is not None:
         scales = [trained.guide.scale(name).flatten() for name in trained.guide.weight_names]
         figures["median_scale"] = float(torch.cat(scales).median())

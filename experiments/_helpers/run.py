@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings, tables and reports of an experiment, and its folder of results.
+"""Settings, repeats and report of an experiment, and its folder of results.
 
 A run writes into its folder ``config.json`` at the start, pictures as PNG files, ``metrics.json``
 at the end, and ``report.html``, which needs no other file and no network.
@@ -18,21 +18,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import joblib
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
+from tqdm import tqdm
 
+from _helpers.tables import Table, over_seeds
 from pyro_bbb import plots
 
 HERE = Path(__file__).parent
@@ -51,13 +52,27 @@ class Settings:
     smoke: bool = False
     """Run everything on tiny sizes and without downloads, to test that it works."""
 
+    @property
+    def all_seeds(self) -> range:
+        """The consecutive seeds that a run repeats with."""
+        number = getattr(self, "repeats", getattr(self, "seeds", 1))
+        return range(self.seed, self.seed + number)
+
 
 @dataclass(frozen=True)
 class RepeatedSettings(Settings):
-    """Settings of experiments that run with several seeds."""
+    """Settings of experiments that run once unless told otherwise."""
 
     repeats: int = 1
     """Runs with consecutive seeds; tables show their means, figures the first."""
+
+
+@dataclass(frozen=True)
+class SeveralSeeds(Settings):
+    """Settings of experiments that run with several seeds."""
+
+    seeds: int = 3
+    """Runs with consecutive seeds; tables show their means and standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +96,6 @@ def chosen(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows of text under a row of headings; the first column is the rows' names."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def __str__(self) -> str:
-        """Format as aligned Markdown."""
-        lines = [self.columns, *self.rows]
-        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-        names, *others = widths
-        text = [
-            _line([first.ljust(names), *map(str.rjust, rest, others)]) for first, *rest in lines
-        ]
-        rule = _line(["-" * names, *("-" * (width - 1) + ":" for width in others)])
-        return "\n".join([text[0], rule, *text[1:]])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-@dataclass(frozen=True)
 class Picture:
     """PNG file with a caption."""
 
@@ -116,6 +108,9 @@ class Picture:
         return base64.b64encode(self.path.read_bytes()).decode("ascii")
 
 
+ALWAYS_FREE = ("seed", "seeds", "repeats", "output", "data_root", "threads")
+
+
 @dataclass
 class Run:
     """One run of an experiment with its settings, and the folder ``output`` it writes to.
@@ -125,10 +120,12 @@ class Run:
     """
 
     config: Any
-    started: float = field(default_factory=time.perf_counter)
+    free: tuple[str, ...] = ()
+    """Settings that do not decide the figures of a seed, beyond those of every experiment."""
 
     def __post_init__(self) -> None:
         """Limit the threads, make the folder and record the configuration."""
+        self.started = time.perf_counter()
         torch.set_num_threads(self.config.threads)
         self.folder = self.config.output
         if os.environ.get("RANK", "0") != "0":
@@ -138,16 +135,53 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write("config.json", dataclasses.asdict(self.config))
 
-    def seeds(self, *others: str) -> Path:
-        """Folder for the figures of single seeds, of runs that differ in nothing but these.
-
-        Args:
-            *others: settings that do not decide the figures, either.
-        """
+    @property
+    def cells(self) -> Path:
+        """Folder for figures of single seeds, shared by runs that differ in nothing but `free`."""
         settings = dataclasses.asdict(self.config)
-        for name in ("seed", "repeats", "output", "data_root", "threads", "tensorboard", *others):
+        for name in (*ALWAYS_FREE, *self.free):
             settings.pop(name, None)
         return self.folder / "seeds" / fingerprint(settings)
+
+    def repeat(
+        self, one: Callable[[int], dict[str, Any]], *where: str, cache: bool = True
+    ) -> dict[str, Any]:
+        """Run ``one(seed)``, which makes figures for JSON, for all seeds; the first one here.
+
+        The others run wherever `joblib.parallel_config` says: on more cores, or by the backends
+        "ray" and "dask" on a cluster. Finished seeds are in files below `cells`, in the folders
+        ``where``, from which a run goes on, unless ``cache`` is False.
+
+        Returns:
+            ``seeds``: the figures by seed; ``mean`` and, of two or more, ``sd``: of every number,
+            in the same nested dicts.
+        """
+        launched = os.environ.get("WORLD_SIZE", "1") != "1"  # processes must do the same
+        parallel = joblib.Parallel()
+        if launched and parallel.n_jobs != 1:
+            raise ValueError("seeds can be spread by joblib, or each over processes, but not both")
+        folder = self.cells.joinpath(*where) if cache and not launched else None
+        saved = partial(_figures, one, folder, ", ".join(where))
+        first, *others = self.config.all_seeds
+        if parallel.n_jobs == 1:
+            records = [saved(first), *map(saved, others)]
+        else:  # elsewhere first: what is sent there must not hold what the first leaves here
+            found = parallel(joblib.delayed(saved)(seed) for seed in others)
+            records = [saved(first), *found]
+        seeds = map(str, self.config.all_seeds)
+        return {"seeds": dict(zip(seeds, records, strict=True))} | over_seeds(records)
+
+    def spread(
+        self, jobs: Mapping[str, Callable[[], dict[str, Any]]], workers: int = 1
+    ) -> list[dict[str, Any]]:
+        """Run jobs by the names of their files in `cells`, by several processes.
+
+        A job that has its file is not run again.
+        """
+        parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
+        threads, folder = self.config.threads, self.cells
+        calls = (joblib.delayed(_job)(threads, folder / f"{k}.json", f) for k, f in jobs.items())
+        return list(tqdm(parallel(calls), total=len(jobs), dynamic_ncols=True))
 
     def picture(self, figure: Figure, name: str, caption: str) -> Picture:
         """Save a figure as ``name.png`` and close it."""
@@ -156,19 +190,6 @@ class Run:
         plt.close(figure)
         return Picture(path, caption)
 
-    def finish(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Write ``metrics.json``: the figures, and where, when and with what they were made."""
-        record = metrics | {
-            "seed": self.config.seed,
-            "seconds": round(time.perf_counter() - self.started, 1),
-            "commit": commit(),
-            "python": platform.python_version(),
-            "versions": versions(),
-            "threads": torch.get_num_threads(),
-        }
-        self._write("metrics.json", record)
-        return record
-
     def curves(
         self,
         name: str,
@@ -176,13 +197,9 @@ class Run:
         panels: Mapping[str, Mapping[str, Sequence[Any]]],
         **axes: Any,
     ) -> Picture:
-        """Plot lines by label, a panel for each title, and save the figure.
+        """Plot lines ``(x, y)`` or ``(x, y, low, high)`` by label, a panel for each title.
 
-        Args:
-            name: of the file.
-            caption: below the picture.
-            panels: for each title and label ``(x, y)``, or ``(x, y, low, high)`` with a band.
-            **axes: options of `matplotlib.axes.Axes.set`.
+        Further options are those of `matplotlib.axes.Axes.set`.
         """
         with plots.style():
             size = (4.4 * len(panels) + 1, 3.6)
@@ -200,22 +217,31 @@ class Run:
 
     def report(
         self,
-        title: str,
-        text: str,
-        record: dict[str, Any],
+        doc: str | None,
+        metrics: dict[str, Any],
         tables: Sequence[Table],
         pictures: Sequence[Picture] = (),
-    ) -> None:
-        """Print the tables and write ``report.html``; ``record`` is the result of `finish`."""
-        jinja = Environment(
-            loader=FileSystemLoader(HERE),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-        )
+        remark: str = "",
+    ) -> dict[str, Any]:
+        """Print the tables; write ``report.html`` and ``metrics.json``, whose content is returned.
+
+        That is the metrics, and where, when and with what they were made. The report begins with
+        the experiment's docstring and a remark.
+        """
+        record = metrics | {
+            "seed": self.config.seed,
+            "seconds": round(time.perf_counter() - self.started, 1),
+            "commit": commit(),
+            "python": platform.python_version(),
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+        }
+        self._write("metrics.json", record)
+        loader, undefined = FileSystemLoader(HERE), StrictUndefined
+        jinja = Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True)
         html = jinja.get_template("report.html").render(
-            title=title,
-            text=text,
+            doc=(doc or "").strip().split("\n", 1),
+            remark=remark,
             tables=tables,
             pictures=pictures,
             record=record,
@@ -226,10 +252,27 @@ class Run:
         for table in tables:
             print(f"\n{table}")
         print(f"\n{record['seconds']} s; report: {path}")
+        return record
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, default=str, allow_nan=False)
         (self.folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _figures(
+    one: Callable[[int], dict[str, Any]], folder: Path | None, what: str, seed: int
+) -> dict[str, Any]:
+    """The figures of a seed, from its file if it has one; prints those that are numbers."""
+    make = partial(one, seed)
+    found = make() if folder is None else cached(folder / f"{seed}.json", make)
+    numbers = [f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float)]
+    print(f"{what}{', ' * bool(what)}seed {seed}: {', '.join(numbers)}", flush=True)
+    return found
+
+
+def _job(threads: int, path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    return cached(path, make)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -251,26 +294,6 @@ def cached(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if not path.exists():
         write_json(path, make())
     return read_json(path)
-
-
-def digits() -> tuple[Data, Data]:
-    """Scikit-learn's 1,797 digits: pixels ``[n, 64]`` in [0, 1] and labels ``[n]``, split for good.
-
-    Returns:
-        1,347 for training and choosing, 450 for the test alone; every class in proportion. All
-        experiments use this split: no setting was chosen by any test digit.
-    """
-    x, y = load_digits(return_X_y=True)
-    x = x.astype(np.float32) / 16
-    return stratified(torch.from_numpy(x), torch.from_numpy(y), 0.25)
-
-
-def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Data, Data]:
-    """Random split that puts ``fraction`` of every class into the second part."""
-    rows = np.arange(len(y))
-    parts = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
-    first, second = ((x[part], y[part]) for part in parts)
-    return first, second
 
 
 def fingerprint(settings: dict[str, Any]) -> str:

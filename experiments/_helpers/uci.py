@@ -2,7 +2,6 @@
 """Regression tables: their files, and one split standardised, trained, predicted and scored."""
 
 import hashlib
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -15,51 +14,35 @@ import torch
 from torch import Tensor, nn
 
 import pyro_bbb as bbb
-from _helpers.run import Data, cached
+from _helpers.run import Data
 from _helpers.training import dropout_passes, final_elbo
 from pyro_bbb import metrics, priors
-
-ROUNDING = 1e-12  # a column whose deviations are below this fraction of its size is constant
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Networks, posterior and training, for all sets alike."""
 
-    prior: str
-    """Name of the prior in `pyro_bbb.priors`."""
-    options: dict[str, float]
-    """Its arguments."""
+    prior: str  # name of the prior in `pyro_bbb.priors`
+    options: dict[str, float]  # its arguments
     guide: str
     """Posterior of all weights by its name in `pyro_bbb.guides`; of ``"vbll"`` the last layer's."""
-    guide_options: dict[str, Any]
-    """Its arguments."""
+    guide_options: dict[str, Any]  # its arguments
     noise: Literal["constant", "by input"]
     """Whether the noise's scale is one number for each member, or an output of the network."""
-    members: int
-    """Ensemble members, each with its own posterior and an equal weight in predictions."""
+    members: int  # ensemble members, each with its own posterior and an equal weight in predictions
     dropout: float
     """Rate of the units that are dropped, in training and in predictions (MC dropout)."""
-    temperature: float
-    """Weight of the KL in the ELBO; 1 is Bayes' rule."""
-    lr: float
-    """Adam's learning rate at the start."""
+    temperature: float  # weight of the KL in the ELBO; 1 is Bayes' rule
+    lr: float  # Adam's learning rate at the start
     lr_schedule: str
-    """Learning-rate schedule."""
-    least_batch: int
-    """Rows per step, at least; larger tables have more..."""
-    most_batches: int
-    """... so that there are at most so many steps per epoch."""
-    least_epochs: int
-    """Passes over the rows, at least..."""
-    least_steps: int
-    """... and as many more as make so many steps."""
-    draws: int = 100
-    """Draws from each member's posterior for predictions."""
-    units: int = 50
-    """Hidden units..."""
-    units_of_large: int = 100
-    """... and those for a table of more than LARGE rows."""
+    least_batch: int  # rows per step, at least; larger tables have more...
+    most_batches: int  # ... so that there are at most so many steps per epoch
+    least_epochs: int  # passes over the rows, at least...
+    least_steps: int  # ... and as many more as make so many steps
+    draws: int = 100  # draws from each member's posterior for predictions
+    units: int = 50  # hidden units...
+    units_of_large: int = 100  # ... and those for a table of more than LARGE rows
 
 
 LARGE = 20_000  # rows; of the protocol's sets, protein and year have more, and get 100 units
@@ -71,43 +54,16 @@ class Task:
 
     name: str
     path: str
-    split: int
-    """Number of the split, from 0."""
-    part: str
-    """Scored part: ``"test"``, or ``"validation"``, a fifth of the train part."""
+    split: int  # number of the split, from 0
+    part: str  # scored part: ``"test"``, or ``"validation"``, a fifth of the train part
     recipe: Recipe
-    seed: int
-    """Seed; each split derives its own from it."""
+    seed: int  # seed; each split derives its own from it
 
     @property
     def own_seed(self) -> int:
         """Seed of the split, independent of the order of splits."""
         words = f"{self.seed} {self.name} {self.split}"
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4])
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """$z = (v - m) / s$ of each column; columns that do not vary become 0.
-
-    Args:
-        mean: m, ``[columns]``, float64.
-        std: s, ``[columns]``, infinite where a column is constant.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Scaling":
-        """Estimate from float64 rows ``[n, columns]``; the standard deviation divides by n."""
-        mean, std = values.mean(0), values.std(0, correction=0)
-        constant = std <= ROUNDING * values.abs().amax(0)
-        return cls(mean, std.masked_fill(constant, math.inf))
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """The standardised values in single precision, in which networks are trained."""
-        return ((values - self.mean) / self.std).float()
 
 
 def digest(path: Path) -> str:
@@ -198,15 +154,10 @@ def predict(
         return bbb.RegressionPrediction(dist.Normal(**model.likelihood.arguments(outputs)))
 
 
-def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.RegressionPrediction:
+def unscaled(prediction: bbb.RegressionPrediction, scaling: Any) -> bbb.RegressionPrediction:
     """The mixture over draws and members, in the target's own units and double precision.
 
-    Args:
-        prediction: of standardised targets, components ``[draws, n, members]``.
-        scaling: of the targets, one column.
-
-    Returns:
-        Components ``[draws * members, n, 1]``: $p(y) = p(z) / s$.
+    From components ``[draws, n, members]`` to ``[draws * members, n, 1]``: $p(y) = p(z) / s$.
     """
     components = prediction.components
     loc, scale = (
@@ -214,7 +165,7 @@ def unscaled(prediction: bbb.RegressionPrediction, scaling: Scaling) -> bbb.Regr
         for part in torch.broadcast_tensors(components.loc, components.scale)
     )
     mixture = bbb.RegressionPrediction(dist.Normal(loc, scale))
-    return mixture.rescaled(scaling.mean, scaling.std)
+    return mixture.rescaled(scaling.mean, scaling.scale)
 
 
 def score(prediction: bbb.RegressionPrediction, y: Tensor) -> dict[str, Any]:
@@ -232,31 +183,22 @@ def score(prediction: bbb.RegressionPrediction, y: Tensor) -> dict[str, Any]:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """Trains and scores."""
+    """Train and score."""
+    began = time.perf_counter()
     table = bbb.data.read_uci(task.path, dtype=torch.float64)
     (x, y), (x_test, y_test) = table.split(task.split)
     if task.part == "validation":
         (x, y), (x_test, y_test) = bbb.data.split(x, y, fraction=0.2, seed=task.own_seed)
-    of_x, of_y = Scaling.of(x), Scaling.of(y[:, None])
-    if of_y.std.isinf().any():
+    if y.eq(y[0]).all():
         raise ValueError(f"y of {task.path} must vary, got one value in split {task.split}")
+    (x, of_x), (y, of_y) = map(bbb.data.standardize, (x, y[:, None]))
     recipe = task.recipe
     units = recipe.units if len(table.x) <= LARGE else recipe.units_of_large
-    standardised = of_x(x), of_y(y[:, None]).squeeze(1)
-    model, guide = train(recipe, standardised, units, task.own_seed)
-    prediction = predict(recipe, model, guide, of_x(x_test), task.own_seed)
-    return score(unscaled(prediction, of_y), y_test)
-
-
-def scored(task: Task, path: Path, threads: int) -> tuple[str, dict[str, Any]]:
-    """Return the table's name and the scores of a split, cached in a file."""
-    torch.set_num_threads(threads)
-
-    def run() -> dict[str, Any]:
-        began = time.perf_counter()
-        return run_task(task) | {"seconds": round(time.perf_counter() - began, 2)}
-
-    return task.name, cached(path, run)
+    data = x.float(), y.float().squeeze(1)
+    model, guide = train(recipe, data, units, task.own_seed)
+    prediction = predict(recipe, model, guide, of_x(x_test).float(), task.own_seed)
+    seconds = round(time.perf_counter() - began, 2)
+    return score(unscaled(prediction, of_y), y_test) | {"seconds": seconds}
 
 
 RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "versions", "threads")
@@ -264,33 +206,20 @@ RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "v
 
 
 def find_tables(root: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
-    """Files of the tables by name.
-
-    Args:
-        root: folder that holds ``NAME/data.npz`` or ``uci/NAME/data.npz``, or None for
-            ``$PYRO_BBB_DATA``.
-        names: which; none for all.
-
-    Raises:
-        FileNotFoundError: there is no such folder or table.
-        ValueError: a name is one of `RESERVED` or no name of a folder.
-    """
+    """Files ``[uci/]NAME/data.npz`` by name of a folder or ``$PYRO_BBB_DATA``; all or some."""
     given = root or os.environ.get("PYRO_BBB_DATA")
-    if not given or not Path(given).is_dir():
-        raise FileNotFoundError(
-            f"data_root must be a folder with NAME/data.npz or uci/NAME/data.npz, got {given}"
-        )
-    bases = (Path(given) / "uci", Path(given))
+    bases = (Path(given) / "uci", Path(given)) if given else ()
     there = {path.parent.name: path for base in bases for path in base.glob("*/data.npz")}
-    for name in names or sorted(there):
-        if name in RESERVED or Path(name).name != name:
-            raise ValueError(f"datasets must be names of folders, and none of {RESERVED}: {name!r}")
-        if name not in there:
-            found = ", ".join(sorted(there)) or "none"
-            raise FileNotFoundError(f"datasets: no {name}/data.npz in {given} (there are {found})")
-    if not there:
-        raise FileNotFoundError(f"data_root must have NAME/data.npz, got {given} without any")
-    return {name: there[name] for name in names or sorted(there)}
+    wanted = names or sorted(there)
+    if not there or not set(wanted) <= there.keys():
+        found = ", ".join(sorted(there)) or "none"
+        raise FileNotFoundError(
+            f"datasets must be of data_root, a folder with NAME/data.npz or uci/NAME/data.npz; "
+            f"in {given} there are {found}, got {', '.join(wanted) or 'none'}"
+        )
+    if set(wanted) & set(RESERVED):
+        raise ValueError(f"datasets must not be called as a part of the record, {RESERVED}")
+    return {name: there[name] for name in wanted}
 
 
 def made_up_tables(folder: Path) -> dict[str, Path]:

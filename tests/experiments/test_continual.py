@@ -13,17 +13,7 @@ from pyro_bbb import guides
 
 @pytest.fixture
 def tasks(load):
-    return load("_helpers.continual_learning")
-
-
-@pytest.fixture
-def learners(load):
-    return load("_helpers.continual_learning")
-
-
-@pytest.fixture
-def kronecker(load):
-    return load("_helpers.continual_memory")
+    return load("continual")
 
 
 def images(n, seed=0):
@@ -57,16 +47,16 @@ def test_split_tasks_are_pairs_of_classes(tasks, own_heads):
             assert part.equal(x[y // 2 == number]) and label.equal(y[y // 2 == number] % 2)
 
 
-def small(tasks, learners, name="split", **settings):
+def small(tasks, name="split", **settings):
     protocol = replace(tasks.PROTOCOLS[name], hidden=(5, 4), coreset=3)
     chosen = {"guide": "softplus_normal", "epochs": 1, "engine": "eager", **settings}
-    learner = learners.Learner(protocol, learners.Settings(**chosen), seed=0)
+    learner = tasks.Learner(protocol, tasks.Settings(**chosen), seed=0)
     return learner, protocol.tasks(images(60), images(30, seed=1), 0, protocol.own_heads)
 
 
 @pytest.mark.parametrize("strength", [1.0, 4.0])
-def test_the_posterior_is_the_next_prior_and_the_next_start(tasks, learners, strength):
-    learner, (first, second, *_) = small(tasks, learners, strength=strength)
+def test_the_posterior_is_the_next_prior_and_the_next_start(tasks, strength):
+    learner, (first, second, *_) = small(tasks, strength=strength)
     learner.learn(first)
     before = learner.latest["last0"]
     model, guide = learner.posterior(second.head, 12)
@@ -83,17 +73,8 @@ def test_the_posterior_is_the_next_prior_and_the_next_start(tasks, learners, str
     assert head.mean.eq(0).all() and head.variance.allclose(torch.tensor(0.5))  # 2 / 4 units
 
 
-def test_last_layers_start_from_weights_of_their_own(tasks, learners):
-    learner, (first, second, *_) = small(tasks, learners)
-    _, before = learner.posterior(first.head, 12)
-    learner.learn(first)
-    _, after = learner.posterior(second.head, 12)
-    start, next_start = before.loc("network.last0.weight"), after.loc("network.last1.weight")
-    assert not next_start.allclose(start)
-
-
-def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks, learners):
-    learner, (first, second, *_) = small(tasks, learners)
+def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks):
+    learner, (first, second, *_) = small(tasks)
     learner.learn(first)
     before = learner.latest["last0"].loc("network.last0.weight").clone()
     learner.learn(second)
@@ -106,22 +87,8 @@ def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks, learners):
     assert learner.predict(first).probs.shape == (6, 2)
 
 
-def test_strength_1_is_the_posterior_and_more_multiplies_what_tasks_gave(tasks, learners):
-    found = {}
-    for strength in (1.0, 4.0):
-        learner, (first, second, *_) = small(tasks, learners, strength=strength)
-        learner.learn(first)
-        model, _ = learner.posterior(first.head, 12)
-        trace = poutine.trace(model).get_trace(torch.rand(2, 784))
-        found[strength] = trace.nodes["network.fc1.weight"]["fn"].variance
-    posterior = learner.latest[first.head].scale("network.fc1.weight").square()
-    torch.testing.assert_close(found[1.0], posterior, rtol=1e-4, atol=0)
-    gained = 1 / posterior - 392  # the first prior's precision is 784 / 2
-    torch.testing.assert_close(1 / found[4.0], 392 + 4 * gained, rtol=1e-3, atol=0)
-
-
-def test_what_the_second_task_gave_is_counted_once(tasks, learners):
-    learner, (first, second, *_) = small(tasks, learners, strength=4.0)
+def test_what_the_second_task_gave_is_counted_once(tasks):
+    learner, (first, second, *_) = small(tasks, strength=4.0)
     name = "network.fc1.weight"
     learner.learn(first)
     gained = learner.memory.gained[name].clone()
@@ -132,19 +99,11 @@ def test_what_the_second_task_gave_is_counted_once(tasks, learners):
     torch.testing.assert_close(learner.memory.gained[name], expected, rtol=1e-3, atol=1e-2)
 
 
-def test_without_draws_the_means_predict(tasks, learners):
-    learner, (first, *_) = small(tasks, learners, draws=0)
-    learner.learn(first)
-    _, draws = learner.refine(first.head)
-    for name, draw in draws.items():
-        assert draw.equal(learner.latest[first.head].loc(name)[None])
-
-
-def test_the_kronecker_normal_has_the_density_of_the_full_one(kronecker):
+def test_the_kronecker_normal_has_the_density_of_the_full_one(tasks):
     torch.set_default_dtype(torch.float64)
     loc, roots = torch.randn(3, 4), (torch.randn(3, 3), torch.randn(4, 2))
     of_outputs, of_inputs = (root @ root.T for root in roots)
-    ours = kronecker.kronecker_normal(loc, of_outputs, of_inputs, 0.7)
+    ours = tasks.kronecker_normal(loc, of_outputs, of_inputs, 0.7)
     precision = torch.kron(of_outputs, of_inputs) + 0.7 * torch.eye(12)
     full = MultivariateNormal(loc.flatten(), precision_matrix=precision)
     value = torch.randn(5, 3, 4)
@@ -154,9 +113,9 @@ def test_the_kronecker_normal_has_the_density_of_the_full_one(kronecker):
     assert found.mean().item() == pytest.approx(-full.entropy().item(), abs=5 * (6 / 2000) ** 0.5)
 
 
-def test_one_task_in_kronecker_factors_is_its_laplace_posterior(tasks, learners, kronecker):
-    options = {"guide": "delta", "memory": kronecker.KroneckerMemory, "draws": 0}
-    learner, (first, *_) = small(tasks, learners, **options)
+def test_one_task_in_kronecker_factors_is_its_laplace_posterior(tasks):
+    options = {"guide": "delta", "memory": tasks.KroneckerMemory, "draws": 0}
+    learner, (first, *_) = small(tasks, **options)
     learner.learn(first)
     memory, data = learner.memory, first.data(True)
     model = learner.model(first.head, learner.settings.first_prior, len(data[0]))
@@ -170,9 +129,9 @@ def test_one_task_in_kronecker_factors_is_its_laplace_posterior(tasks, learners,
         torch.testing.assert_close(once[name], expected, rtol=1e-4, atol=1e-2)
 
 
-def test_what_two_tasks_gave_adds_up_and_strength_multiplies_it(tasks, learners, kronecker):
-    options = {"guide": "delta", "memory": kronecker.KroneckerMemory, "draws": 0}
-    learner, (first, *_) = small(tasks, learners, **options)
+def test_what_two_tasks_gave_adds_up_and_strength_multiplies_it(tasks):
+    options = {"guide": "delta", "memory": tasks.KroneckerMemory, "draws": 0}
+    learner, (first, *_) = small(tasks, **options)
     learner.learn(first)
     memory, name = learner.memory, "network.fc1.weight"
     (part,) = memory.normal(name).base_dist.parts
@@ -186,8 +145,8 @@ def test_what_two_tasks_gave_adds_up_and_strength_multiplies_it(tasks, learners,
 
 
 @pytest.mark.parametrize("kind", ["random", "k_center"])
-def test_a_coreset_is_kept_from_training(tasks, learners, kind):
-    learner, (first, *_) = small(tasks, learners, coreset=kind)
+def test_a_coreset_is_kept_from_training(tasks, kind):
+    learner, (first, *_) = small(tasks, coreset=kind)
     x, y = first.data(True)
     others, labels = learner.set_aside(first, (x, y))
     ((kept, kept_labels),) = learner.coresets[first.head]
@@ -196,10 +155,10 @@ def test_a_coreset_is_kept_from_training(tasks, learners, kind):
     assert together.unique(dim=0).equal(torch.cat([x, y[:, None]], 1).unique(dim=0))
 
 
-def test_at_once_each_image_has_the_outputs_of_its_tasks_head(tasks, learners):
+def test_at_once_each_image_has_the_outputs_of_its_tasks_head(tasks):
     protocol = replace(tasks.PROTOCOLS["split"], hidden=(5, 4))
-    together = learners.AllTasks(protocol, protocol.tasks(images(60), images(30), 0, True))
-    x, y = together.joined().data(True)
+    together = tasks.AllTasks(protocol, protocol.tasks(images(60), images(30), 0, True))
+    x, y = together.joined.data(True)
     assert x.shape == (60, 785) and len(y) == 60
     network = together.network("last")
     everything = network.network(x[:, :-1])
@@ -207,12 +166,11 @@ def test_at_once_each_image_has_the_outputs_of_its_tasks_head(tasks, learners):
         rows = x[:, -1] == number
         assert network(x)[rows].equal(everything[rows, 2 * number : 2 * number + 2])
     one = replace(protocol, own_heads=False)
-    plain = learners.AllTasks(one, one.tasks(images(60), images(30), 0, False))
-    assert plain.joined().data(True)[0].shape == (60, 784)
+    plain = tasks.AllTasks(one, one.tasks(images(60), images(30), 0, False))
+    assert plain.joined.data(True)[0].shape == (60, 784)
 
 
-def test_forgetting_is_what_was_known_best_less_what_is_known_at_the_end(load):
-    continual = load("continual")
+def test_forgetting_is_what_was_known_best_less_what_is_known_at_the_end(tasks):
     matrix = [[0.9], [0.95, 0.8], [0.7, 0.85, 0.99]]
-    assert continual.forgetting(matrix) == pytest.approx((0.25 - 0.05) / 2)
-    assert continual.forgetting([[0.5]]) == 0.0
+    assert tasks.forgetting(matrix) == pytest.approx((0.25 - 0.05) / 2)
+    assert tasks.forgetting([[0.5]]) == 0.0

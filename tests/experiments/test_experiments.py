@@ -14,31 +14,7 @@ import torch
 import tyro
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-EXPERIMENTS = [
-    "active_learning",
-    "adapters",
-    "choose_defaults",
-    "continual",
-    "digits_recipes",
-    "fashion_mnist",
-    "gap_splits",
-    "laplace_fidelity",
-    "lenet5_mnist",
-    "mnist_mlp",
-    "mushroom_bandit",
-    "paper_mnist",
-    "paper_pruning",
-    "paper_regression",
-    "posterior_fidelity",
-    "posteriors",
-    "quickstart",
-    "references",
-    "shift",
-    "sine_regression",
-    "sklearn_comparison",
-    "uci_regression",
-    "wheel_bandit",
-]  # a new experiment is added here
+EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 @pytest.fixture
@@ -49,11 +25,6 @@ def experiment(request, load):
 @pytest.fixture
 def common(load):
     return load("_helpers.run")
-
-
-def test_every_experiment_is_listed():
-    files = {path.stem for path in FOLDER.glob("*.py")}
-    assert files == set(EXPERIMENTS)
 
 
 @pytest.mark.slow
@@ -86,48 +57,27 @@ def test_every_option_has_help(experiment, capsys):
         assert isinstance(value, ast.AnnAssign) and isinstance(line.value, ast.Constant)
 
 
-def test_digits_are_split_once_for_all_and_by_class(common):
-    (x, y), (x_test, y_test) = common.digits()
+def test_digits_are_split_once_for_all_and_by_class(load):
+    digits = load("_helpers.images").digits
+    (x, y), (x_test, y_test) = digits()
     assert x.shape == (1347, 64) and x_test.shape == (450, 64)
     assert 0 <= x.min() and x.max() == 1
     share = len(y_test) / (len(y) + len(y_test))
     for label in range(10):
         here, there = int((y == label).sum()), int((y_test == label).sum())
         assert abs(there - share * (here + there)) < 1
-    again = common.digits()
+    again = digits()
     assert again[1][0].equal(x_test) and again[1][1].equal(y_test)
     rows = torch.cat([x, x_test]).unique(dim=0)
     assert len(rows) == 1797, "an image stands in both parts, or twice"
-
-
-@pytest.mark.parametrize("experiment", ["quickstart"], indirect=True)
-def test_quickstart_foreign_inputs_have_the_range_of_digits(experiment):
-    x = torch.rand(450, 64)
-    ood = experiment.ood_inputs(x, seed=0)
-    for each in ood.values():
-        assert each.shape[1] == 64 and each.isfinite().all() and each.min() >= 0 and each.max() <= 1
-    shuffled = ood["shuffled digits"]
-    assert shuffled.sort(-1).values.equal(x.sort(-1).values) and not shuffled.equal(x)
-    assert len(ood["photograph patches"]) == (427 // 32) * (640 // 32)
 
 
 @pytest.mark.parametrize(
     ("experiment", "option"),
     [
         ("active_learning", "rules"),
-        ("adapters", "methods"),
-        ("adapters", "tasks"),
-        ("continual", "methods"),
-        ("continual", "protocols"),
-        ("paper_mnist", "methods"),
-        ("posterior_fidelity", "approaches"),
-        ("posterior_fidelity", "problems"),
-        ("references", "problems"),
-        ("posteriors", "methods"),
+        ("mushroom_bandit", "agents"),
         ("posteriors", "problems"),
-        ("shift", "methods"),
-        ("shift", "problems"),
-        ("wheel_bandit", "agents"),
     ],
     indirect=["experiment"],
 )
@@ -138,19 +88,8 @@ def test_a_name_that_is_not_known_is_refused_before_the_work(experiment, option,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7])
-def test_minibatches_of_lenet_pass_over_the_data_whatever_an_epoch_is(load, steps):
-    passes = load("_helpers.lenet5").Passes(10, 4, steps, seed=0)
-    assert len(passes) == steps
-    batches = [rows for _ in range(20) for rows in passes][:15]
-    assert {len(rows) for rows in batches} == {4}
-    rows = torch.cat(batches).split(10)  # six passes
-    assert all(sorted(each.tolist()) == list(range(10)) for each in rows)
-    assert not rows[0].equal(rows[1])
-
-
 def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(load):
-    whitening = load("_helpers.fashion_mnist").Whitening
+    whitening = load("fashion_mnist").Whitening
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     x = torch.randn(400, 5, generator=generator, dtype=torch.float64) @ mixing + 3.0
@@ -171,8 +110,8 @@ def test_whitening_makes_all_directions_alike_and_all_images_of_one_length(load)
     torch.testing.assert_close(torch.cosine_similarity(seen, z[:7]), torch.ones(7, dtype=x.dtype))
 
 
-def test_table_is_aligned_markdown(common):
-    table = common.Table(("name", "%"), [("a", "10.0"), ("long one", "7")])
+def test_table_is_aligned_markdown(load):
+    table = load("_helpers.tables").Table(("name", "%"), [("a", "10.0"), ("long one", "7")])
     assert str(table).splitlines() == [
         "| name     |    % |",
         "| -------- | ---: |",
@@ -181,20 +120,31 @@ def test_table_is_aligned_markdown(common):
     ]
 
 
-def test_repeated_figures_become_mean_and_sd(load):
-    repeats = load("_helpers.repeats")
-    summary = repeats.repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, 3, 3)
+@pytest.fixture
+def repeat(common, tmp_path, monkeypatch):
+    """`Run.repeat` of a run with these settings."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(common.RepeatedSettings):
+        epochs: int = 1
+        output: Path = tmp_path
+
+    return lambda one, *where, **settings: common.Run(Config(**settings)).repeat(one, *where)
+
+
+def test_repeated_figures_become_mean_and_sd(load, repeat):
+    shown = load("_helpers.tables").shown
+    summary = repeat(lambda seed: {"a": {"b": seed / 100, "text": "x"}}, seed=3, repeats=3)
     assert set(summary["seeds"]) == {"3", "4", "5"}
     assert summary["mean"] == {"a": {"b": pytest.approx(0.04)}}
     assert summary["sd"] == {"a": {"b": pytest.approx(0.01)}}
-    assert repeats.shown(summary, "a", "b") == "4.00 ± 1.00"
-    once = repeats.repeat(lambda seed: {"a": {"b": 0.5}}, 0, 1)
-    assert repeats.shown(once, "a", "b", factor=1, digits=1) == "0.5"
+    assert shown(summary, "a", "b") == "4.00 ± 1.00"
+    once = repeat(lambda seed: {"a": {"b": 0.5}}, "another")
+    assert shown(once, "a", "b", factor=1, digits=1) == "0.5"
 
 
-def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, load, tmp_path):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    repeats = load("_helpers.repeats")
+def test_finished_seeds_are_kept_by_what_decides_their_figures(monkeypatch, repeat):
     ran = []
 
     def one(seed, fails=()):
@@ -204,47 +154,29 @@ def test_finished_seeds_are_kept_and_only_the_first_is_run_again(monkeypatch, lo
         return {"a": seed / 3}
 
     with pytest.raises(KeyboardInterrupt):
-        repeats.repeat(lambda seed: one(seed, {6}), 4, 4, tmp_path)
-    summary = repeats.repeat(one, 4, 4, tmp_path)
-    assert ran == [4, 5, 6, 4, 6, 7]
-    assert summary == repeats.repeat(one, 4, 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["5.json", "6.json", "7.json"]
+        repeat(lambda seed: one(seed, {6}), seed=4, repeats=4)
+    summary = repeat(one, seed=4, repeats=4)
+    assert ran == [4, 5, 6, 6, 7]
+    assert repeat(one, seed=5, repeats=3, threads=2)["mean"] == {"a": 2.0} and len(ran) == 5
+    assert repeat(one, seed=4, repeats=4, epochs=2) == summary and len(ran) == 9
 
     ran.clear()
     monkeypatch.setenv("WORLD_SIZE", "2")  # the other process has no such folder
-    repeats.repeat(one, 4, 4, tmp_path)
+    repeat(one, seed=4, repeats=4)
     assert ran == [4, 5, 6, 7]
 
 
-def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch, load):
-    repeats = load("_helpers.repeats")
-
+def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch, repeat):
     def one(seed):
         return {"seed": seed, "here": threading.current_thread() is threading.main_thread()}
 
     with joblib.parallel_config(backend="threading", n_jobs=2):
-        seeds = repeats.repeat(one, 2, 3)["seeds"]
+        seeds = repeat(one, seed=2, repeats=3)["seeds"]
         monkeypatch.setenv("WORLD_SIZE", "2")
         with pytest.raises(ValueError, match="not both"):
-            repeats.repeat(one, 2, 3)
+            repeat(one, seed=2, repeats=3)
     assert [figures["seed"] for figures in seeds.values()] == [2, 3, 4]
     assert [figures["here"] for figures in seeds.values()] == [True, False, False]
-
-
-def test_seeds_are_kept_by_what_decides_their_figures(common, tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        epochs: int = 1
-        seed: int = 0
-        repeats: int = 1
-        threads: int = 1
-        output: Path = tmp_path
-
-    folders = [
-        common.Run(Config(**more)).seeds()
-        for more in ({}, {"seed": 3, "repeats": 9}, {"epochs": 2})
-    ]
-    assert folders[0] == folders[1] != folders[2] and tmp_path in folders[0].parents
 
 
 @pytest.mark.parametrize("experiment", ["mnist_mlp"], indirect=True)

@@ -26,26 +26,11 @@ def test_the_curve_is_the_papers(experiment):
     )
 
 
-def test_data_are_of_the_seed_and_inside_their_range(experiment):
-    problem, again = (experiment.Problem.of(3, 50) for _ in range(2))
-    (x, y), (fresh, _) = problem.train, problem.fresh
-    assert x.shape == y.shape == (50, 1) and again.train[1].equal(y)
-    assert not experiment.Problem.of(4, 50).train[0].equal(x)
-    assert len(torch.cat([x, fresh]).unique()) > 2000  # fresh ones are others
-    assert 0 <= min(x.min(), fresh.min()) and max(x.max(), fresh.max()) <= 0.5
-    assert problem.x[0] == pytest.approx(-0.2) and problem.x[-1] == pytest.approx(1.2)
-
-
-def test_the_networks_see_the_stretched_inputs(experiment):
-    recipe = experiment.RECIPES["ours"]
-    assert recipe.inputs(torch.tensor([0.0, 0.25, 0.5])).tolist() == [-1.0, 0.0, 1.0]
-
-
 def test_one_network_has_no_epistemic_uncertainty_and_two_have_what_they_differ_by(experiment):
     torch.manual_seed(0)
     networks = [experiment.Plain((5,)) for _ in range(2)]
     x = torch.linspace(-1, 1, 7)[:, None]
-    one, both = (experiment.predict_plain(networks[:count], x) for count in (1, 2))
+    one, both = (experiment.predict_together(networks[:count], x) for count in (1, 2))
     assert one.epistemic_std.abs().max() == 0
     torch.testing.assert_close(one.aleatoric_std, torch.ones(7, 1))
     apart = (networks[0](x).loc - networks[1](x).loc).abs() / 2

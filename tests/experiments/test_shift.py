@@ -11,7 +11,7 @@ import pyro_bbb as bbb
 
 @pytest.fixture
 def shifts(load):
-    return load("_helpers.shifts")
+    return load("shift")
 
 
 def sure(p, x):
@@ -47,27 +47,6 @@ def test_scores_of_a_network_that_ignores_the_images_do_not_change(shifts):
     assert all(each == found["clean"] for each in every)
     for each in (found["shifted"], *found["severity"].values()):
         assert each == pytest.approx(found["clean"], abs=1e-12)
-
-
-def test_means_are_over_names_and_then_over_severities(shifts):
-    found = {"1": {"nll": 1.0}, "2": {"nll": 4.0}}
-    assert shifts.mean(found) == {"nll": 2.5}
-
-
-def test_images_of_at_least_a_confidence(shifts):
-    confidence = torch.tensor([0.2, 0.5, 0.9, 0.96])
-    found = shifts.above(confidence, torch.tensor([True, False, True, True]))
-    assert len(found) == 20
-    assert found["0.0"] == {"sure": 1.0, "sure_and_right": 0.75}
-    assert found["0.5"] == {"sure": 0.75, "sure_and_right": 0.5}
-    assert found["0.95"] == {"sure": 0.25, "sure_and_right": 0.25}
-
-
-def test_random_corruptions_differ_from_kind_to_kind_and_not_from_run_to_run(shifts):
-    x = torch.rand(3, 1, 28, 28)
-    first, second = list(shifts.corrupted(x)), list(shifts.corrupted(x))
-    assert len(first) == 75
-    assert all(a[:2] == b[:2] and a[2].equal(b[2]) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.slow

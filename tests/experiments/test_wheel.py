@@ -9,7 +9,7 @@ RADII = (0.5, 0.8)
 
 @pytest.fixture
 def wheel(load):
-    return load("_helpers.wheel")
+    return load("wheel_bandit")
 
 
 def test_rewards_are_those_of_the_wheel(wheel):
@@ -38,9 +38,8 @@ def test_regret_of_the_best_the_safe_and_any_action(wheel):
     torch.testing.assert_close(env.uniform_regret, every.mean(0))
 
 
-@pytest.mark.parametrize("radii", [RADII, RADII[:1]])
 @pytest.mark.parametrize("name", ["last layer", "BBB", "bootstrap of 3"])
-def test_an_agent_plays(wheel, name, radii):
+def test_an_agent_plays(wheel, name, radii=RADII):
     torch.manual_seed(0)
     learning = wheel.Learning(hidden=8, learn_every=10, num_batches=2, batch_size=4, memory=30)
     env = wheel.Wheel(radii, 50, seed=0)
@@ -67,13 +66,3 @@ def test_wheels_are_learned_apart(wheel):
         values.append(agent.agent.values(contexts))
     torch.testing.assert_close(values[0][..., 0], values[1][..., 0])
     assert (values[0][..., 1] - values[1][..., 1]).abs().mean() > 0.01
-
-
-def test_a_bootstrap_shows_each_observation_to_half_of_the_networks(wheel):
-    torch.manual_seed(0)
-    learning = wheel.Learning(hidden=4, learn_every=10_000, memory=30)
-    agent = wheel.Bootstrap(3, 1, learning)
-    for _ in range(40):
-        agent.observe(torch.zeros(1, 1, 2), torch.tensor([[0]]), torch.tensor([[1.0]]))
-    seen = [member.seen for member in agent.members]
-    assert len(set(seen)) > 1 and all(8 < each < 32 for each in seen)

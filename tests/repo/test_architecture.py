@@ -103,12 +103,6 @@ def test_experiments_share_only_helpers():
         assert not sibling_imports(source, {"tests"}), f"{path.name} imports tests"
 
 
-def test_imports_of_another_experiment_are_found():
-    for source in ("import sine", "from experiments.sine import f", "from . import sine"):
-        assert sibling_imports(source, {"sine"}) == {"sine"}
-    assert sibling_imports("from experiments._helpers.run import f", {"sine"}) == set()
-
-
 # --- importing the library ---
 
 IMPORT = """

@@ -26,13 +26,6 @@ def test_a_path_on_the_page_exists(path):
     assert (PACKAGE / path).exists() or (ROOT / path).exists()
 
 
-def test_names_in_parentheses_stand_in_the_file_before_them():
-    named = re.findall(r"`([\w/]+\.py)`\s\(`(?:\w+\.)?(\w+)`\)", PAGE)
-    assert len(named) >= 4
-    for path, name in named:
-        assert f"def {name}(" in (PACKAGE / path).read_text("utf-8"), (path, name)
-
-
 def test_every_package_is_in_the_table_and_on_its_layer():
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, flags=re.MULTILINE)
     assert {package: int(number) for number, package in rows} == NUMBERS

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
 from html.parser import HTMLParser
 from inspect import isclass, isfunction
 from pathlib import Path
@@ -86,14 +85,6 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path):
     loaded = [target for reader in pages for target in reader.loaded]
     foreign = [target for target in loaded if urlsplit(target).netloc]
     assert loaded and not foreign, "a page asks another host"
-
-
-def test_broken_links_are_found():
-    page = '<h2 id="here"></h2><a href="#here"></a><a href="#gone"></a><a href="../b/"></a>'
-    site = {f"{HOST}a/": Reader(page), f"{HOST}b/": Reader('<a href="https://pyro.ai"></a>')}
-    assert list(broken(site)) == [f"{HOST}a/: #gone"]
-    del site[f"{HOST}b/"]
-    assert list(broken(site)) == [f"{HOST}a/: #gone", f"{HOST}a/: ../b/"]
 
 
 # --- the reference ---
@@ -178,67 +169,9 @@ def test_the_code_runs(page, elsewhere, capsys):
     assert blocks.run_page(page, elsewhere, capsys)
 
 
-def test_every_page_that_needs_a_package_is_there():
-    assert NEEDS.keys() <= {name_of(page) for page in RUN}
-
-
 def test_a_block_is_left_out_for_a_good_reason_only():
     for page in blocks.PAGES:
         blocks.check_reasons(page)
-
-
-# --- the runner of blocks itself ---
-
-PAGE = """
-```python
-first = 1
-```
-
-=== "a tab"
-
-    ```python
-    print(first + 1, "of", "2.50")
-    ```
-
-    ```text
-    2 of {shown}
-    ```
-
-<!-- not run: {reason} -->
-```python
-assert False
-```
-
-```console
-python -c "open('made', 'w')"   # a command
-make nothing
-```
-"""
-
-
-@pytest.mark.parametrize(
-    ("shown", "reason", "message"),
-    [
-        ("2.50", "a GPU: a large one", None),
-        ("2.50", "no time", "no time"),
-        ("2.80", "a GPU", "page.md:9 prints"),
-        ("2.5", "a GPU", "page.md:9 prints"),
-    ],
-)
-def test_blocks_are_run_compared_and_left_out(shown, reason, message, elsewhere, capsys):
-    page = elsewhere / "page.md"
-    page.write_text(PAGE.format(shown=shown, reason=reason))
-    with nullcontext() if message is None else pytest.raises(AssertionError, match=message):
-        blocks.check_reasons(page)
-        assert blocks.run_page(page, elsewhere, capsys) == 3
-        assert (elsewhere / "made").exists()
-
-
-def test_numbers_agree_as_machines_do():
-    assert blocks.close("0.0312", "0.0330") and blocks.close("12.9", "12.0")
-    assert blocks.close("0.02", "0.00") and blocks.close("-5.50", "-5.49")
-    for number, shown in ("13.3", "12.0"), ("0.03", "0.00"), ("41", "40"), ("0.5", "0.50"):
-        assert not blocks.close(number, shown)
 
 
 # --- what the site adds to the pages ---

@@ -90,11 +90,6 @@ def test_every_bound_is_a_lower_bound():
         assert bound.startswith(">=") and "," not in bound, f"{name}{bound}"
 
 
-def test_dev_contains_the_experiments():
-    extras = project()["optional-dependencies"]
-    assert "pyro-bbb[experiments]" in extras["dev"]
-
-
 # --- what the library imports ---
 
 

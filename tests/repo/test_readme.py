@@ -18,10 +18,6 @@ def test_the_code_runs_and_learns(capsys):
     assert accuracy > 0.95
 
 
-def test_it_is_read_in_two_minutes():
-    assert len(README.splitlines()) < 120
-
-
 def test_links_and_pictures_exist():
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert targets

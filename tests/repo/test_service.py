@@ -92,12 +92,6 @@ def assert_equal(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_health_says_what_is_served(of_images):
-    answer = client(of_images[0]).get("/health")
-    assert answer.status_code == 200
-    assert answer.json() == {"status": "ok", "input_shape": IMAGES, "num_samples": 20}
-
-
 def test_a_batch_of_images_gets_predicts_answers(of_images):
     folder, model, guide = of_images
     x = torch.randn(6, *IMAGES)
@@ -128,11 +122,6 @@ def test_a_batch_for_targets_gets_predicts_answers(of_targets):
     assert_equal(column(answers, "interval"), torch.stack(expected.interval(0.9), -1))
     assert column(answers, "refused").equal((expected.std >= limit).any(-1))
     assert 0 < column(answers, "refused").sum() < 6
-
-
-def test_without_a_threshold_nothing_is_refused(of_images, of_targets):
-    for folder, shape in ((of_images[0], IMAGES), (of_targets[0], [3])):
-        assert not column(ask(client(folder), torch.randn(4, *shape)), "refused").any()
 
 
 def test_counts_have_no_interval(tmp_path):
