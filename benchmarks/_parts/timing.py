@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Rounds: TypeAlias = list[list[float]]  # seconds, of each round
@@ -52,7 +53,7 @@ class Comparison:
 
 def interquartile(values: list[float]) -> tuple[float, float]:
     """First and third quartile; of a single value itself."""
-    first, _, third = quantiles(values * 2 if len(values) == 1 else values, method="inclusive")
+    first, third = np.quantile(values, [0.25, 0.75]).tolist()
     return first, third
 
 
@@ -76,16 +77,11 @@ def interleave(
     unseen: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
-    """Time actions in turns; returns seconds by action and round.
+    """Time actions in turns, after ``warmup`` untimed runs; returns seconds by action and round.
 
-    Args:
-        turns: do an action so many times and return the seconds of each.
-        seconds: rounds begin until so much time has passed.
-        min_rounds: fewest rounds.
-        warmup: untimed runs of each action before the first round.
-        burst: timed runs of a turn.
-        unseen: untimed runs before them, as the first ones of a turn take longer.
-        clock: the time in seconds.
+    A turn does an action so many times and returns the seconds of each: ``unseen`` runs that do not
+    count, as the first ones take longer, and ``burst`` that do. Rounds begin until so many seconds
+    have passed, and there are ``min_rounds`` at least.
     """
     names = list(turns)
     rounds: dict[str, Rounds] = {name: [] for name in names}
@@ -102,13 +98,10 @@ def interleave(
 
 
 class Methods:
-    """Methods by name, each in a process of its own, or all in this one.
+    """Methods by name, each in a process of its own, or all in this one, which is quicker.
 
-    Args:
-        makes: make a method's action from a job; they are sent to its process.
-        one_process: measure in this process, which is quicker.
-        threads: threads of each process; by default as many as torch has here.
-        device: device that is waited for around each run.
+    They make actions from jobs. A process has as many threads as torch has here, unless told
+    otherwise; a CUDA device is waited for around each run.
     """
 
     def __init__(

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digits and scribbles as a hand draws them: strokes on a square pad, from a few styles each.
 
-    python tests/_support/synthetic_digits.py [--scribbles 0]
-
-trains the network of ``pyro-bbb play``, with so many scribbles for each digit (a quarter), and
-prints what it says of 600 such digits and 400 scribbles.
+`report` has what the network of ``pyro-bbb play`` says of 600 such digits and 400 scribbles.
 """
 
 from collections.abc import Callable
@@ -12,7 +9,6 @@ from functools import cache
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 
 from pyro_bbb.apps.digit_classifier import Classifier, train
@@ -182,11 +178,3 @@ def report(classifier: Classifier) -> dict[str, float]:
         )
     found["refused"] = sum(found[f"refused: {kind}"] for kind in SCRIBBLES) / len(SCRIBBLES)
     return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    found = tyro.cli(train)
-    print(f"threshold {found.threshold:.2f}")
-    for words, share in report(found).items():
-        print(f"{words:22} {share:6.1%}")

@@ -170,16 +170,6 @@ def test_measured_steps_are_those_of_fit(methods, work, estimator):
         assert parameter.equal(after[name]) and not parameter.equal(before[name]), name
 
 
-def test_missing_and_broken_packages_are_named(methods):
-    prepare = methods.prepare
-    assert prepare("no-such-distribution", lambda: 1) == "not installed"
-    assert prepare("torch", lambda: 1) == 1
-    reason = prepare("torch", lambda: [][0])
-    assert reason == "does not run: IndexError: list index out of range"
-    with pytest.raises(IndexError):
-        prepare(None, lambda: [][0])
-
-
 # --- statistics ---
 
 

@@ -87,18 +87,6 @@ def test_an_earlier_task_has_its_own_head_and_the_latest_trunk(tasks):
     assert learner.predict(first).probs.shape == (6, 2)
 
 
-def test_what_the_second_task_gave_is_counted_once(tasks):
-    learner, (first, second, *_) = small(tasks, strength=4.0)
-    name = "network.fc1.weight"
-    learner.learn(first)
-    gained = learner.memory.gained[name].clone()
-    learner.learn(second)
-    prior = 392 + 4 * gained
-    precision = 1 / learner.latest[second.head].scale(name).square()
-    expected = gained + (precision - prior).clamp(min=0)
-    torch.testing.assert_close(learner.memory.gained[name], expected, rtol=1e-3, atol=1e-2)
-
-
 def test_the_kronecker_normal_has_the_density_of_the_full_one(tasks):
     torch.set_default_dtype(torch.float64)
     loc, roots = torch.randn(3, 4), (torch.randn(3, 3), torch.randn(4, 2))

@@ -177,22 +177,3 @@ def test_seeds_run_where_joblib_is_told_to_but_for_the_first(monkeypatch, repeat
             repeat(one, seed=2, repeats=3)
     assert [figures["seed"] for figures in seeds.values()] == [2, 3, 4]
     assert [figures["here"] for figures in seeds.values()] == [True, False, False]
-
-
-@pytest.mark.parametrize("experiment", ["mnist_mlp"], indirect=True)
-def test_mnist_mlp_skips_the_layer_that_the_tutorial_skips(experiment):
-    recipe = experiment.RECIPES["published"]
-    skipped = [name for name, v in recipe.variants.items() if v.network == "skipping"]
-    assert skipped == ["Normal prior, layer skipped"]
-    network = experiment.SkippingMLP([784, 6, 6, 10])
-    model = experiment.bbb.BayesianModel(network, experiment.bbb.likelihoods.Categorical(), 2)
-    guide = experiment.bbb.AutoSoftplusNormal(model)
-    x = torch.rand(2, 784)
-    before = experiment.bbb.predict_mean(model, guide, x).probs
-    guide.loc("network.fc2.weight").add_(1.0)
-    assert experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
-    guide.loc("network.fc1.weight").add_(1.0)
-    assert not experiment.bbb.predict_mean(model, guide, x).probs.equal(before)
-    exported = experiment.bbb.to_module(model, guide)
-    probs = experiment.bbb.predict_mean(model, guide, x).probs
-    torch.testing.assert_close(exported(x).softmax(-1), probs)
