@@ -25,12 +25,6 @@ from tqdm import tqdm
 import pyro_bbb as bbb
 from pyro_bbb.data import Reference
 
-SUMMARY = (
-    "Function: 1-Wasserstein distance between the draws of the network's output and those of NUTS, "
-    "averaged over inputs, in standard deviations of NUTS's. Sd: the standard deviation of the "
-    "function over that of NUTS's; the ideal is 1. The first row is one half of NUTS's chains "
-    "against the other: smaller distances are noise."
-)
 STRUCTURES = ("full", "kron", "diag", "last_layer")
 
 
@@ -106,7 +100,9 @@ def main(config: Config) -> dict[str, Any]:
     picture = fidelity.draw_bands(run, "laplace", reference, first, shown)
     floor = dict(reference.diagnostics)["floor"]
     metrics = {"floor": floor, "variants": variants, "seeds": list(seeds)}
-    return run.report(__doc__, metrics, [table(floor, variants)], [picture], remark=SUMMARY)
+    return run.report(
+        __doc__, metrics, [table(floor, variants)], [picture], remark=fidelity.SUMMARY
+    )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,6 @@ from tqdm import tqdm
 import pyro_bbb as bbb
 from pyro_bbb.data import REFERENCES, Reference
 
-SUMMARY = (
-    "Distances are between the functions that a method draws and those of NUTS: the 1-Wasserstein "
-    "distance between the draws of the network's output (of the probability, for classes; of the "
-    "log-rate, for counts) at one input, averaged over inputs, in standard deviations of NUTS's "
-    "draws. A point in their middle would score about 0.8. Sd: the standard deviation of the "
-    "draws over that of NUTS's; the ideal is 1. The first row is NUTS against itself, one half of "
-    "the chains against the other: smaller distances are noise."
-)
 MEASURES = {"function": "Function", "sd_ratio": "Sd"}
 
 
@@ -229,7 +221,7 @@ def main(config: Config) -> dict[str, Any]:
             pictures.append(fidelity.draw_bands(run, name, reference, figures, draws))
     recipes = {k: v if isinstance(v, dict) else asdict(v) for k, v in APPROACHES.items()}
     metrics, found = {"problems": problems, "approaches": recipes}, list(tables(problems).values())
-    return run.report(__doc__, metrics, found, pictures, remark=SUMMARY)
+    return run.report(__doc__, metrics, found, pictures, remark=fidelity.SUMMARY)
 
 
 if __name__ == "__main__":

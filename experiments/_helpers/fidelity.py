@@ -17,6 +17,14 @@ from pyro_bbb import plots
 from pyro_bbb.data import Reference
 from pyro_bbb.prediction import GaussianPrediction
 
+SUMMARY = (
+    "Distances are between the functions that a method draws and those of NUTS: the 1-Wasserstein "
+    "distance between the draws of the network's output (of the probability, for classes; of the "
+    "log-rate, for counts) at one input, averaged over inputs, in standard deviations of NUTS's "
+    "draws. A point in their middle would score about 0.8. Sd: the standard deviation of the "
+    "draws over that of NUTS's; the ideal is 1. The first row is NUTS against itself, one half of "
+    "the chains against the other: smaller distances are noise."
+)
 LEVEL = 0.9
 
 

@@ -335,35 +335,21 @@ METHODS = {
         draws=OUTPUT_DRAWS,
         train=by_fit("vbll", NORMAL, where="last.*", lr=1e-3),
     ),
-    "ivon": Method(
-        label="IVON",
-        draws=DRAWS,
-        train=BY_IVON(times=2, temperature=0.1),
-    ),
+    "ivon": Method(label="IVON", draws=DRAWS, train=BY_IVON(times=2, temperature=0.1)),
     "ivon_warm": Method(
-        label="IVON, temperature 0.3",
-        draws=5,
-        train=BY_IVON(times=2, temperature=0.3),
+        label="IVON, temperature 0.3", draws=5, train=BY_IVON(times=2, temperature=0.3)
     ),
     "ivon_warm3": Method(
         label="ensemble of 3 by IVON, temperature 0.3",
         draws=3,
         train=ensemble_of(3, BY_IVON(times=4 / 3, temperature=0.3, lr_schedule="warmup_cosine")),
     ),
-    "ensemble10": Method(
-        label="ensemble of 10",
-        draws=10,
-        train=ensemble_of(10, BY_MAP),
-    ),
+    "ensemble10": Method(label="ensemble of 10", draws=10, train=ensemble_of(10, BY_MAP)),
     "ivon4": Method(
-        label="ensemble of 4 by IVON",
-        draws=4,
-        train=ensemble_of(4, BY_IVON(temperature=0.1)),
+        label="ensemble of 4 by IVON", draws=4, train=ensemble_of(4, BY_IVON(temperature=0.1))
     ),
     "ivon10": Method(
-        label="ensemble of 10 by IVON",
-        draws=10,
-        train=ensemble_of(10, BY_IVON(temperature=0.1)),
+        label="ensemble of 10 by IVON", draws=10, train=ensemble_of(10, BY_IVON(temperature=0.1))
     ),
 } | {
     f"bbb_{prior}_{estimator}": Method(
