@@ -21,7 +21,6 @@ from torch.distributions import Distribution
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from pyro_bbb._handlers.kl_scale import scale_kl, scale_rows
 from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
 from pyro_bbb._handlers.particle_plate import in_plate
 from pyro_bbb._handlers.recompute import same_draws
@@ -50,6 +49,7 @@ from pyro_bbb._utils.validation import count, tensor
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
+from pyro_bbb.guides.kl_weight import scale_kl, scale_rows
 from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
 from pyro_bbb.priors.declaration import SitePrior, prior_of

@@ -18,9 +18,13 @@
 `Guide` is their interface: draws, moments, outputs and state. A guide that is Normal has a tangent,
 in ``tangent.py``: outputs of a network linear in its weights.
 
-Imports the packages up to `_handlers`, never `priors`. A new guide is one module here and one line
-in ``_registry.py``: its name in `GUIDES`.
+Imports the packages up to `_handlers`, never `priors`. A new guide is one module here and its name
+in `GUIDES`.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from pyro_bbb.guides._autoguides import Delta, Flow, FullRank, LowRank, Normal
 from pyro_bbb.guides._base import Approximated, ClosedForm, Collected, Guide, collected
@@ -29,7 +33,6 @@ from pyro_bbb.guides._laplace import Laplace, LinearizationWarning, NoModeError
 from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._rank1 import Rank1Ensemble
-from pyro_bbb.guides._registry import GUIDES, ensemble, make
 from pyro_bbb.guides._swag import SWAG, TooFewIteratesError
 from pyro_bbb.guides.kl_weight import weighs_kl
 
@@ -58,3 +61,53 @@ __all__ = [
     "make",
     "weighs_kl",
 ]
+
+
+def make(name: str, model: Callable[..., Any], **options: Any) -> Guide:
+    """Make a guide by its name.
+
+    Args:
+        name: one of `GUIDES`.
+        model: the model that the guide is for.
+        **options: keyword arguments of the guide's class (of `ensemble`, for that name).
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if not isinstance(name, str) or name not in GUIDES:
+        raise ValueError(f"name must be one of {sorted(GUIDES)}, got {name!r}")
+    return GUIDES[name](model, **options)
+
+
+def ensemble(
+    model: Callable[..., Any], size: int = 5, guide: str = "delta", **options: Any
+) -> Ensemble:
+    """Make an ensemble of guides of one name, with different initial values.
+
+    Args:
+        model: the model that the guides are for.
+        size: number of members.
+        guide: name of the members; ``"delta"`` makes a deep ensemble, ``"swag"`` MultiSWAG.
+        **options: keyword arguments of the members' class; ``init_loc`` is ``"he"`` by default,
+            which leaves the B of `adapt`'s adapters at 0.
+
+    Raises:
+        ValueError: an unknown name, a number out of range, or points with equal initial values.
+    """
+    options.setdefault("init_loc", "he")
+    return Ensemble(model, partial(make, guide, **options), size)
+
+
+GUIDES: dict[str, Callable[..., Guide]] = {
+    "softplus_normal": AutoSoftplusNormal,
+    "normal": Normal,
+    "low_rank": LowRank,
+    "full_rank": FullRank,
+    "flow": Flow,
+    "delta": Delta,
+    "vbll": LastLayer,
+    "laplace": Laplace,
+    "swag": SWAG,
+    "rank1_ensemble": Rank1Ensemble,
+    "ensemble": ensemble,
+}

@@ -33,6 +33,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
+from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.covariance import (
@@ -95,28 +96,9 @@ class WrappedAutoguide(Guide):
                 parameter.data = new.data
             owner._parameters[leaf] = parameter
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return posterior medians by site name."""
-        self._known_latents()
-        medians: dict[str, Tensor] = super().median(*args, **kwargs)
-        return medians
 
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return posterior quantiles, ``[len(quantiles), ...]`` by site name."""
-        self._known_latents()
-        levels = probabilities("quantiles", quantiles)
-        values: dict[str, Tensor] = super().quantiles(levels, *args, **kwargs)  # type: ignore[misc]
-        return values
-
-
-class Normal(WrappedAutoguide, autoguide.AutoNormal, PrototypeFromLatents):
-    """Independent Normals in Pyro's parametrisation, `pyro.infer.autoguide.AutoNormal`.
-
-    Args:
-        model: a `BayesianModel`, or any Pyro model.
-        init_loc: initial means, see `AutoSoftplusNormal`.
-        init_scale: initial standard deviation of every latent, in unconstrained space.
-    """
+class InitScaleGuide(WrappedAutoguide):
+    """Wrapped autoguide whose one option is its initial standard deviation."""
 
     def __init__(
         self,
@@ -128,6 +110,16 @@ class Normal(WrappedAutoguide, autoguide.AutoNormal, PrototypeFromLatents):
         super().__init__(model, init_loc=init_loc, init_scale=positive("init_scale", init_scale))
         self._find_declared()
 
+
+class Normal(InitScaleGuide, autoguide.AutoNormal, PrototypeFromLatents):
+    """Independent Normals in Pyro's parametrisation, `pyro.infer.autoguide.AutoNormal`.
+
+    Args:
+        model: a `BayesianModel`, or any Pyro model.
+        init_loc: initial means, see `AutoSoftplusNormal`.
+        init_scale: initial standard deviation of every latent, in unconstrained space.
+    """
+
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Return samples of all latents, ``[num_samples, ...]`` by site name, no gradient."""
         draws, shape = {}, (count("num_samples", num_samples),)
@@ -138,7 +130,6 @@ class Normal(WrappedAutoguide, autoguide.AutoNormal, PrototypeFromLatents):
         return draws
 
     def unconstrained_normal(self) -> PartsNormal:
-        """Return the Normal of all unconstrained latents."""
         moments = [self._get_loc_and_scale(latent.name) for latent in self._known_latents()]
         loc, scale = (torch.cat([x[i].detach().flatten() for x in moments]) for i in range(2))
         return PartsNormal(loc, [Diagonal(slice(0, len(loc)), scale)])
@@ -160,16 +151,17 @@ class Delta(WrappedAutoguide, autoguide.AutoDelta, PrototypeFromLatents):
 
     @property
     def is_point(self) -> bool:
-        """Return whether it is a point: always."""
         return True
 
+    def _points(self) -> dict[str, Tensor]:
+        """Return the point by site name, with its gradient."""
+        with own_store(self):
+            return {latent.name: attrgetter(latent.name)(self) for latent in self._known_latents()}
+
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the point, by site name."""
-        with torch.no_grad():
-            return {x.name: attrgetter(x.name)(self).clone() for x in self._known_latents()}
+        return {name: value.detach().clone() for name, value in self._points().items()}
 
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the point at every level, ``[len(quantiles), ...]`` by site name."""
         return self.sample_posterior(len(probabilities("quantiles", quantiles)))
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
@@ -185,6 +177,11 @@ class JointAutoguide(WrappedAutoguide):
     loc: Any
     scale: Any
     transform: Any
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        self._known_latents()
+        values = self._latents.constrain(self.loc.detach())
+        return {name: value.clone() for name, value in values.items()}
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Return samples of all latents, ``[num_samples, ...]`` by site name, no gradient."""
@@ -226,7 +223,6 @@ class LowRank(JointAutoguide, autoguide.AutoLowRankMultivariateNormal, Prototype
         self._find_declared()
 
     def unconstrained_normal(self) -> PartsNormal:
-        """Return the Normal of all unconstrained latents."""
         self._known_latents()
         q, everything = self.get_posterior(), slice(0, self.latent_dim)
         scale = q.cov_diag.sqrt()
@@ -237,7 +233,9 @@ class LowRank(JointAutoguide, autoguide.AutoLowRankMultivariateNormal, Prototype
         super()._build(known)
 
 
-class FullRank(JointAutoguide, autoguide.AutoMultivariateNormal, PrototypeFromLatents):
+class FullRank(
+    InitScaleGuide, JointAutoguide, autoguide.AutoMultivariateNormal, PrototypeFromLatents
+):
     """Normal of any covariance, `pyro.infer.autoguide.AutoMultivariateNormal`.
 
     Args:
@@ -249,18 +247,7 @@ class FullRank(JointAutoguide, autoguide.AutoMultivariateNormal, PrototypeFromLa
         ValueError: the model has more than 16,384 latents.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        *,
-        init_loc: InitLoc | None = None,
-        init_scale: float = INIT_SCALE,
-    ) -> None:
-        super().__init__(model, init_loc=init_loc, init_scale=positive("init_scale", init_scale))
-        self._find_declared()
-
     def unconstrained_normal(self) -> PartsNormal:
-        """Return the Normal of all unconstrained latents."""
         self._known_latents()
         q = self.get_posterior()
         return PartsNormal(q.loc, [Dense(slice(0, self.latent_dim), q.scale_tril)])
@@ -302,16 +289,9 @@ class Flow(JointAutoguide, autoguide.AutoIAFNormal, PrototypeFromLatents):
         self._num_transforms = count("num_transforms", num_transforms)
         self._find_declared()
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raise TypeError: the marginals of a flow have no closed form."""
-        raise TypeError("a flow's marginals have no closed form; use draws, sample_posterior(1000)")
-
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raise TypeError, as `median`."""
-        return self.median()
+    median = Guide.median  # which raises TypeError
 
     def get_base_dist(self) -> Any:
-        """Return standard Normals, from which the flow starts."""
         return dist.Normal(torch.zeros_like(self.loc), torch.ones_like(self.loc)).to_event(1)
 
     def get_transform(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -367,35 +347,25 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
         Raises:
             RuntimeError: not yet approximated.
         """
-        self._require_scale()
+        if self.is_point:
+            raise RuntimeError(
+                "the guide is still a point: call guide.approximate((x, y)) with the training "
+                "set, as fit does at its end; guide.median() has the point"
+            )
         return PartsNormal(self.loc.detach(), self.covariance)
 
+    def _points(self) -> dict[str, Tensor]:
+        """Return the point by site name, with its gradient."""
+        return self._latents.constrain(self.loc)
+
     def get_posterior(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the distribution of all unconstrained latents."""
         if self.is_point:
             return dist.Delta(self.loc).to_event(1)
         return PartsNormal(self.loc, self.covariance)
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        """Return samples of all latents, ``[num_samples, ...]`` by site name, no gradient.
-
-        Raises:
-            RuntimeError: not yet approximated.
-        """
-        self._require_scale()
+        self.unconstrained_normal()  # raises where there is none
         return super().sample_posterior(num_samples)
-
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return posterior quantiles, ``[len(quantiles), ...]`` by site name.
-
-        Raises:
-            RuntimeError: not yet approximated.
-        """
-        self._require_scale()
-        levels = self.loc.new_tensor(probabilities("quantiles", quantiles))
-        with torch.no_grad():
-            loc, scale = self._loc_scale()  # 0 for a latent that is a point
-            return self._latents.constrain(loc + scale * torch.special.ndtri(levels)[:, None])
 
     @property
     def covariance(self) -> list[CovariancePart]:
@@ -406,19 +376,6 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
     def is_point(self) -> bool:
         """Return whether it has no covariance, as in training."""
         return any(value is None for part in self.covariance for value in part._buffers.values())
-
-    def _require_scale(self) -> None:
-        if self.is_point:
-            raise RuntimeError(
-                "the guide is still a point: call guide.approximate((x, y)) with the training "
-                "set, as fit does at its end; guide.median() has the point"
-            )
-
-    def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        scale = torch.zeros_like(self.loc)
-        for part in () if self.is_point else self.covariance:
-            scale[part.where] = part.std()
-        return self.loc, scale
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)

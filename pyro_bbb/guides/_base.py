@@ -11,8 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -24,41 +23,19 @@ from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Size, Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
 from pyro_bbb._handlers.sites import Context
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import lock_methods, locked
+from pyro_bbb._utils.validation import probabilities
 from pyro_bbb.guides.covariance import PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
+from pyro_bbb.guides.kl_weight import position_of_kl_weight, scale_kl
 from pyro_bbb.guides.tangent import OutputMoments, not_normal, tangent_moments
 from pyro_bbb.latents import Bijection, Latent, Latents, Site
 
 Self = TypeVar("Self", bound="Guide")
-
-
-@dataclass(frozen=True)
-class ArgumentReader:
-    """Reader of one argument of a call, by name or position."""
-
-    name: str
-    position: int | None
-    default: Any
-
-    @classmethod
-    def of(cls, function: Any, name: str, default: Any) -> ArgumentReader:
-        """Return the reader for argument ``name`` of a function or a module."""
-        target = function.forward if isinstance(function, nn.Module) else function
-        names = list(inspect.signature(target).parameters)
-        return cls(name, names.index(name) if name in names else None, default)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.position is None:
-            return self.default
-        if self.position < len(args):
-            return args[self.position]
-        return kwargs.get(self.name, self.default)
 
 
 class Guide(AutoGuide):
@@ -89,7 +66,7 @@ class Guide(AutoGuide):
             init_loc = model.initial_locs()
         self.initialise = as_initialiser(init_loc)
         self._refuse_unknown = partial(refuse_unknown, init_loc)
-        self._kl_weight = ArgumentReader.of(model, "kl_weight", 1.0)
+        self._kl_weight_at = position_of_kl_weight(model)
         self._latents = Latents()
         self._complete = False
 
@@ -134,16 +111,43 @@ class Guide(AutoGuide):
         return False
 
     def unconstrained_normal(self) -> PartsNormal | None:
-        """Return the Normal of all unconstrained latents; none where the guide is another."""
+        """Return the Normal of all unconstrained latents; ``None`` if the guide is not one."""
         return None
+
+    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return posterior quantiles, ``[len(quantiles), ...]`` by site name.
+
+        Raises:
+            TypeError: the guide is not a Normal.
+        """
+        levels = torch.tensor(probabilities("quantiles", quantiles), dtype=torch.float64)
+        with torch.no_grad():
+            loc, std = self._marginals()
+            z = torch.special.ndtri(levels).to(loc)
+            return self._latents.constrain(loc + std * z[:, None])
+
+    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return posterior medians by site name.
+
+        Raises:
+            TypeError: they have no closed form.
+        """
+        values = self._latents.constrain(self._marginals()[0])
+        return {name: value.clone() for name, value in values.items()}
+
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of all unconstrained latents, ``[D]`` each."""
+        normal = self.unconstrained_normal()
+        if normal is None:
+            raise TypeError(
+                f"{type(self).__name__}: marginals have no closed form; use draws, "
+                "sample_posterior(1000)"
+            )
+        return normal.loc, normal.std()
 
     @locked
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
         """Return moments of the network's outputs, by its tangent at the guide's means.
-
-        Args:
-            model: a `BayesianModel`.
-            x: inputs, each of which decides its own outputs alone.
 
         Raises:
             TypeError: the guide is not a Normal.
@@ -181,6 +185,13 @@ class Guide(AutoGuide):
         with own_store(self), scale_kl(self._kl_weight(args, kwargs)):
             return super().__call__(*args, **kwargs)
 
+    def _kl_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the argument ``kl_weight`` of a call; 1 where the model has none."""
+        if self._kl_weight_at is None:
+            return 1.0
+        given = args[self._kl_weight_at :]
+        return given[0] if given else kwargs.get("kl_weight", 1.0)
+
     _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
 
     @locked
@@ -200,13 +211,14 @@ class Guide(AutoGuide):
         if not hasattr(self.model, "draw_latents"):
             return
         with torch.no_grad(), own_store(self.model):
-            trace: Any = poutine.trace(poutine.block(self.model.draw_latents, _hide)).get_trace()
+            draw_latents = poutine.block(self.model.draw_latents, expose_types=["sample"])
+            trace: Any = poutine.trace(draw_latents).get_trace()
             self.add_latents(dict(trace.iter_stochastic_nodes()))
         self._refuse_unknown(self._latents)
 
     def _find_latents(self, *args: Any, **kwargs: Any) -> None:
         """Run the model once to find latents that its forward pass samples."""
-        evaluated = evaluating(self.model) if isinstance(self.model, nn.Module) else ExitStack()
+        evaluated = evaluating(self.model) if isinstance(self.model, nn.Module) else nullcontext()
         known, frames = self.prototype_trace, self._prototype_frames
         quiet = pyro.validation_enabled(False)  # the first weights are drawn from the prior
         with torch.no_grad(), torch.random.fork_rng(), evaluated, quiet:
@@ -298,22 +310,14 @@ def as_batches(data: Any) -> Iterable[tuple[Any, Tensor]]:
 
 @runtime_checkable
 class Collected(Protocol):
-    """Guide that is made of the iterates of training."""
+    """Guide that is made of the iterates of training, such as `SWAG`."""
 
     @property
     def start(self) -> float:
         """Fraction of training from which on the learning rate is to stay as it is."""
 
     def plan(self, num_steps: int, epoch_steps: int) -> range:
-        """Numbers of the steps, from 1, after which `collect` is to be called.
-
-        Args:
-            num_steps: steps of the training.
-            epoch_steps: steps of an epoch.
-
-        Raises:
-            ValueError: the training is too short.
-        """
+        """Return the numbers of the steps, from 1, after which `collect` is to be called."""
 
     def collect(self) -> None:
         """Take in the parameters as they are now."""
@@ -331,7 +335,3 @@ class ClosedForm(Protocol):
 
     def in_closed_form(self, model: Any) -> tuple[Any, Any]:
         """Return model and guide whose mean-field objective is the ELBO without draws."""
-
-
-def _hide(site: Any) -> bool:
-    return bool(site["type"] != "sample" or site["is_observed"])

@@ -7,9 +7,7 @@ Predictive Uncertainty Estimation using Deep Ensembles".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -19,14 +17,13 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
-from pyro_bbb._handlers.kl_scale import scale_kl
-from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides._autoguides import Delta, PointThenNormal
 from pyro_bbb.guides._base import Approximated, Guide
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal, VectorDraw, reparameterize
+from pyro_bbb.guides.kl_weight import scale_kl
 from pyro_bbb.latents import Latents
 
 
@@ -56,7 +53,7 @@ class Ensemble(Guide):
         self.add_module("member", PyroModule())
         for _ in range(size):
             self.add(make_member(model))
-        self._kl_weight = replace(self._kl_weight, position=None)  # the members weigh theirs
+        self._kl_weight_at = None  # the members weigh theirs
         self._refuse_equal_points()
 
     def __repr__(self) -> str:
@@ -120,14 +117,25 @@ class Ensemble(Guide):
         return draws
 
     def _draw_stacked(self, plates: Size, kl_weight: Any) -> dict[str, Tensor]:
-        latents = {latent.name: latent for latent in self.members[0]._latents.values()}
-        kinds = {Delta: _stacked_points, AutoSoftplusNormal: _stacked_normals}
-        find = kinds.get(type(self.members[0]), _stacked_vectors)
-        with scale_kl(kl_weight):
-            return {
-                name: pyro.sample(name, q.to_event(latents[name].event_dim))
-                for name, q in find(self.members, list(latents), plates).items()
-            }
+        """Draw each latent by one operation on the members' parameters, in turn along plates."""
+        members: Any = self.members
+        normal, repeats = isinstance(members[0], AutoSoftplusNormal), plates.numel() // self.size
+        points = [] if normal else [member._points() for member in members]
+
+        def stacked(values: list[Tensor]) -> Tensor:
+            return torch.stack(values * repeats).view(plates + values[0].shape)
+
+        draws = {}
+        for name, latent in self.latents.items():
+            if normal:
+                locs = stacked([member._own("locs", name) for member in members])
+                rhos = stacked([member._own("rhos", name) for member in members])
+                q: Any = SoftplusNormal(locs, rhos)
+            else:
+                q = dist.Delta(stacked([point[name] for point in points]))
+            with scale_kl(kl_weight):
+                draws[name] = pyro.sample(name, q.to_event(latent.event_dim))
+        return draws
 
     @property
     def is_one_vector(self) -> bool:
@@ -149,15 +157,12 @@ class Ensemble(Guide):
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Return samples of each member in turn, ``[num_samples, ...]`` by site name."""
         num_samples = count("num_samples", num_samples)
-        counts = [len(range(k, num_samples, self.size)) for k in range(self.size)]
-        drawn = [
-            member.sample_posterior(number)
-            for member, number in zip(self.members, counts, strict=True)
-            if number
+        turns = [
+            torch.arange(k, num_samples, self.size) for k in range(min(self.size, num_samples))
         ]
-        # samples are sorted by member: sample i belongs to turn turns[i]
-        turns = [i for k in range(self.size) for i in range(k, num_samples, self.size)]
-        order = torch.tensor(turns).argsort()
+        pairs = zip(self.members, turns, strict=False)
+        drawn = [member.sample_posterior(len(turn)) for member, turn in pairs]
+        order = torch.cat(turns).argsort()  # sample i is of member i modulo size
         return {name: torch.cat([draws[name] for draws in drawn])[order] for name in drawn[0]}
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -165,10 +170,6 @@ class Ensemble(Guide):
         raise TypeError(
             "an ensemble has no single centre; use predict, or one of guide.members alone"
         )
-
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raise TypeError, as `median`."""
-        return self.median()
 
     def approximate(self, data: Any) -> None:
         """Approximate the members that need it, with the data as for `Laplace.approximate`."""
@@ -203,34 +204,3 @@ class Ensemble(Guide):
         for module in self.modules():
             if isinstance(module, AutoGuide):
                 module.master = None  # Pyro would take members for parts of one guide
-
-
-def _stacked_normals(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """Return the posteriors of all draws of the plates, by site name."""
-    draws = plates.numel() // len(members)
-
-    def stacked(kind: str, name: str) -> Tensor:
-        rows = torch.stack([member._own(kind, name) for member in members] * draws)
-        return rows.view(plates + rows.shape[1:])
-
-    return {name: SoftplusNormal(stacked("locs", name), stacked("rhos", name)) for name in names}
-
-
-def _stacked_points(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """Stack the members' points in constrained space, by site name."""
-    stacked_points: dict[str, Any] = {}
-    for name in names:
-        points = []
-        for member in members:
-            with own_store(member):
-                points.append(attrgetter(name)(member))
-        stacked = torch.stack(points * (plates.numel() // len(members)))
-        stacked_points[name] = dist.Delta(stacked.reshape(plates + points[0].shape))
-    return stacked_points
-
-
-def _stacked_vectors(members: list[Any], names: list[str], plates: Size) -> dict[str, Any]:
-    """Stack the members' points that are one vector each, by site name."""
-    draws = plates.numel() // len(members)
-    parts = members[0].latents.constrain(torch.stack([member.loc for member in members] * draws))
-    return {name: dist.Delta(x.reshape(plates + x.shape[1:])) for name, x in parts.items()}

@@ -5,11 +5,21 @@ $$q(z) = N(\hat z, H^{-1}), \qquad \hat z = \arg\max_z \ln p(D, z), \qquad
   H = -\nabla^2 \ln p(D, \hat z)$$
 
 for all latents in unconstrained space (MacKay 1992, "A Practical Bayesian Framework for
-Backpropagation Networks"). By default H is the Gauss-Newton matrix of ``_gauss_newton.py`` plus the
-prior's curvature $\tau h$, taken as that of independent Normals: h is the second derivative of its
-negative log-density; where this is not positive (a scale mixture between its widths, a Laplace
-distribution) the slope from 0, $h = (-\ln p)'(z) / z$, which for a scale mixture of Normals is the
-expected precision given z.
+Backpropagation Networks"). By default H is the Gauss-Newton matrix $J^\top \Lambda J$ plus the
+prior's curvature. J are the derivatives of an example's outputs by the latents, $\Lambda$ the
+Hessian of its negative log-likelihood in the outputs (Immer et al. 2021, equation 6). With
+the $a_t$ and $g_{kt}$ of ``tangent.py``, a layer's block of the curvature is
+
+| structure | sum over examples |
+|---|---|
+| full | $J^\top \Lambda J$ |
+| diagonal | $\mathrm{diag}(J^\top \Lambda J)$, of one position: $(\Lambda g)^\top g\; a^2$ |
+| Kronecker | $\big(\sum g g^\top\big) \otimes \frac{1}{\#}\sum a a^\top$, KFAC-expand |
+
+(Martens and Grosse 2015; Eschenhagen et al. 2023). The prior's curvature $\tau h$ is taken as that
+of independent Normals: h is the second derivative of its negative log-density; where this is not
+positive (a scale mixture between its widths, a Laplace distribution) the slope from 0,
+$h = (-\ln p)'(z) / z$, which for a scale mixture of Normals is the expected precision given z.
 """
 
 from __future__ import annotations
@@ -24,6 +34,7 @@ from typing import Any, TypeAlias
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
@@ -31,14 +42,13 @@ from pyro_bbb._handlers.sites import sample_names
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, each, run_network
+from pyro_bbb._utils.inputs import Rows, as_inputs, each, weight_of
 from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
-from pyro_bbb.guides._gauss_newton import Linearization, jacobian_of, moments_by_layer
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.initial_values import InitLoc
-from pyro_bbb.guides.tangent import OutputMoments
+from pyro_bbb.guides.tangent import LayerUse, LayerUses, jacobians, network_outputs, root_of
 from pyro_bbb.latents import Latent, role_of
 
 Batch: TypeAlias = tuple[Any, Tensor]
@@ -162,22 +172,15 @@ class Laplace(PointThenNormal):
             self._find_latents(*first)
         total = self._total(chain([first], batches))
         factor = total.best_prior_factor() if self._optimize_prior else 1.0
-        roots = [block.root(factor * total.prior_of(block)) for block in total.blocks]
+        roots = [block.root(factor * total.prior[block.where]) for block in total.blocks]
         for part, tensors in zip(self.covariance, roots, strict=True):
             part.set(**{name: value.to(self.loc) for name, value in tensors.items()})
         self.prior_scale.fill_(factor**-0.5)
         _warn_of_draws(self.model, self, *first)
 
     def reset(self) -> None:
-        """Return to the point, for further training."""
         super().reset()
         self.prior_scale.fill_(1.0)
-
-    def output_moments(self, model: Any, x: Rows) -> OutputMoments:
-        """Return moments of the tangent's outputs, layer by layer for Kronecker products."""
-        if self._structure != "kron":
-            return super().output_moments(model, x)
-        return moments_by_layer(model, self._latents, self.unconstrained_normal(), x)
 
     def _total(self, batches: Iterable[Batch]) -> TotalCurvature:
         """Return the curvature of the whole data, in float64."""
@@ -249,27 +252,28 @@ class TotalCurvature:
         self.kron = guide._structure == "kron"
         owners = list(guide.latents) if self.kron else [""]
         pairs = zip(guide.covariance, owners, strict=True)
-        options = {"like": zeros, "curvature": guide._curvature}
-        self.blocks = [kinds[type(part)](part.where, name, **options) for part, name in pairs]
+        curvature = guide._curvature
+        self.blocks = [kinds[type(part)](part.where, name, curvature) for part, name in pairs]
         self.slope, self.prior = zeros.clone(), zeros.clone()  # of all but the network
         self.counted, self.coupled = 0.0, False
 
     def add(self, batch: Linearization) -> None:
         """Add the curvature of a batch."""
-        slope, diagonal = batch.rest()
-        self.slope += slope
+        self.slope += batch.by_z.detach()
         self.counted += float(batch.weight.sum())
         self.coupled = self._is_coupled(batch)
-        self.prior += 0.0 if self.coupled else diagonal
+        self.prior += 0.0 if self.coupled else batch.diagonal_of_rest
         if self.kron:
-            factors = _require_factors(batch)
+            factors = batch.kronecker_factors()
             for block in self.blocks:
-                block.add_factors(*factors.get(block.name, ()))
+                if block.name in factors:
+                    block.add_factors(*factors[block.name])
             return
         (block,) = self.blocks
         if isinstance(block, DiagonalBlock) and not batch.not_in_layers():
-            for name, squares in batch.diagonal().items():  # no derivative by all weights is made
-                block.sum[self.guide.latents.slices[name]] += squares.flatten()
+            latents = self.guide.latents  # no derivative by all weights is made
+            zeros = latents.unravel(torch.zeros_like(self.prior))
+            block.sum = block.sum + latents.ravel(zeros | batch.diagonal())
             return
         for jacobian, weighted in batch.jacobians(block.where):
             block.add(jacobian, weighted)
@@ -286,10 +290,6 @@ class TotalCurvature:
             z = self.guide.loc.detach()
             secant = torch.where(self.slope * z > 0, self.slope / z, 0.0)
             self.prior = torch.where(self.prior > 0, self.prior, secant)
-
-    def prior_of(self, block: Block) -> Tensor:
-        """Return the prior's curvature h of a block's latents."""
-        return self.prior[block.where]
 
     def best_prior_factor(self) -> float:
         r"""Return the factor $\tau$ of the prior's precision that maximises the evidence.
@@ -309,8 +309,8 @@ class TotalCurvature:
                 "optimize_prior needs a likelihood and priors without latents of their own, got "
                 f"latents {list(latents)}; use Gaussian.learned() for the noise"
             )
-        spectra = torch.cat([b.spectrum(self.prior_of(b)).flatten() for b in self.blocks])
         ranges = [block.where for block in self.blocks]
+        spectra = torch.cat([b.spectrum(self.prior[b.where]).flatten() for b in self.blocks])
         square = float(sum((self.slope[w].square() / self.prior[w]).sum() for w in ranges))
 
         def neg_log_evidence(log_factor: float) -> float:
@@ -334,23 +334,23 @@ class TotalCurvature:
         return True
 
 
+# --- a part of the covariance ---
+
+
 class Block:
     """Curvature of the likelihood for one part of the covariance; the base of its structures."""
 
-    def __init__(self, where: slice, name: str, like: Tensor, curvature: str) -> None:
-        self.where, self.name, self.curvature = where, name, curvature
-        self.sum: Any = self._zeros(like.new_zeros(where.stop - where.start))
+    sum: Any = 0.0
 
-    def _zeros(self, zeros: Tensor) -> Any:
-        return zeros
+    def __init__(self, where: slice, name: str, curvature: str) -> None:
+        self.where, self.name, self.curvature = where, name, curvature
 
     def add(self, jacobian: Tensor, weighted: Tensor) -> None:
         r"""Add that of J ``[n, K, d]``, with $\Lambda J$."""
 
-    def add_factors(self, out: Any = None, inner: Any = None) -> None:
-        r"""Add $\sum g g^\top$, of a bias."""
-        if out is not None:
-            self.sum = self.sum + out
+    def add_factors(self, *factors: Tensor) -> None:
+        r"""Add $\sum g g^\top$ of a bias, for a kernel also $\sum a a^\top$."""
+        self.sum = self.sum + factors[0]
 
     def scale(self, factor: float, examples: float) -> None:
         """Weight the sum up to the whole data."""
@@ -371,33 +371,25 @@ class Block:
 
 
 class DiagonalBlock(Block):
-    r"""$\mathrm{diag}(J^\top \Lambda J)$; the standard deviation is $(\lambda + h)^{-1/2}$."""
+    r"""$\lambda = \mathrm{diag}(J^\top \Lambda J)$; deviations are $(\lambda + h)^{-1/2}$."""
 
     def add(self, jacobian: Tensor, weighted: Tensor) -> None:
-        """Add the diagonal."""
-        self.sum += (weighted * jacobian).sum((0, 1))
+        self.sum = self.sum + (weighted * jacobian).sum((0, 1))
 
     def root(self, prior: Tensor) -> dict[str, Tensor]:
-        """Return the standard deviations."""
         return {"scale": self._positive(self.sum + prior).rsqrt()}
 
     def spectrum(self, prior: Tensor) -> Tensor:
-        """Return the ratios of the curvatures."""
         return self.sum / self._positive(prior)
 
 
 class DenseBlock(Block):
     r"""$J^\top \Lambda J$, or $\sum g g^\top$ of a bias; the root is Cholesky's of the inverse."""
 
-    def _zeros(self, zeros: Tensor) -> Any:
-        return zeros.new_zeros(2 * [len(zeros)])
-
     def add(self, jacobian: Tensor, weighted: Tensor) -> None:
-        r"""Add $J^\top \Lambda J$."""
-        self.sum += weighted.flatten(0, 1).T @ jacobian.flatten(0, 1)
+        self.sum = self.sum + weighted.flatten(0, 1).T @ jacobian.flatten(0, 1)
 
     def root(self, prior: Tensor) -> dict[str, Tensor]:
-        """Return the lower-triangular root of the covariance."""
         precision = 0.5 * (self.sum + self.sum.T) + torch.diag(prior)
         curvatures = torch.linalg.eigvalsh(precision)
         rounding = len(precision) * torch.finfo(precision.dtype).eps * curvatures[-1].abs()
@@ -406,8 +398,7 @@ class DenseBlock(Block):
         return {"scale_tril": normal.scale_tril}
 
     def spectrum(self, prior: Tensor) -> Tensor:
-        r"""Return eigenvalues of $h^{-1/2} H h^{-1/2}$."""
-        root = self._positive(prior).sqrt()
+        root = self._positive(prior).sqrt()  # the eigenvalues of h^{-1/2} H h^{-1/2}
         return torch.linalg.eigvalsh(self.sum / torch.outer(root, root)).clamp(min=0)
 
 
@@ -418,38 +409,22 @@ class KroneckerBlock(Block):
     h)^{-1/2}$ for the prior's mean curvature.
     """
 
-    def _zeros(self, zeros: Tensor) -> Any:
-        return [0.0, 0.0]
+    sum: Any = (0.0, 0.0)
 
-    def add_factors(self, out: Any = None, inner: Any = None) -> None:
-        r"""Add $\sum g g^\top$ and $\sum a a^\top$."""
-        self.sum = [self.sum[0] + out, self.sum[1] + inner]
+    def add_factors(self, *factors: Tensor) -> None:
+        self.sum = self.sum[0] + factors[0], self.sum[1] + factors[1]
 
     def scale(self, factor: float, examples: float) -> None:
-        """Weight G up to the whole data, and average A over the examples."""
-        self.sum = [self.sum[0] * factor, self.sum[1] / examples]
+        self.sum = self.sum[0] * factor, self.sum[1] / examples  # A is a mean over examples
 
     def root(self, prior: Tensor) -> dict[str, Tensor]:
-        """Return Q, P and S."""
         (out, left), (inner, right) = map(_eigen, self.sum)
         scale = (torch.outer(out, inner) + self._positive(prior).mean()).rsqrt()
         return {"out": left, "inner": right, "scale": scale}
 
     def spectrum(self, prior: Tensor) -> Tensor:
-        r"""Return $\Lambda_{G,i} \Lambda_{A,j} / \bar h$."""
         (out, _), (inner, _) = map(_eigen, self.sum)
         return torch.outer(out, inner) / self._positive(prior).mean()
-
-
-def _require_factors(batch: Linearization) -> dict[str, tuple[Tensor, Tensor | None]]:
-    missing = batch.not_in_layers()
-    if missing:
-        raise ValueError(
-            "structure='kron' needs every latent to be once the weight or bias of a linear or "
-            f"2-D convolution layer without groups, got {', '.join(missing)}; use "
-            "structure='diag' or 'last_layer'"
-        )
-    return batch.kronecker_factors()
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -457,11 +432,173 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), vectors  # rounding leaves negative ones
 
 
+# --- one batch ---
+
+
+class Linearization:
+    r"""The negative log joint of one batch, with the network cut off from the rest of the model.
+
+    Args:
+        model: the model, in double precision.
+        guide: the guide at its point, in double precision.
+        x: inputs.
+        y: targets.
+        fraction: factor of the prior.
+        watched: whether to collect the `uses` of weights, for `kronecker_factors` and `diagonal`.
+
+    Attributes:
+        f: outputs ``[n, K]`` as a function of the latents.
+        curvature: $\Lambda$, ``[n, K, K]``.
+        by_f: derivatives by the outputs, of their shape.
+        by_z: derivatives of all but the network by the latents ``[D]``.
+        diagonal_of_rest: diagonal of their Hessian ``[D]``.
+        weight: weights of the examples, ``[n]``.
+    """
+
+    def __init__(
+        self, model: Any, guide: Any, x: Rows, y: Tensor, fraction: float, watched: bool
+    ) -> None:
+        self.model, self.guide, self.x = model, guide, x
+        outputs: list[Tensor] = []
+
+        def cut(module: Any, inputs: Any, output: Tensor) -> Tensor:
+            outputs.extend([output, output.detach().requires_grad_()])
+            return outputs[1]
+
+        at_point = poutine.trace(guide).get_trace(x, y, fraction)
+        values = {name: at_point.nodes[name]["value"] for name in guide.site_names}
+        handle = model.network.register_forward_hook(cut)
+        with LayerUses(values if watched else {}) as layers:
+            joint = poutine.trace(poutine.replay(model, trace=at_point)).get_trace(x, y, fraction)
+        handle.remove()
+        neg_log_joint = at_point.log_prob_sum() - joint.log_prob_sum()
+        f, cut_off = outputs
+        self.by_f, self.by_z = torch.autograd.grad(
+            neg_log_joint, (cut_off, guide.loc), create_graph=True, materialize_grads=True
+        )
+        self.f, self.uses = f.flatten(1), layers.uses
+        rows = self.by_f.flatten(1).sum(0).unbind()
+        self.curvature = torch.stack([_gradient(row, cut_off).flatten(1) for row in rows], dim=2)
+        self.diagonal_of_rest = self._rest_times(torch.ones_like(self.by_z))
+        weight = weight_of(x)
+        self.weight = self.f.new_ones(len(self.f)) if weight is None else weight
+
+    def jacobians(self, where: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        r"""Yield J ``[n, K, d]`` by a range of latents and $\Lambda J$, for some examples each."""
+        begin, loc = 0, self.guide.loc.detach()
+        for jacobian in jacobians(self.model, self.guide.latents, loc, where, self.x):
+            yield jacobian, self.curvature[begin : begin + len(jacobian)] @ jacobian
+            begin += len(jacobian)
+
+    def is_separable(self) -> bool:
+        """Return whether the Hessian of the rest is diagonal, by its product with random signs."""
+        fixed = torch.Generator().manual_seed(0)
+        signs = (torch.randint(2, self.by_z.shape, generator=fixed) * 2.0 - 1).to(self.by_z)
+        return torch.allclose(self._rest_times(signs), signs * self.diagonal_of_rest)
+
+    def coupled(self) -> Tensor:
+        r"""Return the Hessian ``[D, D]`` of all but the network, and its mixed terms with f.
+
+        The network stands as its tangent; mixed terms come from latents of the likelihood.
+        """
+        slope = _jacobian(self.f.flatten(), self.guide.loc)
+        mixed = slope.T @ _jacobian(self.by_f.flatten(), self.guide.loc)
+        return mixed + mixed.T + _jacobian(self.by_z, self.guide.loc)
+
+    def _rest_times(self, vector: Tensor) -> Tensor:
+        return _gradient((self.by_z * vector).sum(), self.guide.loc).detach()
+
+    def _pulled_back(self, vector: Tensor) -> Iterator[tuple[LayerUse, Tensor]]:
+        r"""Yield $J^\top v$ at each use's output, ``[n, positions, out]``, for v ``[n, K]``."""
+        targets = [use.output for use in self.uses]
+        grads = torch.autograd.grad((self.f * vector).sum(), targets, retain_graph=True)
+        for use, by_output in zip(self.uses, grads, strict=True):
+            yield use, use.gradients(by_output)
+
+    def kronecker_factors(self) -> dict[str, tuple[Tensor, ...]]:
+        r"""Return $\sum g g^\top$ and the sum over examples of the mean $a a^\top$, by site name.
+
+        Biases have only the first.
+        """
+        if missing := self.not_in_layers():
+            raise ValueError(
+                "structure='kron' needs every latent to be once the weight or bias of a linear or "
+                f"2-D convolution layer without groups, got {', '.join(missing)}; use "
+                "structure='diag' or 'last_layer'"
+            )
+        outer: dict[str, Any] = dict.fromkeys([use.weight for use in self.uses], 0.0)
+        for column in root_of(self.curvature).unbind(-1):  # Lambda = sum of column column^T
+            for use, gradients in self._pulled_back(column):
+                g = gradients.flatten(0, 1)
+                outer[use.weight] = outer[use.weight] + g.T @ g
+        factors: dict[str, tuple[Tensor, ...]] = {}
+        for use in self.uses:
+            a = use.inputs.flatten(0, 1)
+            repeated = self.weight.repeat_interleave(len(a) // len(self.weight))
+            inner = (repeated * a.T) @ a / use.inputs.shape[1]
+            factors[use.weight] = outer[use.weight], inner
+            if use.bias is not None:
+                factors[use.bias] = (outer[use.weight],)
+        return factors
+
+    def diagonal(self) -> dict[str, Tensor]:
+        r"""Return the diagonal of $J^\top \Lambda J$ over all examples, by site name."""
+        sums: dict[str, Any] = {}
+        single: dict[str, Any] = {}  # of uses at one position, at the output, [n, out]
+        values, vectors = torch.linalg.eigh(self.curvature)
+        for value, vector in zip(values.unbind(-1), vectors.unbind(-1), strict=True):
+            for use, g in self._pulled_back(vector):
+                if use.bias is not None:
+                    sums[use.bias] = sums.get(use.bias, 0.0) + value @ g.sum(1).square()
+                if g.shape[1] == 1:
+                    square = value[:, None] * g[:, 0].square()
+                    single[use.weight] = single.get(use.weight, 0.0) + square
+                else:
+                    squares = torch.einsum("n,noi->oi", value, (g.mT @ use.inputs).square())
+                    sums[use.weight] = sums.get(use.weight, 0.0) + squares
+        for use in self.uses:
+            if use.weight in single:  # the square of a product is the product of squares
+                sums[use.weight] = single[use.weight].T @ use.inputs[:, 0].square()
+        return sums
+
+    def not_in_layers(self) -> list[str]:
+        """Return names of the network's latents that are not once a weight or bias of a layer."""
+        used = [name for use in self.uses for name in (use.weight, use.bias)]
+        network = self.guide.latents.of_role("weight", "adapter", "prior")
+        return [latent.name for latent in network if used.count(latent.name) != 1]
+
+
 def _hessian(model: Any, guide: Any, x: Any, y: Tensor, fraction: float) -> Tensor:
     """Return the exact Hessian of one batch's part of the negative log joint."""
     neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, x, y, fraction)
     (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
-    return jacobian_of(gradient, guide.loc)
+    return _jacobian(gradient, guide.loc)
+
+
+def _jacobian(values: Tensor, at: Tensor, rows: int = 256) -> Tensor:
+    """Return derivatives ``[m, d]`` of a vector ``[m]`` by another ``[d]``."""
+    slope = torch.zeros(len(values), len(at), dtype=at.dtype, device=at.device)
+    units = torch.eye(len(values), dtype=at.dtype, device=at.device)
+    for begin in range(0, len(values), rows) if values.requires_grad else ():
+        chunk = slice(begin, begin + rows)
+        (slope[chunk],) = torch.autograd.grad(
+            values,
+            at,
+            units[chunk],
+            retain_graph=True,
+            is_grads_batched=True,
+            materialize_grads=True,
+        )
+    return slope
+
+
+def _gradient(value: Tensor, at: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return torch.zeros_like(at)
+    return torch.autograd.grad(value, at, retain_graph=True, materialize_grads=True)[0]
+
+
+# --- the user's data ---
 
 
 def _warn_of_draws(model: Any, guide: Laplace, x: Rows, y: Tensor) -> None:
@@ -469,11 +606,6 @@ def _warn_of_draws(model: Any, guide: Laplace, x: Rows, y: Tensor) -> None:
     x, y = x[:_CHECKED], y[:_CHECKED]
     devices = [guide.loc.device] if guide.loc.is_cuda else []
     centre = guide.latents.constrain(guide.loc.detach())
-
-    def run(draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        with substituted(model, draw):
-            outputs = run_network(model.network, x)
-        return {"outputs": getattr(outputs, "logits", outputs)}
 
     def neg_log_likelihood(outputs: Tensor) -> float:
         """Return that of the mixture over outputs ``[S, n, ...]``, per example."""
@@ -488,8 +620,9 @@ def _warn_of_draws(model: Any, guide: Laplace, x: Rows, y: Tensor) -> None:
     with torch.random.fork_rng(devices), pyro.validation_enabled(False), evaluating(model):
         torch.manual_seed(0)
         with torch.no_grad():
-            draws = over_draws(run, guide.sample_posterior(_DRAWS))["outputs"]
-            by_draws = neg_log_likelihood(draws)
+            weights = guide.sample_posterior(_DRAWS)
+            draws = over_draws(lambda draw: {"": network_outputs(model, draw, x)}, weights)
+            by_draws = neg_log_likelihood(draws[""])
             by_tangent = neg_log_likelihood(guide.output_moments(model, x).draw(_DRAWS))
     if not by_draws <= by_tangent + _NATS:
         warnings.warn(LinearizationWarning(by_draws, by_tangent), stacklevel=4)

@@ -10,46 +10,50 @@ $$L = \mathrm{diag}(\sigma)\,(I + U), \qquad
 
 $U$ strictly lower triangular and $\sigma = \mathrm{softplus}(\rho)$. As U is relative to
 $\sigma$, an optimiser's step is as large for weights of any scale.
+
+With outputs $z \sim N(m, v)$, elementwise, an observation's expected log-likelihood is the
+log-density at other arguments, less a term of the variance:
+
+| family | $E \ln p(y \mid z)$ |
+|---|---|
+| Normal | $\ln N(y \mid m, \sigma^2) - v / 2\sigma^2$ |
+| Poisson | $\ln\mathrm{Poisson}(y \mid e^{m + v/2}) - y v / 2$ |
+| Categorical | $\geq \ln\mathrm{softmax}(m + v/2)_y - v_y / 2$ |
+| Bernoulli | $\geq \ln\mathrm{Bernoulli}(y \mid m + v/2) - y v / 2$ |
+
+The first two are exact. The others are Jensen's bound $E \ln\sum_k e^{z_k} \leq \ln\sum_k e^{m_k +
+v_k/2}$ (equations 9 and 16 there, here without noise on the logits), exact where v is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.transforms import SoftplusTransform
+from torch.nn import functional as F
 
-from pyro_bbb._handlers.kl_scale import scale_kl
 from pyro_bbb._handlers.param_store import own_param, own_store
-from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._utils.inputs import Rows, at_least_single, run_network
-from pyro_bbb._utils.validation import count, one_of, positive, probabilities
-from pyro_bbb.distributions import softplus
-from pyro_bbb.distributions.expectation import AtMean, ExpectedObservation
+from pyro_bbb._utils.inputs import Rows, at_least_single
+from pyro_bbb._utils.validation import count, one_of, positive
+from pyro_bbb.distributions import observation, softplus
+from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, innermost
 from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
-from pyro_bbb.guides.tangent import OutputMoments
+from pyro_bbb.guides.kl_weight import scale_kl
+from pyro_bbb.guides.tangent import OutputMoments, network_outputs
 from pyro_bbb.latents import Site
 
 COVARIANCES = ("shared", "per_output")
-
-
-class HeadPart(NamedTuple):
-    """Parameters of W, or of b given W, with k covariances: one, or one for each output."""
-
-    loc: Tensor  # [out, in], or [out]
-    scale: Tensor  # sigma, [k, in], or [k]
-    lower: Tensor  # rows of U, [k, in, in], or the last, [k, in]
 
 
 class LastLayer(Guide):
@@ -123,24 +127,26 @@ class LastLayer(Guide):
     def _variance(self, features: Tensor) -> Tensor:
         """Return variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
         parts = self._parts()
-        (loc, scale, lower), bias = parts["weight"], parts.get("bias")
-        rows = features.reshape(-1, features.shape[-1]).to(loc.dtype)
-        own = (None, None) if bias is None else (bias.scale, bias.lower)
-        with torch.autocast(loc.device.type, enabled=False):  # it is of the parameters' precision
-            variance: Tensor = LastLayerVariance.apply(rows, scale, lower, *own)[0]  # [k, n]
-        return variance.T.expand(-1, len(loc)).reshape(*features.shape[:-1], -1)
+        weight, bias = parts["weight"], parts.get("bias")
+        x = features.reshape(-1, features.shape[-1]).to(weight.loc.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # it is of the parameters' precision
+            scaled = x * weight.scale.unsqueeze(1)  # [k, n, in]
+            white = torch.baddbmm(scaled, scaled, weight.lower)  # L^T (x, 1), without the last
+            if bias is None:
+                variance = white.square().sum(-1)
+            else:
+                white = white + (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)
+                variance = white.square().sum(-1) + bias.scale.square().unsqueeze(-1)  # [k, n]
+        return variance.T.expand(-1, len(weight.loc)).reshape(*features.shape[:-1], -1)
 
     @property
     def has_normal_outputs(self) -> bool:
-        """Return whether the outputs are Normal: always."""
         return True
 
     @torch.no_grad()
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
-        """Return moments of the outputs; the network is its own tangent."""
-        with own_store(self), substituted(model, self.median()), self.observed_head() as variance:
-            outputs = run_network(model.network, x)
-            mean = getattr(outputs, "logits", outputs)
+        with own_store(self), self.observed_head() as variance:
+            mean = network_outputs(model, self.median(), x)  # the network is its own tangent
             return OutputMoments(at_least_single(mean), at_least_single(variance()))
 
     @contextmanager
@@ -162,27 +168,21 @@ class LastLayer(Guide):
                 handle.remove()
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the means, by site name."""
         return {f"{self._path}.{name}": x.detach().clone() for name, x in self._kind("locs")}
 
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return posterior quantiles, ``[len(quantiles), ...]`` by site name."""
-        levels = torch.tensor(probabilities("quantiles", quantiles), dtype=torch.float64)
-        z = torch.special.ndtri(levels).tolist()
-        with torch.no_grad():
-            return {
-                name: torch.stack([q.loc + zq * q.variance.sqrt() for zq in z])
-                for name, q in self._moments().items()
-            }
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        moments = self._moments()
+        loc = self._latents.ravel({name: q.loc for name, q in moments.items()})
+        return loc, self._latents.ravel({name: q.variance for name, q in moments.items()}).sqrt()
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Return samples of the head, ``[num_samples, ...]`` by site name, no gradient."""
         with torch.no_grad():
-            parts = self._parts()
-            (loc, scale, lower), bias = parts["weight"], parts.get("bias")
-            noise = loc.new_empty(count("num_samples", num_samples), *loc.shape).normal_()
-            related = (noise.unsqueeze(-2) @ lower.mT).squeeze(-2)
-            draws = {f"{self._path}.weight": loc + scale * (noise + related)}
+            parts, size = self._parts(), count("num_samples", num_samples)
+            weight, bias = parts["weight"], parts.get("bias")
+            noise = weight.loc.new_empty(size, *weight.loc.shape).normal_()
+            related = (noise.unsqueeze(-2) @ weight.lower.mT).squeeze(-2)
+            draws = {f"{self._path}.weight": weight.loc + weight.scale * (noise + related)}
             if bias:
                 own, related = torch.randn_like(noise[..., 0]), (noise * bias.lower).sum(-1)
                 draws[f"{self._path}.bias"] = bias.loc + bias.scale * (own + related)
@@ -201,14 +201,14 @@ class LastLayer(Guide):
 
     def _moments(self) -> dict[str, AtMean]:
         """Return the weights' distributions at their means, by site name."""
-        return {f"{self._path}.{name}": AtMean(*part) for name, part in self._parts().items()}
+        return {f"{self._path}.{name}": part for name, part in self._parts().items()}
 
-    def _parts(self) -> dict[str, HeadPart]:
-        """Return the parameters of W, and of b where it is random."""
+    def _parts(self) -> dict[str, AtMean]:
+        """Return the distributions of W, and of b given W where it is random."""
         self._known_latents()
         locs, rhos, lowers = (dict(self._kind(kind)) for kind in ("locs", "rhos", "lowers"))
         lowers["weight"] = lowers["weight"].tril(-1)
-        return {name: HeadPart(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
+        return {name: AtMean(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
 
     def _kind(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of one kind by name, announced to SVI."""
@@ -223,8 +223,22 @@ class LastLayer(Guide):
                 f"vbll needs a model with no latents but the head's, {self._path!r}, got {others} "
                 "too: make only the head Bayesian, bayesianize(network, where=...)"
             )
+        layer: Any = self.model.get_submodule(self._path)
+        k = 1 if self._covariance == "shared" else layer.out_features
         for name, site in sites.items():
-            self._add_head_part(name, site)
+            latent, kind = self._latents[name], name.rpartition(".")[2]
+            if latent.transform is not None:
+                raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
+            loc = initial_loc(latent, site, self.initialise)
+            rows = (k, layer.in_features) if kind == "weight" else (k,)
+            values = {
+                "locs": loc.clone(),
+                "rhos": SoftplusTransform().inv(loc.new_full(rows, self._init_scale)),
+                "lowers": loc.new_zeros(*rows, layer.in_features),
+            }
+            for group, value in values.items():
+                owner: Any = self._modules[group]
+                owner[kind] = nn.Parameter(value)
 
     def _find_head(self, names: list[str]) -> str:
         """Return the path of the head in the model."""
@@ -243,24 +257,6 @@ class LastLayer(Guide):
             raise TypeError(f"head must be a Bayesian linear layer, got {layer}")
         return path
 
-    def _add_head_part(self, name: str, site: Site) -> None:
-        latent = self._latents[name]
-        if latent.transform is not None:
-            raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
-        loc, kind = initial_loc(latent, site, self.initialise), name.rpartition(".")[2]
-        layer: Any = self.model.get_submodule(self._path)
-        out, features = layer.out_features, layer.in_features
-        k = 1 if self._covariance == "shared" else out
-        rows = (k, features) if kind == "weight" else (k,)
-        values = {
-            "locs": loc.clone(),
-            "rhos": SoftplusTransform().inv(loc.new_full(rows, self._init_scale)),
-            "lowers": loc.new_zeros(*rows, features),
-        }
-        for group, value in values.items():
-            owner: Any = self._modules[group]
-            owner[kind] = nn.Parameter(value)
-
 
 class _ExpectObservation(Messenger):
     """Scores the observations by their expectation over the outputs."""
@@ -274,7 +270,7 @@ class _ExpectObservation(Messenger):
             msg["fn"] = ExpectedObservation(msg["fn"], self.variance())
 
 
-def _factor(weight: HeadPart) -> Tensor:
+def _factor(weight: AtMean) -> Tensor:
     """Return the Cholesky factor of the covariance of each row of W, ``[out, in, in]``."""
     eye = torch.eye(weight.loc.shape[1]).to(weight.loc)
     return (weight.scale.unsqueeze(-1) * (eye + weight.lower)).expand(len(weight.loc), -1, -1)
@@ -293,47 +289,118 @@ def _features(seen: list[tuple[Tensor, Tensor, int]], outputs: list[Any]) -> Ten
     )
 
 
-class LastLayerVariance(Function):
-    r"""Variances ``[k, n]`` of $Wx + b$: $\lVert L^\top (x, 1)\rVert^2$, or without b.
+# --- the closed form ---
 
-    Its arguments are x ``[n, in]``; the columns' $\sigma$ ``[k, in]`` and U ``[k, in, in]``; and of
-    b, the last column, $\sigma$ ``[k]`` and the row of U ``[k, in]``, or ``None``.
+
+class AtMean(dist.TorchDistribution):
+    r"""Jointly Normal weights, whose draw is their mean and whose log-density is its expectation.
+
+    It has what an ELBO in closed form takes from a posterior: $E \ln q$, and the KL from a prior of
+    independent Normals. Both are sums over columns, so that W and b are one of these each.
+
+    Args:
+        loc: means of W ``[out, in]``, or of b ``[out]``.
+        scale: $\sigma$, ``[k, in]`` or ``[k]``; k is 1 for all rows, or their number.
+        lower: rows of U, strictly lower triangular, ``[k, in, in]`` or ``[k, in]``.
     """
 
-    @staticmethod
-    def forward(
-        x: Tensor,
-        scale: Tensor,
-        lower: Tensor,
-        bias_scale: Tensor | None,
-        bias_lower: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        scaled = x * scale.unsqueeze(1)  # [k, n, in]
-        whitened = torch.baddbmm(scaled, scaled, lower)
-        if bias_scale is None or bias_lower is None:
-            return whitened.square().sum(-1), whitened
-        whitened += (bias_scale.unsqueeze(-1) * bias_lower).unsqueeze(1)
-        return whitened.square().sum(-1).add_(bias_scale.square().unsqueeze(-1)), whitened
+    arg_constraints = {}
+    support = constraints.real
+    has_rsample = True
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, output[1])
+    def __init__(self, loc: Tensor, scale: Tensor, lower: Tensor) -> None:
+        self.loc, self.scale, self.lower = loc, scale, lower
+        super().__init__(Size(), loc.shape, validate_args=False)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * 5
-        x, scale, lower, bias_scale, bias_lower, whitened = ctx.saved_tensors
-        of_whitened = whitened * (2 * grad).unsqueeze(-1)
-        of_scaled = torch.baddbmm(of_whitened, of_whitened, lower.mT)
-        of_lower = torch.bmm((x * scale.unsqueeze(1)).mT, of_whitened)
-        of_x = (of_scaled * scale.unsqueeze(1)).sum(0)
-        of_scale = (of_scaled * x).sum(1)
-        if bias_scale is None:
-            return of_x, of_scale, of_lower, None, None
-        of_row = of_whitened.sum(1)  # [k, in]
-        of_bias = (of_row * bias_lower).sum(-1).addcmul_(grad.sum(1), bias_scale, value=2)
-        return of_x, of_scale, of_lower, of_bias, of_row * bias_scale.unsqueeze(-1)
+    @property
+    def variance(self) -> Tensor:
+        variance = self.scale.square() * (1 + self.lower.square().sum(-1))
+        return variance.expand_as(self.loc)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> AtMean:
+        return self  # there is one draw
+
+    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+        return self.loc
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return -self.log_scale() - self.loc.numel() * (0.5 + HALF_LOG_2PI)
+
+    def log_scale(self) -> Tensor:
+        r"""Return $\sum_j \ln\sigma_j$ over all weights."""
+        return self.scale.log().sum() * (len(self.loc) / len(self.scale))
+
+
+@register_kl(AtMean, Distribution)
+def _kl_at_mean(q: AtMean, p: Distribution) -> Tensor:
+    r"""Return KL[q || p] in nats, from a prior of independent Normals $N(m, s^2)$.
+
+    $$\tfrac12\sum_j \Big(\frac{(\mu_j - m_j)^2 + \mathrm{Var}\,w_j}{s_j^2} - 1\Big)
+      + \sum_j \ln s_j - \sum_j \ln\sigma_j$$
+    """
+    normal: Any = innermost(p)
+    if not isinstance(normal, dist.Normal):
+        raise ValueError(
+            f"the KL in closed form needs a Normal prior of the head, such as 'fan_in_normal', got "
+            f"{type(normal).__name__}; or draw weights by fit(loss='trace')"
+        )
+    m, s = normal.loc.expand_as(q.loc), normal.scale.expand_as(q.loc)
+    spread = ((q.loc - m).square() + q.variance) / s.square()
+    kl: Tensor = 0.5 * (spread.sum() - spread.numel()) + s.log().sum() - q.log_scale()
+    return kl
+
+
+class ExpectedObservation(dist.TorchDistribution):
+    """Observations whose log-density is its expectation, or bound, over uncertain outputs.
+
+    Args:
+        family: the distribution at the outputs' means, with an event for each row.
+        variance: variances of the outputs, of their shape.
+
+    Raises:
+        ValueError: there is no closed form for the family, or an output is no argument of it.
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, family: Any, variance: Tensor) -> None:
+        self.family, self.variance_of_outputs = family, variance
+        super().__init__(family.batch_shape, family.event_shape, validate_args=False)
+        base = innermost(family)
+        shape = _outputs(base).shape if isinstance(base, _FAMILIES) else None
+        if shape != variance.shape:
+            raise ValueError(
+                "the expected log-likelihood needs Gaussian, Categorical, Bernoulli or Poisson "
+                f"observations, got {type(base).__name__} of outputs {list(variance.shape)}; or "
+                "draw weights by fit(loss='trace')"
+            )
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_prob = expected_log_prob(innermost(self.family), self.variance_of_outputs, value)
+        if isinstance(self.family, observation.Observed):
+            log_prob = log_prob.where(self.family.counted, 0.0)
+        return log_prob.reshape(*self.batch_shape, -1).sum(-1)
+
+
+_FAMILIES = (dist.Normal, dist.Categorical, dist.Bernoulli, observation.LogRatePoisson)
+
+
+def expected_log_prob(base: Any, v: Tensor, y: Tensor) -> Tensor:
+    """Return the table at the top of the module, elementwise (of classes: for each label)."""
+    if isinstance(base, dist.Normal):
+        return base.log_prob(y) - 0.5 * v / base.scale.square()
+    shifted = _outputs(base) + 0.5 * v
+    if isinstance(base, dist.Categorical):
+        log_probs = shifted.log_softmax(-1) - 0.5 * v
+        return log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+    if isinstance(base, dist.Bernoulli):
+        return y * _outputs(base) - F.softplus(shifted)
+    return observation.LogRatePoisson(shifted).log_prob(y) - 0.5 * y * v
+
+
+def _outputs(base: Any) -> Tensor:
+    """Return the outputs among a family's arguments."""
+    if isinstance(base, dist.Normal):
+        return base.loc
+    outputs: Tensor = base.log_rate if hasattr(base, "log_rate") else base.logits
+    return outputs

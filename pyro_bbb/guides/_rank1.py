@@ -15,7 +15,7 @@ The model's prior p(w) is at the weights that multiply the inputs. The KL has it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +23,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Size, Tensor
-from torch.autograd import Function
 from torch.distributions import register_kl
 from torch.distributions.transforms import SoftplusTransform
 
@@ -159,10 +158,6 @@ class Rank1Ensemble(Guide):
             )
         return self.member(0)
 
-    def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Raise TypeError: a product of factors has no closed form of them."""
-        raise TypeError(f"{type(self).__name__} has no quantiles; use those of sample_posterior")
-
     def _take_turns(self, number: int) -> Tensor:
         """Return the next members, ``[number]``."""
         members = (self._turn + torch.arange(number, device=self._turn.device)) % self._size
@@ -192,7 +187,9 @@ class Rank1Ensemble(Guide):
         for name, latent in self._latents.items():
             loc = self._own("locs", name)
             if name in parts:
-                values[name] = _Scaled.apply(loc, *parts[name].split(loc.shape[:2], 1))
+                r, s = parts[name].split(loc.shape[:2], 1)
+                product = torch.einsum("ko,ki->koi", r, s)  # r_k s_k^T
+                values[name] = loc * product.reshape(*product.shape, *[1] * (loc.dim() - 2))
             else:
                 own = _is_vector(latent)
                 values[name] = loc.index_select(0, members) if own else latent.constrain(loc)
@@ -205,15 +202,12 @@ class Rank1Ensemble(Guide):
             own = _is_vector(latent)
             self._add_parameter("locs", name, loc.expand(self._size, -1) if own else loc)
             if _is_kernel(latent):
-                self._add_factors(name, loc)
-
-    def _add_factors(self, name: str, kernel: Tensor) -> None:
-        noise = torch.randn(self._size, sum(kernel.shape[:2])).to(kernel)
-        scale = torch.full_like(noise, self._init_scale)
-        normal = self._init == "normal"
-        loc = 1 + self._spread * noise if normal else 1 - 2 * (noise < 0).to(noise)
-        self._add_parameter("factors.locs", name, loc)
-        self._add_parameter("factors.rhos", name, SoftplusTransform().inv(scale))
+                noise = torch.randn(self._size, sum(loc.shape[:2])).to(loc)
+                signs = 1 - 2 * (noise < 0).to(noise)
+                means = 1 + self._spread * noise if self._init == "normal" else signs
+                scale = torch.full_like(noise, self._init_scale)
+                self._add_parameter("factors.locs", name, means)
+                self._add_parameter("factors.rhos", name, SoftplusTransform().inv(scale))
 
 
 class _Draw(dist.Delta):
@@ -232,32 +226,6 @@ class _Draw(dist.Delta):
 def _none(q: _Draw, p: dist.Distribution) -> Tensor:
     """Refuse: Pyro's KL of points leaves ``log_density`` out; the draw's density has it."""
     raise NotImplementedError
-
-
-class _Scaled(Function):
-    """Kernels ``[m, out, in, ...]`` of one ``[out, in, ...]``, by r ``[m, out]`` and s ``[m, in]``.
-
-    In fewer passes over the kernels than the operations and their derivatives take.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, kernel: Tensor, r: Tensor, s: Tensor) -> Tensor:
-        ctx.save_for_backward(kernel, r, s)
-        return (kernel * _aligned(r.unsqueeze(-1), kernel)).mul_(_aligned(s.unsqueeze(-2), kernel))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        kernel, r, s = ctx.saved_tensors
-        r, s = r.unsqueeze(-1), s.unsqueeze(-2)
-        grad_kernel = (grad * _aligned(r, kernel)).mul_(_aligned(s, kernel)).sum(0)
-        product = grad * kernel
-        product = product.flatten(3).sum(-1) if kernel.dim() > 2 else product  # [m, out, in]
-        return grad_kernel, (product * s).sum(-1), (product * r).sum(-2)
-
-
-def _aligned(factor: Tensor, kernel: Tensor) -> Tensor:
-    """Return a factor ``[m, out, 1]`` or ``[m, 1, in]`` with a kernel's further dimensions."""
-    return factor.reshape(*factor.shape, *[1] * (kernel.dim() - 2))
 
 
 def _kl(loc: Tensor, scale: Tensor, prior_scale: float) -> Tensor:

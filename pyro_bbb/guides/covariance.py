@@ -46,7 +46,7 @@ class LateTensors(nn.Module):
 
 
 class CovariancePart(LateTensors):
-    """Covariance of one range of the latents; the base class of the structures."""
+    r"""Covariance $R R^\top$ of one range of the latents; the base class of the structures."""
 
     def __init__(self, where: slice, **tensors: Tensor | None) -> None:
         super().__init__(**tensors)
@@ -97,24 +97,19 @@ class Dense(CovariancePart):
         super().__init__(where, scale_tril=scale_tril)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """Return $J L$."""
         return rows @ self.scale_tril
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""Return $L \epsilon$."""
         return noise @ self.scale_tril.T
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """Return $L^{-1} (z - m)$."""
         columns = deviations.unsqueeze(-1)
         return torch.linalg.solve_triangular(self.scale_tril, columns, upper=False).squeeze(-1)
 
     def std(self) -> Tensor:
-        """Return the norms of the rows of L."""
         return self.scale_tril.norm(dim=-1)
 
     def log_det_root(self) -> Tensor:
-        r"""Return $\sum_j \ln L_{jj}$."""
         return self.scale_tril.diagonal().log().sum()
 
 
@@ -127,23 +122,18 @@ class Diagonal(CovariancePart):
         super().__init__(where, scale=scale)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """Return $J s$, elementwise."""
         return rows * self.scale
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""Return $s \epsilon$."""
         return noise * self.scale
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        """Return $(z - m) / s$."""
         return deviations / self.scale
 
     def std(self) -> Tensor:
-        """Return s."""
         return self.scale
 
     def log_det_root(self) -> Tensor:
-        r"""Return $\sum_j \ln s_j$."""
         return self.scale.log().sum()
 
 
@@ -151,7 +141,8 @@ class LowRankPlusDiagonal(Diagonal):
     r"""$\Sigma = F F^\top + \mathrm{diag}(s^2)$; latents of $s = 0$ have no density.
 
     With $U = F / s$, $U^\top U = V \Lambda V^\top$ and $q = \sqrt{1 + \Lambda}$, the root of the
-    scaled precision is $(I + U U^\top)^{-1/2} = I - U V \frac{1}{q (1 + q)} V^\top U^\top$.
+    scaled precision is $(I + U U^\top)^{-1/2} = I - U V \frac{1}{q (1 + q)} V^\top U^\top$, and
+    $\ln\det\Sigma = 2\sum_j \ln s_j + \sum_k \ln(1 + \Lambda_k)$.
     """
 
     factor: Tensor
@@ -164,36 +155,29 @@ class LowRankPlusDiagonal(Diagonal):
 
     @property
     def dim(self) -> int:
-        """Number of latents whose s is positive."""
         return int(self.scale.count_nonzero())
 
     @property
     def columns(self) -> int:
-        """Number of columns of F, and of latents."""
         return self.factor.shape[1] + self.size
 
     def times_root(self, rows: Tensor) -> Tensor:
-        """Return $(J F, J s)$."""
         return torch.cat([rows @ self.factor, rows * self.scale], dim=-1)
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""Return $F \epsilon_1 + s \epsilon_2$."""
         shared, single = noise.split([self.factor.shape[1], self.size], dim=-1)
         return shared @ self.factor.T + single * self.scale
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        r"""Return $(I + U U^\top)^{-1/2} (z - m) / s$."""
+        u, (values, vectors) = self._over_scale(self.factor.T).T, self._spectrum()
+        q, directions = (1 + values).sqrt(), u @ vectors
         white = self._over_scale(deviations)
-        values, vectors = self._spectrum()
-        q, directions = (1 + values).sqrt(), self._over_scale(self.factor.T).T @ vectors
         return white - (white @ directions / (q * (1 + q))) @ directions.T
 
     def std(self) -> Tensor:
-        r"""Return $\sqrt{\lVert F_{j\cdot} \rVert^2 + s_j^2}$."""
         return (self.factor.square().sum(-1) + self.scale.square()).sqrt()
 
     def log_det_root(self) -> Tensor:
-        r"""Return $\sum_j \ln s_j + \frac12 \sum_k \ln(1 + \Lambda_k)$."""
         log_scale = self.scale[self.scale > 0].log().sum()
         return log_scale + 0.5 * self._spectrum()[0].log1p().sum()
 
@@ -220,28 +204,24 @@ class Kronecker(CovariancePart):
         super().__init__(where, out=None, inner=None, scale=None)
 
     def times_root(self, rows: Tensor) -> Tensor:
-        r"""Return $(Q^\top J P) \circ S$."""
         return (self._rotate(rows) * self.scale).flatten(-2)
 
     def transform(self, noise: Tensor) -> Tensor:
-        r"""Return $Q\,(S \circ E)\,P^\top$."""
         scaled = self.scale * noise.unflatten(-1, self.scale.shape)
         return (self.out @ scaled @ self.inner.T).flatten(-2)
 
     def whiten(self, deviations: Tensor) -> Tensor:
-        r"""Return $Q^\top (W - M) P / S$."""
         return (self._rotate(deviations) / self.scale).flatten(-2)
 
     def std(self) -> Tensor:
-        r"""Return $\sqrt{Q^{\circ 2} S^{\circ 2} P^{\circ 2\top}}$."""
         variances = self.out.square() @ self.scale.square() @ self.inner.square().T
         return variances.sqrt().flatten()
 
     def log_det_root(self) -> Tensor:
-        r"""Return $\sum_{ij} \ln S_{ij}$."""
         return self.scale.log().sum()
 
     def _rotate(self, rows: Tensor) -> Tensor:
+        r"""Return $Q^\top J P$."""
         return self.out.T @ rows.unflatten(-1, self.scale.shape) @ self.inner
 
 
@@ -263,8 +243,14 @@ class PartsNormal(TorchDistribution):
         self.loc, self.parts = loc, parts
         super().__init__(event_shape=loc.shape, validate_args=False)
 
+    def std(self) -> Tensor:
+        """Return standard deviations ``[D]``, 0 for latents in no part."""
+        std = torch.zeros_like(self.loc)
+        for part in self.parts:
+            std[part.where] = part.std()
+        return std
+
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
-        """Return samples ``[*sample_shape, D]``."""
         z = self.loc.expand(*sample_shape, *self.loc.shape).clone()
         for part in self.parts:
             noise = torch.randn(*sample_shape, part.columns, dtype=z.dtype, device=z.device)
@@ -272,7 +258,6 @@ class PartsNormal(TorchDistribution):
         return z
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-density in nats."""
         total = value.new_zeros(value.shape[:-1])
         for part in self.parts:
             white = part.whiten((value - self.loc)[..., part.where])

@@ -6,11 +6,14 @@ $$f(x, z) \approx f(x, m) + J(x)\,(z - m), \qquad
 
 (Immer et al. 2021, "Improving predictions of Bayesian neural nets via local linearization",
 equation 8). With $\Sigma = R R^\top$ in parts, $J \Sigma J^\top = \sum (J R) (J R)^\top$.
+
+A linear or convolution layer of inputs $a_t$ and gradients $g_{kt}$ of output k at its own output,
+over positions t where its weights are used, has $J_k = \sum_t g_{kt} a_t^\top$.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +21,16 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from pyro_bbb._handlers.layer_uses import LayerUses
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import Rows, at_least_single, input_tensors, run_network, with_tensors
-from pyro_bbb.guides.covariance import Dense, PartsNormal
+from pyro_bbb.guides.covariance import CovariancePart, Dense, Kronecker, PartsNormal
 from pyro_bbb.latents import Latents
 
 _NUMBERS = 2**25  # of derivatives at once
+_ROWS = 64  # examples in one graph of `moments_by_layer`
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 @dataclass(frozen=True)
@@ -84,27 +89,107 @@ def tangent_moments(model: Any, latents: Latents, normal: PartsNormal, x: Rows) 
         normal: their Normal.
         x: inputs, each of which decides its own outputs alone.
     """
-    parts = normal.parts
+    by_layer = any(isinstance(part, Kronecker) for part in normal.parts)
+    return (moments_by_layer if by_layer else moments_by_jacobian)(model, latents, normal, x)
+
+
+@torch.no_grad()
+def moments_by_jacobian(
+    model: Any, latents: Latents, normal: PartsNormal, x: Rows
+) -> OutputMoments:
+    r"""Return `tangent_moments` by J itself, but for a last layer of dense covariance."""
+    parts, loc = normal.parts, normal.loc
     where = parts[0].where if len(parts) == 1 else slice(0, latents.size)
-    function = NetworkFunction(model, latents, normal.loc, where)
-    only = parts[0] if len(parts) == 1 else None
-    with torch.no_grad():
-        if isinstance(only, Dense) and only.size < latents.size:
-            f, head = function.with_head(x)
-            if head:
-                root = head.times(only.scale_tril)
-                return OutputMoments.jointly(f, root @ root.mT)
-        else:
-            f = function(normal.loc[where], x)
-        covariances = []
-        for jacobian in function.jacobians(x):  # [rows, K, d]
-            covariance = jacobian.new_zeros(())
-            for part in parts:
-                rows = slice(part.where.start - where.start, part.where.stop - where.start)
-                root = part.times_root(jacobian[..., rows])
-                covariance = covariance + root @ root.mT
-            covariances.append(covariance)
+    f, head = outputs_and_head(model, latents, loc, where, x)
+    if head and len(parts) == 1 and isinstance(parts[0], Dense):
+        root = head.times(parts[0].scale_tril)
+        return OutputMoments.jointly(f, root @ root.mT)
+    covariances = []
+    for jacobian in jacobians(model, latents, loc, where, x):  # [rows, K, d]
+        covariance = jacobian.new_zeros(())
+        for part in parts:
+            columns = slice(part.where.start - where.start, part.where.stop - where.start)
+            root = part.times_root(jacobian[..., columns])
+            covariance = covariance + root @ root.mT
+        covariances.append(covariance)
     return OutputMoments.jointly(f, torch.cat(covariances))
+
+
+def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows) -> OutputMoments:
+    r"""Return `tangent_moments` for Kronecker parts in the order of the latents.
+
+    Under $W = M + Q\,(S \circ E)\,P^\top$ the covariance of outputs k and l is the sum over layers
+
+    $$\sum_{ij} S_{ij}^2\,(Q^\top J_k P)_{ij}\,(Q^\top J_l P)_{ij}, \qquad
+      \sum_i (Q^\top g_k)_i\,(Q^\top g_l)_i \sum_j S_{ij}^2\,(P^\top a)_j^2$$
+
+    with the second form for a single position, where no derivative by a weight is made.
+    """
+    parts = dict(zip(latents, normal.parts, strict=True))
+    point = {name: z.detach().requires_grad_() for name, z in latents.constrain(normal.loc).items()}
+    means, covariances = [], []
+    for rows in x.split(_ROWS):
+        with torch.enable_grad(), LayerUses(point) as layers:
+            f = network_outputs(model, point, rows)
+            outputs = f.flatten(1).sum(0).unbind()
+        targets = [use.output for use in layers.uses]
+        grads = [torch.autograd.grad(output, targets, retain_graph=True) for output in outputs]
+        covariance = f.new_zeros(len(f), len(outputs), len(outputs))
+        for use, by_output in zip(layers.uses, zip(*grads, strict=True), strict=True):
+            g = torch.stack([use.gradients(grad) for grad in by_output], dim=1)  # [n, K, t, out]
+            covariance += _layer_covariance(parts[use.weight], use.inputs, g)
+            if use.bias is not None:
+                root = parts[use.bias].times_root(g.sum(2))
+                covariance += root @ root.mT
+        means.append(f.detach())
+        covariances.append(covariance.detach())
+    return OutputMoments.jointly(torch.cat(means), torch.cat(covariances))
+
+
+def _layer_covariance(part: CovariancePart, a: Tensor, g: Tensor) -> Tensor:
+    """Return a weight's share ``[n, K, K]``, for a ``[n, t, in]`` and g ``[n, K, t, out]``."""
+    if a.shape[1] == 1 and isinstance(part, Kronecker):
+        rotated = g.squeeze(2) @ part.out  # [n, K, out]
+        squares = (a.squeeze(1) @ part.inner).square() @ part.scale.square().T  # [n, out]
+        return (rotated * squares.unsqueeze(1)) @ rotated.mT
+    jacobian = g.mT @ a.unsqueeze(1)  # [n, K, out, in]
+    root = part.times_root(jacobian.flatten(2))
+    return root @ root.mT
+
+
+# --- the network as a function of its latents ---
+
+
+def network_outputs(model: Any, values: Mapping[str, Tensor], x: Rows) -> Tensor:
+    """Return the network's outputs ``[n, ...]`` at values of all latents by site name."""
+    with substituted(model, values):
+        outputs = run_network(model.network, x)
+    tensor: Tensor = getattr(outputs, "logits", outputs)
+    return tensor
+
+
+def jacobians(model: Any, latents: Latents, loc: Tensor, where: slice, x: Rows) -> Iterator[Tensor]:
+    """Yield derivatives of the outputs by a range of the latents' vector, ``[rows, K, d]``.
+
+    Each is of a bounded number of inputs; latents outside the range are constant.
+    """
+    z, varied = loc[where], latents.within(where)
+    head = outputs_and_head(model, latents, loc, where, x)[1] if len(varied) <= 2 else None
+    if head:
+        yield head.jacobian()
+        return
+
+    def outputs_of(z: Tensor, *row: Tensor) -> Tensor:
+        values = latents.constrain(loc) | varied.constrain(z)
+        rows = with_tensors(x, [value[None] for value in row])
+        return network_outputs(model, values, rows).flatten()
+
+    tensors = input_tensors(x)
+    outputs = outputs_of(z, *[value[0] for value in tensors]).numel()
+    in_dims = (None, *[0] * len(tensors))
+    derivatives: Any = torch.vmap(jacrev(outputs_of), in_dims=in_dims, randomness="different")
+    for rows in x.split(max(1, _NUMBERS // (outputs * len(z)))):
+        yield derivatives(z, *input_tensors(rows))
 
 
 @dataclass(frozen=True)
@@ -130,74 +215,77 @@ class Head:
 
     def times(self, columns: Tensor) -> Tensor:
         """Return `jacobian` times columns ``[out (in + 1), r]``, ``[n, out, r]``."""
-        weight, bias = columns.split(
-            [self.outputs * self.inputs.shape[1], self.outputs * self.bias]
-        )
-        by_input = weight.unflatten(0, (self.outputs, -1)).transpose(0, 1)
-        product = (self.inputs @ by_input.flatten(1)).unflatten(1, by_input.shape[1:])
-        return product + bias if self.bias else product
+        numbers = self.outputs * self.inputs.shape[1]
+        weight = columns[:numbers].unflatten(0, (self.outputs, -1))
+        product = torch.einsum("ni,oir->nor", self.inputs, weight)
+        return product + columns[numbers:] if self.bias else product
+
+
+def outputs_and_head(
+    model: Any, latents: Latents, loc: Tensor, where: slice, x: Rows
+) -> tuple[Tensor, Head | None]:
+    """Return outputs, and the last layer if a range of the latents is its weight and bias."""
+    values, varied = latents.constrain(loc), latents.within(where)
+    watched = {name: values[name] for name in varied} if len(varied) <= 2 else {}
+    with LayerUses(watched) as layers:
+        f = network_outputs(model, values, x)
+    if len(layers.uses) == 1 and layers.uses[0].output is f and f.dim() == 2:
+        (use,) = layers.uses
+        names = [use.weight] if use.bias is None else [use.weight, use.bias]
+        if names == list(varied):
+            return f, Head(use.inputs.squeeze(1), f.shape[1], bias=len(names) == 2)
+    return f, None
+
+
+# --- layers ---
 
 
 @dataclass(frozen=True)
-class NetworkFunction:
-    """A network's outputs as a function of a range of its latents; the others are constant.
+class LayerUse:
+    """One use of a weight in a linear or convolution layer."""
 
-    Args:
-        model: a `BayesianModel`.
-        latents: all latents.
-        loc: their unconstrained values ``[D]``.
-        where: the range of the vector that varies.
-    """
+    weight: str
+    bias: str | None  # None if it is not watched
+    inputs: Tensor  # a, [n, positions, in]
+    output: Tensor
 
-    model: Any
-    latents: Latents
-    loc: Tensor
-    where: slice
+    def gradients(self, by_output: Tensor) -> Tensor:
+        """Return gradients at the output as ``[n, positions, out]``."""
+        channels_last = by_output.movedim(1, -1) if self.output.dim() == 4 else by_output
+        return channels_last.reshape(len(by_output), -1, channels_last.shape[-1])
 
-    def __call__(self, z: Tensor, x: Rows) -> Tensor:
-        """Return outputs ``[n, ...]`` at values ``[d]`` of the range."""
-        # layers of the others see no derivative
-        varied = self.latents.within(self.where).constrain(z)
-        return self.run(self.latents.constrain(self.loc) | varied, x)
 
-    def jacobians(self, x: Rows) -> Iterator[Tensor]:
-        """Yield derivatives of the outputs, ``[rows, K, d]``, for bounded parts of the inputs."""
-        z = self.loc[self.where]
-        head = None if len(z) == len(self.loc) else self.with_head(x)[1]
-        if head is not None:
-            yield head.jacobian()
-            return
+class LayerUses(TorchFunctionMode):
+    """Collects the `uses` of watched tensors, given by name, in the order of the calls."""
 
-        def outputs_of(z: Tensor, *row: Tensor) -> Tensor:
-            return self(z, with_tensors(x, [value[None] for value in row])).flatten()
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.tensors = {id(value): name for name, value in tensors.items()}
+        self.uses: list[LayerUse] = []
 
-        derivatives: Callable[..., Tensor] = torch.vmap(
-            jacrev(outputs_of), in_dims=(None, *[0] * len(input_tensors(x))), randomness="different"
-        )
-        outputs = self(z, x[:1]).numel()
-        for rows in x.split(max(1, _NUMBERS // (outputs * len(z)))):
-            yield derivatives(z, *input_tensors(rows))
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.tensors and func in (F.linear, F.conv2d):
+            given = dict(zip(_ARGUMENTS, args, strict=False)) | (kwargs or {})
+            weight, bias = (self.tensors.get(id(given.get(name))) for name in ("weight", "bias"))
+            inputs = None if weight is None else _positions(func, given)
+            if weight is not None and inputs is not None:
+                self.uses.append(LayerUse(weight, bias, inputs, output))
+        return output
 
-    def with_head(self, x: Rows) -> tuple[Tensor, Head | None]:
-        """Return outputs, and the last layer if the range holds its weight and bias."""
-        values = self.latents.constrain(self.loc)
-        varied = self.latents.within(self.where)
-        with LayerUses({name: values[name] for name in varied}) as layers:
-            f = self.run(values, x)
-        if len(layers.uses) != 1 or layers.uses[0].function is not F.linear:
-            return f, None
-        (use,) = layers.uses
-        inputs, names = use.arguments["input"], [use.weight] + [use.bias] * (use.bias is not None)
-        if use.output is not f or inputs.dim() != 2 or names != list(varied):
-            return f, None
-        return f, Head(inputs, f.shape[1], bias=len(names) == 2)
 
-    def run(self, values: dict[str, Tensor], x: Rows) -> Tensor:
-        """Return outputs ``[n, ...]`` at values of all latents by site name."""
-        with substituted(self.model, values):
-            outputs = run_network(self.model.network, x)
-        tensor: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-        return tensor
+def _positions(function: Any, arguments: Mapping[str, Any]) -> Tensor | None:
+    """Return inputs ``[n, positions, in]``: of a convolution the patches; none for groups."""
+    x: Tensor = arguments["input"].detach()
+    if function is not F.conv2d:
+        return x.reshape(len(x), -1, x.shape[-1])
+    padding = arguments.get("padding", 0)
+    if arguments.get("groups", 1) != 1 or isinstance(padding, str):
+        return None
+    size, options = arguments["weight"].shape[2:], (arguments.get("dilation", 1), padding)
+    return F.unfold(x, size, *options, arguments.get("stride", 1)).mT
 
 
 def root_of(matrices: Tensor) -> Tensor:

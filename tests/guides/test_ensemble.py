@@ -174,13 +174,12 @@ def test_predictions_average_the_members_evenly_however_they_are_chunked(monkeyp
         torch.testing.assert_close(found.mean, apart.mean(0))
 
 
-@pytest.mark.parametrize("verb", ["median", "quantiles", "predict_mean", "to_module"])
+@pytest.mark.parametrize("verb", ["median", "predict_mean", "to_module"])
 def test_there_is_no_single_centre(verb):
     model, guide = make()
     x, _ = data()
     verbs = {
         "median": guide.median,
-        "quantiles": lambda: guide.quantiles([0.5]),
         "predict_mean": lambda: bbb.predict_mean(model, guide, x),
         "to_module": lambda: bbb.to_module(model, guide),
     }

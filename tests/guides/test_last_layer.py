@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb.distributions.expectation import LastLayerKL
 from pyro_bbb.elbo import minibatch_elbo
-from pyro_bbb.guides._last_layer import LastLayerVariance
 
 N, PRIOR = 30, 0.5
 WEIGHT, BIAS = "network.head.weight", "network.head.bias"
@@ -129,22 +127,6 @@ def test_fit_ends_at_the_exact_posterior_of_linear_regression(double):
 
 
 # --- the objective ---
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_the_derivatives_are_those_of_differences(double, k):
-    """Of variance and KL, in every argument, for W and for b."""
-    sizes = {"x": (5, 4), "W": (3, 4), "b": (3,), "columns": (k, 4), "U": (k, 4, 4), "one": (k,)}
-    given = {name: (torch.rand(size) + 0.5).requires_grad_() for name, size in sizes.items()}
-    x, columns, lower, one = (given[name] for name in ("x", "columns", "U", "one"))
-    for own in ((None, None), (one, columns)):
-        of_variance = (lambda *each: LastLayerVariance.apply(*each)[0], (x, columns, lower, *own))
-        assert torch.autograd.gradcheck(*of_variance)
-    for loc, rows in ((given["W"], (columns, lower)), (given["b"], (one, columns))):
-        prior = [torch.rand_like(loc).add_(0.5).requires_grad_() for _ in range(2)]
-        assert torch.autograd.gradcheck(
-            lambda *each: LastLayerKL.apply(*each)[0], (loc, *rows, *prior)
-        )
 
 
 EXACT = {
