@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import pyro.distributions as dist
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_bbb._handlers.pruned_sites import mask_pruned
 from pyro_bbb._utils import validation as checks
 
 G = TypeVar("G", bound="PrunableGuide")
@@ -81,7 +82,22 @@ def keeping(model: Callable[..., Any], guide: Any) -> Callable[..., Any]:
 
     A fixed prior has a constant density at 0, but a learned one would be drawn towards the zeros.
     """
-    return mask_pruned(model, getattr(guide, "unpruned", None))
+    masks = getattr(guide, "unpruned", None)
+    return _MaskPruned(masks)(model) if masks else model
+
+
+class _MaskPruned(Messenger):
+    """Masks the priors of removed weights."""
+
+    def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def _pyro_sample(self, msg: Any) -> None:
+        fn = msg["fn"]
+        if msg["name"] in self.masks and isinstance(fn, dist.Independent):
+            priors = fn.base_dist.expand(fn.batch_shape + fn.event_shape)
+            msg["fn"] = priors.mask(self.masks[msg["name"]]).to_event(len(fn.event_shape))
 
 
 def _ratio(loc: Tensor, scale: Tensor) -> Tensor:

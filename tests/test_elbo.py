@@ -15,10 +15,10 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._handlers.particle_plate import PlateOfDraws, in_plate, plate_shape
-from pyro_bbb._handlers.pruned_sites import mask_pruned
 from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms
 from pyro_bbb.estimators import ESTIMATORS, Draws
 from pyro_bbb.guides import _mean_field
+from pyro_bbb.pruning import keeping
 
 SIZES, DRAWS = [5, 7, 3], 5
 FC1 = "network.fc1.weight"
@@ -158,7 +158,7 @@ def test_removed_weights_are_left_out_of_both_densities(name, kind):
     def parts(_):
         model, guide = ALL[name]()
         guide = bbb.prune(guide, 0.6)
-        return mask_pruned(model, guide.unpruned), model, guide
+        return keeping(model, guide), model, guide
 
     assert_alike((minibatch_elbo(kind, 1), kind()), parts)
 

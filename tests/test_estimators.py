@@ -22,7 +22,8 @@ import pyro_bbb as bbb
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.estimators import ESTIMATORS, flipout, local_reparameterization, sticking_the_landing
-from pyro_bbb.estimators._sampled_weights import _fair_signs
+from pyro_bbb.estimators._flipout import _fair_signs
+from pyro_bbb.estimators._local_reparam import linear_std
 
 CONTEXTS = {"flipout": flipout, "local_reparam": local_reparameterization}
 CALLS, COPIES = 500, 8
@@ -491,6 +492,17 @@ def test_vectorised_particles_count_a_batch_once_each():
     data = torch.randn(8, 3), torch.randn(8)
     bbb.fit(model, guide, data, epochs=4, num_particles=2, progress=False)
     assert int(model.network[1].num_batches_tracked) == 8
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_outputs_without_noise_pass_no_gradient_on(single):
+    x, scale = torch.randn(5, 4), (torch.rand(4) if single else torch.rand(3, 4))
+    x[:2] = 0.0
+    outputs = linear_std(x.requires_grad_(), scale.requires_grad_(), None)
+    torch.testing.assert_close(outputs, (x**2 @ scale.T**2).sqrt())
+    by_x, by_scale = torch.autograd.grad(outputs.sum(), (x, scale))
+    assert (outputs[:2] == 0).all() and (by_x[:2] == 0).all()
+    assert by_scale.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

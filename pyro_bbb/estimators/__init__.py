@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient estimators: local reparameterisation, flipout, sticking the landing.
+r"""Gradient estimators of the ELBO, as effect handlers around any Pyro inference.
 
+<<<<<<< HEAD
 Imports the packages up to `_handlers`. A new estimator is a context manager in ``_estimators.py``
 and one entry of `ESTIMATORS`, its name in `fit`.
+=======
+- `flipout` (Wen et al. 2018): random signs of each example's own perturb the drawn weights;
+- `local_reparameterization` (Kingma et al. 2015): each output is drawn from its own Normal;
+- `sticking_the_landing` (Roeder et al. 2017): the draws stay as they are, and the part of the
+  gradient of $\ln q$ whose expectation is zero is dropped.
+
+Imports the rooms up to `_handlers`. A new estimator is a module here with a context manager, and
+one entry of `ESTIMATORS`, by which `fit` knows it.
+>>>>>>> 9ad4ed0 (Give each gradient estimator a file: equation, source, plain formula)
 """
 
-from pyro_bbb.estimators._estimators import ESTIMATORS as ESTIMATORS
-from pyro_bbb.estimators._estimators import Operation as Operation
-from pyro_bbb.estimators._estimators import Perturbation as Perturbation
-from pyro_bbb.estimators._estimators import (
-    flipout,
-    local_reparameterization,
-    sticking_the_landing,
-)
-from pyro_bbb.estimators._sampled_weights import DetachScores as DetachScores
-from pyro_bbb.estimators._sampled_weights import Draws as Draws
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from pyro_bbb.estimators._flipout import flipout
+from pyro_bbb.estimators._local_reparam import local_reparameterization
+from pyro_bbb.estimators._per_example import Draws as Draws
+from pyro_bbb.estimators._sticking_the_landing import DetachScores as DetachScores
+from pyro_bbb.estimators._sticking_the_landing import sticking_the_landing
 
 __all__ = ["flipout", "local_reparameterization", "sticking_the_landing"]
+
+ESTIMATORS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "reparam": nullcontext,
+    "local_reparam": local_reparameterization,
+    "flipout": flipout,
+    "stl": sticking_the_landing,
+}

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
-from pyro_bbb._handlers.pruned_sites import mask_pruned
 from pyro_bbb._handlers.sites import declared_names, drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.distributed import Processes
@@ -29,6 +28,7 @@ from pyro_bbb.guides import Approximated, ClosedForm, Guide
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
+from pyro_bbb.pruning import keeping
 from pyro_bbb.training._batches import Batches, check_sampler, is_sharded
 from pyro_bbb.training._ivon import natural_gradients
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
@@ -77,7 +77,7 @@ def make_program(
     optimizer = options.optimizer
     if options.ivon is not None:
         elbo, optimizer = natural_gradients(options, options.ivon, batches)
-    network = autocast_network(mask_pruned(model, elbo.unpruned), batches.device, options.autocast)
+    network = autocast_network(keeping(model, guide), batches.device, options.autocast)
     if elbo.closed_form and isinstance(guide, ClosedForm):
         network, weighted = guide.in_closed_form(network)
     return StepProgram(
@@ -120,9 +120,7 @@ def objective(
     size = len(guide.members) if isinstance(guide, Guide) else 1  # each step trains every member
     draws, name = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
     vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
-    elbo = minibatch_elbo(name, draws, vectorize=vectorize)
-    elbo.unpruned = getattr(guide, "unpruned", None)
-    return elbo
+    return minibatch_elbo(name, draws, vectorize=vectorize)
 
 
 def tensors_of(*modules: Any) -> Iterator[Tensor]:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Flipout (Wen et al. 2018): random signs of each example's own perturb the drawn weights.
+
+$$x M^\top + \big((x \circ s)(W - M)^\top\big) \circ r, \qquad W \sim N(M, S^2), \quad
+  s, r \text{ random signs}$$
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from pyro_bbb.estimators._per_example import Use, per_example
+
+
+def flipout() -> AbstractContextManager[None]:
+    """Linear layers and convolutions perturb each example by random signs of its own."""
+    return per_example(perturb_by_signs)
+
+
+def perturb_by_signs(use: Use) -> Tensor:
+    """Return the mean's outputs, plus those of W - M between random signs."""
+    loc, _ = use.posterior.seen_as(use.weight)
+    outputs = use.operation(use.x, loc, use.bias)
+    perturbation = use.operation(use.x * _signs(use, "in", use.x), use.weight - loc)
+    return outputs + perturbation * _signs(use, "out", outputs)
+
+
+def _signs(use: Use, role: str, like: Tensor) -> Tensor:
+    """Return signs per example and channel, the same at every use of this weight's draw.
+
+    What a matrix takes in, its transpose puts out.
+    """
+    weight, channel, signs = use.weight, use.channel, use.posterior.signs
+    if channel == -1 and weight.dim() == 2 and weight.stride(0) < weight.stride(1):
+        role = {"in": "out", "out": "in"}[role]
+    shape = [1] * like.dim()
+    shape[0], shape[channel] = like.shape[0], like.shape[channel]
+    key = (role, weight.storage_offset(), *shape)
+    if key not in signs:
+        signs[key] = _fair_signs(shape, like)
+    return signs[key]
+
+
+def _fair_signs(shape: list[int], like: Tensor) -> Tensor:
+    """Return independent random signs, eight from each byte: ten times as fast as Bernoulli's."""
+    count = math.prod(shape)
+    drawn = torch.randint(256, (math.ceil(count / 8), 1), dtype=torch.uint8, device=like.device)
+    bit = torch.arange(8, dtype=torch.uint8, device=like.device)
+    bits = (drawn >> bit) & 1  # [bytes, 8]
+    return bits.flatten()[:count].view(shape).to(like.dtype).mul_(2).sub_(1)
