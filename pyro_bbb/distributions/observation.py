@@ -41,16 +41,13 @@ class Stacked(dist.TorchDistribution):
         super().__init__(draws + shape, event_shape, validate_args=False)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw samples ``[*sample_shape, *draws, *batch, *event]``."""
         shape = torch.Size(sample_shape)
         return self._stack([part.sample(shape) for part in self.parts], len(shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats, ``[*draws, *batch]``."""
         return self._stack([part.log_prob(row) for part, row in self._with_rows(value)])
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a draw at most ``value``, which may be outside the support."""
         return self._stack([_cdf(part, row) for part, row in self._with_rows(value)])
 
     def _with_rows(self, value: Tensor) -> Iterable[tuple[Any, Tensor]]:
@@ -95,7 +92,6 @@ class Categorical(dist.Categorical):
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
-        """The same distribution with a larger batch shape."""
         return super().expand(batch_shape, self._get_checked_instance(Categorical, _instance))
 
 
@@ -103,7 +99,6 @@ class Normal(dist.Normal):
     """Normal whose density needs no square of the scale, which soon under- or overflows."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats, elementwise."""
         if self._validate_args:
             self._validate_sample(value)
         z = (value - self.loc) / self.scale
@@ -118,17 +113,14 @@ class LogRatePoisson(dist.Poisson):
         super().__init__(log_rate.exp(), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> LogRatePoisson:
-        """The same distribution with a larger batch shape."""
         return LogRatePoisson(self.log_rate.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the counts in nats, elementwise."""
         count, log_rate = value.double(), self.log_rate.double()
         log_prob = count * log_rate - log_rate.exp() - torch.lgamma(count + 1)
         return log_prob.to(self.log_rate.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a count at most ``value``, through the incomplete gamma function."""
         count = value.floor()
         cdf = torch.special.gammaincc((count + 1).clamp(min=1), self.rate)
         return cdf.where(count >= 0, 0.0)
@@ -138,7 +130,6 @@ class NegativeBinomial(dist.NegativeBinomial):
     """Negative binomial by ``total_count`` r > 0 and ``logits`` = log(mean / r)."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of the counts in nats, elementwise."""
         if self._validate_args:
             self._validate_sample(value)
         count, r, logits = value.double(), self.total_count.double(), self.logits.double()
@@ -147,7 +138,6 @@ class NegativeBinomial(dist.NegativeBinomial):
         return log_prob.to(self.logits.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a count at most ``value``, elementwise (scipy's, without gradient)."""
         from scipy.special import betainc, betaincc  # slow to import
 
         tensors = torch.broadcast_tensors(value.floor(), self.total_count, self.logits.double())
@@ -180,7 +170,6 @@ class StudentT(dist.StudentT):
     """Student's t with the cumulative distribution function, differentiable but for ``df``."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats, elementwise."""
         if self._validate_args:
             self._validate_sample(value)
         df, z = self.df.double(), (value.double() - self.loc) / self.scale
@@ -190,7 +179,6 @@ class StudentT(dist.StudentT):
         return log_prob.to(self.loc.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of a draw at most ``value``, elementwise."""
         df, z = torch.broadcast_tensors(self.df.detach(), (value - self.loc) / self.scale)
         cdf: Tensor = _StudentCDF.apply(df, z)
         return cdf.to(self.loc)
@@ -213,12 +201,10 @@ class Observed(dist.Independent):
         super().__init__(observation.base_dist, observation.reinterpreted_batch_ndims)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Observed:
-        """The same distribution with a larger batch shape."""
         plain = dist.Independent(self.base_dist, self.reinterpreted_batch_ndims)
         return Observed(plain.expand(batch_shape), self.counted)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Sum of the log-densities of the entries that count, nats."""
         each = self.base_dist.log_prob(value).where(self.counted, 0.0)
         return each.flatten(len(self.batch_shape)).sum(-1) if self.event_shape else each
 

@@ -2,7 +2,6 @@
 """What makes a training step fast changes nothing: the same noise gives what plain Pyro gives."""
 
 import gc
-import math
 
 import pyro
 import pyro.distributions as dist
@@ -16,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
 from pyro_bbb.distributions.normal import SquaredDistance
-from pyro_bbb.distributions.scale_mixture import LogMixture, _exponent, log_mixture
+from pyro_bbb.distributions.scale_mixture import LogMixture, log_mixture
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.guides._mean_field import reparameterize
 from pyro_bbb.training._setup import can_vectorise
@@ -42,13 +41,6 @@ def plainly(loc, rho, noise):
     scale = F.softplus(rho)
     value = loc + scale * noise
     return value, scale, torch.distributions.Normal(loc, scale).log_prob(value).sum()
-
-
-def test_a_draw_is_its_value_scale_and_log_density():
-    loc, rho, noise = posterior(24)
-    both = reparameterize(loc, rho, noise), plainly(loc, rho, noise)
-    for found, expected in zip(*both, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
@@ -80,17 +72,6 @@ def naive_mixture(w, pi, sigma1, sigma2):
     return torch.logaddexp(*parts)
 
 
-@pytest.mark.parametrize("dims", [0, 1, 2])
-def test_the_summed_mixture_is_the_sum(dims):
-    w = torch.randn(4, 3, 5)
-    mixture = bbb.ScaleMixtureNormal(**MIXTURE)
-    found = mixture.expand([4, 3, 5]).to_event(dims).log_prob(w)
-    expected = naive_mixture(w, **MIXTURE).sum(tuple(range(3 - dims, 3)) or None if dims else ())
-    if dims == 0:
-        expected = naive_mixture(w, **MIXTURE)
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.filterwarnings("ignore:sigma1=")
 @pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2])
 def test_the_first_derivative_in_place_is_the_one_by_the_graph(sigma2):
@@ -102,56 +83,6 @@ def test_the_first_derivative_in_place_is_the_one_by_the_graph(sigma2):
     (naive,) = torch.autograd.grad(3 * naive_mixture(w, 0.3, 1.2, sigma2).sum(), w)
     torch.testing.assert_close(in_place, graph.detach(), rtol=1e-13, atol=0)
     torch.testing.assert_close(in_place, naive, rtol=1e-9, atol=0)
-
-
-def test_derivatives_of_the_summed_mixture_of_both_orders():
-    def log_prob(w, pi, sigma1, sigma2):
-        return bbb.ScaleMixtureNormal(pi, sigma1, sigma2).expand(w.shape).to_event(1).log_prob(w)
-
-    inputs = [torch.randn(2, 4) * 0.2] + [torch.tensor(v) for v in MIXTURE.values()]
-    inputs = [x.requires_grad_() for x in inputs]
-    assert gradcheck(log_prob, inputs) and gradgradcheck(log_prob, inputs)
-
-
-def test_the_summed_mixture_in_vmap_is_a_loop():
-    w, sigma2 = torch.randn(6, 4), torch.rand(6) + 0.1
-    mixture = bbb.ScaleMixtureNormal(**MIXTURE).expand([4]).to_event(1)
-    torch.testing.assert_close(torch.vmap(mixture.log_prob)(w), mixture.log_prob(w))
-    gradients = torch.vmap(torch.func.grad(mixture.log_prob))(w)
-    for row, found in zip(w, gradients, strict=True):
-        torch.testing.assert_close(found, torch.func.grad(mixture.log_prob)(row))
-
-    def of_scale(sigma2):
-        kind = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2, validate_args=False)
-        return log_mixture(w[0], kind._coefficients, 1)
-
-    expected = torch.stack([of_scale(s) for s in sigma2])
-    torch.testing.assert_close(torch.vmap(of_scale)(sigma2), expected)
-
-
-@pytest.mark.parametrize("ratio", [1e-3, 1e-12, 1e-17])
-def test_single_precision_keeps_the_share_of_a_very_narrow_component(ratio):
-    # with a ratio below 1e-16 even a subnormal share would count: there is no floor
-    w = torch.linspace(0.5, 14, 400) * ratio
-    single = w.float().requires_grad_()
-    mixture = bbb.ScaleMixtureNormal(*torch.tensor([0.5, 1.0, ratio]).float())
-    (found,) = torch.autograd.grad(mixture.expand(w.shape).to_event(1).log_prob(single), single)
-    exact = single.detach().double().requires_grad_()
-    (expected,) = torch.autograd.grad(naive_mixture(exact, 0.5, 1.0, ratio).sum(), exact)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:sigma1=")
-@pytest.mark.parametrize("sigma2", [0.5, 2e-3, 1e-8, 1.2, 3.0])
-def test_the_mixture_of_very_many_weights_is_the_sum_in_single_precision(sigma2):
-    w = torch.randn(70_001) * torch.logspace(-9, 0.5, 70_001)
-    w[:30_000] = 0.0  # the narrow component is as likely as can be
-    mixture = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2)
-    expected = naive_mixture(w.float().double(), 0.3, 1.2, sigma2).sum()
-    learned = bbb.ScaleMixtureNormal(*torch.tensor([0.3, 1.2, sigma2]).float())
-    for kind in (bbb.distributions.map_tensors(mixture, lambda x: x.float()), learned):
-        found = kind.expand(w.shape).to_event(1).log_prob(w.float())
-        torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
 
 
 def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
@@ -254,29 +185,6 @@ def test_parameters_of_the_model_train_with_a_guide_of_none():
     assert not torch.equal(network[0].weight, before)
 
 
-@pytest.mark.parametrize(
-    ("options", "draws"),
-    [({"num_particles": 2}, 2), ({"loss": Trace_ELBO(num_particles=3)}, 3)],
-)
-@pytest.mark.parametrize("vectorised", [True, False])
-def test_many_numbers_are_drawn_one_particle_after_another(vectorised, options, draws, monkeypatch):
-    sizes = [5, 8, 3]
-    count = sum(a * b + b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
-    monkeypatch.setattr("pyro_bbb.training._setup.MOST", draws * count - (not vectorised))
-    seen = []
-
-    def spy(loss, num_particles, vectorize=False):
-        seen.append(vectorize)
-        return minibatch_elbo(loss, num_particles, vectorize=vectorize)
-
-    monkeypatch.setattr("pyro_bbb.training._setup.minibatch_elbo", spy)
-    network = bbb.BayesianMLP(sizes)
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
-    guide = bbb.AutoSoftplusNormal(model)
-    bbb.fit(model, guide, data(), epochs=1, progress=False, **options)
-    assert seen[-1] == vectorised
-
-
 @pytest.mark.parametrize(("most", "vectorised"), [(33, True), (32, False)])
 def test_many_weights_of_convolutions_are_drawn_one_particle_after_another(
     most, vectorised, monkeypatch
@@ -350,15 +258,6 @@ def test_fast_whose_squares_overflow_are_left_to_tensors():
         assert mixture.log_prob(torch.tensor(sigma)).isfinite()
 
 
-def test_no_share_is_a_subnormal_number():
-    for dtype in (torch.float32, torch.float64):
-        numbers = both(dtype, 1e-3)[0]._fast
-        w = torch.logspace(-6, 3, 2000, dtype=dtype)
-        share = _exponent(w, numbers, 1).sigmoid()
-        assert share.min() >= torch.finfo(dtype).tiny
-        assert share.min() < 1e-30  # the bound is at work
-
-
 def test_its_derivatives_of_both_orders_and_its_batches():
     numbers = both()[0]._fast
     w = (torch.randn(3, 4) * 0.2).requires_grad_()
@@ -369,10 +268,3 @@ def test_its_derivatives_of_both_orders_and_its_batches():
     torch.testing.assert_close(rows, LogMixture.apply(w, numbers, 1))
     general = log_mixture(w, both()[1]._coefficients, 2)
     torch.testing.assert_close(LogMixture.apply(w, numbers, 2), general, rtol=1e-13, atol=0)
-
-
-def test_a_mixture_of_fast_follows_its_dtype():
-    wide = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
-    single = bbb.distributions.map_tensors(wide, torch.Tensor.float)
-    assert single.log_prob(torch.zeros(2, dtype=torch.float32)).dtype == torch.float32
-    assert -math.inf < wide._fast.floor < single._fast.floor

@@ -42,17 +42,6 @@ def test_the_divergence_is_the_integral(kind, loc, rho):
     assert kl_divergence(q, prior).item() == pytest.approx(expected, abs=1e-10)
 
 
-@every_prior
-def test_the_divergence_is_the_mean_of_sampled_ones(kind):
-    q = SoftplusNormal(torch.tensor([0.4, -1.0]).double(), torch.tensor([-1.0, 1.0]).double())
-    p = PRIORS[kind](torch.tensor(0.1).double(), 0.7)
-    w = q.sample((100_000,))
-    sampled = q.log_prob(w) - p.log_prob(w)
-    # 5.5 standard errors, twice: false alarm once in 13 million runs
-    error = sampled.std(0) / math.sqrt(100_000)
-    assert ((sampled.mean(0) - kl_divergence(q, p)).abs() < 5.5 * error).all()
-
-
 def test_the_divergence_of_equal_distributions_is_exactly_0():
     rho, loc = torch.linspace(-60, 60, 481), torch.linspace(-3, 3, 481)
     divergence = kl_divergence(SoftplusNormal(loc, rho), dist.Normal(loc, softplus(rho)))

@@ -64,19 +64,6 @@ def test_points_that_start_alike_are_refused(name):
     make(name, size=1, init_loc=0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 0}, "size must be an integer of at least 1, got 0"),
-        ({"size": 2.0}, "size must be an integer of at least 1, got 2.0"),
-        ({"guide": "deltas"}, r"name must be one of \['delta', .*got 'deltas'"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-
-
 # --- turns ---
 
 
@@ -104,15 +91,6 @@ def test_a_step_of_fit_trains_each_member_as_if_alone(particles):
             torch.testing.assert_close(a, b)
     means = torch.tensor(losses).mean(0)
     torch.testing.assert_close(torch.tensor(history.loss), means, rtol=1e-5, atol=1e-5)
-
-
-def test_a_loss_given_as_an_object_runs_every_member_too():
-    model, guide = make("softplus_normal", size=2)
-    before = [snapshot(member) for member in guide.members]
-    bbb.fit(model, guide, data(), epochs=1, loss=Trace_ELBO(num_particles=2), progress=False)
-    for member, start in zip(guide.members, before, strict=True):
-        moved = snapshot(member)
-        assert not any(torch.equal(moved[name], start[name]) for name in moved)
 
 
 def test_raw_svi_trains_all_members_of_a_step_with_as_many_particles():
@@ -232,14 +210,6 @@ def test_latents_found_at_the_first_call_belong_to_every_member():
     guide(torch.zeros(3))
     assert [member.site_names for member in guide.members] == [["z"], ["z"]]
     assert guide.sample_posterior(4)["z"].shape == (4,)
-
-
-@pytest.mark.parametrize("name", ANY_MODEL)
-def test_the_printed_form_of_a_guide_is_one_line(name):
-    model = bbb.BayesianModel(bbb.BayesianMLP([3, 4, 2]), bbb.likelihoods.Categorical(), 10)
-    guide = bbb.guides.make(name, model)
-    assert repr(guide).endswith("(4 sites, 26 values)" + ")" * (name == "ensemble"))
-    assert type(guide).__name__ in repr(guide) and "\n" not in repr(guide)
 
 
 def same_in_every_draw(loc, rho, noise):

@@ -175,16 +175,6 @@ def test_batches_add_up_to_the_whole_data_whatever_their_sizes(double, curvature
     torch.testing.assert_close(halves / 2, whole)  # each half stands for the whole
 
 
-def test_float32_guides_are_approximated_in_float64():
-    model, x, y = regression((3, 4, 1))
-    guide = Laplace(model)
-    assert precision(guide, [(x, y)]).dtype == torch.float64
-    assert guide.loc.dtype == next(model.parameters(), torch.zeros(1)).dtype == torch.float32
-    guide = Laplace(model)
-    guide.approximate((x, y))
-    assert guide.parts[0].scale_tril.dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     "network",
     [
@@ -270,14 +260,6 @@ def test_the_approximation_leaves_model_and_guide_as_they_were():
     assert guide.model is model and len(pyro.get_param_store()) == 0
 
 
-def test_training_goes_on_from_the_point():
-    model, guide, args = approximated()
-    factor = guide.parts[0].scale_tril
-    history = bbb.fit(model, guide, args, epochs=2, lr=0.01, progress=False)
-    assert all(value == 0 for value in history.log_guide)  # as a point
-    assert not torch.equal(guide.parts[0].scale_tril, factor)
-
-
 @pytest.mark.parametrize("form", ["loader", "dataset", "stopped"])
 def test_fit_hands_over_whatever_form_the_data_have(form):
     model, x, y = regression()
@@ -320,17 +302,6 @@ def test_a_point_that_is_no_mode_is_refused_with_its_curvature_and_the_ways_out(
     guide = Laplace(model, init_loc=0.0)
     guide.approximate((x, 3 * x))
     torch.testing.assert_close(covariance(guide), torch.eye(2))  # J = 0: the prior's
-
-
-def test_no_examples_are_refused():
-    model, *_ = regression()
-    with pytest.raises(ValueError, match="data must hold at least one example"):
-        Laplace(model).approximate([])
-
-
-def test_a_model_that_is_no_bayesian_model_is_refused():
-    with pytest.raises(TypeError, match="model must be a BayesianModel, got function"):
-        Laplace(lambda: None)
 
 
 # --- structures: an independent implementation, and what each cannot serve ---
@@ -517,10 +488,3 @@ def test_draws_that_do_not_describe_the_training_data_are_told():
     by_draws = bbb.predict(model, guide, x).log_prob(data[1]).mean()
     by_tangent = bbb.predict(model, guide, x, linearized=True).log_prob(data[1]).mean()
     assert by_tangent > by_draws + 0.1
-
-
-def test_draws_that_describe_them_are_not():
-    model, x, y = regression()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Laplace(model).approximate((x, y))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variational last layer against exact posteriors, and draws of its weights by plain torch."""
 
-import copy
 import math
 
 import pyro
@@ -273,17 +272,6 @@ def test_in_lower_precision_the_objective_stays_close_and_the_variance_exact():
         assert losses[0].nll == pytest.approx(losses[1].nll, rel=0.01)
 
 
-def test_a_copy_of_both_trains_alone():
-    pair = make()
-    twins = copy.deepcopy(pair)
-    before = {k: v.clone() for k, v in pair[1].state_dict().items()}
-    data = torch.randn(N, 3), torch.randn(N, 2)
-    bbb.fit(*twins, data, epochs=1, progress=False)
-    assert twins[1].model is twins[0]
-    assert all(torch.equal(v, before[k]) for k, v in pair[1].state_dict().items())
-    assert not torch.equal(twins[1].median()[WEIGHT], pair[1].median()[WEIGHT])
-
-
 def test_by_drawn_weights_any_prior_and_likelihood_trains():
     mixture = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
     model, guide = make(likelihoods.StudentT(4.0), prior=mixture)
@@ -330,21 +318,6 @@ def test_one_pass_of_the_trunk_predicts_as_drawn_weights_do():
     assert (outputs.sampler, weights.sampler) == ("outputs", "weights")
     error = weights.sample_probs.std(0) * math.sqrt(2 / 3000)
     assert ((outputs.probs - weights.probs) / error).abs().max() < 6
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_saved_and_loaded_it_predicts_the_same_and_trains_on(tmp_path, bias):
-    options = {"head": "1", "covariance": "per_output", "init_scale": 0.2}
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, bias))
-    model, guide = make(net=net, where="1", **options)
-    x, data = torch.randn(N, 3), (torch.randn(N, 3), torch.randn(N, 2))
-    bbb.save(tmp_path / "saved", model, guide)
-    loaded = bbb.load(tmp_path / "saved")
-    assert loaded.guide.options == guide.options == options
-    for pair in ((model, guide), loaded):
-        bbb.fit(*pair, data, epochs=2, seed=1, progress=False)
-    predictions = [bbb.predict(*pair, x, seed=0) for pair in ((model, guide), loaded)]
-    assert torch.equal(*(each.sample_means for each in predictions))
 
 
 def test_the_head_may_be_the_network_and_a_layer_of_a_sequence():
