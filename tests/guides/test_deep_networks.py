@@ -23,14 +23,6 @@ class Softplus(Likelihood):
         return {"loc": loc, "scale": F.softplus(raw)}
 
 
-class Exponential(Softplus):
-    """The same by an exponential."""
-
-    def arguments(self, outputs):
-        loc, raw = outputs.chunk(2, -1)
-        return {"loc": loc, "scale": raw.exp()}
-
-
 class Gamma(Likelihood):
     """Positive targets."""
 
@@ -41,7 +33,7 @@ class Gamma(Likelihood):
         return {"concentration": concentration, "rate": rate}
 
 
-LIKELIHOODS = (HeteroscedasticGaussian, Softplus, Exponential, Gamma)
+LIKELIHOODS = (HeteroscedasticGaussian, Softplus, Gamma)
 PRIORS = ("normal", "laplace", "student_t", "fan_in_normal", "scale_mixture", "horseshoe")
 GUIDES = list(bbb.guides.GUIDES)
 SIZES = [5, 16, 16, 16, 16, 16, 16, 2]

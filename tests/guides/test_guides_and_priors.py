@@ -25,11 +25,11 @@ def make_model(prior, likelihood=None, sizes=(2, 3, 1), n=12):
 # --- each with several ---
 
 PRIORS, GUIDES = list(bbb.priors.PRIORS), ANY_MODEL
-PAIRS = [  # each guide with every third prior, each prior with every third guide
+PAIRS = [  # each guide with every fifth prior, each prior with every fifth guide
     (name, prior)
     for i, name in enumerate(GUIDES)
     for j, prior in enumerate(PRIORS)
-    if (i + j) % 3 == 0
+    if (i + j) % 5 == 0
 ]
 
 

@@ -10,7 +10,6 @@ import scipy.stats
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide.initialization import init_to_median, init_to_value
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
@@ -88,46 +87,6 @@ def test_the_default_start_is_he_for_kernels_and_the_priors_centre_elsewhere(ini
     assert torch.equal(guide.loc("network.fc1.bias"), torch.zeros(300))
     # the median of 15 draws of LogNormal(-1, 0.5): within 5.6 standard errors
     assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.9)
-
-
-def test_a_number_is_the_start_of_every_weight_but_not_of_constrained_latents():
-    _, guide = make(latent_noise(), init_loc=0.3)
-    assert all((guide.loc(name) == 0.3).all() for name in guide.weight_names)
-    assert guide.loc("likelihood.scale").item() == pytest.approx(-1.0, abs=0.9)
-
-
-@pytest.mark.parametrize("prefix", ["", "network."])
-def test_a_dict_gives_the_start_of_the_sites_it_names(prefix):
-    tensors = {f"{prefix}fc1.weight": torch.randn(4, 3), "likelihood.scale": torch.tensor(0.2)}
-    _, guide = make(latent_noise(), init_loc=tensors)
-    assert torch.equal(guide.loc(KERNEL), tensors[f"{prefix}fc1.weight"])
-    assert guide.median()["likelihood.scale"].item() == pytest.approx(0.2)
-    assert torch.equal(guide.loc("network.fc2.bias"), torch.zeros(1))
-    guide.loc(KERNEL).zero_()
-    assert tensors[f"{prefix}fc1.weight"].all()  # a copy
-
-
-def test_a_trained_network_gives_its_weights():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 1)
-
-    net = Net()
-    _, guide = make(init_loc=net)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(guide.loc(f"network.{name}"), parameter)
-    with torch.no_grad():
-        guide.loc(KERNEL).zero_()
-    assert net.fc1.weight.all()
-
-
-def test_a_function_of_a_site_gives_the_start():
-    _, guide = make(init_loc=init_to_value(values={KERNEL: torch.full((4, 3), 7.0)}))
-    assert (guide.loc(KERNEL) == 7).all()
-    seen = []
-    make(init_loc=lambda site: seen.append(site["name"]) or init_to_median(site))
-    assert seen == make()[1].site_names
 
 
 # --- densities, medians, quantiles, draws ---
@@ -236,24 +195,6 @@ def test_an_ordinary_pyro_function_reaches_its_exact_posterior():
     exact_scale = torch.full((2, 1), 5**-0.5, dtype=torch.float64)
     torch.testing.assert_close(guide.scale("m"), exact_scale, atol=0.01, rtol=0)
     assert guide.quantiles([0.1, 0.9])["m"].shape == (2, 2, 1)
-
-
-def test_latents_that_a_network_samples_by_itself_are_found_at_the_first_call():
-    class Shifted(PyroModule):
-        def __init__(self):
-            super().__init__()
-            self.fc = bbb.BayesianLinear(3, 1)
-
-        def forward(self, x):
-            return self.fc(x) + pyro.sample("shift", dist.Normal(0.0, 1.0))
-
-    model = bbb.BayesianModel(Shifted(), bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model)
-    assert guide.site_names == ["network.fc.weight", "network.fc.bias"]
-    history = bbb.fit(model, guide, data(), epochs=3, lr=0.1, progress=False)
-    assert guide.site_names == ["network.fc.weight", "network.fc.bias", "shift"]
-    assert guide.loc("shift").item() != 0  # trained too
-    assert len(history) == 3
 
 
 def test_weights_declared_as_pyro_samples_by_hand_are_latents():

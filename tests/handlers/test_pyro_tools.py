@@ -7,7 +7,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer import autoguide as stock
-from pyro.infer.inspect import generate_graph_specification, get_dependencies, get_model_relations
+from pyro.infer.inspect import get_dependencies
 from pyro.infer.reparam import AutoReparam
 from pyro.optim import Adam
 
@@ -139,15 +139,3 @@ def test_dependencies_are_those_of_the_graphical_model(prior, hidden):
     for name, upstream in found.items():
         assert len(upstream) == (prior == "hierarchical" and name in WEIGHTS)
         assert upstream <= scales
-
-
-@pytest.mark.parametrize("name", ["softplus_normal", "normal", "full_rank", "delta"])
-def test_a_model_and_its_guide_are_drawn_as_graphs(name):  # what `pyro.render_model` renders
-    model = make_model()
-    guide = bbb.guides.make(name, model)
-    relations = get_model_relations(model, (X, Y))
-    assert relations["observed"] == ["obs"]
-    assert set(relations["sample_sample"]["obs"]) == set(WEIGHTS)
-    graph = generate_graph_specification(relations)
-    assert {("network.fc1.weight", "obs"), ("network.fc2.bias", "obs")} <= set(graph["edge_list"])
-    assert set(WEIGHTS) <= set(get_model_relations(guide, (X, Y))["sample_sample"])
