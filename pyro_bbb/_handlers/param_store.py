@@ -25,10 +25,7 @@ from pyro_bbb._utils.locking import AFTER_FORK, GLOBAL_LOCK
 
 
 def own_param(name: str, parameter: nn.Parameter) -> Tensor:
-    """Announces a parameter to the handlers around (SVI finds it) without the global store.
-
-    Returns the parameter, or what a handler around put in its stead.
-    """
+    """Announce a parameter to the handlers around, such as SVI, without the global store."""
     value: Tensor = _announce(name, parameter, constraint=constraints.real, name=name)
     unconstrained = getattr(value, "unconstrained", None)
     return parameter if unconstrained is not None and unconstrained() is parameter else value
@@ -43,12 +40,11 @@ def _announce(name: str, parameter: nn.Parameter, constraint: Any) -> Tensor:
 
 @contextmanager
 def own_store(*modules: Any) -> Iterator[dict[str, Tensor]]:
-    """An empty parameter store for the duration, if every one of ``modules`` owns its parameters.
+    """Empty the parameter store for the duration, and yield its unconstrained parameters by name.
 
-    A guide that is a plain function keeps its parameters in the global store only; with one among
-    ``modules`` the store stays as it is. (The store's own ``scope`` would strip the parameters
-    that an SVI step around it has already collected.) Other threads that ask for one wait. Yields
-    the unconstrained parameters registered so far, by name.
+    With a plain function among ``modules``, which keeps its parameters in the global store, the
+    store stays as it is. (The store's own ``scope`` would strip the parameters that an SVI step
+    around it has already collected.)
     """
     store = pyro.get_param_store()
     with GLOBAL_LOCK:
@@ -92,7 +88,7 @@ class HandlersParams(Messenger):
 
 @contextmanager
 def callers_store() -> Iterator[None]:
-    """Inside of `own_store`, the store as the caller has it: for callbacks."""
+    """Restore, inside of `own_store`, the caller's store: for callbacks."""
     if not _PUT_ASIDE:
         yield
         return
@@ -107,7 +103,7 @@ def callers_store() -> Iterator[None]:
 
 
 def _exchange(*contents: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
-    """Puts other contents into the parameter store; returns what was there."""
+    """Put other contents into the parameter store, and return those before."""
     store = pyro.get_param_store()
     before = store._params, store._param_to_name, store._constraints
     store._params, store._param_to_name, store._constraints = contents

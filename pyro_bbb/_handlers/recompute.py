@@ -8,24 +8,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 
 
-def is_backward() -> bool:
-    """Return whether the backward pass is under way, in which nothing is drawn."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 def same_draws(root: Any) -> AbstractContextManager[None]:
-    """A context in which a `PyroModule`, run later, has the weights and the noise of this moment.
-
-    Args:
-        root: the outermost module, which is running.
-    """
+    """Return a context in which the running `PyroModule` has the weights and noise of now."""
     modes = list(_get_current_function_mode_stack())  # such as a gradient estimator
     noise = [mode.as_now() for mode in modes if hasattr(mode, "as_now")]
     return _as_then(root, dict(root._pyro_context.cache), modes, noise, threading.get_ident())

@@ -20,13 +20,13 @@ from pyro_bbb.latents import role_of
 
 
 def sample_names(module: PyroModule) -> list[str]:
-    """Names of the `PyroSample` attributes of one module, decorated methods included."""
+    """Return the names of a module's `PyroSample` attributes, decorated methods included."""
     return list(dict.fromkeys([*module._pyro_samples, *_decorated_names(type(module))]))
 
 
 @functools.cache
 def _decorated_names(cls: type) -> tuple[str, ...]:
-    """Names of the methods of a class that Pyro's decorator made random."""
+    """Return the names of the methods of a class that Pyro's decorator made random."""
     return tuple(
         name
         for base in reversed(cls.__mro__)
@@ -36,7 +36,7 @@ def _decorated_names(cls: type) -> tuple[str, ...]:
 
 
 def parts_of_prior(module: nn.Module) -> list[str]:
-    """Names of what priors have registered on a module in addition to its random weights."""
+    """Return the names of what priors have registered on a module beside its weights."""
     if not isinstance(module, PyroModule):
         return []
     weights = sample_names(module)
@@ -49,7 +49,7 @@ def parts_of_prior(module: nn.Module) -> list[str]:
 
 
 def declared_names(root: nn.Module) -> set[str]:
-    """Full names of the `PyroSample` attributes below ``root``."""
+    """Return the full names of the `PyroSample` attributes below ``root``."""
     return {
         f"{path}.{name}" if path else name
         for path, module in root.named_modules()
@@ -59,17 +59,13 @@ def declared_names(root: nn.Module) -> set[str]:
 
 
 def drawn(trace: Any) -> dict[str, Any]:
-    """The sites of a trace that are drawn, by name; a plate's choice of its rows is none."""
+    """Return the drawn sites of a trace by name, without a plate's choice of its rows."""
     sites = trace.iter_stochastic_nodes()
     return {name: site for name, site in sites if not site_is_subsample(site)}
 
 
 def draw_all(root: nn.Module) -> None:
-    """Draws every declared `PyroSample` below ``root``, in the order of its modules.
-
-    Called in an active context it fixes the set and order of the sample sites, whatever path the
-    forward pass takes.
-    """
+    """Draw every declared `PyroSample` below ``root``, whatever path the forward pass takes."""
     for module in root.modules():
         if isinstance(module, PyroModule):
             for name in sample_names(module):
@@ -91,10 +87,7 @@ def repr_unseen(module: nn.Module) -> str:
 
 
 def name_parts(root: PyroModule) -> None:
-    """Names every part by its first path, as `named_parameters` does, all in one context.
-
-    Pyro by itself names a part that stands in several places by its last path.
-    """
+    """Name every part by its first path, in one context; Pyro names a shared part by its last."""
     context = Context()
     for path, part in root.named_modules():
         if isinstance(part, PyroModule):

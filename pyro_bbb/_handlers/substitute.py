@@ -30,7 +30,7 @@ class SubstituteMessenger(Messenger):
 
 @contextmanager
 def substituted(model: Any, draw: Mapping[str, Tensor]) -> Iterator[None]:
-    """Parts of a model run inside with these values of its latents, by site name."""
+    """Run parts of a model inside with these values of its latents, by site name."""
     with SubstituteMessenger(draw), own_store(model), model._pyro_context:
         for name, value in draw.items():
             model._pyro_context.set(name, value)

@@ -15,10 +15,10 @@ Run: TypeAlias = Callable[[Record], Record]
 
 
 def over_draws(run: Run, draws: Mapping[str, Tensor]) -> Record:
-    """Runs a function of one draw for S draws: as one batched pass where its operations allow it.
+    """Run a function of one draw for S draws: as one batched pass if its operations allow it.
 
-    Draws and results are tensors ``[S, ...]`` by name. Called under the global lock, as the filters
-    of warnings are the process's.
+    Draws and results are tensors ``[S, ...]`` by name. Needs the global lock, for the filters of
+    warnings.
     """
     return choose(run, draws)[1]
 
@@ -36,7 +36,7 @@ def choose(run: Run, draws: Mapping[str, Tensor]) -> tuple[Callable[..., Record]
 
 
 def in_one_pass(run: Run, draws: Mapping[str, Tensor]) -> Record:
-    """As `over_draws`, where one pass has worked before."""
+    """Run the function in one pass, which has worked before."""
     try:
         batched: Record = torch.vmap(run, randomness="different")(dict(draws))
     except RuntimeError:
@@ -45,11 +45,11 @@ def in_one_pass(run: Run, draws: Mapping[str, Tensor]) -> Record:
 
 
 def one_by_one(run: Run, draws: Mapping[str, Tensor]) -> Record:
-    """As `over_draws`, in a loop."""
+    """Run the function in a loop."""
     columns = (values.unbind() for values in draws.values())  # gradients are stacked, not added up
     return stack([run(dict(zip(draws, one, strict=True))) for one in zip(*columns, strict=True)])
 
 
 def stack(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Records of tensors by name as one record, stacked along a new first dimension."""
+    """Stack records of tensors by name along a new first dimension."""
     return {name: torch.stack([record[name] for record in records]) for name in records[0]}

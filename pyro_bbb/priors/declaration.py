@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_bbb._handlers.param_store import own_param
-from pyro_bbb._handlers.recompute import is_backward
 from pyro_bbb.priors._base import Prior
 
 
@@ -27,7 +27,7 @@ class SitePrior:
         Raises:
             RuntimeError: the backward pass needs a weight, which it would draw again.
         """
-        if is_backward():
+        if torch._C._current_graph_task_id() != -1:  # a backward pass is under way
             raise RuntimeError(
                 f"the backward pass computes a part of the network again and needs {self.name!r} "
                 "as it was: pass context_fn=model.checkpoint_contexts and use_reentrant=False to "
