@@ -49,7 +49,6 @@ class SummedNormal(dist.Normal):
         return -0.5 * distance - log_scale - count * HALF_LOG_2PI
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | SummedNormal:
-        """Make the last dimensions (all by default) one event."""
         return to_event(self, reinterpreted_batch_ndims)
 
 
@@ -68,20 +67,17 @@ class SoftplusNormal(SummedNormal):
         super().__init__(loc, scale, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> SoftplusNormal:
-        """Return the distribution with a larger batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(type(self), _instance)
         new.loc, new.scale = self.loc.expand(batch_shape), self.scale.expand(batch_shape)
         Distribution.__init__(new, Size(batch_shape), validate_args=False)
         return new
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
-        r"""Draw $\mu + \sigma\epsilon$ with standard Normal $\epsilon$, of the extended shape."""
         shape = self._extended_shape(Size(sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         return torch.addcmul(self.loc, self.scale, noise)
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
-        """Draw without gradient."""
         with torch.no_grad():
             return self.rsample(sample_shape)
 
@@ -99,7 +95,6 @@ class PrunedNormal(SoftplusNormal):
         self.remaining, self.scale = self.scale, self.scale.where(self.unpruned, 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrunedNormal:
-        """Return the distribution with a larger batch shape, sharing the parameters' memory."""
         new = super().expand(batch_shape, self._get_checked_instance(PrunedNormal, _instance))
         new.unpruned = self.unpruned.expand(batch_shape)
         new.remaining = self.remaining.expand(batch_shape)

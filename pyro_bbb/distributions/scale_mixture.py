@@ -134,7 +134,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         self._fast = None if self.numbers is None else fast_coefficients(self.numbers, pi.dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScaleMixtureNormal:
-        """Return the distribution with another batch shape, sharing the parameters' memory."""
         new = self._get_checked_instance(ScaleMixtureNormal, _instance)
         batch_shape = Size(batch_shape)
         new.pi, new.sigma1, new.sigma2 = (x.expand(batch_shape) for x in self._compact)
@@ -146,7 +145,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """Zero, of the batch shape."""
         return torch.zeros_like(self.pi)
 
     @property
@@ -155,7 +153,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         return self.pi * self.sigma1.square() + (1 - self.pi) * self.sigma2.square()
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
-        """Draw ``[*sample_shape, *batch_shape]``, one component choice per entry."""
         shape = self._extended_shape(Size(sample_shape))
         with torch.no_grad():
             first = torch.bernoulli(self.pi.expand(shape)).bool()
@@ -179,7 +176,6 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         return log_prob
 
     def to_event(self, reinterpreted_batch_ndims: int | None = None) -> Event | ScaleMixtureNormal:
-        """Make the last dimensions (all by default) one event."""
         return to_event(self, reinterpreted_batch_ndims)
 
     def cdf(self, value: Tensor) -> Tensor:

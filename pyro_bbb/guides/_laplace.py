@@ -240,11 +240,7 @@ def _kron_part(latent: Latent, where: slice) -> CovariancePart:
 
 
 class TotalCurvature:
-    """Curvature of all data: a block for each part of the covariance, and the prior's diagonal.
-
-    Args:
-        guide: a `Laplace` guide at its point, in double precision.
-    """
+    """Curvature of all data: a block for each part of the covariance, and the prior's diagonal."""
 
     def __init__(self, guide: Any) -> None:
         self.guide, zeros = guide, torch.zeros_like(guide.loc.detach())
@@ -436,23 +432,9 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Linearization:
-    r"""The negative log joint of one batch, with the network cut off from the rest of the model.
+    """The negative log joint of one batch, with the network cut off from the rest of the model.
 
-    Args:
-        model: the model, in double precision.
-        guide: the guide at its point, in double precision.
-        x: inputs.
-        y: targets.
-        fraction: factor of the prior.
-        watched: whether to collect the `uses` of weights, for `kronecker_factors` and `diagonal`.
-
-    Attributes:
-        f: outputs ``[n, K]`` as a function of the latents.
-        curvature: $\Lambda$, ``[n, K, K]``.
-        by_f: derivatives by the outputs, of their shape.
-        by_z: derivatives of all but the network by the latents ``[D]``.
-        diagonal_of_rest: diagonal of their Hessian ``[D]``.
-        weight: weights of the examples, ``[n]``.
+    Model and guide are in double precision. The `uses` of weights are collected where ``watched``.
     """
 
     def __init__(
@@ -473,11 +455,13 @@ class Linearization:
         handle.remove()
         neg_log_joint = at_point.log_prob_sum() - joint.log_prob_sum()
         f, cut_off = outputs
+        # slopes in the outputs, and of all but the network in the latents [D]
         self.by_f, self.by_z = torch.autograd.grad(
             neg_log_joint, (cut_off, guide.loc), create_graph=True, materialize_grads=True
         )
-        self.f, self.uses = f.flatten(1), layers.uses
+        self.f, self.uses = f.flatten(1), layers.uses  # f is [n, K], a function of the latents
         rows = self.by_f.flatten(1).sum(0).unbind()
+        # Lambda, [n, K, K]
         self.curvature = torch.stack([_gradient(row, cut_off).flatten(1) for row in rows], dim=2)
         self.diagonal_of_rest = self._rest_times(torch.ones_like(self.by_z))
         weight = weight_of(x)

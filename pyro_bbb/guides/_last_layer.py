@@ -296,12 +296,9 @@ class AtMean(dist.TorchDistribution):
     r"""Jointly Normal weights, whose draw is their mean and whose log-density is its expectation.
 
     It has what an ELBO in closed form takes from a posterior: $E \ln q$, and the KL from a prior of
-    independent Normals. Both are sums over columns, so that W and b are one of these each.
-
-    Args:
-        loc: means of W ``[out, in]``, or of b ``[out]``.
-        scale: $\sigma$, ``[k, in]`` or ``[k]``; k is 1 for all rows, or their number.
-        lower: rows of U, strictly lower triangular, ``[k, in, in]`` or ``[k, in]``.
+    independent Normals. Both are sums over columns, so that W and b are one of these each: means
+    ``[out, in]`` or ``[out]``, $\sigma$ ``[k, in]`` or ``[k]``, and rows of U ``[k, in, in]`` or
+    ``[k, in]``, with k = 1 for all rows, or their number.
     """
 
     arg_constraints = {}
@@ -353,12 +350,7 @@ def _kl_at_mean(q: AtMean, p: Distribution) -> Tensor:
 class ExpectedObservation(dist.TorchDistribution):
     """Observations whose log-density is its expectation, or bound, over uncertain outputs.
 
-    Args:
-        family: the distribution at the outputs' means, with an event for each row.
-        variance: variances of the outputs, of their shape.
-
-    Raises:
-        ValueError: there is no closed form for the family, or an output is no argument of it.
+    The family is that at the outputs' means, with an event for each row.
     """
 
     arg_constraints = {}

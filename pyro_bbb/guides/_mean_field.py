@@ -46,16 +46,11 @@ from pyro_bbb.latents import Latent, Site
 class VectorDraw(NamedTuple):
     """A draw of all latents as one vector, or S draws ``[S, ...]``."""
 
-    vector: Tensor
-    """The draw in unconstrained space, ``[n]``."""
-    values: dict[str, Tensor]
-    """The latents by site name."""
-    log_q: Tensor
-    """Log-density of the latents under the guide."""
-    loc: Tensor
-    """Means, ``[n]``; ``[S, n]`` where each draw has its own."""
-    scale: Tensor
-    """Standard deviations, likewise."""
+    vector: Tensor  # in unconstrained space, [n]
+    values: dict[str, Tensor]  # the latents by site name
+    log_q: Tensor  # log-density of the latents under the guide
+    loc: Tensor  # means, [n]; [S, n] where each draw has its own
+    scale: Tensor  # standard deviations, likewise
 
 
 class AutoSoftplusNormal(Guide):
@@ -300,10 +295,7 @@ def _kl(q: Any, p: Any, value: Tensor) -> float:
 def reparameterize(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r"""Return $w = \mu + \sigma\epsilon$, $\sigma = \mathrm{softplus}(\rho)$ and $\ln q(w)$.
 
-    Args:
-        loc: $\mu$, ``[n]``, or ``[S, n]`` for draws with parameters of their own.
-        rho: $\rho$, likewise.
-        noise: $\epsilon$, ``[n]``, or ``[S, n]`` for S draws.
+    The noise is ``[n]`` or ``[S, n]``, and so are the parameters where each draw has its own.
     """
     vector, scale, log_q = Reparameterize.apply(loc, rho, noise)
     return vector, scale, log_q

@@ -35,17 +35,11 @@ _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "group
 
 @dataclass(frozen=True)
 class OutputMoments:
-    """Moments of Normal outputs, for each input separately.
+    """Moments of Normal outputs, for each input separately."""
 
-    Args:
-        mean: ``[n, ...]``, of K outputs for each input.
-        variance: of the same shape.
-        covariance: ``[n, K, K]``; none where the outputs of an input are independent.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    covariance: Tensor | None = None
+    mean: Tensor  # [n, ...], of K outputs for each input
+    variance: Tensor  # likewise
+    covariance: Tensor | None = None  # [n, K, K]; None if the outputs of an input are independent
 
     @classmethod
     def jointly(cls, mean: Tensor, covariance: Tensor) -> OutputMoments:
@@ -194,17 +188,11 @@ def jacobians(model: Any, latents: Latents, loc: Tensor, where: slice, x: Rows) 
 
 @dataclass(frozen=True)
 class Head:
-    """A last linear layer, in whose weights the network is linear.
+    """A last linear layer, in whose weights the network is linear."""
 
-    Args:
-        inputs: of the layer, ``[n, in]``.
-        outputs: number of outputs.
-        bias: whether it has one.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # [n, in]
     outputs: int
-    bias: bool
+    bias: bool  # whether it has one
 
     def jacobian(self) -> Tensor:
         """Return derivatives of the outputs by weight and bias, ``[n, out, out (in + 1)]``."""
