@@ -259,19 +259,6 @@ def test_captured_and_eager_steps_train_head_trunk_and_noise_alike(double, likel
         assert loss == pytest.approx(kl / 3 + nll, rel=1e-9)
 
 
-def test_in_lower_precision_the_objective_stays_close_and_the_variance_exact():
-    for engine in ("eager", "compiled"):
-        losses = []
-        for dtype in (None, torch.bfloat16):
-            torch.manual_seed(1)
-            model, guide = make(likelihoods.Categorical())
-            data = torch.randn(N, 3), torch.arange(N) % 2
-            options = {"epochs": 1, "batch_size": N, "progress": False, "engine": engine}
-            losses.append(bbb.fit(model, guide, data, autocast=dtype, **options).steps)
-        assert losses[0].kl == losses[1].kl
-        assert losses[0].nll == pytest.approx(losses[1].nll, rel=0.01)
-
-
 def test_by_drawn_weights_any_prior_and_likelihood_trains():
     mixture = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
     model, guide = make(likelihoods.StudentT(4.0), prior=mixture)
@@ -349,7 +336,6 @@ class Convolution(nn.Sequential):
 
 
 REFUSED = {
-    "two layers": (lambda: make(where=None), ValueError, r"one Bayesian layer.*'trunk', 'head'"),
     "two layers, one named": (
         lambda: make(where=None, head="head"),
         ValueError,
@@ -360,14 +346,12 @@ REFUSED = {
         ValueError,
         r"got \['likelihood.scale'\] too",
     ),
-    "another name": (lambda: make(head="body"), ValueError, "layers .'head'., got 'body'"),
     "a bias alone": (lambda: make(where="head.bias"), TypeError, "Bayesian linear layer, got"),
     "a convolution": (
         lambda: make(net=Convolution(), where="0"),
         TypeError,
         "head must be a Bayesian linear layer, got PyroConv1d",
     ),
-    "covariance": (lambda: make(covariance="none"), ValueError, "covariance must be one of"),
     "a mixture": (
         lambda: fitted(prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)),
         ValueError,
@@ -385,11 +369,6 @@ REFUSED = {
     ),
     "after the head": (
         lambda: fitted(net=Net(after=lambda m, x: 2 * m.head(m.trunk(x)))),
-        ValueError,
-        "outputs are those of the head, run once",
-    ),
-    "in place": (
-        lambda: fitted(net=Net(after=lambda m, x: m.head(m.trunk(x)).relu_())),
         ValueError,
         "outputs are those of the head, run once",
     ),
