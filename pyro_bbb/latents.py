@@ -74,7 +74,9 @@ class Latent:
             raise ValueError(f"latent {name!r} is in a subsampled plate, and must be in a full one")
         support = base_support(fn)
         try:
-            transform = None if support in _REAL else _transform(support, onto)
+            transform = None if support in _REAL else onto(support)
+            if support in _POSITIVE:  # torch's has an affine part, and so no closed-form KL
+                transform = ExpTransform()
         except NotImplementedError as error:
             raise ValueError(
                 f"latent {name!r} has the support {support}, onto which no bijection is known: "
@@ -96,9 +98,22 @@ class Latent:
         """Return the value at a point of unconstrained space."""
         return unconstrained if self.transform is None else self.transform(unconstrained)
 
-    def unconstrain(self, value: Tensor) -> Tensor:
-        """Return the point of unconstrained space at a value."""
-        return value if self.transform is None else self.transform.inv(value)
+    def unconstrain(self, value: Tensor, what: str = "a value") -> Tensor:
+        """Return the point of unconstrained space at a value; ``what`` names it in errors.
+
+        Raises:
+            ValueError: it has another shape, or is outside the support.
+        """
+        if value.shape != self.shape:
+            expected = f"have shape {list(self.shape)}, got {list(value.shape)}"
+            raise ValueError(f"{what} of {self.name!r} must {expected}")
+        unconstrained = value if self.transform is None else self.transform.inv(value)
+        if not unconstrained.isfinite().all():
+            raise ValueError(
+                f"{what} of {self.name!r} must be finite and inside its support, got values from "
+                f"{value.min().item()} to {value.max().item()}"
+            )
+        return unconstrained
 
 
 class Latents(Mapping[str, Latent]):
@@ -165,7 +180,10 @@ class Latents(Mapping[str, Latent]):
         Raises:
             ValueError: a value is missing, of another shape, or outside its latent's support.
         """
-        return self.ravel({name: self._unconstrained(name, values) for name in self})
+        if missing := [name for name in self if name not in values]:
+            raise ValueError(f"no value for the latent {missing[0]!r}, only for {list(values)}")
+        pieces = {name: latent.unconstrain(values[name].detach()) for name, latent in self.items()}
+        return self.ravel(pieces)
 
     def log_abs_det(self, z: Tensor | Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Any:
         r"""Return $\sum_i \ln\lvert\det T_i'\rvert$, 0 where all latents are real.
@@ -180,19 +198,6 @@ class Latents(Mapping[str, Latent]):
             for name, latent in self.items()
             if latent.transform is not None
         )
-
-    def _unconstrained(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        if name not in values:
-            raise ValueError(f"no value for the latent {name!r}, only for {list(values)}")
-        value, shape = values[name].detach(), self[name].shape
-        if value.shape != shape:
-            raise ValueError(
-                f"a value of {name!r} must have shape {list(shape)}, got {list(value.shape)}"
-            )
-        unconstrained = self[name].unconstrain(value)
-        if not unconstrained.isfinite().all():
-            raise ValueError(f"a value of {name!r} must be inside its support, got {value}")
-        return unconstrained
 
     def __getitem__(self, name: str) -> Latent:
         return self._by_name[name]
@@ -218,14 +223,6 @@ def base_support(fn: Distribution) -> Any:
 def is_real(fn: Distribution) -> bool:
     """Return whether a distribution is of real values."""
     return base_support(fn) in _REAL
-
-
-def _transform(support: Any, onto: Bijection) -> Transform:
-    """Return the map from unconstrained space; for positive values the exponential."""
-    if support in _POSITIVE:
-        return ExpTransform()  # torch's has an affine part, and so no closed-form KL
-    transform: Transform = onto(support)
-    return transform
 
 
 class _Ravel(Function):

@@ -89,7 +89,10 @@ def test_values_that_do_not_fit_are_refused(latents, sites, name):
     wrong = {
         "missing": ("no value for the latent 'p'", None),
         "shape": (r"value of 'p' must have shape \[4\], got \[3\]", torch.ones(3) / 3),
-        "support": ("value of 'p' must be inside its support", torch.tensor([1.0, 0, 0, 0])),
+        "support": (
+            "value of 'p' must be finite and inside its support",
+            torch.tensor([1.0, 0, 0, 0]),
+        ),
     }
     message, value = wrong[name]
     values |= {"p": value}

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Gradient estimators of the ELBO, as effect handlers around any Pyro inference.
 
-<<<<<<< HEAD
-Imports the packages up to `_handlers`. A new estimator is a context manager in ``_estimators.py``
-and one entry of `ESTIMATORS`, its name in `fit`.
-=======
 - `flipout` (Wen et al. 2018): random signs of each example's own perturb the drawn weights;
 - `local_reparameterization` (Kingma et al. 2015): each output is drawn from its own Normal;
 - `sticking_the_landing` (Roeder et al. 2017): the draws stay as they are, and the part of the
   gradient of $\ln q$ whose expectation is zero is dropped.
 
-Imports the rooms up to `_handlers`. A new estimator is a module here with a context manager, and
-one entry of `ESTIMATORS`, by which `fit` knows it.
->>>>>>> 9ad4ed0 (Give each gradient estimator a file: equation, source, plain formula)
+Imports the packages up to `_handlers`. A new estimator is a module here with a context manager,
+and one entry of `ESTIMATORS`, its name in `fit`.
 """
 
 from collections.abc import Callable

@@ -54,19 +54,8 @@ def initial_loc(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]
     Raises:
         ValueError: the initial value has another shape, or is outside the support.
     """
-    value, expected = tensor(f"init_loc of {latent.name!r}", initialise(site)), site["value"]
-    if value.shape != expected.shape:
-        raise ValueError(
-            f"init_loc of {latent.name!r} must have shape {list(expected.shape)}, "
-            f"got {list(value.shape)}"
-        )
-    loc = latent.unconstrain(value)
-    if not loc.isfinite().all():
-        raise ValueError(
-            f"init_loc of {latent.name!r} must be finite and inside its support, got values "
-            f"from {value.min().item()} to {value.max().item()}"
-        )
-    return loc.detach().to(expected.dtype)
+    value = tensor(f"init_loc of {latent.name!r}", initialise(site))
+    return latent.unconstrain(value, "init_loc").detach().to(site["value"].dtype)
 
 
 def refuse_unknown(init_loc: Any, latents: Iterable[str]) -> None:

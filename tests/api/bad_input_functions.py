@@ -761,7 +761,7 @@ AFTER = [
         ("init", {"fc1.weight": torch.ones(2, 4)}, r"must have shape \[1, 3\], got \[2, 4\]"),
         (
             {"model": latent_noise(), "init": {"likelihood.scale": torch.tensor(-1.0)}},
-            "value of 'likelihood.scale' must be inside its support",
+            "value of 'likelihood.scale' must be finite and inside its",
         ),
         ("init", NAN, "init"),
         ("init", 1e30, "init must be a point of positive density"),
