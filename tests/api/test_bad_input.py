@@ -38,7 +38,7 @@ EXEMPT = {
     "networks.mix_in": "a step of bayesianize",
     "networks.Adapted*": "what adapt makes of a layer",
     "NegativeELBO": "what negative_elbo makes",
-    "guides.Guide": "base of the guides",
+    "guides.Guide*": "base of the guides",
     "guides.Approximated*": "a protocol",
     "guides.ClosedForm*": "a protocol",
     "guides.Collected*": "a protocol",
