@@ -17,6 +17,8 @@ from torch import Tensor
 
 from pyro_bbb._utils import validation as checks
 
+__all__ = ["PrunableGuide", "keeping", "prune", "signal_to_noise"]
+
 G = TypeVar("G", bound="PrunableGuide")
 
 
