@@ -54,6 +54,9 @@ class Guide(AutoGuide):
         ValueError: an unknown ``init_loc``.
     """
 
+    has_normal_outputs = False
+    """Whether the network's outputs are Normal under it, without linearisation."""
+
     def __init__(
         self, model: Callable[..., Any], *, init_loc: InitLoc | None = None, **options: Any
     ) -> None:
@@ -104,11 +107,6 @@ class Guide(AutoGuide):
     def stackable(self) -> bool:
         """Return whether several draws can be made at once."""
         return True
-
-    @property
-    def has_normal_outputs(self) -> bool:
-        """Return whether the network's outputs are Normal under it, without linearisation."""
-        return False
 
     def unconstrained_normal(self) -> PartsNormal | None:
         """Return the Normal of all unconstrained latents; ``None`` if the guide is not one."""

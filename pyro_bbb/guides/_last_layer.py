@@ -77,6 +77,8 @@ class LastLayer(Guide):
         ValueError: there is no such head, other latents than the head's, or an option out of range.
     """
 
+    has_normal_outputs = True
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -138,10 +140,6 @@ class LastLayer(Guide):
                 white = white + (bias.scale.unsqueeze(-1) * bias.lower).unsqueeze(1)
                 variance = white.square().sum(-1) + bias.scale.square().unsqueeze(-1)  # [k, n]
         return variance.T.expand(-1, len(weight.loc)).reshape(*features.shape[:-1], -1)
-
-    @property
-    def has_normal_outputs(self) -> bool:
-        return True
 
     @torch.no_grad()
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
