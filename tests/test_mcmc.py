@@ -173,28 +173,6 @@ def assert_mean(chains, series, expected):
     assert ((found - torch.as_tensor(expected)).abs() < SIGMAS * error).all(), (found, expected)
 
 
-@pytest.mark.slow
-def test_conjugate_regression(double):
-    n, prior, noise = 12, 0.8, 0.5
-    x = torch.randn(n, 2) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])
-    design = torch.cat([x, torch.ones(n, 1)], dim=1)
-    y = design @ torch.tensor([[0.5], [-0.3], [0.2]]) + noise * torch.randn(n, 1)
-    precision = design.T @ design / noise**2 + torch.eye(3) / prior**2
-    loc, covariance = precision.inverse() @ design.T @ y.flatten() / noise**2, precision.inverse()
-    network = bbb.BayesianMLP([2, 1], prior=dist.Normal(0.0, prior))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), n)
-    chains = mcmc.run_nuts(
-        model, (x, y), num_samples=300, warmup_steps=100, num_chains=2, seed=0, progress=False
-    )
-    draws = torch.cat([value.flatten(2) for value in chains.by_chain.values()], dim=-1)
-    assert_mean(chains, draws, loc)
-    centred = draws - loc
-    assert_mean(chains, centred.unsqueeze(-1) * centred.unsqueeze(-2), covariance)
-    assert not chains.diverging.any()
-    assert 0.7 < chains.acceptance.mean() < 0.98
-    assert all((r_hat < 1.05).all() for r_hat in chains.r_hat().values())
-
-
 def test_a_latent_noise_scale(double):
     """Weight and noise scale against quadrature on a grid: without the Jacobian it fails."""
     x, y = torch.ones(1, 1), torch.tensor([[0.8]])

@@ -100,7 +100,6 @@ def test_a_history_pickles():
     [
         (likelihoods.Categorical(), torch.arange(6) % 2),
         (Gaussian.learned(0.5), torch.randn(6, 2)),
-        (likelihoods.StudentT(4.0), torch.randn(6, 2)),
         (likelihoods.Poisson(), torch.ones(6, 2)),
     ],
     ids=lambda x: type(x).__name__,

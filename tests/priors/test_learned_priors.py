@@ -146,26 +146,6 @@ def test_svi_finds_the_parameters_that_generated_the_weights():
     assert abs(slope[0]) < 0.01 / error[0]  # at the likelihood's maximum, not merely near
 
 
-def test_fit_moves_the_mixture_to_where_the_weights_are():
-    """Every weight is observed with noise of 1 % of the narrower component.
-
-    Within 5 standard errors of the likelihood of the weights themselves (false alarms 2e-6): what
-    noise and the objective's sampling add is a tenth of one.
-    """
-    weights = mixture_draws(1000)
-    prior = LearnedScaleMixture(0.5, 1.0, 0.2)
-    network = bbb.BayesianMLP([1000, 1], prior={"*.bias": "normal", "*": prior})
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.0005), num_data=1000)
-    start = {"fc1.weight": weights[None], "fc1.bias": torch.zeros(1)}
-    guide = bbb.AutoSoftplusNormal(model, init_loc=start, init_rho=-7.5)
-    guide.requires_grad_(False)  # at the posterior already: only the prior is to move
-    data = torch.eye(1000), weights[:, None]
-    options = {"epochs": 150, "batch_size": 1000, "progress": False, "seed": 0}
-    bbb.fit(model, guide, data, lr=0.05, **options)
-    truth, error = standard_errors(weights)
-    assert ((found(prior) - truth).abs() < 5 * error).all()
-
-
 def small_model(prior):
     network = bbb.BayesianMLP([3, 4, 1], prior=prior)
     return bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=12)

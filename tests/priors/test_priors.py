@@ -80,12 +80,6 @@ def test_a_callable_may_return_one_event_of_the_weights_shape():
     assert [(fn.batch_shape, fn.event_shape) for fn in fns.values()] == [((), (4, 3)), ((), (4,))]
 
 
-@pytest.mark.parametrize("prior", [1.0, dist.Normal, [dist.Normal(0, 1)], torch.ones(2)])
-def test_other_kinds_are_refused(prior):
-    with pytest.raises(TypeError, match="prior must be a distribution, .* got"):
-        BayesianLinear(2, 1, prior=prior)
-
-
 @pytest.mark.parametrize(
     ("prior", "error", "message"),
     [
@@ -93,15 +87,7 @@ def test_other_kinds_are_refused(prior):
         (dist.Normal(torch.zeros(7), 1.0), ValueError, r"'weight' must expand to shape \[1, 2\]"),
         (lambda *_: dist.Normal(torch.zeros(7), 1.0), ValueError, r"'weight' must expand"),
         (lambda *_: 1.0, TypeError, "prior must return a distribution for 'weight', got 1.0"),
-        ({}, ValueError, "prior must not be an empty dict"),
-        ({"*": 1.0}, TypeError, "prior must be a distribution, .* got 1.0"),
         ("gauss", ValueError, r"prior must be one of \['fan_in_normal', .*'student_t'\].*'gauss'"),
-        ({"*": "gauss"}, ValueError, "prior must be one of .* got 'gauss'"),
-        (
-            torch.distributions.Laplace(0.0, 1.0),
-            TypeError,
-            r"of pyro.distributions, got torch.*Lap",
-        ),
         (
             lambda *_: torch.distributions.Cauchy(0.0, 1.0),
             TypeError,
