@@ -141,14 +141,9 @@ class Potential:
 
 
 class MinibatchGradient:
-    """Energies and gradients of several chains given a minibatch, in one recorded pass.
+    """Energies and gradients at positions ``[chains, d]``, given a minibatch of constant size.
 
-    Where the model's operations cannot be batched over chains, they run one after the other.
-
-    Args:
-        potential: the potential of the model.
-        z: positions of finite energy, ``[chains, d]``.
-        batch: a minibatch of the size of all others.
+    Chains run one after the other where the model's operations cannot be batched over them.
     """
 
     def __init__(self, potential: Potential, z: Tensor, batch: tuple[Rows, Tensor]) -> None:

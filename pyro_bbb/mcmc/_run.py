@@ -224,11 +224,7 @@ class Run(ABC):
 class SavedRun:
     """The checkpoint of a run, in a folder that is complete at every moment.
 
-    Args:
-        run: the run.
-        folder: where the checkpoint is.
-        every: steps from one checkpoint to the next.
-        options: options of the function, which define the run with its data, model and start.
+    ``options`` of the function, data, model and start define the run.
     """
 
     def __init__(self, run: Run, folder: Any, every: int, options: dict[str, Any]) -> None:

@@ -97,11 +97,7 @@ class Sampler(ABC):
     ) -> tuple[ChainState, Tensor, Tensor]:
         """Return the next state, and each chain's error (of the energy, or heat) and acceptance.
 
-        Args:
-            state: the present state.
-            evaluate: energies and gradients at positions.
-            scale: standard deviations s, ``[d]``.
-            epsilon: step sizes, ``[chains, 1]``.
+        ``scale`` is s, ``[d]``, and ``epsilon`` the step sizes, ``[chains, 1]``.
         """
 
     @abstractmethod

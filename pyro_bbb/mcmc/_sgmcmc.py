@@ -130,9 +130,9 @@ def run_sgmcmc(
         LoadError: the checkpoint is damaged, or something else.
     """
     kind("model", model, BayesianModel)
-    count("num_samples", num_samples), count("cycles", cycles), count("thin", thin)
-    count("warmup_steps", warmup_steps, least=0)
-    count("num_chains", num_chains), count("batch_size", batch_size)
+    num_samples, cycles = count("num_samples", num_samples), count("cycles", cycles)
+    thin, warmup_steps = count("thin", thin), count("warmup_steps", warmup_steps, least=0)
+    num_chains, batch_size = count("num_chains", num_chains), count("batch_size", batch_size)
     if num_samples % cycles:
         raise ValueError(f"num_samples must be a multiple of cycles={cycles}, got {num_samples}")
     schedule = Cycles(cycles, warmup_steps, num_samples // cycles, thin)
@@ -173,16 +173,7 @@ def sgld(z: Tensor, gradient: Tensor, eta: float, root: Tensor, temperature: flo
 def baoab(
     z: Tensor, p: Tensor, gradient: Tensor, h: Tensor, c: Any, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return positions and momenta after a step of SGHMC: kick, drift, noise, drift.
-
-    Args:
-        z: positions.
-        p: momenta.
-        gradient: gradient of the energy at the positions.
-        h: step, of each latent or of all.
-        c: factor of the momenta, a number or ``[chains, 1]``.
-        temperature: T.
-    """
+    """Return positions and momenta after a step of SGHMC: kick, drift, noise, drift."""
     p = torch.addcmul(p, h, gradient, value=-1)
     z = torch.addcmul(z, h, p, value=0.5)
     p = c * p

@@ -342,10 +342,7 @@ def _with_adapters(cls: Any) -> Any:
 
 
 def _attach(layer: nn.Module, rank: int, scale: float) -> list[tuple[str, str]]:
-    """Give a layer adapters that add nothing at first; return the names of their factors.
-
-    B is 0, A as in Hu et al. (2021).
-    """
+    """Give a layer adapters, as in Hu et al. (2021); return the names of their factors."""
     plain: Any = _plain(layer)
     cls = _with_adapters(plain)
     factors = [(name, _factors(name)) for name in cls.adapted(layer)]

@@ -63,15 +63,7 @@ def select_among(
     what: str,
     argument: str = "where",
 ) -> list[ParameterPath]:
-    """Return the candidates that ``where`` selects; each criterion must select some.
-
-    Args:
-        modules: a network's modules by path.
-        candidates: paths of parameters.
-        where: as in `bayesianize`.
-        what: the candidates, in words, for the message of the ValueError.
-        argument: name of ``where`` there.
-    """
+    """Return the candidates that ``where`` selects; ``what`` they are, if there is none."""
     chosen: set[ParameterPath] = set()
     for criterion in _criteria(where, argument):
         selected = {path for path in candidates if _selects(criterion, modules, path)}
