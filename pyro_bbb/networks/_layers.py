@@ -104,11 +104,11 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         in_channels = count("in_channels", in_channels)
         out_channels = count("out_channels", out_channels)
         groups = count("groups", groups)
-        _require_pair("kernel_size", kernel_size)
-        _require_pair("stride", stride)
+        kernel_size = _pair("kernel_size", kernel_size)
+        stride = _pair("stride", stride)
         if padding not in ("same", "valid"):
-            _require_pair("padding", padding, least=0)
-        _require_pair("dilation", dilation)
+            padding = _pair("padding", padding, least=0)
+        dilation = _pair("dilation", dilation)
         if in_channels % groups or out_channels % groups:
             numbers = f"{in_channels} and {out_channels} by {groups}"
             raise ValueError(f"groups must divide in_channels and out_channels, got {numbers}")
@@ -119,10 +119,10 @@ class BayesianConv2d(nn.Conv2d, PyroModule):
         declare(self, as_prior(prior), **shapes)
 
 
-def _require_pair(name: str, value: Any, least: int = 1) -> None:
-    """Check height and width, or one number for both."""
-    for size in value if isinstance(value, tuple) and len(value) == 2 else [value]:
-        count(name, size, least)
+def _pair(name: str, value: Any, least: int = 1) -> tuple[int, int]:
+    """Return height and width, or one number for both."""
+    height, width = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    return count(name, height, least), count(name, width, least)
 
 
 # --- networks ---
