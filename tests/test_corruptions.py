@@ -38,21 +38,12 @@ def test_images_stay_images_and_change_the_more_the_stronger(digits, name):
     for images in found:
         assert images.shape == digits.shape and images.dtype == digits.dtype
         assert images.min() >= 0 and images.max() <= 1
+    again, other = (corrupt(digits, name, 5, seed=seed) for seed in (0, 1))
+    assert torch.equal(images, again) and torch.equal(images, other) == (name not in RANDOM)
     assert torch.equal(digits, before) and torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_the_seed_decides(digits, name):
-    first, again, other = (corrupt(digits, name, 3, seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert torch.equal(first, other) == (name not in RANDOM)
-
-
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("shape", [(0, 1, 28, 28), (2, 3, 20, 33), (1, 1, 1, 1)])
-def test_any_size_and_number_of_channels_and_double_precision(name, shape):
-    images = corrupt(noise(shape), name, 5)
-    assert images.shape == shape and images.dtype == torch.float64
+    for shape in [(0, 1, 28, 28), (2, 3, 20, 33), (1, 1, 1, 1)]:
+        images = corrupt(noise(shape), name, 5)
+        assert images.shape == shape and images.dtype == torch.float64
 
 
 # --- noise: means and variances within five standard errors ---
@@ -77,18 +68,13 @@ def test_noise_has_its_mean_and_variance(name, grey, variance):
 # --- blur ---
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_gaussian_blur_is_scipys(severity):
+@pytest.mark.parametrize("severity", [1, 5])
+def test_blurs_are_scipys(severity):
     x, std = noise(), (0.6, 0.9, 1.3, 1.8, 2.4)[severity - 1]
     expected = ndimage.gaussian_filter(
         x.numpy(), std, mode="nearest", axes=(2, 3), radius=int(4 * std + 1)
     )
     np.testing.assert_allclose(corrupt(x, "gaussian_blur", severity), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_motion_blur_is_the_mean_over_a_line(severity):
-    x = noise()
     expected = ndimage.uniform_filter1d(x.numpy(), 2 * severity + 1, mode="nearest")
     np.testing.assert_allclose(corrupt(x, "motion_blur", severity), expected, atol=1e-12)
 
@@ -132,10 +118,9 @@ def test_fog_is_a_plane_of_white_in_any_direction():
 # --- shape ---
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_occlusion_hides_a_square_anywhere(severity):
-    hidden = corrupt(torch.zeros(200, 1, 28, 28), "occlusion", severity)[:, 0] == 0.5
-    side = round(28 * (0.1 + 0.1 * severity))
+def test_occlusion_hides_a_square_anywhere():
+    hidden = corrupt(torch.zeros(200, 1, 28, 28), "occlusion", 3)[:, 0] == 0.5
+    side = round(28 * 0.4)
     assert (hidden.any(1).sum(1) == side).all() and (hidden.any(2).sum(1) == side).all()
     assert (hidden.sum((1, 2)) == side**2).all()
     assert hidden.any((0, 1)).all() and hidden.any((0, 2)).all()
@@ -192,14 +177,6 @@ def test_quarter_turns_are_exact(digits):
     for turns in range(5):
         expected = torch.rot90(digits, turns, (2, 3))
         torch.testing.assert_close(rotate(digits, 90 * turns), expected, atol=2e-5, rtol=0)
-
-
-def test_a_turn_and_back_leaves_the_middle(digits):
-    smooth = corrupt(digits, "gaussian_blur", 5)
-    middle = (slice(None), slice(None), slice(9, 19), slice(9, 19))
-    there_and_back = rotate(rotate(smooth, 30), -30)
-    assert (there_and_back - smooth)[middle].abs().max() < 0.05
-    assert (rotate(smooth, 30) - smooth)[middle].abs().max() > 0.2
 
 
 def test_moved_columns_come_back_on_the_other_side(digits):

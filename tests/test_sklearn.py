@@ -72,8 +72,14 @@ def sorter(request):
 BY_WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")}
 
 
-@pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
-@pytest.mark.parametrize("inference", ["variational", "chains"])
+@pytest.mark.parametrize(
+    ("kind", "inference"),
+    [
+        (BayesianRegressor, "variational"),
+        (BayesianRegressor, "chains"),
+        (BayesianClassifier, "variational"),
+    ],
+)
 @pytest.mark.slow
 def test_every_check_of_scikit_learn_passes(kind, inference):
     few = {"epochs": 8, "batch_size": 100, "inference": inference}
@@ -111,17 +117,6 @@ def test_rows_of_weight_zero_are_left_out(make):
     assert again.posterior_.num_seen == 60
 
 
-def test_learned_noise_counts_weights():
-    x = np.linspace(-1, 1, 40)[:, None]
-    y = np.where(np.arange(40) % 2, 1.0, 5.0) * np.where(np.arange(40) % 4 < 2, 1, -1)
-    few = regressor(hidden_sizes=(), epochs=150).partial_fit(x, y)
-    few.partial_fit(x, y, sample_weight=np.where(np.arange(40) % 2, 1.0, 0.001))
-    even = regressor(hidden_sizes=(), epochs=150).partial_fit(x, y).partial_fit(x, y)
-    assert (
-        few.predict_uncertainty(x).aleatoric.mean() < even.predict_uncertainty(x).aleatoric.mean()
-    )
-
-
 def test_classes_have_weights():
     rng = np.random.default_rng(0)
     y = np.where(np.arange(400) < 360, "often", "seldom")
@@ -139,20 +134,11 @@ def test_classes_have_weights():
     assert recall[0] < 0.2 and recall[1] > 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"class_weight": "even"}, "class_weight must be None, 'balanced' or a dict"),
-        ({"class_weight": {"maybe": 2.0}}, r"class_weight .* labels \['no', 'yes'\]"),
-        ({"class_weight": {"yes": -1.0}}, "class_weight must have finite weights of at least 0"),
-    ],
-)
-def test_class_weights_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        classifier(**options).fit(X, LABELS)
-
-
 def test_weights_are_checked():
+    message = r"class_weight must be None, 'balanced' or a dict .* labels \['no', 'yes'\], got"
+    for wrong in ("even", {"maybe": 2.0}, {"yes": -1.0}):
+        with pytest.raises(ValueError, match=message):
+            classifier(class_weight=wrong).fit(X, LABELS)
     with pytest.raises(ValueError, match="partial_fit, which does not see all rows"):
         classifier(class_weight="balanced").partial_fit(X, LABELS)
     for weight, message in ((np.zeros(60), ""), (-np.eye(60)[3], ".* -1.0 in row 3")):
@@ -188,21 +174,22 @@ def test_it_works_in_a_pipeline_a_grid_and_cross_validation():
     assert len(search.cv_results_["params"]) == 2 and search.predict(X).shape == (60,)
 
 
-@pytest.mark.parametrize("parameter", ["prior", "noise", "guide", "activation"])
+OBJECTS = {
+    "prior": bbb.priors.LearnedScaleMixture(0.5, 1.0, 0.1),
+    "noise": likelihoods.Gaussian.learned(0.3),
+    "guide": guides.LowRank,
+    "activation": nn.Tanh,
+}
+
+
+@pytest.mark.parametrize("parameter", OBJECTS)
 def test_parameters_that_are_objects_are_cloned_and_stay_as_they_are(parameter):
-    values = {
-        "prior": bbb.priors.LearnedScaleMixture(0.5, 1.0, 0.1),
-        "noise": likelihoods.Gaussian.learned(0.3),
-        "guide": guides.LowRank,
-        "activation": nn.Tanh,
-    }
-    estimator = clone(regressor(epochs=2, **{parameter: values[parameter]}))
+    estimator = clone(regressor(epochs=2, **{parameter: OBJECTS[parameter]}))
     value = estimator.get_params()[parameter]
-    state = copy.deepcopy(value.state_dict()) if isinstance(value, nn.Module) else None
+    state = copy.deepcopy(value.state_dict()) if isinstance(value, nn.Module) else {}
     once, twice = estimator.fit(X, Y).predict(X), estimator.fit(X, Y).predict(X)
     assert np.array_equal(once, twice)
-    if state is not None:
-        assert all(torch.equal(state[name], x) for name, x in value.state_dict().items())
+    assert all(torch.equal(x, value.state_dict()[name]) for name, x in state.items())
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
@@ -232,14 +219,9 @@ def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
     assert list(twin.classes_) == ["no", "yes"]
 
 
-@pytest.mark.parametrize("prior", ["horseshoe", lambda module, name, shape: dist.Normal(0.0, 1.0)])
-def test_priors_of_all_kinds_train(prior):
-    assert np.isfinite(regressor(epochs=2, prior=prior).fit(X, Y).predict(X)).all()
-
-
-@pytest.mark.parametrize("guide", ["low_rank", "delta", "ensemble"])
-def test_guides_by_name_are_kept_too(guide):
-    estimator = regressor(epochs=2, guide=guide).fit(X, Y)
+@pytest.mark.parametrize(("guide", "prior"), [("delta", "laplace"), ("ensemble", "horseshoe")])
+def test_guides_and_priors_by_name_are_kept_too(guide, prior):
+    estimator = regressor(epochs=2, guide=guide, prior=prior).fit(X, Y)
     twin = pickle.loads(pickle.dumps(estimator))
     assert np.array_equal(estimator.predict(X), twin.predict(X))
 
@@ -363,19 +345,14 @@ def test_the_start_of_classes_is_their_frequency():
     assert not hasattr(balanced, "offset") and not hasattr(real, "offset")
 
 
-def test_a_likelihood_object_starts_at_the_mean_too():
+def test_a_likelihood_object_starts_at_the_weighted_mean_too():
+    weight = np.repeat([2.0, 1.0, 0.0], 20)
     for likelihood, y, expected in (
         (likelihoods.Poisson(), np.full(60, 7.0), np.log(420.5 / 60)),
-        (likelihoods.Bernoulli(), (np.arange(60) < 6).astype(float), np.log(6.5 / 54.5)),
+        (likelihoods.Bernoulli(), (np.arange(60) < 6).astype(float), np.log(12.5 / 48.5)),
     ):
-        network = regressor(noise=likelihood, epochs=2).fit(X, y).posterior_.model.network
+        network = regressor(noise=likelihood, epochs=2).fit(X, y, weight).posterior_.model.network
         assert network.offset.values.item() == pytest.approx(expected)
-
-
-def test_the_start_counts_rows_by_their_weight():
-    y, weight = np.arange(60.0), np.repeat([2.0, 1.0, 0.0], 20)
-    start = regressor(noise="poisson", epochs=2).fit(X, y, weight).posterior_.model.network.offset
-    assert start.values.exp().item() == pytest.approx((weight @ y + 0.5) / weight.sum())
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
@@ -410,13 +387,6 @@ def test_constant_columns_do_no_harm():
     fitted = regressor().fit(constant, Y)
     assert fitted.score(constant, Y) > 0.9
     assert np.isfinite(regressor(epochs=2).fit(X, np.ones(60)).predict(X)).all()
-
-
-@pytest.mark.parametrize("scale", [2.0**-1000, 2.0**1000])
-def test_columns_of_any_size_are_learned_alike(scale):
-    expected = regressor(epochs=2).fit(X, Y).predict(X)
-    found = regressor(epochs=2).fit(X * scale, Y).predict(X * scale)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-160, 1e200])
@@ -523,9 +493,8 @@ def test_auto_takes_chains_for_small_tables_with_default_options():
     assert by_chains() and by_chains(noise="student_t", prior="laplace", num_samples=5)
     assert by_chains(5000) and not by_chains(5001)
     assert by_chains(hidden=(999,)) and not by_chains(hidden=(1000,))  # 4,996 and 5,001 weights
-    changes = {"guide": "delta", "epochs": 9, "max_epochs": 9, "lr": 0.1, "temperature": 1.0}
-    for name, value in changes.items():
-        assert not by_chains(**{name: value})
+    for changes in ({"guide": "delta"}, {"max_epochs": 9}, {"temperature": 1.0}):
+        assert not by_chains(**changes)
     assert by_chains(10**6, max_epochs=9, inference="chains")
     assert not _posterior.prefers_chains(BayesianClassifier(), [3, 1], 9)
 
@@ -538,12 +507,6 @@ def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):
     )
     assert type(auto.posterior_.guide) is guides.AutoSoftplusNormal
     assert np.array_equal(auto.predict(X), plain.predict(X))
-
-
-def test_chains_have_their_own_default_prior():
-    assert _posterior.network_prior(BayesianRegressor(), chains=True).gain == 2.5
-    assert _posterior.network_prior(BayesianRegressor()).gain == pytest.approx(2**0.5)
-    assert "loc: 0.0, scale: 1.0" in repr(_posterior.network_prior(BayesianClassifier()))
 
 
 def test_predictions_spread_over_all_chains():
@@ -704,14 +667,7 @@ def test_training_ends_as_long_after_the_plateau_began():
     assert (plateau.first, epochs) == (15, 30)  # it goes on getting better, up to the most
 
 
-def test_where_training_ends_depends_on_no_unit():
-    losses = [0.7**epoch for epoch in range(30)]
-    units = (0, 1), (5, 100), (-9, 0.01)
-    found = {ended([a + b * loss for loss in losses].__getitem__)[0] for a, b in units}
-    assert len(found) == 1 and found.pop() < 30
-
-
-@pytest.mark.parametrize("bad", [10.0, 1e3, 1e6])
+@pytest.mark.parametrize("bad", [10.0, 1e6])
 def test_where_training_ends_depends_on_no_bad_start(bad):
     """An epoch of a bad start before the losses of a good one delays the plateau by one epoch."""
     losses = [3.0 + 0.8**epoch for epoch in range(30)]

@@ -14,6 +14,7 @@ column decides on the task.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ import polars as pl
 from numpy.typing import NDArray
 from polars import selectors as cs
 
-from pyro_bbb.apps.bad_input import BadInput, first_row, listed
-from pyro_bbb.apps.command_line import Missing, Task
+from pyro_bbb.apps.command_line import BadInput, Missing, Task
+from pyro_bbb.apps.csv_format import listed, refuse
 
 FILL = "fill in the value, leave the column out by --drop, or train with --missing fill"
 MOST_VALUES = 50  # of a text column; with more it is a name or free text
@@ -53,26 +54,28 @@ class Column:
         """Return the number of columns that it becomes."""
         return (1 if self.values is None else len(self.values)) + self.gaps
 
-    def encode(self, series: pl.Series, missing: Missing) -> NDArray[np.float64]:
+    def encode(
+        self, series: pl.Series, missing: Missing, say: Callable[[str], None]
+    ) -> NDArray[np.float64]:
         """Return numbers ``[n, width]``; an unknown text is missing, or refused."""
-        if missing == "refuse":
-            require_all(series)
         if series.dtype.is_float():
             series = series.fill_nan(None)
+        if missing == "refuse":
+            require_all(series)
         gaps = series.is_null()
         if self.values is None:
             columns = [_numbers(series).fill_null(self.median)]
         else:
             text = _text(series)
-            known = text.is_in(self.values)
-            if missing == "refuse" and not known.all():
-                row = first_row(~known)
-                raise BadInput(
-                    f"column {self.name!r} has {text[row - 1]!r} in row {row}, which was not in "
-                    f"training: {listed(self.values)}"
-                )
+            unknown = ~text.is_in(self.values).fill_null(True)
+            if missing == "refuse":
+                refuse(text, unknown, f", which was not in training: {listed(self.values)}")
+            if unknown.any():
+                names = listed(sorted(text.filter(unknown).unique()))
+                rows = f"{names} in {unknown.sum()} rows, not seen in training: taken as missing"
+                say(f"column {self.name!r} has {rows}")
             columns = [(text == value).fill_null(False) for value in self.values]
-            gaps = gaps | ~known.fill_null(True)
+            gaps = gaps | unknown
         if self.gaps:
             columns.append(gaps)
         return np.stack([x.to_numpy() for x in columns], axis=1, dtype=np.float64)
@@ -82,35 +85,32 @@ def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str
     """Return the encodings of a training table's columns, and the names of constant columns."""
     columns, constant = [], []
     for series in table.with_columns(cs.float().fill_nan(None)):
-        if series.drop_nulls().n_unique() + bool(series.null_count()) < 2:
+        gaps, values, median = bool(series.null_count()), None, 0.0
+        if series.drop_nulls().n_unique() + gaps < 2:
             constant.append(series.name)
             continue
         if missing == "refuse":
             require_all(series)
-        columns.append(_learn(series))
+        if is_number(series):
+            median = float(_numbers(series).median())  # type: ignore[arg-type]
+        else:
+            values = sorted(_text(series).drop_nulls().unique().to_list())
+            if len(values) > MOST_VALUES:
+                different = f"{len(values)} different texts, more than {MOST_VALUES}"
+                remedy = f"leave it out by --drop {series.name}"
+                raise BadInput(f"column {series.name!r} has {different}: {remedy}")
+        columns.append(Column(series.name, values, median, gaps))
     if not columns:
         raise BadInput("there is no column to learn from beside the target")
     return columns, constant
 
 
-def encode(columns: list[Column], table: pl.DataFrame, missing: Missing) -> NDArray[np.float64]:
+def encode(
+    columns: list[Column], table: pl.DataFrame, missing: Missing, say: Callable[[str], None]
+) -> NDArray[np.float64]:
     """Return all columns as numbers, ``[n, features]``."""
     _require_columns(table, [column.name for column in columns])
-    return np.concatenate([c.encode(table[c.name], missing) for c in columns], axis=1)
-
-
-def unseen(columns: list[Column], table: pl.DataFrame) -> list[str]:
-    """Return a line for each text column with values that were not in training."""
-    lines = []
-    for column in columns:
-        text = _text(table[column.name]).drop_nulls()
-        if column.values and (new := text.filter(~text.is_in(column.values)).to_list()):
-            names = listed(sorted(set(new)))
-            lines.append(
-                f"column {column.name!r} has {names} in {len(new)} rows, not seen in training: "
-                "taken as missing"
-            )
-    return lines
+    return np.concatenate([c.encode(table[c.name], missing, say) for c in columns], axis=1)
 
 
 def identifies_rows(series: pl.Series) -> bool:
@@ -151,11 +151,7 @@ def with_dates(table: pl.DataFrame, forms: dict[str, str]) -> pl.DataFrame:
     _require_columns(table, list(forms))
     for name, form in forms.items():
         dates = _dates(table[name], form)
-        if (wrong := dates.is_null() & table[name].is_not_null()).any():
-            row = first_row(wrong)
-            raise BadInput(
-                f"column {name!r} has {table[name][row - 1]!r} in row {row}, not a date as {form}"
-            )
+        refuse(table[name], dates.is_null() & table[name].is_not_null(), f", not a date as {form}")
         table = table.with_columns(
             (dates.to_physical() / 86_400e6).alias(f"{name}: days"),
             dates.dt.month().alias(f"{name}: month"),
@@ -182,14 +178,10 @@ def targets(target: pl.Series, task: Task) -> NDArray[Any]:
     if task == "regression":
         if not is_number(target):
             raise BadInput(f"column {target.name!r} holds {target.dtype}, not numbers to predict")
-        require_finite(target)
-        if (large := target.abs() > _LARGEST).any():
-            row = first_row(large)
-            raise BadInput(
-                f"column {target.name!r} has {target[row - 1]} in row {row}, too large: its square "
-                "is infinite; divide the column by a constant"
-            )
-        return np.array(target.cast(pl.Float64))
+        numbers = _numbers(target)
+        large = ", too large: its square is infinite; divide the column by a constant"
+        refuse(target, numbers.abs() > _LARGEST, large)
+        return np.array(numbers)
     if is_number(target) and target.dtype.is_float() and (target % 1 == 0).all():
         target = target.cast(pl.Int64)
     labels = target if is_number(target) else target.cast(pl.String)
@@ -206,20 +198,11 @@ def require_classes(labels: NDArray[Any], name: str) -> None:
 
 
 def require_all(series: pl.Series, advice: str = FILL) -> None:
-    """Raise `BadInput`, which names row and column, if a value is missing."""
+    """Raise `BadInput` if a value is missing."""
     if series.dtype.is_float():
         series = series.fill_nan(None)
-    if series.null_count():
-        row, more = first_row(series.is_null()), series.null_count() - 1
-        others = f" (and {more} more)" if more else ""
-        raise BadInput(f"column {series.name!r} has no value in row {row}{others}: {advice}")
-
-
-def require_finite(series: pl.Series) -> None:
-    """Raise `BadInput`, which names row and column, if a number is infinite."""
-    if series.dtype.is_float() and (infinite := series.is_infinite().fill_null(False)).any():
-        row = first_row(infinite)
-        raise BadInput(f"column {series.name!r} has {series[row - 1]} in row {row}: not finite")
+    more = series.null_count() - 1
+    refuse(series, series.is_null(), f"{f' (and {more} more)' if more > 0 else ''}: {advice}")
 
 
 def is_number(series: pl.Series) -> bool:
@@ -227,30 +210,15 @@ def is_number(series: pl.Series) -> bool:
     return series.dtype.is_numeric() or series.dtype == pl.Boolean
 
 
-def _learn(series: pl.Series) -> Column:
-    gaps = bool(series.null_count())
-    if is_number(series):
-        middle = float(_numbers(series).median())  # type: ignore[arg-type]
-        return Column(series.name, None, middle, gaps)
-    values = sorted(_text(series).drop_nulls().unique().to_list())
-    if len(values) > MOST_VALUES:
-        raise BadInput(
-            f"column {series.name!r} has {len(values)} different texts, more than {MOST_VALUES}: "
-            f"leave it out by --drop {series.name}"
-        )
-    return Column(series.name, values, 0.0, gaps)
-
-
 def _numbers(series: pl.Series) -> pl.Series:
-    """Cast a column to floats; a column without any value was read as text."""
+    """Cast a column to finite floats; a column without any value was read as text."""
     if not is_number(series):
         text = _text(series)
-        wrong = text.cast(pl.Float64, strict=False).is_null() & text.is_not_null()
-        if not wrong.any():
-            return text.cast(pl.Float64)
-        row = first_row(wrong)
-        raise BadInput(f"column {series.name!r} has {text[row - 1]!r} in row {row}, not a number")
-    require_finite(series)
+        numbers = text.cast(pl.Float64, strict=False)
+        refuse(text, numbers.is_null() & text.is_not_null(), ", not a number")
+        return numbers
+    if series.dtype.is_float():
+        refuse(series, series.is_infinite().fill_null(False), ": not finite")
     return series.cast(pl.Float64)
 
 

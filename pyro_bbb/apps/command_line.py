@@ -13,19 +13,18 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import tyro
 
 from pyro_bbb._utils.extras import MissingExtra, extra
 from pyro_bbb._utils.version import __version__
-from pyro_bbb.apps.bad_input import BadInput
 
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
 Task: TypeAlias = Literal["regression", "classification"]
-Work: TypeAlias = "Callable[[Any, Console], dict[str, Any]]"
 PARQUET = (".parquet", ".pq")
 BAD_INPUT, INTERRUPTED = 2, 130
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
@@ -33,24 +32,21 @@ DESCRIPTION = """Bayesian neural networks for tables: predictions that say how c
 pyro-bbb --version prints the version.
 
 Shell completion: pyro-bbb --tyro-write-completion bash FILE (or zsh, tcsh), then source FILE."""
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of options
+    "held_out": ("between 0 and 1", lambda x: 0 < x < 1),
+    "answered": ("between 0 and 1", lambda x: 0 < x < 1),
+    "level": ("between 0 and 1", lambda x: 0 < x < 1),
+    "fraction": ("in [0, 1]", lambda x: 0 <= x <= 1),
+    "hidden": ("at least 1", lambda x: all(units >= 1 for units in x)),
+    "epochs": ("at least 1", lambda x: x is None or x >= 1),
+    "seconds": ("positive", lambda x: x > 0),
+    "seed": ("in [0, 2**32)", lambda x: 0 <= x < 2**32),
+    "separator": ("one character", lambda x: x is None or len(x.encode()) == 1),
+}
 
 
-@dataclass(frozen=True)
-class Console:
-    """Output of a command: text for a person, or JSON for a program."""
-
-    as_json: bool  # the result to the standard output, text to the standard error
-    quiet: bool  # neither text nor progress
-
-    @property
-    def shows_progress(self) -> bool:
-        """Return whether a progress bar is shown."""
-        return not self.quiet and sys.stderr.isatty()
-
-    def print(self, words: str) -> None:
-        """Print a line for a person."""
-        if not self.quiet:
-            print(words, file=sys.stderr if self.as_json else sys.stdout)
+class BadInput(ValueError):
+    """Unusable input; the message names the place and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,40 +58,69 @@ class Command:
     quiet: bool = False
     """Print no words and no progress."""
 
-    def check(self) -> None:
-        """Raise `BadInput` for bad options, without importing torch."""
+    module: ClassVar[str] = "table_commands"  # of the function, of the command's name
 
-    def run(self, console: Console) -> dict[str, Any]:
+    @property
+    def shows_progress(self) -> bool:
+        """Return whether a progress bar is shown."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def say(self, words: str) -> None:
+        """Print a line for a person."""
+        if not self.quiet:
+            print(words, file=sys.stderr if self.json else sys.stdout)
+
+    def run(self) -> dict[str, Any]:
         """Do the work, and return the result as JSON has it."""
         try:
             self.check()
         except (OSError, ValueError) as error:  # also of a path that no file can have
             raise BadInput(str(error)) from error
-        with extra("cli"):
-            work = self.work()
-        return work(self, console)
+        with extra("cli"):  # the module imports torch
+            module = import_module(f"pyro_bbb.apps.{self.module}")
+        result: dict[str, Any] = getattr(module, type(self).__name__.lower())(self)
+        return result
 
-    def work(self) -> Work:
-        """Return the function that does the work; its module imports torch."""
-        from pyro_bbb.apps.table_commands import evaluate, predict, prune, train
-
-        by_name: dict[str, Work] = {f.__name__: f for f in (evaluate, predict, prune, train)}
-        return by_name[type(self).__name__.lower()]
+    def check(self) -> None:
+        """Raise `BadInput` for bad options."""
+        for option, (expected, holds) in _RANGES.items():
+            if hasattr(self, option) and not holds(value := getattr(self, option)):
+                shown = " ".join(map(str, value)) if option == "hidden" else value
+                raise BadInput(f"--{option.replace('_', '-')} must be {expected}, got {shown}")
+        model, data = getattr(self, "model", None), getattr(self, "data", None)
+        if model is not None and not model.is_dir():
+            raise BadInput(f"{model} holds no model: there is no such folder")
+        if data is not None and not data.is_file():
+            raise BadInput(f"{data}: there is no such file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritingCommand(Command):
-    """Base of the commands that write a file or a folder at ``out``."""
+class Reading(Command):
+    """Base of the commands that read a table."""
+
+    separator: str | None = None
+    """Character between the values of a CSV file; by default recognised."""
+    decimal: Literal[".", ","] | None = None
+    """Decimal sign of a CSV file; by default recognised, and refused where it cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Reading):
+    """Base of those that also write a file or a folder at ``out``."""
 
     out: Path
     force: bool = False
     """Replace what is at --out already."""
 
+    folder: ClassVar[bool] = False  # whether it is a folder
+
     def check(self) -> None:
         """Check that ``--out`` can be written and that no file is lost."""
-        inputs = getattr(self, "data", None), getattr(self, "model", None)
-        _check_writable("--out", self.out, folder=isinstance(self, Train | Prune))
-        out = self.out.resolve()
+        super().check()
+        _check_writable("--out", self.out, folder=self.folder)
+        if not self.folder and (not self.out.parent.is_dir() or self.out.is_dir()):
+            raise BadInput(f"--out must be a file in a folder that exists, got {self.out}")
+        out, inputs = self.out.resolve(), [getattr(self, x, None) for x in ("data", "model")]
         if out in [path.resolve() for path in inputs if path is not None]:
             raise BadInput(f"--out must not be the input {self.out}, choose another name")
         occupied = any(out.iterdir()) if out.is_dir() else out.exists()
@@ -106,38 +131,7 @@ class WritingCommand(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingCommand(Command):
-    """Base of the commands that read a table."""
-
-    separator: str | None = None
-    """Character between the values of a CSV file; by default recognised."""
-    decimal: Literal[".", ","] | None = None
-    """Decimal sign of a CSV file; by default recognised, and refused where it cannot be."""
-
-    def check(self) -> None:
-        """Check that the inputs exist."""
-        if self.separator is not None and len(self.separator.encode()) != 1:
-            raise BadInput(f"--separator must be one character, got {self.separator!r}")
-        model, data = getattr(self, "model", None), getattr(self, "data", None)
-        if model is not None and not model.is_dir():
-            raise BadInput(f"{model} holds no model: there is no such folder")
-        if data is not None and not data.is_file():
-            raise BadInput(f"{data}: there is no such file")
-        super().check()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCommand(ReadingCommand):
-    """Base of the commands that apply a model to a table."""
-
-    model: Argument
-    """Folder of a trained model."""
-    data: Argument
-    """CSV (with a header) or Parquet file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Train(ReadingCommand, WritingCommand):
+class Train(Writing):
     """Trains a network on a table and saves it as a folder.
 
     Text columns are encoded. A part of the rows is held out: they score the model, and choose the
@@ -186,21 +180,11 @@ class Train(ReadingCommand, WritingCommand):
     seed: int = 0
     """Seed of the split, the training and the predictions."""
 
-    def check(self) -> None:
-        """Check the numbers, too."""
-        for option in ("held_out", "answered", "level"):
-            value = getattr(self, option)
-            _require(option, value, "between 0 and 1", 0 < value < 1)
-        for units in self.hidden:
-            _require("hidden", units, "at least 1", units >= 1)
-        _require("epochs", self.epochs, "at least 1", self.epochs is None or self.epochs >= 1)
-        _require("seconds", self.seconds, "positive", self.seconds > 0)
-        _require("seed", self.seed, "in [0, 2**32)", 0 <= self.seed < 2**32)
-        super().check()
+    folder: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(ModelCommand, WritingCommand):
+class Predict(Writing):
     """Writes a table of predictions, a row for each row given.
 
     Of numbers: prediction, lower and upper end of the interval, aleatoric and epistemic standard
@@ -209,6 +193,10 @@ class Predict(ModelCommand, WritingCommand):
     prediction is refused, as less certain than almost all on rows held out from training.
     """
 
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
     out: Path
     """File for the predictions, .csv or .parquet; numbers have six digits."""
     keep: tuple[str, ...] | None = None
@@ -220,16 +208,20 @@ class Predict(ModelCommand, WritingCommand):
         if self.out.suffix not in (".csv", *PARQUET):
             raise BadInput(f"--out must end in {', '.join(('.csv', *PARQUET))}, got {self.out}")
         super().check()
-        _check_file(self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(ModelCommand):
+class Evaluate(Reading):
     """Scores a model on a table that has the target, too."""
 
+    model: Argument
+    """Folder of a trained model."""
+    data: Argument
+    """CSV (with a header) or Parquet file."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(ReadingCommand, WritingCommand):
+class Prune(Writing):
     """Removes the weights whose mean is smallest against their uncertainty, and saves the rest."""
 
     model: Argument
@@ -242,14 +234,11 @@ class Prune(ReadingCommand, WritingCommand):
     """Table with the target, best of rows that were not in training: the model is scored on it
     before and after, and it sets the uncertainty above which the pruned model refuses."""
 
-    def check(self) -> None:
-        """Check the fraction, too."""
-        _require("fraction", self.fraction, "in [0, 1]", 0 <= self.fraction <= 1)
-        super().check()
+    folder: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(ReadingCommand, WritingCommand):
+class Report(Writing):
     """Writes an HTML page about a model: scores, pictures, the least certain rows.
 
     The page needs no other file and no network.
@@ -262,43 +251,7 @@ class Report(ReadingCommand, WritingCommand):
     out: Path = Path("report.html")
     """File for the page."""
 
-    def check(self) -> None:
-        """Check that a file can be written there, too."""
-        super().check()
-        _check_file(self.out)
-
-    def work(self) -> Work:
-        """Return the function that does the work."""
-        from pyro_bbb.apps.report import report
-
-        return report
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo(Command):
-    """Trains, predicts and reports on two tables: handwritten digits, and a noisy sine.
-
-    Writes the tables, the models, the predictions and a report of each into a folder, and says the
-    commands that do the same. Some of the rows to predict are nothing like those of training:
-    shuffled digits, and a sine far outside; it ends with how many of each are refused.
-    """
-
-    out: Path = Path("pyro-bbb-demo")
-    """Folder for everything."""
-    epochs: int | None = None
-    """Passes over the rows; by default as many as suit the table."""
-    seed: int = 0
-    """Seed of tables, training and predictions."""
-
-    def check(self) -> None:
-        """Check that the folder can be written."""
-        _check_writable("--out", self.out / "digits-model", folder=True)
-
-    def work(self) -> Work:
-        """Return the function that does the work."""
-        from pyro_bbb.apps.demo import demo
-
-        return demo
+    module: ClassVar[str] = "report"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +264,7 @@ class Play(Command):
     """
 
     model: Path | None = None
-    """Folder of a saved classifier of 8x8 or 28x28 pixels and ten classes; where there is none yet,
-    the trained one is saved there. By default a folder in the user's cache."""
+    """Folder where the networks are saved; by default in the user's cache."""
     host: str = "127.0.0.1"
     """Address of the page; 0.0.0.0 lets others in."""
     port: int = 8321
@@ -320,20 +272,16 @@ class Play(Command):
     no_browser: bool = False
     """Print the address of the page, and open no browser."""
 
+    module: ClassVar[str] = "play"
+
     def check(self) -> None:
         """Check that the networks can be saved, where they are to be trained."""
         if self.model is not None and not os.path.exists(self.model / "spec.json"):
             _check_writable("--model", self.model, folder=True)
 
-    def work(self) -> Work:
-        """Return the function that does the work."""
-        from pyro_bbb.apps.play import play
-
-        return play
-
 
 COMMANDS: dict[str, Callable[..., Command]] = {
-    kind.__name__.lower(): kind for kind in (Train, Predict, Evaluate, Prune, Report, Demo, Play)
+    kind.__name__.lower(): kind for kind in (Train, Predict, Evaluate, Prune, Report, Play)
 }
 
 
@@ -361,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     try:
-        result = command.run(Console(command.json, command.quiet))
+        result = command.run()
     except (BadInput, MissingExtra) as error:
         print(f"error: {error}", file=sys.stderr)
         if command.json:
@@ -373,11 +321,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     return INTERRUPTED if result.get("interrupted") else 0
-
-
-def _check_file(path: Path) -> None:
-    if not path.parent.is_dir() or path.is_dir():
-        raise BadInput(f"--out must be a file in a folder that exists, got {path}")
 
 
 def _check_writable(option: str, path: Path, *, folder: bool) -> None:
@@ -398,8 +341,3 @@ def _check_writable(option: str, path: Path, *, folder: bool) -> None:
                 f"{option} {path} is inside the model {parent}, whose files it might replace: "
                 "choose another folder"
             )
-
-
-def _require(option: str, value: Any, expected: str, holds: bool) -> None:
-    if not holds:
-        raise BadInput(f"--{option.replace('_', '-')} must be {expected}, got {value}")

@@ -18,26 +18,43 @@ import polars as pl
 from charset_normalizer import from_bytes
 
 from pyro_bbb._utils.files import replacing
-from pyro_bbb.apps.bad_input import BadInput, first_row
-from pyro_bbb.apps.command_line import PARQUET, ReadingCommand
+from pyro_bbb.apps.command_line import PARQUET, BadInput, Reading
 
-Say = Callable[[str], None]
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"]
-SEPARATORS = ",;\t|"
 _MARKS = ["-", "--", "–", ".", "#N/A", "#NA", "#VALUE!", "#DIV/0!", "#REF!", "#NUM!", "<NA>", "NaT"]
 _SAMPLE = 1000  # rows that decide on the separator
-_CHUNK = 10_000  # rows converted at once
 _OTHER = {".": ",", ",": "."}  # decimal sign: the sign between thousands
 _SLIPS = 0.1  # up to this fraction of the values, texts among numbers are slips, not categories
 _CODE = r"^(0\d+|\d{19,})$"  # digits that are a code, not a number
 _SPACES = " \u00a0\u2009\u202f'’"  # between thousands
 _ENCODINGS = ["utf_8", "utf_16", "utf_32", "cp1252", "cp1250", "cp1251", "shift_jis", "gb18030"]
+_FEW = 5  # names that an error lists
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, quoted, and the number of the others."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(map(repr, names[:_FEW])) + more
+
+
+def refuse(series: pl.Series, wrong: pl.Series, words: str) -> None:
+    """Raise `BadInput`, which names column, value and row, where a mask is true."""
+    if wrong.any():
+        row = wrong.arg_max() or 0
+        value = "no value" if series[row] is None else repr(series[row])
+        raise BadInput(f"column {series.name!r} has {value} in row {row + 1}{words}")
+
+
+def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:
+    """Return a column that an option names, or raise `BadInput`."""
+    if name not in table.columns:
+        raise BadInput(f"{option}: there is no column {name!r}, only {listed(table.columns)}")
+    return table[name]
 
 
 def read_table(
+    options: Reading,
     path: Path,
-    options: ReadingCommand,
-    say: Say,
     kinds: Mapping[str, str],
     default: str = "any",
     usual: str | None = None,
@@ -46,10 +63,9 @@ def read_table(
     """Read a table, and return the decimal sign of its file, None without any.
 
     Args:
+        options: the command, whose separator and decimal sign are recognised where None.
         path: a Parquet file by its ending, else CSV with a header.
-        options: the command's separator and decimal sign; None: recognised.
-        say: prints a remark.
-        kinds: kind of each column of a CSV file, as `typed` takes it.
+        kinds: kind of each column of a CSV file, as `_typed` takes it.
         default: kind of the columns without an entry.
         usual: decimal sign where all values fit both.
         missing: texts that mean a missing value, besides `MISSING`.
@@ -58,15 +74,22 @@ def read_table(
         BadInput: the file cannot be read, or has no rows.
     """
     kind = "Parquet" if path.suffix in PARQUET else "CSV"
-    decimal: str | None = None
+    decimal: str | None = options.decimal
     try:
         if kind == "Parquet":
             table = pl.read_parquet(path)
         else:
-            raw, decimal = read_csv(path, options.separator, say, options.decimal, usual)
+            text, encoding = _decode(path)
+            separator = options.separator or _separator(text)
+            raw = _texts(path, text, separator)
+            decimal = decimal or _decimal(raw, separator, usual)
+            sign = decimal or "."
+            if (separator, sign, encoding) != (",", ".", "utf-8"):
+                signs = f"separator {separator!r}, decimal {sign!r}"
+                options.say(f"{path}: {signs}, encoding {encoding}")
             table = raw.with_columns(
-                typed(text, kinds.get(text.name, default), decimal or ".", missing, say)
-                for text in raw
+                _typed(series, kinds.get(series.name, default), sign, missing, options.say)
+                for series in raw
             )
     except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
         reason = str(error).splitlines()[0]
@@ -83,24 +106,113 @@ def write_table(table: pl.DataFrame, path: Path) -> None:
         save(temporary)
 
 
-def read_csv(
-    path: Path,
-    separator: str | None,
-    say: Say,
-    decimal: str | None = None,
-    usual: str | None = None,
-) -> tuple[pl.DataFrame, str | None]:
-    """Read a CSV file as texts, and return the decimal sign; print an unusual format."""
-    text, encoding = _decode(path)
-    separator = separator or _separator(text)
-    table = _table(path, text, separator)
-    decimal = decimal or _decimal(table, separator, usual)
-    if (separator, decimal or ".", encoding) != (",", ".", "utf-8"):
-        say(f"{path}: separator {separator!r}, decimal {decimal or '.'!r}, encoding {encoding}")
-    return table, decimal
+# --- what a file holds ---
 
 
-def typed(raw: pl.Series, kind: str, decimal: str, missing: Sequence[str], say: Say) -> pl.Series:
+def _decode(path: Path) -> tuple[str, str]:
+    """Return the text of a file and its encoding: UTF-8, else charset_normalizer's best."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig"), "utf-8"
+    except UnicodeDecodeError:
+        matches = list(from_bytes(data, cp_isolation=_ENCODINGS))
+    if not matches or "\0" in str(matches[0]):
+        raise BadInput(f"{path} cannot be read as CSV: it is not text in a known encoding")
+    best = min(matches, key=lambda m: (m.chaos, -m.coherence, _ENCODINGS.index(m.encoding)))
+    return str(best), best.encoding
+
+
+def _rows(text: str, separator: str) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+
+
+def _separator(text: str) -> str:
+    """Return the separator under which most rows have as many values as the header, two or more."""
+
+    def even_rows(separator: str) -> tuple[int, int]:
+        rows = islice(filter(None, _rows(text, separator)), 1 + _SAMPLE)
+        header, *others = [len(row) for row in rows] or [0]
+        return (1 + others.count(header), header) if header > 1 else (0, 0)
+
+    return max(",;\t|", key=even_rows)
+
+
+def _texts(path: Path, text: str, separator: str) -> pl.DataFrame:
+    rows = _rows(text, separator)
+    if not (names := next(filter(None, rows), [])):
+        raise BadInput(f"{path} cannot be read as CSV: it is empty")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"{path} has two columns with the name {twice[0]!r}")
+    rows = (row or [""] for row in rows if row or len(names) == 1)  # a line may be a missing value
+
+    def even() -> Iterator[list[str]]:
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(names):
+                raise BadInput(
+                    f"{path} has {len(row)} values in row {number}, but {len(names)} columns: does "
+                    f"a value without quotes hold {separator!r}, or is --separator another one?"
+                )
+            yield row
+
+    return pl.DataFrame(even(), dict.fromkeys(names, pl.String), orient="row")
+
+
+# --- what a column holds ---
+
+
+def _stripped(raw: pl.Series) -> pl.Series:
+    return raw.str.strip_chars().str.replace("−", "-", literal=True)
+
+
+def _pattern(decimal: str) -> str:
+    """Return the pattern of a number with this decimal sign, thousands grouped or not."""
+    thousands = rf"(([{_OTHER[decimal]}]\d{{3}})+|([{_SPACES}]\d{{3}})+)"
+    grouped = rf"[1-9]\d{{0,2}}{thousands}([{decimal}]\d+)?"
+    return rf"^[+-]?(\d*([{decimal}]\d*)?([eE][+-]?\d+)?|{grouped}|(?i:inf|infinity))$"
+
+
+def _decimal(table: pl.DataFrame, separator: str, usual: str | None) -> str | None:
+    """Return the decimal sign that most numbers need, else the usual one, else a point."""
+    needed = {".": 0, ",": 0}
+    unclear = []
+    for raw in table:
+        text = _stripped(raw)
+        point, comma = (text.str.contains(_pattern(sign)) for sign in ".,")
+        if 2 * (point | comma).sum() < (~text.is_in(MISSING)).sum():
+            continue  # text, which may hold a version or a date
+        needed["."] += int((point & ~comma).sum())
+        needed[","] += int((comma & ~point).sum())
+        if (both := point & comma & text.str.contains("[.,]")).any():
+            unclear.append((text, both))
+    if any(needed.values()):
+        return max(needed, key=needed.__getitem__)
+    if usual:
+        return usual
+    for text, both in unclear:
+        value = str(text.filter(both)[0])
+        small, large = (text.str.contains(rf"^[+-]?\d{{{n}}}$").any() for n in ("1,3", "4,"))
+        if separator == ";" or ("," in value and (large or not small)):
+            meanings = f"{value[-4]!r} may be a decimal sign or part thousands"
+            refuse(text, both, f", in which {meanings}: add --decimal , or --decimal .")
+    return "." if unclear else None
+
+
+def _numbers(text: pl.Series, decimal: str) -> pl.Series:
+    """Convert texts to integers, floats or truth values; null where one is not a number."""
+    lower = text.str.to_lowercase()
+    if lower.is_in(["true", "false"]).all():
+        return lower == "true"
+    plain = text.set(~text.str.contains(_pattern(decimal)), None)
+    plain = plain.str.replace_all(f"[{_OTHER[decimal]}{_SPACES}]", "")
+    plain = plain.str.replace(",", ".", literal=True)
+    floats = plain.cast(pl.Float64, strict=False)
+    integers = (plain.str.contains(r"^[+-]?\d+$") | floats.is_null()).all()
+    return plain.cast(pl.Int64, strict=False) if integers else floats
+
+
+def _typed(
+    raw: pl.Series, kind: str, decimal: str, missing: Sequence[str], say: Callable[[str], None]
+) -> pl.Series:
     """Convert texts to numbers, truth values, or text; ``missing`` and `MISSING` become null.
 
     The kind is ``"text"``; ``"number"``, other texts being errors; ``"any"``, numbers if all are;
@@ -129,112 +241,13 @@ def typed(raw: pl.Series, kind: str, decimal: str, missing: Sequence[str], say: 
     first = repr(raw.filter(odd).first())
     if kind == "number" or (few and numbers.count() + swapped.sum() >= present / 2):
         label = "--task classification" if kind == "target" else f"--keep {raw.name}"
-        raise BadInput(
-            f"column {raw.name!r} has {first} in row {first_row(odd)}, not a number with the "
-            f"decimal sign {decimal!r} ({odd.sum() - 1} rows more): correct it; if it means a "
-            f"missing value, train with --missing-values {first}, or if it is a label, with {label}"
+        refuse(
+            raw,
+            odd,
+            f", not a number with the decimal sign {decimal!r} ({odd.sum() - 1} rows more): "
+            f"correct it; if it means a missing value, train with --missing-values {first}, or if "
+            f"it is a label, with {label}",
         )
     if numbers.count():
         say(f"column {raw.name!r} holds numbers and {first}: it is taken as text")
     return plain
-
-
-def _stripped(raw: pl.Series) -> pl.Series:
-    return raw.str.strip_chars().str.replace("−", "-", literal=True)
-
-
-def _pattern(decimal: str) -> str:
-    """Return the pattern of a number with this decimal sign, thousands grouped or not."""
-    thousands = rf"(([{_OTHER[decimal]}]\d{{3}})+|([{_SPACES}]\d{{3}})+)"
-    grouped = rf"[1-9]\d{{0,2}}{thousands}([{decimal}]\d+)?"
-    return rf"^[+-]?(\d*([{decimal}]\d*)?([eE][+-]?\d+)?|{grouped}|(?i:inf|infinity))$"
-
-
-def _numbers(text: pl.Series, decimal: str) -> pl.Series:
-    """Convert texts to integers, floats or truth values; null where one is not a number."""
-    lower = text.str.to_lowercase()
-    if lower.is_in(["true", "false"]).all():
-        return lower == "true"
-    plain = text.set(~text.str.contains(_pattern(decimal)), None)
-    plain = plain.str.replace_all(f"[{_OTHER[decimal]}{_SPACES}]", "")
-    plain = plain.str.replace(",", ".", literal=True)
-    floats = plain.cast(pl.Float64, strict=False)
-    integers = (plain.str.contains(r"^[+-]?\d+$") | floats.is_null()).all()
-    return plain.cast(pl.Int64, strict=False) if integers else floats
-
-
-def _decimal(table: pl.DataFrame, separator: str, usual: str | None) -> str | None:
-    """Return the decimal sign that most numbers need, else the usual one, else a point."""
-    needed = {".": 0, ",": 0}
-    unclear = []
-    for raw in table:
-        text = _stripped(raw)
-        point, comma = (text.str.contains(_pattern(sign)) for sign in ".,")
-        if 2 * (point | comma).sum() < (~text.is_in(MISSING)).sum():
-            continue  # text, which may hold a version or a date
-        needed["."] += int((point & ~comma).sum())
-        needed[","] += int((comma & ~point).sum())
-        if (both := point & comma & text.str.contains("[.,]")).any():
-            unclear.append((text, both))
-    if any(needed.values()):
-        return max(needed, key=needed.__getitem__)
-    if usual:
-        return usual
-    for text, both in unclear:
-        value = str(text.filter(both)[0])
-        small, large = (text.str.contains(rf"^[+-]?\d{{{n}}}$").any() for n in ("1,3", "4,"))
-        if separator == ";" or ("," in value and (large or not small)):
-            raise BadInput(
-                f"column {text.name!r} has {value!r} in row {first_row(both)}, in which "
-                f"{value[-4]!r} may be a decimal sign or part thousands: add --decimal , or "
-                "--decimal ."
-            )
-    return "." if unclear else None
-
-
-def _decode(path: Path) -> tuple[str, str]:
-    """Return the text of a file and its encoding: UTF-8, else charset_normalizer's best."""
-    data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig"), "utf-8"
-    except UnicodeDecodeError:
-        matches = list(from_bytes(data, cp_isolation=_ENCODINGS))
-    if not matches or "\0" in str(matches[0]):
-        raise BadInput(f"{path} cannot be read as CSV: it is no text in an encoding that is known")
-    best = min(matches, key=lambda m: (m.chaos, -m.coherence, _ENCODINGS.index(m.encoding)))
-    return str(best), best.encoding
-
-
-def _rows(text: str, separator: str) -> Iterator[list[str]]:
-    return csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-
-
-def _separator(text: str) -> str:
-    """Return the separator under which most rows have as many values as the header, two or more."""
-
-    def even_rows(separator: str) -> tuple[int, int]:
-        rows = islice(filter(None, _rows(text, separator)), 1 + _SAMPLE)
-        header, *others = [len(row) for row in rows] or [0]
-        return (1 + others.count(header), header) if header > 1 else (0, 0)
-
-    return max(SEPARATORS, key=even_rows)
-
-
-def _table(path: Path, text: str, separator: str) -> pl.DataFrame:
-    rows = _rows(text, separator)
-    if not (names := next(filter(None, rows), [])):
-        raise BadInput(f"{path} cannot be read as CSV: it is empty")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"{path} has two columns with the name {twice[0]!r}")
-    rows = (row or [""] for row in rows if row or len(names) == 1)  # a line may be a missing value
-    schema = dict.fromkeys(names, pl.String)
-    chunks = [pl.DataFrame(schema=schema)]
-    while chunk := list(islice(rows, _CHUNK)):
-        for number, row in enumerate(chunk, start=1 + _CHUNK * (len(chunks) - 1)):
-            if len(row) != len(names):
-                raise BadInput(
-                    f"{path} has {len(row)} values in row {number}, but {len(names)} columns: does "
-                    f"a value without quotes hold {separator!r}, or is --separator another one?"
-                )
-        chunks.append(pl.DataFrame(chunk, schema, orient="row"))
-    return pl.concat(chunks)

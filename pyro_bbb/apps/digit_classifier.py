@@ -10,11 +10,10 @@ labels).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from pyro_bbb import guides
 from pyro_bbb._utils.locking import cached_property
-from pyro_bbb.apps.strokes import STYLES, examples, pixels, scribble, styled_digit
+from pyro_bbb.apps.strokes import STYLES, pixels, scribble, styled_digit
 from pyro_bbb.data import split
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.models import BayesianModel
@@ -39,9 +38,7 @@ PRUNED = 0.75  # fraction of the weights removed
 CLASSES = 10
 ANSWERED = 0.95  # fraction of held-out digits that the threshold lets through
 BAYESIAN, DETERMINISTIC = "softplus_normal", "delta"  # names of guides
-Report: TypeAlias = Callable[[float], object]  # of the fraction of the epochs done
 _OPTIONS: dict[str, dict[str, float]] = {BAYESIAN: {"init_rho": -4.0}, DETERMINISTIC: {}}
-_SHAPES = ((64,), (784,), (1, 8, 8), (1, 28, 28))  # of the inputs that a network may take
 _STYLED = 60  # drawn digits of each style
 _KEY = "threshold"  # in the metadata of the save
 _SEED = 0
@@ -53,29 +50,20 @@ class Classifier:
 
     model: BayesianModel
     guide: Any
-    shape: tuple[int, ...]  # of one input
     threshold: float
     draws: int = DRAWS
 
-    @property
-    def side(self) -> int:
-        """Return height and width of the pictures, 8 or 28."""
-        return math.isqrt(math.prod(self.shape))
-
     @cached_property
     def pruned(self) -> Any:
-        """The guide with the least certain weights removed; None where it cannot be pruned."""
-        try:
-            return prune(self.guide, PRUNED)
-        except TypeError:
-            return None
+        """The guide with the least certain weights removed."""
+        return prune(self.guide, PRUNED)
 
     def predict(self, x: Tensor, *, pruned: bool = False) -> ClassificationPrediction:
-        """Predict pictures ``[n, side * side]``."""
+        """Predict pictures ``[n, 64]``."""
         guide = self.pruned if pruned else self.guide
-        inputs = x.reshape(-1, *self.shape)
-        prediction = predict(self.model, guide, inputs, num_samples=self.draws, seed=_SEED)
-        assert isinstance(prediction, ClassificationPrediction)  # by `open_saved` and `_trained`
+        x = x.reshape(-1, 64)
+        prediction = predict(self.model, guide, x, num_samples=self.draws, seed=_SEED)
+        assert isinstance(prediction, ClassificationPrediction)  # by `train`
         return prediction
 
     def save(self, folder: Path) -> None:
@@ -84,21 +72,12 @@ class Classifier:
 
 
 def open_saved(folder: Path, draws: int = DRAWS) -> Classifier:
-    """Open the classifier in a saved folder; one without a threshold gets 1/2."""
+    """Open the classifier that `Classifier.save` wrote."""
     loaded = load(folder)
-    threshold = loaded.metadata.get(_KEY, 0.5)
+    threshold = loaded.metadata.get(_KEY)
     if not isinstance(threshold, float) or not 0 <= threshold <= 1:
-        raise LoadError(f"{folder}: {_KEY} must be a number in [0, 1], got {threshold!r}")
-    for shape in _SHAPES:
-        try:
-            answer = predict(loaded.model, loaded.guide, torch.zeros(1, *shape), num_samples=1)
-        except (ValueError, RuntimeError):
-            continue
-        if isinstance(answer, ClassificationPrediction) and answer.probs.shape == (1, CLASSES):
-            return Classifier(loaded.model, loaded.guide, shape, threshold, draws)
-    raise ValueError(
-        f"{folder} must hold a classifier of {CLASSES} classes and of 8x8 or 28x28 pixels"
-    )
+        raise LoadError(f"{folder} must hold networks that `play` has saved: choose another folder")
+    return Classifier(loaded.model, loaded.guide, threshold, draws)
 
 
 def train(
@@ -107,7 +86,7 @@ def train(
     copies: int = 4,
     scribbles: float = 0.25,
     guide: str = BAYESIAN,
-    report: Report = lambda fraction: None,
+    report: Callable[[float], object] = lambda fraction: None,
 ) -> Classifier:
     """Train on scikit-learn's 1,797 digits; a tenth is held out for the threshold.
 
@@ -116,7 +95,7 @@ def train(
         copies: varied copies of each picture.
         scribbles: number of scribbles per digit.
         guide: `BAYESIAN` or `DETERMINISTIC`.
-        report: called after each epoch.
+        report: called after each epoch with the fraction done.
     """
     data, (held_out, _) = _pictures(copies, scribbles), _digits()[1]
 
@@ -130,10 +109,15 @@ def train(
         posterior = guides.make(guide, model, **_OPTIONS[guide])
         options: dict[str, Any] = {"batch_size": 256, "progress": False, "seed": _SEED}
         fit(model, posterior, data, epochs=epochs, callbacks=[after_epoch], **options)
-    draws = DRAWS if guide == BAYESIAN else 1
-    classifier = Classifier(model, posterior, (64,), 0.5, draws)
+    classifier = Classifier(model, posterior, 0.5, DRAWS if guide == BAYESIAN else 1)
     threshold = float(classifier.predict(held_out).confidence.quantile(1 - ANSWERED))
     return replace(classifier, threshold=threshold)
+
+
+def unseen_digits() -> dict[str, Tensor]:
+    """Return one held-out digit ``[64]`` of each class, by name."""
+    _, (x, y) = _digits()
+    return {str(label): x[y == label][0] for label in range(CLASSES)}
 
 
 def _pictures(copies: int, scribbles: float) -> tuple[Tensor, Tensor]:
@@ -142,25 +126,13 @@ def _pictures(copies: int, scribbles: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(_SEED)
     rng = np.random.default_rng(_SEED)
     styled = torch.tensor(list(STYLES)).repeat(_STYLED)
-    x = torch.cat([x, *(pixels(styled_digit(int(number), rng), 8)[None] for number in styled)])
-    others = [pixels(scribble(rng), 8)[None] for _ in range(int(scribbles * len(x)))]
+    x = torch.cat([x, *(pixels(styled_digit(int(number), rng))[None] for number in styled)])
+    others = [pixels(scribble(rng))[None] for _ in range(int(scribbles * len(x)))]
     once = torch.cat([x, *others])
-    pictures = torch.cat([once, varied(once.repeat(copies, 1), generator)])
+    pictures = torch.cat([once, _varied(once.repeat(copies, 1), generator)])
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, styled])
     return pictures, labels.flatten()
-
-
-def unseen_digits(side: int) -> dict[str, Tensor]:
-    """Return digits ``[side * side]`` that were not trained on by name.
-
-    Those of 8x8 pixels are one held-out digit of each class, those of 28x28 drawings.
-    """
-    if side == 28:
-        drawings = examples().items()
-        return {name: pixels(strokes, 28) for name, strokes in drawings if name.isdecimal()}
-    _, (x, y) = _digits()
-    return {str(label): x[y == label][0] for label in range(CLASSES)}
 
 
 def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -169,7 +141,7 @@ def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return split(x.float() / 16, y, fraction=0.1, seed=_SEED)
 
 
-def varied(x: Tensor, generator: torch.Generator) -> Tensor:
+def _varied(x: Tensor, generator: torch.Generator) -> Tensor:
     """Rotate, shear, scale, shift, thicken or thin pictures ``[n, 64]`` at random."""
 
     def spread(width: float) -> Tensor:

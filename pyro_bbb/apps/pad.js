@@ -57,9 +57,5 @@ export default {
       this.drawing = false;
       this.strokes = strokes;
     },
-    clear() {
-      this.drawing = false; // what is under way is gone as well
-      this.strokes = [];
-    },
   },
 };

@@ -18,23 +18,19 @@ import torch
 from nicegui import run, ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
-from torch import Tensor
 
 from pyro_bbb.apps import play_answers as html
 from pyro_bbb.apps import strokes as drawings
-from pyro_bbb.apps.digit_classifier import DRAWS, PRUNED, Classifier
-from pyro_bbb.apps.play import Loading, Networks
+from pyro_bbb.apps.digit_classifier import DRAWS, PRUNED, Classifier, unseen_digits
+from pyro_bbb.apps.play import Networks
 from pyro_bbb.apps.point_regression import MOST, bands, examples
 from pyro_bbb.data import rotate
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
 from pyro_bbb.training import UndertrainedWarning
 
 TITLE = "pyro_bbb: how sure is a network?"
-_INTERVAL = 0.25  # seconds between two looks at the training
-_STEP = 5  # degrees
 _TRAINING = '<div class="soft">The networks are in training.</div>'
 _MEANWHILE = "They answer at its end about what is drawn now; points can be placed already."
-_KEY = '<div class="soft">Bars: votes of the networks. Red marks: mean probability.</div>'
 _SCRIBBLES = (
     "The networks also learned scribbles, with random labels. So they give a scribble a high "
     "aleatoric uncertainty; the posterior alone, without them, refuses half of them."
@@ -46,18 +42,14 @@ _RULE = (
     "degrees. The threshold of each refuses the 5% of the upright held-out digits of which it is "
     "least certain."
 )
-_ALONE = (
-    "This model has no deterministic network trained alike; the page trains one beside each "
-    "network of its own."
-)
-_TITLES = {False: f"{DRAWS} networks vote", True: f"With {PRUNED:.0%} of the weights removed"}
+_ALL, _PRUNED = f"{DRAWS} networks vote", f"With {PRUNED:.0%} of the weights removed"
 _CLICK = """(event) => {
   const box = event.currentTarget.getBoundingClientRect();
   emit((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
 }"""
 
 
-def serve(loading: Loading, *, host: str, port: int, show: bool) -> None:
+def serve(networks: Networks, *, host: str, port: int, show: bool) -> None:
     """Serve the page until it is interrupted, also while the networks are in training."""
 
     def page() -> None:
@@ -75,7 +67,7 @@ def serve(loading: Loading, *, host: str, port: int, show: bool) -> None:
             with ui.tab_panel(shift_tab):
                 shift = Shift()
         with progress:
-            _follow(loading, digits.enable, shift.enable)
+            _follow(networks, digits, shift)
 
     warnings.simplefilter("ignore", UndertrainedWarning)  # the points' training goes by stages
     ui.run(
@@ -92,124 +84,103 @@ def serve(loading: Loading, *, host: str, port: int, show: bool) -> None:
     )
 
 
-def _follow(loading: Loading, *enables: Callable[[Networks], object]) -> None:
+def _follow(networks: Networks, digits: Digits, shift: Shift) -> None:
     """Show a bar until the training ends; then enable the tabs."""
     spoken = _announcer()
-    if loading.networks is not None:
-        for enable in enables:
-            enable(loading.networks)
-        return
     with ui.element("section").classes("card") as card:
         words = ui.label()
         bar = ui.linear_progress(show_value=False).props('aria-label="Training of the networks"')
 
     def look() -> None:
-        bar.value = loading.progress
-        words.text = f"The networks are in training, {loading.progress:.0%} done. {_MEANWHILE}"
-        if loading.error is not None:
-            words.text = spoken.text = f"The training failed: {loading.error}"
+        bar.value = networks.progress
+        words.text = f"The networks are in training, {networks.progress:.0%} done. {_MEANWHILE}"
+        if networks.error is not None:
+            words.text = spoken.text = f"The training failed: {networks.error}"
             timer.cancel()
-        elif loading.networks is not None:
-            for enable in enables:
-                enable(loading.networks)
+        elif networks.trained is not None:
+            digits.enable(networks.trained[0])
+            shift.enable(*networks.trained)
             spoken.text = "The networks are trained."
             card.delete()
             timer.cancel()
 
-    timer = ui.timer(_INTERVAL, look)
+    timer = ui.timer(0.25, look, immediate=False)
+    look()
 
 
 class Digits:
-    """The tab with a pad: answers of all weights and of the pruned ones (keys False and True)."""
+    """The tab with a pad: the answers of all weights, and of the pruned ones."""
 
     def __init__(self) -> None:
         self.classifier: Classifier | None = None
         self.strokes: list[list[list[float]]] = []
-        self.answers: dict[bool, ClassificationPrediction] = {}
-        self.panels: dict[bool, ui.html] = {}
+        self.answers: dict[str, ClassificationPrediction] = {}
+        self.panels: dict[str, ui.html] = {}
         with ui.element("div").classes("columns digits"):
             with _card("Draw a digit from 0 to 9"):
                 self.pad = _Pad().classes("pad")
                 self.pad.on("drawn", lambda event: self.draw(event.args))
-                self.pad.on("down", lambda: self._announce("The pen is down."))
+                self.pad.on("down", self.announce_pen)
                 words = "Keys: arrows move the pen, space sets it down or lifts it."
                 ui.label(words).classes("soft")
                 with ui.element("div").classes("buttons"):
-                    _button("Clear", self.clear, "Clear the pad")
+                    _button("Clear", partial(self.replace, []), "Clear the pad")
                     for name, strokes in drawings.examples().items():
-                        _button(name, partial(self.show_example, strokes), f"Draw {name}")
-            for pruned, words in _TITLES.items():
+                        points = [stroke.tolist() for stroke in strokes]
+                        _button(name, partial(self.replace, points), f"Draw {name}")
+            for words in (_ALL, _PRUNED):
                 with _card(words).classes("panel"):
-                    self.panels[pruned] = ui.html(sanitize=False)
+                    self.panels[words] = ui.html(sanitize=False)
             with _card("How it decides"):
                 with ui.element("div").classes("aside"):
                     self.seen = ui.html(sanitize=False)
-                    self.size = ui.label().classes("soft")
+                    ui.label("What the networks see: 8x8 pixels.").classes("soft")
                 self.rule = ui.label().classes("soft")
                 label = "Threshold of the probability"
                 self.threshold = _Slider(label, most=1, step=0.01, value=0.5, action=self.show)
-                self.threshold.disable()
                 ui.label(_SCRIBBLES).classes("soft")
         self.spoken = _announcer()
         self.draw([])
 
-    def enable(self, networks: Networks) -> None:
+    def announce_pen(self) -> None:
+        """Tell a screen reader that the keys draw."""
+        self.spoken.text = "The pen is down."
+
+    def enable(self, classifier: Classifier) -> None:
         """Answer by the trained network, first about the drawing on the pad."""
-        self.classifier = networks.bayesian
-        self.threshold.enable(round(self.classifier.threshold, 2))
+        self.classifier = classifier
+        self.threshold.set(round(classifier.threshold, 2))
         self.draw(self.strokes)
 
-    def show_example(self, strokes: drawings.Strokes) -> None:
+    def replace(self, points: list[list[list[float]]]) -> None:
         """Replace the drawing on the pad."""
-        points = [stroke.tolist() for stroke in strokes]
         self.pad.run_method("replace", points)
         self.draw(points)
 
-    def clear(self) -> None:
-        """Empty the pad."""
-        self.pad.run_method("clear")
-        self.draw([])
-
     def draw(self, strokes: list[list[list[float]]]) -> None:
         """Predict all strokes so far."""
-        self.strokes, self.answers = strokes, {}
-        side = 8 if self.classifier is None else self.classifier.side
-        x = torch.zeros(1)
+        self.strokes, self.answers, x = strokes, {}, torch.zeros(64)
         if strokes:
-            arrays = [np.array(stroke, dtype=np.float64) for stroke in strokes]
-            x = drawings.pixels(arrays, side)
-        self.seen.content = html.seen(x, side)
-        self.size.text = f"What the networks see: {side}x{side} pixels."
+            x = drawings.pixels([np.array(stroke, dtype=np.float64) for stroke in strokes])
+        self.seen.content = html.seen(x)
         if strokes and self.classifier is not None:
-            kinds = [False] if self.classifier.pruned is None else [False, True]
-            self.answers = {pruned: self.classifier.predict(x, pruned=pruned) for pruned in kinds}
+            for words in (_ALL, _PRUNED):
+                self.answers[words] = self.classifier.predict(x, pruned=words == _PRUNED)
         self.show()
 
     def show(self) -> None:
         """Show the answers by the present threshold."""
-        at = self.threshold.value
+        at, spoken = self.threshold.value, []
         self.rule.text = f"It refuses unless a digit is more probable than {at:.2f}."
-        for pruned, panel in self.panels.items():
-            panel.content = self._panel(pruned)
-        spoken = [
-            f"{_TITLES[pruned]}: {html.in_words(answer, at)}."
-            for pruned, answer in self.answers.items()
-        ]
-        self._announce(" ".join(spoken))
-
-    def _panel(self, pruned: bool) -> str:
-        if self.classifier is None:
-            return _TRAINING
-        if pruned and self.classifier.pruned is None:
-            return "The guide of this model cannot be pruned."
-        if pruned not in self.answers:
-            return '<div class="soft">Nothing is drawn yet.</div>'
-        answer = self.answers[pruned]
-        parts = html.verdict(answer, self.threshold.value), html.votes(answer), _KEY
-        return f'<div class="answer">{"".join(parts)}{html.entropy(answer)}</div>'
-
-    def _announce(self, words: str) -> None:
-        self.spoken.text = words
+        for words, panel in self.panels.items():
+            if (answer := self.answers.get(words)) is not None:
+                panel.content = html.answer(answer, at, votes=True)
+                spoken.append(f"{words}: {html.in_words(answer, at)}.")
+            elif self.classifier is None:
+                panel.content = _TRAINING
+            else:
+                panel.content = '<div class="soft">Nothing is drawn yet.</div>'
+        self.spoken.text = " ".join(spoken)
 
 
 class Points:
@@ -224,25 +195,23 @@ class Points:
                 self.plot = ui.html(sanitize=False).on("click", self.click, js_handler=_CLICK)
                 self.status = ui.label().classes("soft status").props("role=status")
             with _card("Points"):
-                self._build_buttons()
+                with ui.element("div").classes("buttons"):
+                    fields = [
+                        ui.number(axis, value=0, min=-1, max=1, step=0.1).props("dense")
+                        for axis in "xy"
+                    ]
+                    _button("Place", lambda: self.place(*(x.value for x in fields)), "Place point")
+                with ui.element("div").classes("buttons"):
+                    _button("Undo", lambda: self.change(self.points[:-1]), "Undo the last point")
+                    _button("Clear", lambda: self.change([]), "Clear the points")
+                ui.label("Begin with").classes("soft")
+                with ui.element("div").classes("buttons"):
+                    for name, (x, y) in examples().items():
+                        points = list(zip(x[:, 0].tolist(), y[:, 0].tolist(), strict=True))
+                        _button(name, partial(self.change, points), f"Begin with {name}")
                 ui.html(html.legend(), sanitize=False)
                 ui.label(_LIMIT).classes("soft")
         self.show()
-
-    def _build_buttons(self) -> None:
-        with ui.element("div").classes("buttons"):
-            fields = [
-                ui.number(axis, value=0, min=-1, max=1, step=0.1).props("dense") for axis in "xy"
-            ]
-            _button("Place", lambda: self.place(*(field.value for field in fields)), "Place point")
-        with ui.element("div").classes("buttons"):
-            _button("Undo", lambda: self.change(self.points[:-1]), "Undo the last point")
-            _button("Clear", lambda: self.change([]), "Clear the points")
-        ui.label("Begin with").classes("soft")
-        with ui.element("div").classes("buttons"):
-            for name, (x, y) in examples().items():
-                points = list(zip(x[:, 0].tolist(), y[:, 0].tolist(), strict=True))
-                _button(name, partial(self.change, points), f"Begin with {name}")
 
     async def click(self, event: GenericEventArguments) -> None:
         """Place a point at the click."""
@@ -301,65 +270,44 @@ class Shift:
             ui.html(_TRAINING, sanitize=False)
         self.spoken = _announcer()
 
-    def enable(self, networks: Networks) -> None:
+    def enable(self, bayesian: Classifier, deterministic: Classifier) -> None:
         """Show the controls, and the answers of the trained networks."""
-        self.digits, self.side = networks.digits, networks.bayesian.side
-        classifiers = {f"Bayesian: {networks.bayesian.draws} networks vote": networks.bayesian}
-        if networks.deterministic is not None:
-            classifiers["Deterministic: one network"] = networks.deterministic
+        self.digits = unseen_digits()
+        titles = f"Bayesian: {DRAWS} networks vote", "Deterministic: one network"
         self.body.clear()
         with self.body:
-            self._build_controls()
-            for words, classifier in classifiers.items():
+            with _card("Rotate a digit"):
+                names = list(self.digits)
+                self.digit = ui.toggle(names, value=names[0], on_change=self.show)
+                self.digit.classes("choices").props("toggle-color=action toggle-text-color=paper")
+                self.digit.props('role=group aria-label="Digit" no-caps dense unelevated spread')
+                self.picture = ui.html(sanitize=False).classes("turned")
+                self.words = ui.label()
+                label = "Rotation in degrees"
+                self.angle = _Slider(label, most=180, step=5, value=0, action=self.show)
+            for words, classifier in zip(titles, (bayesian, deterministic), strict=True):
                 with _card(words).classes("panel"):
                     self.panels.append((words, classifier, ui.html(sanitize=False)))
             with _card("What is compared"):
-                ui.label(_ALONE if len(classifiers) == 1 else _RULE).classes("soft")
+                ui.label(_RULE).classes("soft")
             ui.timer(0, self.show, once=True)
-
-    def _build_controls(self) -> None:
-        with _card("Rotate a digit"):
-            names = list(self.digits)
-            self.digit = ui.toggle(names, value=names[0], on_change=self.show).classes("choices")
-            self.digit.props('role=group aria-label="Digit" no-caps dense unelevated spread')
-            self.digit.props("toggle-color=action toggle-text-color=paper")
-            self.picture = ui.html(sanitize=False).classes("turned")
-            self.words = ui.label()
-            label = "Rotation in degrees"
-            self.angle = _Slider(label, most=180, step=_STEP, value=0, action=self.show)
 
     async def show(self) -> None:
         """Show the answers about the rotated digit, unless a later request came first."""
         self.latest += 1
         number, digit, degrees = self.latest, self.digits[self.digit.value], self.angle.value
         self.words.text = f"Rotated by {degrees:.0f}° counter-clockwise"
-        result = await run.io_bound(self._predict, digit, degrees)
-        if result is None or number != self.latest:
+        x = rotate(digit.view(1, 1, 8, 8), degrees).flatten(1)
+        classifiers = [classifier for _, classifier, _ in self.panels]
+        answers = await run.io_bound(lambda: [each.predict(x) for each in classifiers])
+        if answers is None or number != self.latest:
             return
-        x, answers = result
-        self.picture.content = html.seen(x[0], self.side)
+        self.picture.content = html.seen(x[0])
         spoken = []
         for (words, classifier, panel), answer in zip(self.panels, answers, strict=True):
-            panel.content = _rotated_answer(answer, classifier.threshold)
+            panel.content = html.answer(answer, classifier.threshold, votes=False)
             spoken.append(f"{words}: {html.in_words(answer, classifier.threshold)}.")
         self.spoken.text = " ".join(spoken)
-
-    def _predict(
-        self, digit: Tensor, degrees: float
-    ) -> tuple[Tensor, list[ClassificationPrediction]]:
-        x = rotate(digit.view(1, 1, self.side, self.side), degrees).flatten(1)
-        return x, [classifier.predict(x) for _, classifier, _ in self.panels]
-
-
-def _rotated_answer(answer: ClassificationPrediction, threshold: float) -> str:
-    parts = [
-        html.verdict(answer, threshold),
-        html.probabilities(answer),
-        '<div class="soft">Bars: probability of each class.</div>',
-        f'<div>entropy <b class="entropy">{float(answer.entropy):.2f}</b> nats, of which</div>',
-        html.entropy(answer),
-    ]
-    return f'<div class="answer">{"".join(parts)}</div>'
 
 
 class _Pad(Element, component="pad.js"):
@@ -384,15 +332,9 @@ class _Slider(Element, component="slider.js"):
         self.value = event.args
         return self.action()
 
-    def disable(self) -> None:
-        """Refuse input."""
-        self._props["disabled"] = True
-        self.update()
-
-    def enable(self, value: float) -> None:
-        """Accept input, from this value."""
-        self.value = value
-        self._props.update(disabled=False, initial=value)
+    def set(self, value: float) -> None:
+        """Move to a value."""
+        self.value = self._props["initial"] = value
         self.update()
 
 

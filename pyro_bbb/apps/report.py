@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -19,8 +20,7 @@ from pyro_bbb import plots, pruning
 from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
 from pyro_bbb._utils.files import replacing
 from pyro_bbb._utils.version import __version__
-from pyro_bbb.apps.command_line import Console, Report
-from pyro_bbb.apps.html import template
+from pyro_bbb.apps.command_line import Report
 from pyro_bbb.apps.table_commands import predicted_rows
 from pyro_bbb.apps.table_model import About, Model
 from pyro_bbb.apps.table_scores import (
@@ -38,25 +38,17 @@ _MOST = 400  # rows whose interval is drawn
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as base64 of a PNG, and its caption."""
-
-    data: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class Section:
-    """A section of the page: words, a table, pictures."""
+    """A section of the page: words, a table, pictures as captions and base64 of a PNG."""
 
     heading: str
     text: str
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[tuple[str, str]] = ()
 
 
-def report(options: Report, console: Console) -> dict[str, Any]:
+def report(options: Report) -> dict[str, Any]:
     """Score a model on a table, if there is one, and write the page."""
     model = Model.load(options.model)
     about, scores, number = model.about, model.about.scores, model.about.held_out
@@ -67,11 +59,13 @@ def report(options: Report, console: Console) -> dict[str, Any]:
     sections = [Section("Scores when trained", text, *_table(scores)), _network(model)]
     number = number or about.rows
     if options.data is not None:
-        rows = predicted_rows(model, options, options.data, console)
+        rows = predicted_rows(model, options, options.data)
         scores, number = score(rows, model), len(rows["y"])
-        sections = _scored(model, rows, scores, options.data.name) + sections
+        sections = [*_scored(model, rows, scores, options.data.name), *sections]
     warnings = [f"{words}." for words in cautions(scores)]
-    page = template("report.html").render(
+    loader = PackageLoader("pyro_bbb.apps", ".")
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    page = jinja.get_template("report.html").render(
         title=f"{options.model.name}: predicting {about.target}",
         verdict=[words for words in verdict(about, scores, number) if words not in warnings],
         warnings=warnings,
@@ -81,18 +75,23 @@ def report(options: Report, console: Console) -> dict[str, Any]:
     )
     with replacing(options.out) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    console.print(f"written to {options.out}")
+    options.say(f"written to {options.out}")
     return {"report": str(options.out), "scores": scores}
 
 
 def verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
     """Return three sentences: how good the predictions are, the refusal, the coverage."""
     if "accuracy" in scores:
-        quality = f"The predicted {about.target!r} is right in {scores['accuracy']:.1%}"
-        quality += f" of {number} rows"
-        if "classes" in scores:  # not stored by earlier versions
-            quality += f"; always the commonest class would be in {scores['base_rate']:.1%}. "
-            quality += _worst(scores["classes"])
+        counts = scores["classes"]
+        present = [name for name in counts if counts[name]["rows"]]
+        worst = min(present, key=lambda x: counts[x]["answered_right"] / counts[x]["rows"])
+        rows, right, answered, answered_right = counts[worst].values()
+        quality = (
+            f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of {number} "
+            f"rows; always the commonest class would be in {scores['base_rate']:.1%}. Of the "
+            f"{rows} rows of {worst!r} it would be right in {right} ({right / rows:.0%}); it "
+            f"answers {answered} and is right in {answered_right}"
+        )
         sets = _compared(scores["set_coverage"], about.level, number, "small")
         certainty = f"Its sets of classes hold the true one {sets}"
     else:
@@ -103,17 +102,6 @@ def verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
         intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
         certainty = f"Its intervals hold the true value {intervals}"
     return [f"{quality}.", f"{refusal(scores)}.", certainty]
-
-
-def _worst(classes: dict[str, dict[str, int]]) -> str:
-    """Describe the class with the smallest fraction of rows answered and right."""
-    present = [item for item in classes.items() if item[1]["rows"]]
-    label, counts = min(present, key=lambda item: item[1]["answered_right"] / item[1]["rows"])
-    rows, right, answered, answered_right = counts.values()
-    return (
-        f"Of the {rows} rows of {label!r} it would be right in {right} ({right / rows:.0%}); it "
-        f"answers {answered} and is right in {answered_right}"
-    )
 
 
 def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
@@ -128,19 +116,16 @@ def _compared(coverage: float, level: float, number: int, less: str, more: str =
 
 def _scored(
     model: Model, rows: dict[str, Tensor], scores: dict[str, Any], name: str
-) -> list[Section]:
+) -> Iterator[Section]:
+    """Yield sections on the scores, the classes, the least certain answers."""
+    about, uncertainty = model.about, rows[model.about.uncertainty]
     text = f"Of the {len(rows['y'])} rows of {name}, none of which need to have been in training."
-    pictures = _pictures(model.about, rows)
-    sections = [Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)]
+    pictures = list(_pictures(about, rows))
+    yield Section(f"Scores on {name}", text, *_table(scores), pictures=pictures)
     if "classes" in scores:
         text = "Rows of each class, and how many are predicted as it; all, and those answered."
-        sections.append(Section("Classes", text, CLASS_COLUMNS, class_rows(scores)))
-    return [*sections, _least_certain(model, rows)]
-
-
-def _least_certain(model: Model, rows: dict[str, Tensor]) -> Section:
-    about, table = model.about, []
-    uncertainty = rows[about.uncertainty]
+        yield Section("Classes", text, CLASS_COLUMNS, class_rows(scores))
+    table = []
     for row in uncertainty.argsort(descending=True)[:_LEAST_CERTAIN].tolist():
         if "probs" in rows:
             classes = model.estimator.classes_
@@ -152,7 +137,7 @@ def _least_certain(model: Model, rows: dict[str, Tensor]) -> Section:
         table.append((str(row + 1), *answer, f"{float(uncertainty[row]):.3g}", refused))
     headings = ("row", "predicted", "true", f"{about.uncertainty} uncertainty", "")
     text = "Look at these rows first: a slip in the table, or a case seen too rarely."
-    return Section("The least certain answers", text, headings, table)
+    yield Section("The least certain answers", text, headings, table)
 
 
 def _network(model: Model) -> Section:
@@ -169,10 +154,11 @@ def _network(model: Model) -> Section:
     sites = model.estimator.posterior_.model.latent_shapes()
     weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
     pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
-    text = f"The network has {weights} weights{pruned}, their {model.posterior()}. "
-    text += (
-        f"{about.verdict} It takes these columns." if about.verdict else "It takes these columns."
+    words = (
+        f"The network has {weights} weights{pruned}, their {model.posterior()}.",
+        about.verdict,
     )
+    text = " ".join([*filter(None, words), "It takes these columns."])
     pictures = []
     if getattr(guide, "is_factorised", False):
         ratios = pruning.signal_to_noise(guide)
@@ -188,39 +174,36 @@ def _table(scores: dict[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[str
     ]
 
 
-def _pictures(about: About, rows: dict[str, Tensor]) -> list[Picture]:
+def _pictures(about: About, rows: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
     """Draw predictions against true targets, calibration, and the gain of refusal."""
-    refusal_curve = _draw(
+    if "probs" in rows:
+        yield _draw(
+            lambda ax: plots.reliability(ax, rows["probs"], rows["y"]),
+            "Reliability diagram",
+            "Accuracy of the predictions of each confidence, with 95 % intervals.",
+        )
+    else:
+        yield _draw(
+            lambda ax: _predicted_and_true(ax, rows, about),
+            "Predicted and true",
+            f"Means with {about.level:.0%} intervals (some rows, if there are many). Red: refused.",
+        )
+        yield _draw(
+            lambda ax: plots.coverage(ax, rows["pit"]),
+            "Coverage of the intervals",
+            "Fraction of true targets inside central intervals of each level. On the diagonal "
+            "intervals are calibrated, below it too narrow.",
+        )
+    yield _draw(
         lambda ax: _refusal_curve(ax, rows, about),
         "Risk-coverage",
         "Error of the rows answered, as the least certain ones are refused. A curve that does not "
         "fall below the dotted line, the error of all rows, gains nothing by refusal. Dashed: the "
         "fraction that is answered.",
     )
-    if "probs" in rows:
-        reliability = _draw(
-            lambda ax: plots.reliability(ax, rows["probs"], rows["y"]),
-            "Reliability diagram",
-            "Accuracy of the predictions of each confidence, with 95 % intervals.",
-        )
-        return [reliability, refusal_curve]
-    return [
-        _draw(
-            lambda ax: _predicted_and_true(ax, rows, about),
-            "Predicted and true",
-            f"Means with {about.level:.0%} intervals (some rows, if there are many). Red: refused.",
-        ),
-        _draw(
-            lambda ax: plots.coverage(ax, rows["pit"]),
-            "Coverage of the intervals",
-            "Fraction of true targets inside central intervals of each level. On the diagonal "
-            "intervals are calibrated, below it too narrow.",
-        ),
-        refusal_curve,
-    ]
 
 
-def _draw(function: Callable[[Axes], object], title: str, caption: str) -> Picture:
+def _draw(function: Callable[[Axes], object], title: str, caption: str) -> tuple[str, str]:
     with plots.style():
         figure = Figure(figsize=(5.2, 3.7))
         ax = figure.subplots()
@@ -228,7 +211,7 @@ def _draw(function: Callable[[Axes], object], title: str, caption: str) -> Pictu
         ax.set_title(title)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=150)
-    return Picture(base64.b64encode(buffer.getvalue()).decode("ascii"), caption)
+    return caption, base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _predicted_and_true(ax: Axes, rows: dict[str, Tensor], about: About) -> None:

@@ -5,8 +5,7 @@ Each of scikit-learn's digits fills 20 of 32 columns and all 32 rows, has its le
 top row above its leftmost ink in the bottom row, and covers about the same area, a 1 as much as an
 8: NIST's programs sheared, stretched and thickened or thinned them (Garris et al., NISTIR 5469,
 1994). Then the pixels with ink of each 4x4 block were counted (E. Alpaydin and C. Kaynak, Optical
-Recognition of Handwritten Digits, UCI, 1998). MNIST's were scaled to 20x20 with their proportions
-kept, and put with their centre of mass into the middle of 28x28 (LeCun et al., 1998).
+Recognition of Handwritten Digits, UCI, 1998).
 
 Strokes are lists of points ``[m, 2]``, x to the right and y down, in any unit. Three kinds of
 drawings are made here: examples to click, digits in styles that scikit-learn's lack (nearly all of
@@ -26,12 +25,12 @@ from torch import Tensor
 
 Points: TypeAlias = NDArray[np.float64]
 Strokes: TypeAlias = Sequence[Points]
+_ROOM = np.array([20.0, 32.0])  # columns and rows that a digit fills, of 32 each
 _FINE = 4  # dots per pixel and direction while drawing
 _INK = 0.305  # fraction of the 32x32 pixels; the digits' mean, their std is 0.034
 _EDGE = 0.08  # of the height: what counts as the top row, and as the bottom row
 _STRETCH = 2.5  # at most, of one direction against the other, or a straight 1 would be a square
 _PEN = (1.0, 12.0)  # narrowest and widest, pixels
-_MNIST_PEN = 2.6  # pixels; its digits cover 0.13 of the picture
 LONG = 3.5  # length of a scribble against the diagonal of its box; a digit has 1 to 3
 
 # Corners of straight strokes, on a square of side 1.
@@ -42,15 +41,19 @@ STYLES: dict[int, list[list[tuple[float, float]]]] = {
 }
 
 
-def pixels(strokes: Strokes, side: int) -> Tensor:
-    """Return a drawing as the input of a network, ink 1 and paper 0, ``[side * side]``.
-
-    Args:
-        strokes: at least one point.
-        side: 8 as in scikit-learn's digits, or 28 as in MNIST.
-    """
-    picture = _small(strokes) if side == 8 else _mnist(strokes)
-    return torch.from_numpy(picture.astype(np.float32).reshape(-1))
+def pixels(strokes: Strokes) -> Tensor:
+    """Return a drawing of a point or more as the network's input, ink 1 and paper 0, ``[64]``."""
+    upright = _sheared(strokes)
+    low, high = _box(upright)
+    pen = _INK * 32 * 32 / max(length(upright) / max((high - low).max(), 1e-9) * 32, 1.0)
+    for _ in range(4):  # to the pen that covers the area; a wider one has less room to move
+        pen = float(np.clip(pen, *_PEN))
+        scales = np.maximum(_ROOM - pen, 1) / np.maximum(high - low, 1e-9)
+        scales = np.minimum(scales, _STRETCH * scales.min())
+        ink = _painted([(stroke - (low + high) / 2) * scales + 16 for stroke in upright], pen)
+        pen *= (_INK / ink.mean()) ** 1.2
+    blocks = (ink > 0.5).reshape(8, 4, 8, 4).mean((1, 3))
+    return torch.from_numpy(blocks.astype(np.float32).reshape(-1))
 
 
 def examples() -> dict[str, Strokes]:
@@ -83,8 +86,8 @@ def scribble(rng: np.random.Generator) -> Strokes:
     """Draw a scribble, longer than any digit of its size."""
     while True:
         strokes = [_random_stroke(rng) for _ in range(int(rng.integers(1, 8)))]
-        points = np.concatenate(strokes)
-        if length(strokes) > LONG * np.hypot(*np.ptp(points, axis=0)):
+        low, high = _box(strokes)
+        if length(strokes) > LONG * np.hypot(*(high - low)):
             return strokes
 
 
@@ -116,29 +119,15 @@ def _arc(centre: tuple[float, float], radius: float, begin: float, end: float) -
     return np.asarray(centre) + radius * np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
-def _small(strokes: Strokes) -> Points:
-    upright = _sheared(strokes)
-    low, high = _box(upright)
-    pen = _INK * 32 * 32 / max(length(upright) / max((high - low).max(), 1e-9) * 32, 1.0)
-    for _ in range(4):  # to the pen that covers the area; a wider one has less room to move
-        pen = float(np.clip(pen, *_PEN))
-        ink = _painted(_fitted(upright, np.array([20 - pen, 32 - pen]), _STRETCH, 32), pen, 32)
-        pen *= (_INK / ink.mean()) ** 1.2
-    return np.asarray((ink > 0.5).reshape(8, 4, 8, 4).mean((1, 3)))
-
-
-def _mnist(strokes: Strokes) -> Points:
-    placed = _fitted(strokes, np.full(2, 20 - _MNIST_PEN), 1.0, 28)
-    ink = _painted(placed, _MNIST_PEN, 28)
-    where = np.arange(28) + 0.5
-    centre = np.array([ink.sum(0) @ where, ink.sum(1) @ where]) / ink.sum()
-    return _painted([stroke + 14 - centre for stroke in placed], _MNIST_PEN, 28)
-
-
 def _sheared(strokes: Strokes) -> Strokes:
     """Shear the strokes so that the leftmost points of top and bottom are on one vertical."""
-    points = np.concatenate([_dense(stroke) for stroke in strokes])
-    (_, top), (_, bottom) = _box([points])
+    fractions = np.linspace(0, 1, 16, endpoint=False)[:, None, None]
+    dense = [  # so that every narrow band has points of the stroke
+        np.concatenate([(s[:-1] + fractions * np.diff(s, axis=0)).reshape(-1, 2), s[-1:]])
+        for s in strokes
+    ]
+    points = np.concatenate(dense)
+    (_, top), (_, bottom) = _box(dense)
     height = bottom - top
     if height <= 0:
         return strokes
@@ -148,24 +137,9 @@ def _sheared(strokes: Strokes) -> Strokes:
     return [stroke - np.outer(stroke[:, 1] - top, [slope, 0]) for stroke in strokes]
 
 
-def _dense(stroke: Points) -> Points:
-    """Interpolate so densely that every narrow band has points of the stroke."""
-    fractions = np.linspace(0, 1, 16, endpoint=False)[:, None, None]
-    between = stroke[:-1] + fractions * np.diff(stroke, axis=0)
-    return np.concatenate([between.reshape(-1, 2), stroke[-1:]])
-
-
-def _fitted(strokes: Strokes, room: Points, stretch: float, side: int) -> Strokes:
-    """Scale the strokes to ``room`` in the middle of the picture."""
-    low, high = _box(strokes)
-    scales = np.maximum(room, 1) / np.maximum(high - low, 1e-9)
-    scales = np.minimum(scales, stretch * scales.min())
-    return [(stroke - (low + high) / 2) * scales + side / 2 for stroke in strokes]
-
-
-def _painted(strokes: Strokes, pen: float, side: int) -> Points:
-    """Return the fraction of each pixel that a round pen covers, ``[side, side]``."""
-    canvas = Image.new("L", (side * _FINE, side * _FINE))
+def _painted(strokes: Strokes, pen: float) -> Points:
+    """Return the fraction of each of 32x32 pixels that a round pen covers."""
+    canvas = Image.new("L", (32 * _FINE, 32 * _FINE))
     draw, radius = ImageDraw.Draw(canvas), pen * _FINE / 2
     for stroke in strokes:
         dots = stroke * _FINE - 0.5
@@ -174,7 +148,7 @@ def _painted(strokes: Strokes, pen: float, side: int) -> Points:
         for x, y in dots:  # round ends and joints
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=1)
     fine = np.asarray(canvas, dtype=np.float64)
-    return np.asarray(fine.reshape(side, _FINE, side, _FINE).mean((1, 3)))
+    return np.asarray(fine.reshape(32, _FINE, 32, _FINE).mean((1, 3)))
 
 
 def _box(strokes: Strokes) -> tuple[Points, Points]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from polars import selectors as cs
 
 from pyro_bbb import pruning
-from pyro_bbb.apps.bad_input import BadInput, column, listed
 from pyro_bbb.apps.column_encoding import (
     date_form,
     encode,
@@ -26,15 +25,15 @@ from pyro_bbb.apps.column_encoding import (
     with_dates,
 )
 from pyro_bbb.apps.command_line import (
-    Console,
+    BadInput,
     Evaluate,
     Predict,
     Prune,
-    ReadingCommand,
+    Reading,
     Task,
     Train,
 )
-from pyro_bbb.apps.csv_format import read_table, write_table
+from pyro_bbb.apps.csv_format import column, listed, read_table, write_table
 from pyro_bbb.apps.table_model import About, Estimator, Model
 from pyro_bbb.apps.table_scores import by_row, cautions, score, text_of, with_refusal
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
@@ -44,24 +43,22 @@ _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
 _DIGITS = 6  # of the numbers written, far more than the samples make certain
 
 
-def train(options: Train, console: Console) -> dict[str, Any]:
+def train(options: Train) -> dict[str, Any]:
     """Read a table, train, score on the rows held out, and save."""
     kinds = dict.fromkeys((*options.drop, *options.keep), "any")
     target_kinds = {"regression": "number", "classification": "any", None: "target"}
     kinds[options.target] = target_kinds[options.task]
     missing = options.missing_values
-    table, decimal = read_table(
-        options.data, options, console.print, kinds, "feature", missing=missing
-    )
-    y, task = _target(options, table, console)
-    table, dates = _features(options, table, console)
+    table, decimal = read_table(options, options.data, kinds, "feature", missing=missing)
+    y, task = _target(options, table)
+    table, dates = _features(options, table)
     columns, constant = learn(table, options.missing)
     if constant:
-        console.print(f"left out, as they have one value only: {listed(constant)}")
-    inputs = encode(columns, table, options.missing)
-    console.print(f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers")
+        options.say(f"left out, as they have one value only: {listed(constant)}")
+    inputs = encode(columns, table, options.missing, options.say)
+    options.say(f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers")
     training, held_out = _split(options, y, task)
-    estimator = _fit(options, task, inputs[training], y[training], console)
+    estimator = _fit(options, task, inputs[training], y[training])
     about = About(
         target=options.target,
         task=task,
@@ -78,33 +75,32 @@ def train(options: Train, console: Console) -> dict[str, Any]:
     scored = held_out if len(held_out) else training
     model = Model(estimator, about)
     model = model.described(verdict=model.verdict(inputs[training], y[training], options.seed))
-    rows = by_row(model, model.predict(inputs[scored]), model.indices(y[scored]))
-    model = with_refusal(model, rows)
+    model = with_refusal(model, by_row(model, inputs[scored], model.indices(y[scored])))
     model.save(options.out)
     about, interrupted = model.about, estimator.history_.interrupted
     if interrupted:
-        console.print("interrupted: what was learned until then is saved")
+        options.say("interrupted: what was learned until then is saved")
     scored_rows = f"{len(held_out)} rows held out" if len(held_out) else "the rows of training"
-    console.print(
+    options.say(
         f"{model.posterior()}\n{about.verdict}\nscores on {scored_rows}:\n{text_of(about.scores)}"
     )
-    console.print(f"saved as {options.out}")
+    options.say(f"saved as {options.out}")
     names = ("task", "target", "rows", "held_out", "scores", "uncertainty", "threshold", "verdict")
     result = {"model": str(options.out), **{name: getattr(about, name) for name in names}}
     return result | {"warnings": cautions(about.scores), "interrupted": interrupted}
 
 
-def predict(options: Predict, console: Console) -> dict[str, Any]:
+def predict(options: Predict) -> dict[str, Any]:
     """Write the predictions for a table."""
     model = Model.load(options.model)
-    table = model.read(options, options.data, console.print, truth=False)
+    table = model.read(options, options.data, truth=False)
     if options.keep is None:
         taken = {x.name for x in model.about.columns} | model.about.dates.keys()
         copied = [name for name in table.columns if name not in taken]
     else:
         copied = [column(table, name, "--keep").name for name in options.keep]
-    inputs = model.inputs(table, console.print)
-    answers = pl.concat([model.answers(p) for p in model.predict(inputs, console.shows_progress)])
+    inputs = model.inputs(table, options.say)
+    answers = pl.concat([model.answers(p) for p in model.predict(inputs, options.shows_progress)])
     if used := set(copied) & set(answers.columns):
         hint = "choose the columns to copy by --keep, or rename them"
         raise BadInput(f"columns {sorted(used)} of the table are those of predictions, too: {hint}")
@@ -112,36 +108,42 @@ def predict(options: Predict, console: Console) -> dict[str, Any]:
     write_table(pl.concat([table.select(copied), answers], how="horizontal"), options.out)
     refused = int(answers["refused"].sum())
     target = model.about.target
-    console.print(f"{len(answers)} predictions of {target!r}, {refused} of them refused")
-    console.print(f"written to {options.out}")
+    options.say(f"{len(answers)} predictions of {target!r}, {refused} of them refused")
+    options.say(f"written to {options.out}")
     return {"predictions": str(options.out), "rows": len(answers), "refused": refused}
 
 
-def evaluate(options: Evaluate, console: Console) -> dict[str, Any]:
+def evaluate(options: Evaluate) -> dict[str, Any]:
     """Score a model on a table whose targets are known."""
     model = Model.load(options.model)
-    rows = predicted_rows(model, options, options.data, console)
+    rows = predicted_rows(model, options, options.data)
     scores = score(rows, model)
-    console.print(f"scores on the {len(rows['y'])} rows of {options.data}:\n{text_of(scores)}")
+    options.say(f"scores on the {len(rows['y'])} rows of {options.data}:\n{text_of(scores)}")
     result = {"model": str(options.model), "rows": len(rows["y"])}
     return result | {"scores": scores, "warnings": cautions(scores)}
 
 
-def prune(options: Prune, console: Console) -> dict[str, Any]:
+def prune(options: Prune) -> dict[str, Any]:
     """Prune a model, choose its threshold again, score it, and save it."""
     model = Model.load(options.model)
-    pruned = _pruned(model, options.fraction)
-    ratios = pruning.signal_to_noise(pruned.estimator.posterior_.guide).values()
+    try:
+        guide = pruning.prune(model.estimator.posterior_.guide, options.fraction)
+    except (ValueError, TypeError) as error:
+        raise BadInput(str(error)) from error
+    estimator = copy.copy(model.estimator)
+    estimator.posterior_ = replace(model.estimator.posterior_, guide=guide)
+    pruned = replace(model.described(pruned=options.fraction, verdict=""), estimator=estimator)
+    ratios = pruning.signal_to_noise(guide).values()
     total, left = sum(x.numel() for x in ratios), sum(int((x > 0).sum()) for x in ratios)
-    console.print(f"{left} of {total} weights are left")
-    before = score(predicted_rows(model, options, options.data, console), model)
-    rows = predicted_rows(pruned, options, options.data, console)
+    options.say(f"{left} of {total} weights are left")
+    before = score(predicted_rows(model, options, options.data), model)
+    rows = predicted_rows(pruned, options, options.data)
     pruned = with_refusal(pruned.described(held_out=len(rows["y"])), rows)
     about = pruned.about
     for words, scores in (("before", before), ("after", about.scores)):
-        console.print(f"{words}:\n{text_of(scores)}")
+        options.say(f"{words}:\n{text_of(scores)}")
     pruned.save(options.out)
-    console.print(f"saved as {options.out}")
+    options.say(f"saved as {options.out}")
     return {
         "model": str(options.out),
         "weights": total,
@@ -153,20 +155,19 @@ def prune(options: Prune, console: Console) -> dict[str, Any]:
     }
 
 
-def predicted_rows(
-    model: Model, options: ReadingCommand, data: Path, console: Console
-) -> dict[str, Any]:
+def predicted_rows(model: Model, options: Reading, data: Path) -> dict[str, Any]:
     """Return answers and truth by row, for a file."""
-    table = model.read(options, data, console.print, truth=True)
-    truth, inputs = model.truth(table), model.inputs(table, console.print)
-    return by_row(model, model.predict(inputs, progress=console.shows_progress), truth)
+    table = model.read(options, data, truth=True)
+    target = column(table, model.about.target, "the target")
+    truth = model.indices(targets(target, model.about.task))
+    return by_row(model, model.inputs(table, options.say), truth, options.shows_progress)
 
 
-def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDArray[Any], Task]:
+def _target(options: Train, table: pl.DataFrame) -> tuple[NDArray[Any], Task]:
     target = column(table, options.target, "--target")
     task, why = recognise(target)
     if options.task is None:
-        console.print(f"{options.target!r} makes this a {task}: {why} (--task says otherwise)")
+        options.say(f"{options.target!r} makes this a {task}: {why} (--task says otherwise)")
     task = options.task or task
     y = targets(target, task)
     if task == "classification":
@@ -174,9 +175,7 @@ def _target(options: Train, table: pl.DataFrame, console: Console) -> tuple[NDAr
     return y, task
 
 
-def _features(
-    options: Train, table: pl.DataFrame, console: Console
-) -> tuple[pl.DataFrame, dict[str, str]]:
+def _features(options: Train, table: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
     """Return the columns to learn from, dates as numbers, and the forms of the dates."""
     for option in ("drop", "keep"):
         for name in getattr(options, option):
@@ -186,10 +185,10 @@ def _features(
     dates = {x.name: form for x in others if (form := date_form(x, options.dates))}
     names = [x.name for x in others.drop(dates) if identifies_rows(x)]
     if names:
-        console.print(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
+        options.say(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
     table = table.drop(names)
     if dates and not options.dates:
-        console.print(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
+        options.say(f"left out, as they are dates: {listed(list(dates))} (--dates takes them)")
         return table.drop(dates), {}
     return with_dates(table, dates).drop(dates), dates
 
@@ -210,9 +209,7 @@ def _split(
     return order[:count], order[count:]
 
 
-def _fit(
-    options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any], console: Console
-) -> Estimator:
+def _fit(options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any]) -> Estimator:
     if options.noise is not None and task == "classification":
         raise BadInput("--noise is an option of regressions, this is a classification")
     chosen = {name: getattr(options, name) for name in ("prior", "inference", "noise")}
@@ -223,19 +220,9 @@ def _fit(
             epochs=options.epochs,
             seconds=options.seconds,
             random_state=options.seed,
-            progress=console.shows_progress,
+            progress=options.shows_progress,
             **{name: value for name, value in chosen.items() if value is not None},
         )
         return estimator.fit(inputs, y)
     except (ValueError, TypeError) as error:  # an option, or targets that do not fit the noise
         raise BadInput(str(error)) from error
-
-
-def _pruned(model: Model, fraction: float) -> Model:
-    try:
-        guide = pruning.prune(model.estimator.posterior_.guide, fraction)
-    except (ValueError, TypeError) as error:
-        raise BadInput(str(error)) from error
-    estimator = copy.copy(model.estimator)
-    estimator.posterior_ = replace(model.estimator.posterior_, guide=guide)
-    return replace(model.described(pruned=fraction, verdict=""), estimator=estimator)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from pyro_bbb import persistence
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb.apps.bad_input import BadInput, column, listed
-from pyro_bbb.apps.column_encoding import Column, encode, targets, unseen, with_dates
-from pyro_bbb.apps.command_line import Missing, ReadingCommand, Task
-from pyro_bbb.apps.csv_format import Say, read_table
+from pyro_bbb.apps.column_encoding import Column, encode, with_dates
+from pyro_bbb.apps.command_line import BadInput, Missing, Reading, Task
+from pyro_bbb.apps.csv_format import listed, read_table
 from pyro_bbb.evaluation import check
 from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
@@ -54,7 +53,7 @@ class About:
     decimal: str | None = None  # sign of the training file
     missing_values: Sequence[str] = ()  # texts that mean a missing value
     dates: dict[str, str] = field(default_factory=dict)  # columns of dates, and their form
-    verdict: str = ""  # on the posterior, by its training rows; earlier versions have none
+    verdict: str = ""  # on the posterior, by its training rows
 
 
 @dataclass(frozen=True)
@@ -76,28 +75,26 @@ class Model:
             if _KEY not in loaded.metadata:
                 raise BadInput(f"{folder} holds a model that `train` has not made")
             with loading(folder):
-                return cls._of(loaded, loaded.metadata[_KEY])
+                about: Any = loaded.metadata[_KEY]
+                require_form(about, About, f"metadata[{_KEY!r}]")
+                columns = [Column(**fields) for fields in about.pop("columns")]
+                regression = about["task"] == "regression"
+                kind: Any = BayesianRegressor if regression else BayesianClassifier
+                estimator = kind.from_loaded(loaded)
+                if (width := sum(x.width for x in columns)) != estimator.n_features_in_:
+                    expected = estimator.n_features_in_
+                    raise ValueError(f"columns must become {expected} numbers, got {width}")
+                return cls(estimator, About(columns=columns, **about))
         except OSError as error:
             raise BadInput(f"{folder} holds no model: {error}") from error
         except persistence.LoadError as error:
             raise BadInput(str(error)) from error
 
-    @classmethod
-    def _of(cls, loaded: persistence.Loaded, about: dict[str, Any]) -> Model:
-        require_form(about, About, f"metadata[{_KEY!r}]")
-        columns = [Column(**fields) for fields in about.pop("columns")]
-        kind: Any = BayesianClassifier
-        if about["task"] == "regression":  # saves without the entry refuse by the epistemic std
-            about.setdefault("uncertainty", "epistemic")
-            kind = BayesianRegressor
-        estimator = kind.from_loaded(loaded)
-        if (width := sum(column.width for column in columns)) != estimator.n_features_in_:
-            raise persistence.LoadError(
-                f"columns must become {estimator.n_features_in_} numbers, got {width}"
-            )
-        return cls(estimator, About(columns=columns, **about))
+    def described(self, **changes: Any) -> Model:
+        """Return the same estimator with a changed description."""
+        return replace(self, about=replace(self.about, **changes))
 
-    def read(self, options: ReadingCommand, path: Path, say: Say, *, truth: bool) -> pl.DataFrame:
+    def read(self, options: Reading, path: Path, *, truth: bool) -> pl.DataFrame:
         """Read a table with the columns of training in the types that they had there."""
         about = self.about
         kinds = {x.name: "number" if x.values is None else "text" for x in about.columns}
@@ -106,15 +103,12 @@ class Model:
             labels = getattr(self.estimator, "classes_", np.empty(0))
             kinds[about.target] = "text" if labels.dtype.kind in "UO" else "number"
         usual, missing = about.decimal, about.missing_values
-        return read_table(path, options, say, kinds, usual=usual, missing=missing)[0]
+        return read_table(options, path, kinds, usual=usual, missing=missing)[0]
 
-    def inputs(self, table: pl.DataFrame, say: Say) -> NDArray[np.float64]:
+    def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> NDArray[np.float64]:
         """Return a table's rows as the network takes them; report texts not seen in training."""
         table = with_dates(table, self.about.dates)
-        inputs = encode(self.about.columns, table, self.about.missing)
-        for line in unseen(self.about.columns, table):
-            say(line)
-        return inputs
+        return encode(self.about.columns, table, self.about.missing, say)
 
     def predict(self, inputs: NDArray[np.float64], progress: bool = False) -> Iterator[Prediction]:
         """Yield the predictions of all rows, `ROWS` at a time."""
@@ -123,11 +117,6 @@ class Model:
                 rows = inputs[start : start + ROWS]
                 yield self.estimator.posterior_predictive(rows)
                 bar.update(len(rows))
-
-    def truth(self, table: pl.DataFrame) -> NDArray[Any]:
-        """Return the targets of a table, as `indices` does."""
-        target = column(table, self.about.target, "the target")
-        return self.indices(targets(target, self.about.task))
 
     def indices(self, true: NDArray[Any]) -> NDArray[Any]:
         """Return numbers as they are, or the class index of each label."""
@@ -145,8 +134,9 @@ class Model:
 
     def answers(self, prediction: Prediction) -> pl.DataFrame:
         """Return columns: prediction, interval or set, aleatoric, epistemic, refused."""
+        about = self.about
         if isinstance(prediction, RegressionPrediction):
-            lower, upper = prediction.interval(self.about.level)
+            lower, upper = prediction.interval(about.level)
             columns: dict[str, Any] = {
                 "prediction": prediction.mean,
                 "lower": lower,
@@ -155,20 +145,22 @@ class Model:
                 "epistemic": prediction.epistemic_std,
             }
         else:
-            classes, probs = self.estimator.classes_, prediction.probs
-            sets = smallest_sets(probs, self.about.level)
+            classes, probs = self.estimator.classes_, prediction.probs.cpu()
+            ordered, indices = probs.sort(-1, descending=True)
+            sets = zip(classes[indices.numpy()], set_sizes(ordered, about.level), strict=True)
             columns = {
                 "prediction": classes[prediction.label.cpu().numpy()],
                 "probability": prediction.confidence,
-                "set": ["|".join(str(classes[i]) for i in indices) for indices in sets],
+                "set": ["|".join(map(str, row[:size])) for row, size in sets],
                 "aleatoric": prediction.aleatoric,
                 "epistemic": prediction.epistemic,
                 **{f"p({label})": probs[:, i] for i, label in enumerate(classes)},
             }
-        columns["refused"] = uncertainties(prediction)[self.about.uncertainty] > (
-            self.about.threshold
-        )
-        return pl.DataFrame({name: _column(values) for name, values in columns.items()})
+        columns["refused"] = uncertainties(prediction)[about.uncertainty] > about.threshold
+        for name, values in columns.items():
+            if isinstance(values, torch.Tensor):
+                columns[name] = values.reshape(-1).cpu().numpy()
+        return pl.DataFrame(columns)
 
     def posterior(self) -> str:
         """Describe the inference; of chains their number, and whether they agree."""
@@ -181,13 +173,7 @@ class Model:
         return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
 
     def verdict(self, inputs: NDArray[Any], true: NDArray[Any], seed: int) -> str:
-        """Return where to trust the band, in one sentence by `check` without reference chains.
-
-        Args:
-            inputs: the training rows, encoded.
-            true: their targets.
-            seed: makes the draws reproducible.
-        """
+        """Return where to trust the band, by `check` on the training rows, without more chains."""
         estimator, y = self.estimator, torch.tensor(self.indices(true))
         if isinstance(estimator, BayesianRegressor):
             y = estimator.y_scaling_(y.reshape(len(y), -1).double())
@@ -196,10 +182,6 @@ class Model:
         sentence = check(posterior.model, posterior.guide, data, seconds=0, seed=seed).sentence
         words, _, _ = sentence.partition(" Next:")
         return words if isinstance(posterior.guide, Chains) else f"{words} Next: --inference chains"
-
-    def described(self, **changes: Any) -> Model:
-        """Return the same estimator with a changed description."""
-        return replace(self, about=replace(self.about, **changes))
 
 
 def uncertainties(prediction: Prediction) -> dict[str, torch.Tensor]:
@@ -212,17 +194,6 @@ def uncertainties(prediction: Prediction) -> dict[str, torch.Tensor]:
     return {"total": 1 - prediction.confidence, "epistemic": prediction.epistemic}
 
 
-def smallest_sets(probs: torch.Tensor, level: float) -> list[list[int]]:
-    """Return for each row the fewest classes that together have a probability of ``level``."""
-    ordered, indices = probs.sort(-1, descending=True)
-    sizes = set_sizes(ordered, level)
-    return [row[:size].tolist() for row, size in zip(indices, sizes, strict=True)]
-
-
 def set_sizes(ordered: torch.Tensor, level: float) -> torch.Tensor:
     """Return the number of falling probabilities ``[n, classes]`` that add up to the level."""
     return 1 + (ordered.cumsum(-1)[:, :-1] < level).sum(-1)
-
-
-def _column(values: Any) -> Any:
-    return values.reshape(-1).cpu().numpy() if isinstance(values, torch.Tensor) else values

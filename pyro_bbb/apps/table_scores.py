@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from textwrap import indent
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pyro_bbb import metrics
 from pyro_bbb._utils.tables import as_text
-from pyro_bbb.apps.table_model import Model, Prediction, set_sizes, uncertainties
+from pyro_bbb.apps.table_model import ROWS, Model, set_sizes, uncertainties
 from pyro_bbb.prediction import RegressionPrediction
 
 SCORE_NAMES = {
@@ -46,19 +45,19 @@ _MOST_REFUSED = 0.25  # of a class, and twice the fraction of all, before a warn
 _P_VALUE = 0.05
 
 
-def by_row(model: Model, predictions: Iterable[Prediction], y: NDArray[Any]) -> dict[str, Tensor]:
-    """Summarise each row for scores and figures, without its draws.
+def by_row(
+    model: Model, inputs: NDArray[Any], y: NDArray[Any], progress: bool = False
+) -> dict[str, Tensor]:
+    """Predict rows, and summarise each for scores and figures, without its draws.
 
     The entries are ``y``, ``loss`` (squared error, or 0 or 1), ``total`` and ``epistemic``
     uncertainty and ``log_prob``; of a classification ``probs``; of a regression ``mean``,
     ``lower``, ``upper`` and ``pit``, the predictive's distribution function at ``y``.
     """
     batches: list[dict[str, Tensor]] = []
-    truth = torch.from_numpy(y)
-    for prediction in predictions:
-        uncertainty = uncertainties(prediction)
-        batch, truth = truth.split([(count := len(uncertainty["total"])), len(truth) - count])
-        row = {"y": batch, **uncertainty, "log_prob": prediction.log_prob(batch)}
+    targets = torch.from_numpy(y).split(ROWS)
+    for prediction, batch in zip(model.predict(inputs, progress), targets, strict=True):
+        row = {"y": batch, **uncertainties(prediction), "log_prob": prediction.log_prob(batch)}
         if isinstance(prediction, RegressionPrediction):
             lower, upper = prediction.interval(model.about.level)
             row |= {"mean": prediction.mean[:, 0], "lower": lower[:, 0], "upper": upper[:, 0]}
@@ -72,26 +71,46 @@ def by_row(model: Model, predictions: Iterable[Prediction], y: NDArray[Any]) -> 
 
 def score(rows: dict[str, Tensor], model: Model) -> dict[str, Any]:
     """Return the scores by name, ``"classes"`` those of each class; none without rows."""
-    about, classes = model.about, "probs" in rows
-    refused = rows[about.uncertainty] > about.threshold
-    scores = _classification(rows, about.level) if classes else _regression(rows)
+    about, classes, y = model.about, "probs" in rows, rows["y"]
+    refused, scores = rows[about.uncertainty] > about.threshold, dict[str, Any]()
+    if classes:
+        probs = rows["probs"]
+        ordered, labels = probs.sort(-1, descending=True)
+        rank, sizes = (labels == y[:, None]).int().argmax(-1), set_sizes(ordered, about.level)
+        scores["accuracy"] = metrics.accuracy(probs, y)
+        scores["base_rate"] = _fraction(y == y.mode().values)
+        if len(y.unique()) > 1:
+            scores["auroc"] = metrics.macro_auroc(probs, y)
+        scores["nll"] = -float(rows["log_prob"].mean())
+        scores |= {"brier": metrics.brier(probs, y), "ece": metrics.ece(probs, y)}
+        scores["set_coverage"] = _fraction(rank < sizes)
+        scores["set_size"] = float(sizes.double().mean())
+    else:
+        mean, lower, upper = (rows[name] for name in ("mean", "lower", "upper"))
+        scores["rmse"] = metrics.rmse(mean, y)
+        scores["mae"] = float((y - mean).abs().mean())
+        scores["log_likelihood"] = float(rows["log_prob"].mean())
+        scores["coverage"] = metrics.coverage(lower, upper, y)
+        scores["width"] = float((upper - lower).mean())
+        if (spread := float((y - y.mean()).square().sum())) > 0:
+            scores["r2"] = 1 - float((y - mean).square().sum()) / spread
     scores["aurc"] = float(risk_coverage(rows, about.uncertainty)[1].mean())
     scores["refused"] = _fraction(refused)
     for name, which in (("answered", ~refused), ("refused", refused)):
         if which.any():
-            mean = float(rows["loss"][which].mean())
-            key, value = ("accuracy", 1 - mean) if classes else ("rmse", mean**0.5)
+            loss = float(rows["loss"][which].mean())
+            key, value = ("accuracy", 1 - loss) if classes else ("rmse", loss**0.5)
             scores[f"{key}_{name}"] = value
     if 0 < scores["refused"] < 1:
         scores["refusal_p"] = metrics.refusal_p_value(rows["loss"], refused)
     if classes:
         right = rows["loss"] == 0
         subsets = (torch.ones_like(refused), right, ~refused, right & ~refused)
-        labels = model.estimator.classes_
-        counts = [torch.bincount(rows["y"][x], minlength=len(labels)).tolist() for x in subsets]
+        names = model.estimator.classes_
+        counts = [torch.bincount(y[x], minlength=len(names)).tolist() for x in subsets]
         scores["classes"] = {
-            str(label): dict(zip(("rows", "right", "answered", "answered_right"), row, strict=True))
-            for label, *row in zip(labels, *counts, strict=True)
+            str(name): dict(zip(("rows", "right", "answered", "answered_right"), row, strict=True))
+            for name, *row in zip(names, *counts, strict=True)
         }
     return scores
 
@@ -106,14 +125,10 @@ def with_refusal(model: Model, rows: dict[str, Tensor]) -> Model:
     """Return the model with the uncertainty and the threshold chosen on these rows, and scores."""
     names = ("total", "epistemic") if "probs" in rows else ("epistemic", "total")
     name = min(names, key=lambda name: float(risk_coverage(rows, name)[1].mean()))
-    threshold = quantile(rows[name].numpy(), model.about.answered)
-    model = model.described(uncertainty=name, threshold=threshold)
+    # the smallest that at least this fraction of the rows does not exceed
+    threshold = np.quantile(rows[name].numpy(), model.about.answered, method="inverted_cdf")
+    model = model.described(uncertainty=name, threshold=float(threshold))
     return model.described(scores=score(rows, model))
-
-
-def quantile(values: NDArray[np.float64], fraction: float) -> float:
-    """Return the smallest value that at least this fraction of the values does not exceed."""
-    return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 
 def text_of(scores: dict[str, Any]) -> str:
@@ -172,36 +187,6 @@ def cautions(scores: dict[str, Any]) -> list[str]:
     if lost:
         warnings.append(f"It refuses {', '.join(lost[:3])}, but {scores['refused']:.1%} of all")
     return warnings
-
-
-def _regression(rows: dict[str, Tensor]) -> dict[str, Any]:
-    y, mean, lower, upper = (rows[name] for name in ("y", "mean", "lower", "upper"))
-    scores = {
-        "rmse": metrics.rmse(mean, y),
-        "mae": float((y - mean).abs().mean()),
-        "log_likelihood": float(rows["log_prob"].mean()),
-        "coverage": metrics.coverage(lower, upper, y),
-        "width": float((upper - lower).mean()),
-    }
-    if (spread := float((y - y.mean()).square().sum())) > 0:
-        scores["r2"] = 1 - float((y - mean).square().sum()) / spread
-    return scores
-
-
-def _classification(rows: dict[str, Tensor], level: float) -> dict[str, Any]:
-    probs, y = rows["probs"], rows["y"]
-    ordered, classes = probs.sort(-1, descending=True)
-    rank, sizes = (classes == y[:, None]).int().argmax(-1), set_sizes(ordered, level)
-    scores = {"accuracy": metrics.accuracy(probs, y), "base_rate": _fraction(y == y.mode().values)}
-    if len(y.unique()) > 1:
-        scores["auroc"] = metrics.macro_auroc(probs, y)
-    return scores | {
-        "nll": -float(rows["log_prob"].mean()),
-        "brier": metrics.brier(probs, y),
-        "ece": metrics.ece(probs, y),
-        "set_coverage": _fraction(rank < sizes),
-        "set_size": float(sizes.double().mean()),
-    }
 
 
 def _fraction(which: Tensor) -> float:

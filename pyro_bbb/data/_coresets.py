@@ -25,16 +25,11 @@ def k_center(x: Tensor, size: int, seed: int = 0) -> Tensor:
 
     Returns:
         Their indices in the order in which they were chosen, int64 ``[size]``.
-
-    Raises:
-        ValueError: ``x`` has no rows, or NaN or infinity; ``size`` is not an integer in [1, n].
-        TypeError: ``x`` is not a floating tensor, or ``seed`` not an integer.
     """
     x = tensor("x", x)
-    if not x.is_floating_point():
-        raise TypeError(f"x must be floating, got {x.dtype}")
-    if x.dim() == 0 or x.is_meta or not all_finite(x):
-        raise ValueError(f"x must be finite examples [n, ...], got shape {list(x.shape)} or NaN")
+    if not x.is_floating_point() or x.dim() == 0 or x.is_meta or not all_finite(x):
+        got = f"{x.dtype} of shape {list(x.shape)}"
+        raise ValueError(f"x must be floating, finite examples [n, ...], got {got} or NaN")
     if count("size", size) > len(x):
         raise ValueError(f"size must be at most the length of x, {len(x)}, got {size}")
     generator = torch.Generator().manual_seed(as_seed("seed", seed))

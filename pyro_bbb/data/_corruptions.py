@@ -32,10 +32,6 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
     Returns:
         Images of the same shape; pixels from outside are 0.
-
-    Raises:
-        ValueError: the images have another form, or the angle is not finite.
-        TypeError: ``images`` is not a tensor.
     """
     from torchvision.transforms import InterpolationMode, functional  # importing takes a second
 
@@ -58,10 +54,6 @@ def translate(images: Tensor, pixels: int) -> Tensor:
 
     Returns:
         Images of the same shape.
-
-    Raises:
-        ValueError: the images have another form, or ``pixels`` is not an integer in that range.
-        TypeError: ``images`` is not a tensor.
     """
     images = _checked(images)
     return images.roll(count("pixels", pixels, least=-images.shape[-1]), -1)
@@ -72,20 +64,14 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
 
         noisy = bbb.data.corrupt(x_test, "shot_noise", severity=3)
 
-    The names are `CORRUPTIONS`; the guide on shift shows an example of each.
-
     Args:
         images: floating ``[n, channels, height, width]`` in [0, 1].
-        name: the kind of corruption.
+        name: the kind of corruption, of `CORRUPTIONS`; the guide on shift shows an example of each.
         severity: its strength, 1 to 5.
         seed: of the random kinds; the global random state stays as it is.
 
     Returns:
         Images of the same shape, dtype and device, in [0, 1].
-
-    Raises:
-        ValueError: the images have another form, or the name or severity is unknown.
-        TypeError: ``images`` is not a tensor, or the seed not an integer.
     """
     images = _checked(images)
     function, strengths = _KINDS[one_of("name", name, _KINDS)]
@@ -97,14 +83,10 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
 
 def _checked(images: Any) -> Tensor:
     images = tensor("images", images)
-    shape = list(images.shape)
-    if len(shape) != 4 or 0 in shape[1:] or not images.is_floating_point():
-        raise ValueError(
-            "images must be floating [n, channels, height, width], got "
-            f"{str(images.dtype).removeprefix('torch.')} of shape {shape}"
-        )
-    if images.is_meta:
-        raise ValueError("images must hold values, got those of device 'meta'")
+    shape, numbers = list(images.shape), images.is_floating_point() and not images.is_meta
+    if len(shape) != 4 or 0 in shape[1:] or not numbers:
+        got = f"{images.dtype} of shape {shape} on {images.device}"
+        raise ValueError(f"images must be floating [n, channels, height, width], got {got}")
     if images.numel() and not (all_finite(images) and images.min() >= 0 and images.max() <= 1):
         raise ValueError(
             f"images must be in [0, 1], got {images.min().item():.4g} to {images.max().item():.4g}"
@@ -112,10 +94,8 @@ def _checked(images: Any) -> Tensor:
     return images
 
 
-# --- random numbers: drawn on the CPU, so that they are the same on every device ---
-
-
 def _uniform(shape: Any, like: Tensor, generator: Generator) -> Tensor:
+    """Draw on the CPU, so that the numbers are the same on every device."""
     return torch.rand(shape, generator=generator).to(like)
 
 

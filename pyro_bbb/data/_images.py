@@ -6,8 +6,6 @@ Addresses and MD5 checksums are torchvision's; every file is checked each time i
 
 import gzip
 import os
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_bbb._utils.validation import one_of
-from pyro_bbb.data.cache import data_folder, fetch, fill_cache, is_intact, require_file, verified
+from pyro_bbb.data.cache import data_folder, fetch, read, verified
 
 _CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # torchvision's class and folder
 
@@ -50,28 +48,28 @@ def load_images(
     import torchvision  # here, because it would double the time that importing pyro_bbb takes
 
     image_set = getattr(torchvision.datasets, _CLASSES[name])
-    base, is_cache = data_folder(root)
-    part, folder = "train" if train else "t10k", base / _CLASSES[name] / "raw"
+    part, folder = "train" if train else "t10k", f"{_CLASSES[name]}/raw"
     images, labels = (
-        torch.tensor(_read(image_set, folder / f"{part}-{kind}-ubyte.gz", base, is_cache)).to(
-            device
-        )
+        _read(image_set, root, f"{folder}/{part}-{kind}-ubyte.gz").to(device)
         for kind in ("images-idx3", "labels-idx1")
     )
     return images.unsqueeze(1).float() / 255, labels.long()
 
 
-def _read(
-    image_set: Any, path: Path, base: Path, is_cache: bool
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _read(image_set: Any, root: Any, name: str) -> Tensor:
     """Return the array of a gzipped IDX file of bytes, which is downloaded to the cache."""
+    base, is_cache = data_folder(root)
+    path = base / name
     md5 = dict(image_set.resources)[path.name]
-    if is_cache and not is_intact(path, "md5", md5):
-        download = partial(fetch, *(mirror + path.name for mirror in image_set.mirrors))
-        fill_cache(path, base, download, lambda content: verified(path, content, "md5", md5))
-    require_file(path, base)
-    raw = gzip.decompress(verified(path, path.read_bytes(), "md5", md5))
+
+    def check(content: bytes) -> bytes:
+        return verified(path, content, "md5", md5)
+
+    def download() -> bytes:
+        return fetch(*(mirror + path.name for mirror in image_set.mirrors))
+
+    raw = gzip.decompress(read(path, base, check, download if is_cache else None))
     # IDX: two zero bytes, the type, the number of dimensions, their sizes as big-endian int32, data
     dims = raw[3]
     shape = np.frombuffer(raw, ">i4", count=dims, offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
+    return torch.tensor(np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape))

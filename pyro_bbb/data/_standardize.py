@@ -25,12 +25,7 @@ class Standardization:
     scale: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Return z, ``[n, ...]``, in the dtype of floating values.
-
-        Raises:
-            ValueError: rows of another shape.
-            TypeError: the values are not a tensor or array of real numbers.
-        """
+        """Return z, ``[n, ...]``, in the dtype of floating values."""
         values = tensor("values", values)
         if values.shape[1:] != self.mean.shape:
             expected, got = list(self.mean.shape), list(values.shape[1:])
@@ -56,10 +51,6 @@ def standardize(
 
     Returns:
         The rows standardised, and the transformation, to apply to other rows.
-
-    Raises:
-        ValueError: there are no rows, or they have NaN or infinity.
-        TypeError: the values are not a tensor or array of real numbers.
     """
     values = tensor("values", values)
     if values.is_complex():

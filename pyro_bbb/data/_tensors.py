@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets as pairs of tensors, their minibatches and splits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pyro_bbb._utils.inputs import READ_BATCH, Rows, as_inputs, each, parts_of
+from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import (
     all_finite,
@@ -38,12 +38,7 @@ def as_tensors(
 
     Returns:
         ``x`` and ``y``, each ``[n, ...]``; several inputs as one object that minibatches, models
-        and `predict` take.
-
-    Raises:
-        TypeError: ``data`` is of another kind.
-        ValueError: ``x`` or ``y`` is empty, has NaN or infinity, their lengths differ, or the
-            device is not available.
+        and `predict` take. Rows that are not finite, and lengths that differ, are a ValueError.
     """
     pair = _read_dataset(data) if isinstance(data, Dataset) else data
     if not isinstance(pair, tuple | list):
@@ -75,11 +70,6 @@ class Minibatches:
         batch_size: examples per batch, at least 1; more than n makes one batch of n.
         shuffle: whether each epoch has a new random order.
         generator: CPU generator of the orders; torch's global one by default.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: ``batch_size`` is not an integer of at least 1, the data are empty, lengths or
-            devices differ, or the generator is not on the CPU.
     """
 
     def __init__(
@@ -138,11 +128,7 @@ def split(
         seed: of the random order; torch's global generator is not touched.
 
     Returns:
-        ``(x, y)`` of the first and of the second part.
-
-    Raises:
-        ValueError: ``fraction`` is outside (0, 1), a part would be empty, or lengths differ.
-        TypeError: an argument is of another kind.
+        ``(x, y)`` of the first and of the second part, neither of them empty.
     """
     x, y = as_inputs(x), tensor("y", y)
     _check_lengths(x, y)
@@ -164,29 +150,20 @@ def _read_dataset(data: Dataset[Any]) -> list[Any]:
         raise TypeError(f"data must be a map-style Dataset, got {type(data).__name__}")
     if isinstance(data, TensorDataset):
         return list(data.tensors)
-    if len(data) == 0:  # type: ignore[arg-type]
+    if (size := len(data)) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
-    batches = list(DataLoader(data, batch_size=READ_BATCH, generator=torch.Generator()))
-    if not (isinstance(batches[0], list) and all(map(_is_joined, batches[0]))):
+    pair = next(iter(DataLoader(data, batch_size=size, generator=torch.Generator())))
+    if not (isinstance(pair, list) and all(map(_is_collated, pair))):
         raise TypeError(
             f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
         )
-    return [_joined(parts) for parts in zip(*batches, strict=True)]
+    return pair
 
 
-def _is_joined(part: Any) -> bool:
-    """Return whether collated inputs or targets are tensors."""
+def _is_collated(part: Any) -> bool:
+    """Return whether inputs or targets became tensors."""
     parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
     return all(isinstance(each, Tensor) for each in parts)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Concatenate inputs or targets of all batches; several inputs one by one."""
-    if isinstance(parts[0], list):
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
-    if isinstance(parts[0], dict):
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return torch.cat(list(parts))
 
 
 def _data_only(value: Tensor) -> Tensor:

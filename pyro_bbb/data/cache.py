@@ -8,10 +8,10 @@ which downloads fill. A file appears there complete and verified, or not at all.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from pyro_bbb._utils.files import replacing
@@ -33,6 +33,46 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyro_bbb"
 
 
+def read(
+    path: Path,
+    base: Path,
+    check: Callable[[bytes], Any],
+    download: Callable[[], bytes] | None = None,
+    others: str = "",
+) -> Any:
+    """Return what ``check`` makes of a file's content.
+
+    Args:
+        path: the file.
+        base: the folder of all sets.
+        check: raises RuntimeError for a damaged file.
+        download: of the cache, replaces a file that is absent or damaged.
+        others: end of the message that it is absent.
+    """
+    remedy = (
+        "pass root=ROOT (to an experiment, --data-root ROOT) or set PYRO_BBB_DATA=ROOT to a folder "
+        f"that holds ROOT/{path.relative_to(base).as_posix()}"
+    )
+    if path.is_file():
+        try:
+            return check(path.read_bytes())
+        except RuntimeError:
+            if download is None:
+                raise
+    elif download is None:
+        raise FileNotFoundError(f"no {path}; {remedy}{others}")
+    try:
+        content = download()
+        checked = check(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_bytes(content)
+    except (OSError, HTTPException, ValueError) as error:
+        where = f"{path.name} to {path.parent}"
+        raise RuntimeError(f"could not download {where}: without a network, {remedy}") from error
+    return checked
+
+
 def fetch(*urls: str) -> bytes:
     """Return the content of the first address that answers."""
     failure: Exception = OSError("there is no address to download from")
@@ -46,56 +86,12 @@ def fetch(*urls: str) -> bytes:
     raise failure
 
 
-def fill_cache(
-    path: Path, base: Path, download: Callable[[], bytes], check: Callable[[bytes], object]
-) -> None:
-    """Write a downloaded file to the cache, after a check of its content."""
-    with _explained(path, base):
-        content = download()
-    check(content)
-    with _explained(path, base):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_bytes(content)
-
-
-@contextmanager
-def _explained(path: Path, base: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, HTTPException, ValueError) as error:
-        where = f"{path.name} to {path.parent}"
-        remedy = f"without a network, {_remedy(path, base)}"
-        raise RuntimeError(f"could not download {where}: {remedy}") from error
-
-
-def is_intact(path: Path, algorithm: str, expected: str) -> bool:
-    """Return whether a file exists and has a checksum."""
-    return path.is_file() and _checksum(path.read_bytes(), algorithm) == expected
-
-
 def verified(path: Path, content: bytes, algorithm: str, expected: str) -> bytes:
     """Return a file's content, if it has a checksum (hexadecimal, by an algorithm of `hashlib`)."""
-    if (actual := _checksum(content, algorithm)) != expected:
+    actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+    if actual != expected:
         raise RuntimeError(
             f"{path} is damaged: its {algorithm.upper()} is {actual}, expected {expected}; replace "
             "it by the original file"
         )
     return content
-
-
-def require_file(path: Path, base: Path, others: str = "") -> None:
-    """Raise FileNotFoundError where a file does not exist."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no {path}; {_remedy(path, base)}{others}")
-
-
-def _remedy(path: Path, base: Path) -> str:
-    return (
-        "pass root=ROOT (to an experiment, --data-root ROOT) or set PYRO_BBB_DATA=ROOT to a folder "
-        f"that holds ROOT/{path.relative_to(base).as_posix()}"
-    )
-
-
-def _checksum(content: bytes, algorithm: str) -> str:
-    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pyro_bbb._utils.validation import one_of, tensor
 from pyro_bbb.data._tables import load_uci
-from pyro_bbb.data.cache import data_folder, require_file
+from pyro_bbb.data.cache import data_folder, read
 
 _TABLES = "diabetes breast_cancer airfoil energy yacht wine boston digits"
 REFERENCES = ("sine", "gap", *_TABLES.split(), "counts", "heavy_tails")
@@ -175,8 +175,8 @@ def read_table(table: str, root: Any = None) -> tuple[Any, Any]:
         return data.x.double().numpy(), data.y.double().numpy()
     if kind == "airfoil":
         base, _ = data_folder(root)
-        require_file(path := base / "airfoil" / "airfoil.csv", base)
-        rows = np.loadtxt(path, delimiter=",", skiprows=1)
+        lines = read(base / "airfoil" / "airfoil.csv", base, bytes.splitlines)
+        rows = np.loadtxt(lines, delimiter=",", skiprows=1)
         return rows[:, :-1], rows[:, -1]
     from sklearn import datasets
 

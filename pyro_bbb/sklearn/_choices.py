@@ -70,9 +70,8 @@ def named(name: str, value: Any, table: dict[str, Any]) -> Any:
 
 def hidden_layers(sizes: Any) -> list[int]:
     """Return the hidden layers' sizes from one number or several."""
-    if not isinstance(sizes, Iterable) or isinstance(sizes, (str, bytes)):
-        sizes = [sizes]
-    return [count("hidden_sizes", size) for size in sizes]
+    several = isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes)
+    return [count("hidden_sizes", size) for size in (sizes if several else [sizes])]
 
 
 def make_prior(prior: Any, dtype: torch.dtype) -> Prior:

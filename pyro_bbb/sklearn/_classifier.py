@@ -48,25 +48,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
     default_prior: ClassVar[str] = "normal"
     _form: ClassVar[dict[str, Any]] = {"classes": list[str] | list[int] | list[float] | list[bool]}
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> BayesianClassifier:
-        """Train a new network; an earlier fit is replaced.
-
-        Args:
-            X: inputs, ``[n, features]``.
-            y: labels of any kind, ``[n]``.
-            sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
-                weight 0 is left out.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: data that are not finite or do not fit, a single class, or a parameter out
-                of range.
-            TypeError: a parameter of another kind.
-        """
-        return self._fit(X, y, None, sample_weight)
-
     @available_if(can_learn_on)
     @locked
     def partial_fit(
@@ -87,9 +68,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
             classes: all labels of this and later calls, for the first call; by default those in it.
             sample_weight: as for `fit`.
 
-        Returns:
-            The estimator.
-
         Raises:
             ValueError: as for `fit`, an unknown label, other classes than before, or
                 ``class_weight`` is ``"balanced"``.
@@ -100,37 +78,39 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
                 "class_weight must be None or a dict for partial_fit, which does not see all rows, "
                 f"got {self.class_weight!r}; or give weights of the rows as sample_weight"
             )
-        if not hasattr(self, "posterior_"):
-            return self._fit(X, y, classes, sample_weight, by_guide=True)
-        if classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
-            raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
-        X = as_dense("X", X)
-        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
-        rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
-        codes = self._codes(labels)
-        self._learn_on(rows, codes, self._weighted_by_class(codes, weight))
+        self._fit(X, y, sample_weight, classes=classes, partial=True)
         return self
 
     def _fit(
         self,
         X: ArrayLike,
         y: ArrayLike,
-        classes: ArrayLike | None,
         sample_weight: Any,
         *,
-        by_guide: bool = False,
-    ) -> BayesianClassifier:
+        classes: ArrayLike | None = None,
+        partial: bool = False,
+    ) -> None:
         self._check_parameters()
-        rows, labels = validate_data(self, as_dense("X", X), y, dtype=np.float64, order="C")
+        first = not (partial and hasattr(self, "posterior_"))
+        X = as_dense("X", X)
+        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=first)
         check_classification_targets(labels)
-        self.classes_ = unique_labels(labels if classes is None else classes)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least two classes, got 1 class, {self.classes_[0]!r}")
+        if first:
+            self.classes_ = unique_labels(labels if classes is None else classes)
+            if len(self.classes_) < 2:
+                only = f"1 class, {self.classes_[0]!r}"
+                raise ValueError(f"y must hold at least two classes, got {only}")
+        elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
+            raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
         rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
-        codes = self._codes(labels)
+        if len(unknown := np.setdiff1d(labels, self.classes_)):
+            raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
+        codes = torch.tensor(np.searchsorted(self.classes_, labels))
         weight = self._weighted_by_class(codes, weight)
-        self._learn(rows, codes, Categorical(), len(self.classes_), weight, by_guide=by_guide)
-        return self
+        if first:
+            self._learn(rows, codes, Categorical(), len(self.classes_), weight, by_guide=partial)
+        else:
+            self._learn_on(rows, codes, weight)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable labels ``[n]`` of inputs ``[n, features]``."""
@@ -146,27 +126,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         return self._summaries(X, "log_probs")[0]
 
     def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
-        """Return entropies by source, in nats; their sum is the entropy of `predict_proba`.
+        """Return entropies by source ``[n]``, in nats: expected entropy and mutual information.
 
-        Args:
-            X: inputs, ``[n, features]``.
-
-        Returns:
-            Aleatoric part (expected entropy) and epistemic part (mutual information), ``[n]``.
+        Their sum is the entropy of `predict_proba`.
         """
         return Uncertainty(*self._summaries(X, "aleatoric", "epistemic"))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
-        """Draw labels from the posterior predictive, each column from one network.
-
-        Args:
-            X: inputs, ``[n, features]``.
-            n_samples: number of draws.
-            random_state: their seed.
-
-        Returns:
-            Labels, ``[n, n_samples]``.
-        """
+        """Draw labels ``[n, n_samples]`` from the posterior predictive, a network per column."""
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
         log_probs = self._predictive(self._rows(X), draws, seed).sample_log_probs
         with seeded(seed):
@@ -180,31 +147,21 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         if self.class_weight is None:
             return weight
         weight = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
+        labels = self.classes_.tolist()
         if isinstance(self.class_weight, Mapping):
-            labels = self.classes_.tolist()
-            unknown = [label for label in self.class_weight if label not in labels]
             factors = torch.tensor([self.class_weight.get(x, 1.0) for x in labels]).double()
-            if unknown or not (factors.isfinite() & (factors >= 0)).all():
-                raise ValueError(
-                    f"class_weight must have finite weights of at least 0 for labels {labels}, got "
-                    f"{self.class_weight}"
-                )
-        elif isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            totals = torch.bincount(codes, weight, len(self.classes_))
-            factors = weight.sum() / (totals * totals.count_nonzero())
+            valid = set(self.class_weight) <= set(labels)
+            valid = valid and bool((factors.isfinite() & (factors >= 0)).all())
         else:
+            totals = torch.bincount(codes, weight, len(labels))
+            factors = weight.sum() / (totals * totals.count_nonzero())
+            valid = isinstance(self.class_weight, str) and self.class_weight == "balanced"
+        if not valid:
             raise ValueError(
-                "class_weight must be None, 'balanced' or a dict from labels to weights, got "
-                f"{self.class_weight!r}"
+                "class_weight must be None, 'balanced' or a dict from labels to finite weights of "
+                f"at least 0, for labels {labels}, got {self.class_weight!r}"
             )
         return weight * factors[codes]
-
-    def _codes(self, labels: NDArray[Any]) -> torch.Tensor:
-        """Return the indices of labels in ``classes_``."""
-        unknown = np.setdiff1d(labels, self.classes_)
-        if len(unknown):
-            raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
-        return torch.tensor(np.searchsorted(self.classes_, labels))
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"classes": self.classes_.tolist()}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of the regressor and the classifier: parameters, learning, prediction, saving.
 
-The parameters are the fields of a dataclass, whose constructor is the one that scikit-learn
-expects: it stores every argument as it is. `fit` checks them.
+The parameters are the fields of a dataclass, whose constructor stores every argument as it is.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     Args:
         hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is a linear
             model.
-        activation: name, or a function that makes the module between two layers, such as
-            ``torch.nn.ReLU``.
+        activation: name, or a function that makes a module, such as ``torch.nn.ReLU``.
         prior: prior of the weights, in any form that `pyro_bbb.priors` takes. ``None`` is
             ``FanInNormal(2.5)`` for chains; for a guide it is ``"fan_in_normal"`` in the regressor
             and ``"normal"`` in the classifier.
@@ -88,11 +86,10 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             there are no data. ``"variational"`` (the classifier's default) trains a guide by
             `pyro_bbb.fit`: fast for any size, and too certain between and beyond the data.
             ``"auto"`` (the regressor's) takes chains on a CPU for up to 5,000 weights and rows, if
-            the options of training are left at their defaults: ``guide``, ``estimator``,
-            ``epochs``, ``max_epochs``, ``n_iter_no_change``, ``tol``, ``batch_size``, ``lr`` and
-            ``temperature``.
-        seconds: limit of the chains' time; they stop earlier where they agree. A result that
-            ``max_epochs`` ends is a function of ``random_state``; one that time ends is not.
+            the options of training a guide, ``max_epochs`` and ``batch_size`` are at their
+            defaults.
+        seconds: limit of the chains' time; they stop earlier where they agree. A result that time
+            ends is not a function of ``random_state``.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function that
             makes a guide of a model.
         estimator: estimator of the gradients, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
@@ -112,8 +109,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             regressor's default is 0.5).
         num_samples: networks drawn for each prediction.
         device: where to train and predict; by default on the CPU.
-        random_state: seed, as everywhere in scikit-learn. All predictions are by the same
-            networks.
+        random_state: seed; all predictions are by the same networks.
         progress: whether to show a progress bar.
 
     Attributes:
@@ -147,10 +143,15 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     _form: ClassVar[dict[str, Any]] = {}  # of further fields that `_record` adds
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lock the public methods, and add the shared parameters to the docstring."""
+        """Lock the public methods, and add the shared parameters to the docstring's sections."""
         super().__init_subclass__(**kwargs)
         lock_methods(cls)  # scikit-learn's checks change the process's filters of warnings
-        cls.__doc__ = _with_shared_sections(inspect.cleandoc(cls.__doc__ or ""))
+        text = inspect.cleandoc(cls.__doc__ or "")
+        shared = inspect.cleandoc(BayesianEstimator.__doc__ or "").split("\n\n", 1)[1]
+        for section in shared.split("\n\n"):  # both have "Args:" and "Attributes:"
+            title, entries = section.split("\n", 1)
+            text = text.replace(f"\n{title}\n", f"\n{title}\n{entries}\n")
+        cls.__doc__ = text
 
     @property
     def history_(self) -> History:
@@ -171,6 +172,32 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         return tags
 
     # --- learning ---
+
+    @locked
+    def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> Self:
+        """Train a new network; an earlier fit is replaced.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            y: labels of any kind ``[n]``; targets ``[n]`` or ``[n, targets]``.
+            sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
+                weight 0 is left out.
+
+        Returns:
+            The estimator.
+
+        Warns:
+            UserWarning: of a regression, 90 % intervals hold so few of the training targets as a
+                right posterior has with probability 1e-4: training ended too early, or the noise
+                does not fit.
+
+        Raises:
+            ValueError: data that are not finite or do not fit, a single class, or a parameter out
+                of range.
+            TypeError: a parameter of another kind.
+        """
+        self._fit(X, y, sample_weight)
+        return self
 
     def changed_training_options(self) -> list[str]:
         """Return the options of training a guide that differ from their defaults."""
@@ -205,7 +232,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         likelihood: Likelihood,
         outputs: int,
         weight: Tensor | None,
-        *,
         by_guide: bool,
     ) -> None:
         """Learn a new network from checked rows, and targets in the form of the likelihood."""
@@ -245,17 +271,11 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     def _predictive(
         self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
-    ) -> Predictive:
-        """Return the posterior predictive of checked rows, in the targets' units."""
+    ) -> Any:
+        """Return the posterior predictive of checked rows, in the network's units."""
         x = self.x_scaling_(torch.tensor(rows))
         draws = self.num_samples if num_samples is None else num_samples
-        prediction = self.posterior_.predict(x, draws, self._seed if seed is None else seed)
-        return self._with_units(prediction)
-
-    def _with_units(self, prediction: Any) -> Predictive:
-        """Return a prediction in the targets' units."""
-        unchanged: Predictive = prediction
-        return unchanged
+        return self.posterior_.predict(x, draws, self._seed if seed is None else seed)
 
     def _summaries(self, X: ArrayLike, *names: str) -> list[NDArray[np.float64]]:
         """Return properties of the predictive, computed for some rows at a time."""
@@ -285,12 +305,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             TypeError: a parameter is an object, which JSON cannot hold; pickles (joblib) can.
         """
         check_is_fitted(self)
-        record: dict[str, Json] = {
-            "class": type(self).__name__,
-            "parameters": self._json_parameters(),
-        }
-        record.update(seed=self._seed, seen=self.posterior_.num_seen, **self._record())
-        merged = dict(metadata or {}) | {_KEY: record}
+        merged = dict(metadata or {}) | {_KEY: self._record()}
         save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
 
     @classmethod
@@ -316,27 +331,12 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             require_form(record, _FORM | cls._form)
             new = cls(**record["parameters"])
             require_form(new.num_samples, int, "num_samples")
-            new._seed = record["seed"]
             new._restore(record)
         new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
         return new
 
     def _record(self) -> dict[str, Json]:
-        """Return fitted attributes other than the posterior, as JSON."""
-        names = getattr(self, "feature_names_in_", None)
-        return {
-            "features": self.n_features_in_,
-            "names": None if names is None else names.tolist(),
-            "x": as_json(self.x_scaling_),
-        }
-
-    def _restore(self, record: dict[str, Any]) -> None:
-        self.n_features_in_ = record["features"]
-        if record["names"] is not None:
-            self.feature_names_in_ = np.array(record["names"], dtype=object)
-        self.x_scaling_ = from_json(record["x"], [self.n_features_in_])
-
-    def _json_parameters(self) -> dict[str, Json]:
+        """Return parameters and fitted attributes other than the posterior, as JSON."""
         plain = (type(None), bool, int, float, str)
         parameters = self.get_params(deep=False)
         for name, value in parameters.items():
@@ -348,19 +348,22 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
                     "joblib.dump keeps objects"
                 )
             parameters[name] = items if several else items[0]
-        return parameters
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "class": type(self).__name__,
+            "parameters": parameters,
+            "seed": self._seed,
+            "seen": self.posterior_.num_seen,
+            "features": self.n_features_in_,
+            "names": None if names is None else names.tolist(),
+            "x": as_json(self.x_scaling_),
+        }
 
-
-def _with_shared_sections(text: str) -> str:
-    """Add the shared arguments and attributes at the end of a docstring's own sections."""
-    shared = inspect.cleandoc(BayesianEstimator.__doc__ or "").split("\n\n", 1)[1]
-    for section in shared.split("\n\n"):
-        title, entries = section.split("\n", 1)
-        if f"\n{title}\n" in text:
-            text = text.replace(f"\n{title}\n", f"\n{title}\n{entries}\n")
-        else:
-            text = f"{text}\n\n{section}"
-    return text
+    def _restore(self, record: dict[str, Any]) -> None:
+        self._seed, self.n_features_in_ = record["seed"], record["features"]
+        if record["names"] is not None:
+            self.feature_names_in_ = np.array(record["names"], dtype=object)
+        self.x_scaling_ = from_json(record["x"], [self.n_features_in_])
 
 
 def can_learn_on(estimator: Any) -> bool:

@@ -16,7 +16,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +144,7 @@ def learn(
     with seeded(seed):
         network = _network(estimator, sizes, network_prior(estimator), offset)
         model, guide = _model_and_guide(estimator, network, likelihood, rows)
-    history = _train_guide(estimator, model, guide, rows, seed)
-    return FittedPosterior(model, guide, history, rows.total)
+    return _train_guide(estimator, model, guide, rows, seed)
 
 
 def learn_on(
@@ -164,19 +163,18 @@ def learn_on(
     with seeded(seed):
         network = _network(estimator, old.sizes, prior, offset)
         model, guide = _model_and_guide(estimator, network, likelihood, rows)
-    _copy_parameters(before.guide, guide)
-    history = _train_guide(estimator, model, guide, rows, seed)
-    after = FittedPosterior(model, guide, history, before.num_seen + rows.total)
+    if isinstance(guide, nn.Module):  # start where both have a parameter
+        own, values = guide.state_dict(), before.guide.state_dict().items()
+        shared = {name: x for name, x in values if name in own and own[name].shape == x.shape}
+        guide.load_state_dict(own | shared)
+    after = _train_guide(estimator, model, guide, rows, seed)
+    after = replace(after, num_seen=before.num_seen + rows.total)
     _update_noise(after, before.num_seen, rows, seed)
     return after
 
 
 def prefers_chains(estimator: BayesianEstimator[Any], sizes: Sequence[int], rows: int) -> bool:
-    """Return whether chains learn a network of these layers' sizes from this number of rows.
-
-    ``"auto"`` takes them on a CPU for at most 5,000 weights and rows, unless an option that
-    describes the training of a guide differs from its default.
-    """
+    """Return whether chains learn a network of these layers' sizes from this number of rows."""
     if estimator.inference != "auto":
         return bool(estimator.inference == "chains")
     weights = sum((inputs + 1) * units for inputs, units in pairwise(sizes))
@@ -234,13 +232,13 @@ def _sample_chains(
 
 def _train_guide(
     estimator: BayesianEstimator[Any], model: BayesianModel, guide: Any, rows: Rows, seed: int
-) -> History:
+) -> FittedPosterior:
     factorised = getattr(guide, "is_factorised", False)
     method = estimator.estimator
     if method == "auto":
         method = "local_reparam" if factorised else "reparam"
     with _threads_for(model):
-        return fit(
+        history = fit(
             model,
             guide,
             (rows.x, rows.y),
@@ -255,6 +253,7 @@ def _train_guide(
             kl_schedule=KLSchedule(temperature=estimator.temperature),
             **training_length(estimator, guide, len(rows.x), _constant_nll(model, rows, seed)),
         )
+    return FittedPosterior(model, guide, history, rows.total)
 
 
 def training_length(
@@ -262,8 +261,7 @@ def training_length(
 ) -> dict[str, Any]:
     """Return the options of `fit` that set its batch size and its epochs.
 
-    Training takes a fixed number of epochs, or at most about 4,000 steps up to a plateau. A guide
-    that collects iterates trains for all of them, as its iterates begin at the plateau.
+    A guide that collects iterates trains for all epochs, as its iterates begin at the plateau.
     """
     size = estimator.batch_size or min(max(_SMALLEST, num_rows // _BATCHES), _LARGEST)
     if estimator.epochs:
@@ -290,18 +288,6 @@ def _constant_nll(model: BayesianModel, rows: Rows, seed: int) -> float:
         y = align(model.likelihood.prepare(rows.y, outputs), observation.event_shape)
         log_prob = observation.log_prob(y)
         return -float((log_prob if rows.weight is None else rows.weight * log_prob).sum())
-
-
-def _copy_parameters(before: Any, guide: Any) -> None:
-    """Start a guide from the values of another one, where both have a parameter."""
-    if isinstance(guide, nn.Module):
-        own = guide.state_dict()
-        shared = {
-            name: value
-            for name, value in before.state_dict().items()
-            if name in own and own[name].shape == value.shape
-        }
-        guide.load_state_dict(own | shared)
 
 
 def _update_noise(after: FittedPosterior, num_before: float, rows: Rows, seed: int) -> None:

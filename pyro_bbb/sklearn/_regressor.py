@@ -73,46 +73,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> BayesianRegressor:
-        """Train a new network; an earlier fit is replaced.
-
-        Args:
-            X: inputs, ``[n, features]``, at least two rows.
-            y: targets, ``[n]`` or ``[n, targets]``.
-            sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
-                weight 0 is left out.
-
-        Returns:
-            The estimator.
-
-        Warns:
-            UserWarning: 90 % intervals hold so few of the training targets as a right posterior
-                has with probability 1e-4: training ended too early, or the noise does not fit.
-
-        Raises:
-            ValueError: data that are not finite or do not fit, or a parameter out of range.
-            TypeError: a parameter of another kind.
-        """
-        self._warn_if_too_narrow(*self._fit(X, y, sample_weight))
-        return self
-
-    def _fit(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: Any, *, by_guide: bool = False
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Learn, and return the rows and targets of positive weight."""
-        self._check_parameters()
-        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=True), sample_weight)
-        columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
-        scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
-        likelihood = make_noise(self.noise, self.y_scaling_.scale)
-        if not likelihood.has_unit:  # counts keep their scale
-            zeros = torch.zeros(columns.shape[1], dtype=torch.double)
-            scaled, self.y_scaling_ = columns, Standardization(zeros, torch.ones_like(zeros))
-        self._y_shape = targets.shape[1:]
-        outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
-        self._learn(rows, scaled, likelihood, outputs, weight, by_guide=by_guide)
-        return rows, targets
-
     @available_if(can_learn_on)
     @locked
     def partial_fit(
@@ -129,47 +89,51 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             y: targets, ``[n]`` or ``[n, targets]``.
             sample_weight: as for `fit`.
 
-        Returns:
-            The estimator.
-
         Raises:
             ValueError: as for `fit`.
             TypeError: as for `fit`, or the guide has no Normal marginals to be a prior.
         """
-        if not hasattr(self, "posterior_"):
-            self._warn_if_too_narrow(*self._fit(X, y, sample_weight, by_guide=True))
-            return self
-        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=False), sample_weight)
-        if targets.shape[1:] != self._y_shape:
-            expected = ", ".join(["n", *map(str, self._y_shape)])
-            raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
-        columns = targets.reshape(len(targets), -1)
-        self._learn_on(rows, self.y_scaling_(torch.tensor(columns)), weight)
-        self._warn_if_too_narrow(rows, targets)
+        self._fit(X, y, sample_weight, partial=True)
         return self
 
+    def _fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: Any, *, partial: bool = False
+    ) -> None:
+        self._check_parameters()
+        first = not (partial and hasattr(self, "posterior_"))
+        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=first), sample_weight)
+        columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
+        if first:
+            scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
+            likelihood = make_noise(self.noise, self.y_scaling_.scale)
+            if not likelihood.has_unit:  # counts keep their scale
+                zeros = torch.zeros(columns.shape[1], dtype=torch.double)
+                scaled, self.y_scaling_ = columns, Standardization(zeros, torch.ones_like(zeros))
+            self._y_shape = targets.shape[1:]
+            outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
+            self._learn(rows, scaled, likelihood, outputs, weight, by_guide=partial)
+        else:
+            if targets.shape[1:] != self._y_shape:
+                expected = ", ".join(["n", *map(str, self._y_shape)])
+                raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
+            self._learn_on(rows, self.y_scaling_(columns), weight)
+        self._warn_if_too_narrow(rows, columns)
+
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
-        """Return means of the posterior predictive.
+        """Return means of the posterior predictive, in the shape of the targets.
 
         Args:
             X: inputs, ``[n, features]``.
             return_std: whether to return its standard deviations, too.
-
-        Returns:
-            Means, in the shape of the targets; or means and standard deviations.
         """
         if not return_std:
             return self._shaped(*self._summaries(X, "mean"))
         return tuple(map(self._shaped, self._summaries(X, "mean", "std")))
 
     def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
-        """Return standard deviations by source; their squares add up to that of `predict`.
+        """Return standard deviations by source, in the shape and unit of the targets.
 
-        Args:
-            X: inputs, ``[n, features]``.
-
-        Returns:
-            Aleatoric and epistemic part, each in the shape and unit of the targets.
+        Their squares add up to that of `predict`.
         """
         parts = self._summaries(X, "aleatoric_std", "epistemic_std")
         return Uncertainty(*map(self._shaped, parts))
@@ -177,17 +141,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
     def predict_interval(
         self, X: ArrayLike, level: float = 0.9
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the central interval that holds a share ``level`` of the posterior predictive.
+        """Return lower and upper ends, in the shape of the targets, of central intervals.
 
         Args:
             X: inputs, ``[n, features]``.
-            level: probability inside, in (0, 1).
-
-        Returns:
-            Lower and upper ends, each in the shape of the targets.
-
-        Raises:
-            ValueError: the level is outside (0, 1).
+            level: probability of the posterior predictive inside, in (0, 1), else a ValueError.
         """
         ends = self._predictive(self._rows(X)).interval(level)
         low, high = (self._shaped(end.cpu().numpy()) for end in ends)
@@ -198,13 +156,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
     ) -> NDArray[np.float64]:
         """Draw targets from the posterior predictive, each column from one network.
 
-        Args:
-            X: inputs, ``[n, features]``.
-            n_samples: number of draws.
-            random_state: their seed.
-
-        Returns:
-            Draws, ``[n, n_samples]``, or ``[n, targets, n_samples]``.
+        They are ``[n, n_samples]``, or ``[n, targets, n_samples]``.
         """
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
         mixture = self._predictive(self._rows(X), draws, seed).components
@@ -237,11 +189,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             )
         return rows, targets
 
-    def _warn_if_too_narrow(self, rows: NDArray[np.float64], targets: NDArray[np.float64]) -> None:
+    def _warn_if_too_narrow(self, rows: NDArray[np.float64], y: torch.Tensor) -> None:
         """Warn where intervals miss more of the training targets than chance may."""
-        step = -(-len(rows) // _CHECKED)
-        y = torch.tensor(targets.reshape(len(targets), -1)[::step])  # [n, targets]
-        prediction = self._predictive(rows[::step], _DRAWS)
+        chains, step = isinstance(self.posterior_.guide, Chains), -(-len(rows) // _CHECKED)
+        if not chains and len(getattr(self.history_, "steps", ())) < _STEPS:
+            return
+        y, prediction = y[::step], self._predictive(rows[::step], _DRAWS)
         if not isinstance(prediction, RegressionPrediction):
             return
         tail = (1 - _LEVEL) / 2
@@ -249,19 +202,19 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             y, counts = y.to(prediction.mean.device), prediction.components.support.is_discrete
             at, below = (prediction.cdf(y - gap).cpu() for gap in (0, int(counts)))
             inside = ((at >= tail) & (below <= 1 - tail)).sum(0).numpy()
-            chance = binom.cdf(inside, len(y), _LEVEL).min() * y.shape[1]
-            chains = isinstance(self.posterior_.guide, Chains)
-            long = chains or len(getattr(self.history_, "steps", ())) >= _STEPS
-            if chance < _FALSE_ALARM and long:
+            if binom.cdf(inside, len(y), _LEVEL).min() * y.shape[1] < _FALSE_ALARM:
                 more = "seconds=" if chains else "tol=0 or epochs="
                 warnings.warn(
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
                     f"({more}), or another noise, as 'negative_binomial' for counts; see bbb.check",
-                    stacklevel=4,  # past the lock
+                    stacklevel=5,  # past the lock
                 )
 
-    def _with_units(self, prediction: Any) -> Any:
+    def _predictive(
+        self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
+    ) -> Any:
+        prediction = super()._predictive(rows, num_samples, seed)
         if not self.posterior_.model.likelihood.has_unit:
             return prediction
         return prediction.rescaled(self.y_scaling_.mean, self.y_scaling_.scale)

@@ -161,10 +161,10 @@ def quickly_trained() -> Classifier:
 def report(classifier: Classifier) -> dict[str, float]:
     """Shares: digits recognised, answered, right among the answered; scribbles refused."""
     rng = np.random.default_rng(1)
-    side, threshold = classifier.side, classifier.threshold
+    threshold = classifier.threshold
     labels = torch.arange(10).repeat_interleave(60)
     digits = [digit(int(label), i, rng) for i, label in enumerate(labels)]
-    asked = classifier.predict(torch.stack([pixels(strokes, side) for strokes in digits]))
+    asked = classifier.predict(torch.stack([pixels(strokes) for strokes in digits]))
     right, answered = asked.label == labels, ~asked.refuse(threshold)
     found = {
         "recognised": float(right.double().mean()),
@@ -172,7 +172,7 @@ def report(classifier: Classifier) -> dict[str, float]:
         "right where answered": float(right[answered].double().mean()),
     }
     for kind, scribbled in SCRIBBLES.items():
-        strange = torch.stack([pixels(scribbled(rng), side) for _ in range(50)])
+        strange = torch.stack([pixels(scribbled(rng)) for _ in range(50)])
         found[f"refused: {kind}"] = float(
             classifier.predict(strange).refuse(threshold).double().mean()
         )

@@ -13,7 +13,7 @@ from torch import nn
 import pyro_bbb as bbb
 from pyro_bbb import LoadError, likelihoods
 from pyro_bbb.apps import main
-from pyro_bbb.apps.bad_input import BadInput
+from pyro_bbb.apps.command_line import BadInput
 from pyro_bbb.apps.table_model import Model
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 from tests._support.forged import forgeries
