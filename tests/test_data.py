@@ -205,10 +205,8 @@ def test_two_downloads_at_once_agree(downloads):
 @pytest.mark.parametrize(
     ("name", "train", "n", "mean", "std", "first_labels"),
     [
-        ("mnist", True, 60_000, 0.1307, 0.3081, [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]),
         ("mnist", False, 10_000, 0.1325, 0.3105, [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]),
         ("fashion_mnist", True, 60_000, 0.2860, 0.3530, [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]),
-        ("fashion_mnist", False, 10_000, 0.2868, 0.3524, [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     ],
 )
 def test_the_real_sets_have_their_known_moments(name, train, n, mean, std, first_labels, real_root):
@@ -410,53 +408,6 @@ def test_a_downloaded_table_is_the_known_one_with_the_same_splits(mirror, real_r
     ):
         np.savetxt(mirror / f"{name}-{file}", numbers, fmt="%.17g")
     assert all(map(torch.equal, load_uci(name), expected))
-
-
-# --- tables, real ---
-
-
-@pytest.fixture
-def tables(real_root):
-    if not (real_root / "uci").is_dir() or not (real_root / "mushroom").is_dir():
-        pytest.skip("PYRO_BBB_DATA names no folder with uci and mushroom")
-    return real_root
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("name", "n", "d", "n_train", "mean", "std"),
-    [
-        ("bostonHousing", 506, 13, 455, 22.5328, 9.18801),
-        ("energy", 768, 8, 691, 22.3072, 10.0836),
-        ("naval-propulsion-plant", 11934, 16, 10741, 0.975, 0.0147196),
-        ("wine-quality-red", 1599, 11, 1439, 5.63602, 0.807317),
-        ("yacht", 308, 6, 277, 10.4954, 15.1359),
-    ],
-)
-def test_the_real_tables_have_their_known_moments_and_splits(
-    name, n, d, n_train, mean, std, tables
-):
-    data = load_uci(name, root=tables)
-    assert data.x.shape == (n, d) and data.y.shape == (n,)
-    assert data.train_index.shape == (20, n_train) and data.test_index.shape == (20, n - n_train)
-    y = data.y.double()
-    assert float(y.mean()) == pytest.approx(mean, rel=6e-6)  # the figures have six digits
-    assert float(y.std(correction=0)) == pytest.approx(std, rel=6e-6)
-    rows = torch.cat([data.train_index, data.test_index], dim=1).sort(dim=1).values
-    assert torch.equal(rows, torch.arange(n).expand(20, n))
-
-
-@pytest.mark.data
-def test_the_real_mushrooms_obey_the_rules_of_their_codebook(tables):
-    x, y = load_mushrooms(root=tables)
-    assert x.shape == (8124, 117) and x.unique().tolist() == [0, 1]
-    assert torch.equal(x.sum(1), torch.full((8124,), 22.0))
-    assert int(y.sum()) == 3916
-    # Rows with an odor other than almond, anise or none are poisonous; of the others, 120 are
-    # poisonous. Columns 22 to 30 are the odors a c f l m n p s y.
-    harmless = x[:, [22, 25, 27]].sum(1) == 1
-    assert y[~harmless].all() and int(y[harmless].sum()) == 120
-    assert x[:, 51].sum() == 2480  # stalk-root is missing
 
 
 # --- as_tensors ---

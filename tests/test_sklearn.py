@@ -267,31 +267,27 @@ def test_drawn_targets_have_the_predictive_distribution(fitted):
     assert np.array_equal(again, fitted.sample_y(X[:4], 3, random_state=1))
 
 
-BY_BOTH = pytest.mark.parametrize(
-    "make", [regressor, pytest.param(partial(chains, max_epochs=600), marks=pytest.mark.slow)]
-)
-
-
-@BY_BOTH
-def test_several_targets_keep_their_own_units(make):
+def test_several_targets_keep_their_own_units():
     both = np.stack([Y, -1e-3 * Y], axis=1)
-    fitted = make().fit(X, both)
+    fitted = regressor().fit(X, both)
     assert fitted.score(X, both) > 0.9
     assert fitted.predict(X).shape == (60, 2)
     assert fitted.sample_y(X, 3).shape == (60, 2, 3)
     ratio = fitted.predict(X, return_std=True)[1].mean(0)
     assert 300 < ratio[0] / ratio[1] < 3000
-    if hasattr(fitted, "partial_fit"):  # chains have none
-        with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
-            fitted.partial_fit(X, Y)
+    with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
+        fitted.partial_fit(X, Y)
 
 
-@BY_BOTH
-@pytest.mark.parametrize("noise", sorted(NOISES))
+BY_CHAINS = [pytest.param(x, chains, marks=pytest.mark.slow) for x in ("learned", "poisson")]
+BY_CHAINS += [pytest.param("negative_binomial", chains, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("noise", "make"), [*((x, regressor) for x in sorted(NOISES)), *BY_CHAINS])
 def test_noise_by_name(noise, make):
     counts = noise in ("poisson", "negative_binomial")
     y = np.round(np.exp(X[:, 0] - 4)) if counts else Y
-    fitted = make(noise=noise).fit(X, y)
+    fitted = make(noise=noise, **{"max_epochs": 600} if make is chains else {}).fit(X, y)
     assert fitted.score(X, y) > 0.5
     draws = fitted.sample_y(X, 2)
     assert not counts or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
@@ -518,8 +514,6 @@ def test_predictions_spread_over_all_chains():
         drawn = _posterior.evenly_spread(numbers, count, seed=1)["w"]
         assert len(drawn) == count and drawn.bincount(minlength=12).max() <= most
         assert (drawn // 4).unique().numel() == min(count, 3)
-    seeds = [_posterior.evenly_spread(numbers, 1, seed)["w"].item() for seed in range(100)]
-    assert len(set(seeds)) == 12  # one network may be any
 
 
 @pytest.mark.parametrize(
@@ -545,18 +539,18 @@ def test_chains_are_not_learned_on_from_further_rows(fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("curve", [lambda x: 0.3 * x**3 - x, lambda x: np.sin(2.2 * x) + 0.2 * x])
-def test_the_band_opens_in_a_gap(curve):
+def test_the_band_opens_in_a_gap():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.uniform(-2.5, -1, 40), rng.uniform(0.8, 2.5, 40)])
     steps = {"hidden_sizes": (50,), "max_epochs": 3000, "num_samples": 100, "seconds": 600.0}
-    fitted = chains(**steps).fit(x[:, None], curve(x) + 0.1 * rng.normal(size=80))
+    y = 0.3 * x**3 - x + 0.1 * rng.normal(size=80)
+    fitted = chains(**steps).fit(x[:, None], y)
     gap = np.linspace(-1, 0.8, 100)
     low, high = fitted.predict_interval(gap[:, None])
-    assert ((curve(gap) > low) & (curve(gap) < high)).mean() >= 0.95
+    assert ((0.3 * gap**3 - gap > low) & (0.3 * gap**3 - gap < high)).mean() >= 0.95
     inside, on_data = (fitted.predict_uncertainty(at[:, None]).epistemic.mean() for at in (gap, x))
     assert inside > 3 * on_data
-    assert np.sqrt(np.mean((fitted.predict(x[:, None]) - curve(x)) ** 2)) < 0.06
+    assert np.sqrt(np.mean((fitted.predict(x[:, None]) - (0.3 * x**3 - x)) ** 2)) < 0.06
 
 
 # --- bad input ---
@@ -576,6 +570,9 @@ BAD = {
     "noise 0": ({"noise": 0}, "noise must be positive"),
     "noise of a kind": ({"noise": [1]}, "noise must be a number, a distribution"),
     "epochs 0": ({"epochs": 0}, "epochs must be an integer of at least 1"),
+    "max epochs": ({"max_epochs": 0}, "max_epochs must be an integer"),
+    "window": ({"n_iter_no_change": 0}, "n_iter_no_change must be an integer"),
+    "tol": ({"tol": -1.0}, "tol must be a non-negative number"),
     "batch size": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     "lr": ({"lr": -1.0}, "lr must be positive"),
     "temperature": ({"temperature": 0.0}, "temperature must be positive"),
@@ -690,12 +687,7 @@ def test_where_training_ends_depends_on_no_bad_start(bad):
 
 
 def test_the_number_of_epochs_is_told():
-    x, y = X[:60], X[:60, 0]
-    quick = BayesianRegressor(tol=0.5, random_state=0).fit(x, y)
+    quick = BayesianRegressor(tol=0.5, random_state=0).fit(X, X[:, 0])
     most = _posterior.training_length(quick, None, 60)["epochs"]
     assert len(quick.history_) == quick.n_iter_ < most
-    assert BayesianRegressor(max_epochs=7, random_state=0).fit(x, y).n_iter_ == 7
-    assert BayesianRegressor(epochs=5, random_state=0).fit(x, y).n_iter_ == 5
-    for wrong in ({"tol": -1.0}, {"max_epochs": 0}, {"n_iter_no_change": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            BayesianRegressor(**wrong).fit(x, y)
+    assert BayesianRegressor(max_epochs=7, random_state=0).fit(X, X[:, 0]).n_iter_ == 7

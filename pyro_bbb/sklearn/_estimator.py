@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from os import PathLike
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,14 +23,7 @@ from torch import Tensor
 from pyro_bbb import guides
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import lock_methods, locked
-from pyro_bbb._utils.validation import (
-    as_dense,
-    as_number,
-    at_least_zero,
-    count,
-    one_of,
-    positive,
-)
+from pyro_bbb._utils.validation import as_dense, as_number, at_least_zero, count, one_of, positive
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import Likelihood
@@ -41,7 +34,6 @@ from pyro_bbb.sklearn._choices import ACTIVATIONS, hidden_layers, named
 from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on
 from pyro_bbb.training.history import History
 
-Self = TypeVar("Self", bound="BayesianEstimator[Any]")
 Predictive = TypeVar("Predictive")
 _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
 _OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")  # options without use for chains
@@ -174,7 +166,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     # --- learning ---
 
     @locked
-    def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> Self:
         """Train a new network; an earlier fit is replaced.
 
         Args:
@@ -309,7 +301,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
 
     @classmethod
-    def load(cls: type[Self], path: str | PathLike[str]) -> Self:
+    def load(cls, path: str | PathLike[str]) -> Self:
         """Return the estimator that `save` wrote; nothing from the files is executed.
 
         Raises:
@@ -321,7 +313,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             return cls.from_loaded(loaded)
 
     @classmethod
-    def from_loaded(cls: type[Self], loaded: Loaded) -> Self:
+    def from_loaded(cls, loaded: Loaded) -> Self:
         """Return the estimator of a folder that `pyro_bbb.load` has read."""
         record: Any = loaded.metadata.get(_KEY)
         name = record.get("class") if isinstance(record, dict) else record

@@ -85,14 +85,13 @@ class FittedPosterior:
 
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """Return the posterior predictive, by the same networks in each call with one seed."""
+        array = x.numpy()  # which is moved to the guide's device
         if isinstance(self.guide, Chains):
             draws = evenly_spread(self.guide, num_samples, seed)
-            device = next(iter(draws.values())).device
-            return predict(self.model, draws, x.to(device), num_samples=num_samples)
-        device = next((p.device for p in getattr(self.guide, "parameters", list)()), x.device)
+            return predict(self.model, draws, array, num_samples=num_samples)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
         with _threads_for(self.model):
-            return predict(self.model, self.guide, x.to(device), **options)
+            return predict(self.model, self.guide, array, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all fields; a guide leaves its model out of its state, and gets it back below."""
