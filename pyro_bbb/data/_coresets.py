@@ -27,9 +27,10 @@ def k_center(x: Tensor, size: int, seed: int = 0) -> Tensor:
         Their indices in the order in which they were chosen, int64 ``[size]``.
     """
     x = tensor("x", x)
-    if not x.is_floating_point() or x.dim() == 0 or x.is_meta or not all_finite(x):
-        got = f"{x.dtype} of shape {list(x.shape)}"
-        raise ValueError(f"x must be floating, finite examples [n, ...], got {got} or NaN")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating, got {x.dtype}")
+    if x.dim() == 0 or x.is_meta or not all_finite(x):
+        raise ValueError(f"x must be finite examples [n, ...], got shape {list(x.shape)} or NaN")
     if count("size", size) > len(x):
         raise ValueError(f"size must be at most the length of x, {len(x)}, got {size}")
     generator = torch.Generator().manual_seed(as_seed("seed", seed))

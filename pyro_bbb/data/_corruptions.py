@@ -165,10 +165,6 @@ def _contrast(x: Tensor, factor: float, generator: Generator) -> Tensor:
     return mean + factor * (x - mean)
 
 
-def _brightness(x: Tensor, amount: float, generator: Generator) -> Tensor:
-    return x + amount
-
-
 def _fog(x: Tensor, thickness: float, generator: Generator) -> Tensor:
     """Add white that grows from one side to the other, in a random direction for each image."""
     angle = 2 * torch.pi * _uniform((len(x), 1, 1, 1), x, generator)
@@ -176,10 +172,6 @@ def _fog(x: Tensor, thickness: float, generator: Generator) -> Tensor:
     along = angle.cos() * right + angle.sin() * down[:, None]
     white = thickness * (0.5 + along / 8**0.5)  # from 0 to 1 between opposite corners
     return x * (1 - white) + white
-
-
-def _inversion(x: Tensor, amount: float, generator: Generator) -> Tensor:
-    return x + amount * (1 - 2 * x)
 
 
 # --- shape ---
@@ -244,14 +236,14 @@ _KINDS: dict[str, tuple[Callable[[Tensor, float, Generator], Tensor], tuple[floa
     "motion_blur": (_motion_blur, (3, 5, 7, 9, 11)),
     "defocus_blur": (_defocus_blur, (1, 1.5, 2, 2.5, 3)),
     "contrast": (_contrast, (0.7, 0.5, 0.35, 0.25, 0.15)),
-    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "brightness": (lambda x, amount, generator: x + amount, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "occlusion": (_occlusion, (0.2, 0.3, 0.4, 0.5, 0.6)),
     "elastic": (_elastic, (0.6, 1.0, 1.4, 1.8, 2.3)),
     "thickness": (_thickness, (0.3, 0.6, 1.0, 1.5, 2.0)),
     "fog": (_fog, (0.3, 0.45, 0.6, 0.75, 0.9)),
     "pixelation": (_pixelation, (0.5, 0.4, 0.32, 0.25, 0.2)),
     "jpeg": (_jpeg, (60, 40, 25, 15, 8)),
-    "inversion": (_inversion, (0.2, 0.4, 0.6, 0.8, 1.0)),
+    "inversion": (lambda x, amount, generator: x + amount * (1 - 2 * x), (0.2, 0.4, 0.6, 0.8, 1.0)),
 }
 CORRUPTIONS = tuple(_KINDS)
 """Names of the corruptions of images."""

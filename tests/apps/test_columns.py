@@ -59,6 +59,15 @@ def predict(capsys, path, *words):
     return code, errors
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A folder with a model of one column of numbers."""
+    folder = tmp_path_factory.mktemp("plain")
+    words = ["--target", "y", "--epochs", "1", "--quiet", "--out", str(folder / "m")]
+    assert main(["train", str(write(folder / "t.csv", x=X, y=Y)), *words]) == 0
+    return folder
+
+
 def taken(model):
     return [each.name for each in model.about.columns]
 
@@ -252,9 +261,8 @@ def test_values_not_seen_in_training_are_told(capsys, tmp_path):
         (["", ""], "column 'x' has no value in row 1"),
     ],
 )
-def test_what_was_a_number_must_be_one(capsys, tmp_path, x, message):
-    train(capsys, tmp_path, x=X, y=Y)
-    new = write(tmp_path / "new.csv", x=x, y=["?", "junk"])  # a target that predict does not read
+def test_what_was_a_number_must_be_one(capsys, plain, x, message):
+    new = write(plain / "new.csv", x=x, y=["?", "junk"])  # a target that predict does not read
     code, errors = predict(capsys, new)
     assert code == (2 if message else 0) and (message or "") in errors
 
@@ -274,10 +282,9 @@ def test_headers_and_line_ends_of_any_kind(capsys, tmp_path, line_end, bom):
     assert model.about.rows + model.about.held_out == ROWS
 
 
-def test_an_empty_line_is_a_missing_value_of_the_only_column(capsys, tmp_path):
-    train(capsys, tmp_path, x=X, y=Y)
-    (tmp_path / "new.csv").write_text("x\n1\n\n2\n")
-    code, errors = predict(capsys, tmp_path / "new.csv")
+def test_an_empty_line_is_a_missing_value_of_the_only_column(capsys, plain):
+    (plain / "new.csv").write_text("x\n1\n\n2\n")
+    code, errors = predict(capsys, plain / "new.csv")
     assert code == 2 and "column 'x' has no value in row 2" in errors
 
 
