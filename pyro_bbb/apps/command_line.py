@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import tyro
@@ -77,8 +77,8 @@ class Command:
         except (OSError, ValueError) as error:  # also of a path that no file can have
             raise BadInput(str(error)) from error
         with extra("cli"):  # the module imports torch
-            module = import_module(f"pyro_bbb.apps.{self.module}")
-        result: dict[str, Any] = getattr(module, type(self).__name__.lower())(self)
+            command = resolve_name(f"pyro_bbb.apps.{self.module}:{type(self).__name__.lower()}")
+        result: dict[str, Any] = command(self)
         return result
 
     def check(self) -> None:

@@ -34,8 +34,9 @@ NEITHER = """
     BayesianMLP.forward BayesianModel.checkpoint_contexts BayesianModel.initial_locs
     BayesianModel.log_likelihood BayesianModel.log_prior BayesianModel.vector_prior
     Guide.consecutive Guide.draw Guide.vectors
-    BayesianEstimator BayesianEstimator.changed_training_options BayesianEstimator.from_loaded
-    BayesianEstimator.load BayesianEstimator.posterior_predictive BayesianEstimator.save
+    BayesianEstimator BayesianEstimator.changed_training_options BayesianEstimator.fit
+    BayesianEstimator.from_loaded BayesianEstimator.load BayesianEstimator.posterior_predictive
+    BayesianEstimator.save
     BayesianClassifier.changed_training_options BayesianRegressor.changed_training_options
     ConformalPredictor.load ConformalPredictor.save TemperatureScaled.load TemperatureScaled.save
     DrawnEnsemble DrawnEnsemble.extra_repr Guide.option_names Guide.plan
