@@ -34,7 +34,7 @@ from pyro_bbb._handlers.sites import (
 )
 from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import Record, Run, one_by_one, over_draws
-from pyro_bbb._utils.context import evaluating
+from pyro_bbb._utils.context import autocast_network, evaluating
 from pyro_bbb._utils.inputs import (
     Rows,
     as_inputs,
@@ -248,7 +248,8 @@ class BayesianModel(PyroModule):
 
     def _outputs_at(self, x: Rows) -> Tensor:
         """Return the outputs, at least in single precision."""
-        outputs: Tensor = _tensor_of(run_network(self.network, x))
+        with autocast_network(next(iter(parts_of(x).values())).device):
+            outputs: Tensor = _tensor_of(run_network(self.network, x))
         return at_least_single(outputs) if isinstance(outputs, Tensor) else outputs
 
     def _arguments(self, outputs: Tensor) -> dict[str, Tensor]:

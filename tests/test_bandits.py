@@ -14,7 +14,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, guides, likelihoods
-from tests.training.test_cuda_graph import NoReading
+from tests.training.test_captured import NoReading
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SIGMAS = 6  # of a share, about 2e-9 for each

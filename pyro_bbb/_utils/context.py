@@ -1,16 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts for a seed and for evaluation mode."""
+"""Contexts for a seed, for evaluation mode and for the network's precision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 from torch import nn
 
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.validation import as_seed
+
+_PRECISION: ContextVar[torch.dtype | None] = ContextVar("network's precision", default=None)
+
+
+@contextmanager
+def network_precision(dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside, `autocast_network` runs the network in this precision; ``None`` changes nothing."""
+    token = _PRECISION.set(dtype)
+    try:
+        yield
+    finally:
+        _PRECISION.reset(token)
+
+
+def autocast_network(device: torch.device) -> AbstractContextManager[None]:
+    """Return the context of a run of the network, in the precision of `network_precision`."""
+    dtype = _PRECISION.get()
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Normal
-from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import constraints
@@ -42,48 +41,13 @@ class UndertrainedWarning(UserWarning):
     """Training ended where a posterior that ignores the data has a better ELBO, or likelihood."""
 
 
-class _ScaledPrior(Messenger):
-    """One draw from Normals of the priors' moments, the standard deviations times a factor."""
-
-    def __init__(self, factors: Mapping[str, float]) -> None:
-        super().__init__()
-        self.factors = factors  # by name
-        self.values: dict[str, Tensor] = {}  # of the draw
-        self.kl = self.log_likelihood = 0.0  # estimates by this draw, in nats
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.factors:
-            if msg["name"] not in self.values:
-                self.values[msg["name"]] = self._draw(msg["fn"], self.factors[msg["name"]])
-            msg["value"], msg["done"] = self.values[msg["name"]], True
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if msg["is_observed"]:
-            log_prob = msg["fn"].log_prob(msg["value"])
-            self.log_likelihood += float(scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum())
-
-    def _draw(self, prior: Any, factor: float) -> Tensor:
-        q = Normal(prior.mean, factor * prior.stddev).to_event(prior.event_dim)
-        value = q.sample()
-        self.kl += float((q.log_prob(value) - prior.log_prob(value)).sum())
-        return value
-
-
 @torch.no_grad()
 def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> list[float] | None:
     """Return the best negative ELBO and data cost of posteriors that ignore the data.
 
-    Its 25 passes cost less than the training: a training of fewer steps has no baseline, and the
-    passes see at most a hundredth of the examples that the training sees, or a minibatch.
-
-    Args:
-        batches: the data; at most 256 examples estimate the log-likelihood.
-        num_steps: steps of the training.
-        kl_weight: factor of the KL.
-
-    Returns:
-        The least estimates, in nats per example; ``None`` where none is finite, or where the
-        training is too short.
+    They are in nats per example; ``None`` where none is finite. The 25 passes cost less than the
+    training: one of fewer steps has no baseline, and they see at most 256 examples, a hundredth of
+    those that the training sees, or a minibatch.
     """
     if num_steps < PASSES:
         return None
@@ -114,49 +78,42 @@ def _entropy_of_labels(batches: Batches) -> float:
 
 def warn_if_undertrained(history: History) -> None:
     """Warn where the last (or best) epoch's objective, or data cost, is worse than the baseline."""
-    if history.baseline_per_example is None or not history.loss:
+    least_loss = history.baseline_per_example
+    if least_loss is None or not history.loss:
         return
     last = -1 if history.best_epoch is None else history.best_epoch
     loss, nll = (part[last] / history.num_data for part in (history.loss, history.nll))
-    kl = loss - nll
-    least_loss = history.baseline_per_example
-    least_nll = history.baseline_nll_per_example or math.inf
+    kl, least_nll = loss - nll, history.baseline_nll_per_example or math.inf
+    longer = "train longer, or with a larger lr. See docs/guide/trained.md, and bbb.check."
     if kl > least_loss and nll > least_nll:
-        _warn(f"a data cost of {nll:.3g}", f"{least_nll:.3g}. {_NOTHING}")
+        reached, least = f"a data cost of {nll:.3g}", f"{least_nll:.3g}"
+        why = (
+            "The network has learned nothing: steps that are too large at the start kill its units "
+            "(take a lower lr, or lr_schedule='warmup_cosine'), or training is too short. See "
+            "docs/guide/trained.md."
+        )
     elif kl > least_loss:
-        _warn(f"a KL term of {kl:.3g}", f"a negative ELBO of {least_loss:.3g}. {_NARROW}")
+        reached, least = f"a KL term of {kl:.3g}", f"a negative ELBO of {least_loss:.3g}"
+        why = (
+            "The guide's standard deviations are too small, or its means too large, for the prior, "
+            f"and predictions are likely overconfident: {longer}"
+        )
     elif loss > least_loss:
-        _warn(f"a negative ELBO of {loss:.3g}", f"{least_loss:.3g}. {_FAR}")
+        reached, least = f"a negative ELBO of {loss:.3g}", f"{least_loss:.3g}"
+        why = f"The guide is far from the posterior: {longer}"
     elif nll > least_nll:
-        _warn(f"a data cost of {nll:.3g}", f"{least_nll:.3g}. {_COLLAPSED}")
-
-
-_NOTHING = (
-    "The network has learned nothing: steps that are too large at the start kill its units (take a "
-    "lower lr, or lr_schedule='warmup_cosine'), or training is too short. See "
-    "docs/guide/trained.md."
-)
-_NARROW = (
-    "The guide's standard deviations are too small, or its means too large, for the prior, and "
-    "predictions are likely overconfident: train longer, or with a larger lr. See "
-    "docs/guide/trained.md, and bbb.check."
-)
-_FAR = (
-    "The guide is far from the posterior: train longer, or with a larger lr. See "
-    "docs/guide/trained.md, and bbb.check."
-)
-_COLLAPSED = (
-    "The guide has learned little or nothing: it has collapsed to the prior, or the inputs tell no "
-    "more. See docs/questions/elbo.md."
-)
-
-
-def _warn(reached: str, baseline: str) -> None:
+        reached, least = f"a data cost of {nll:.3g}", f"{least_nll:.3g}"
+        why = (
+            "The guide has learned little or nothing: it has collapsed to the prior, or the inputs "
+            "are not informative. See docs/questions/elbo.md."
+        )
+    else:
+        return
     warnings.warn(
         f"training ended at {reached} nats per example; a posterior that ignores the data reaches "
-        f"{baseline}",
+        f"{least}. {why}",
         UndertrainedWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
 
 
@@ -165,22 +122,18 @@ def least_costs(
     model: BayesianModel, parts: Sequence[Batch], kl_weight: float = 1.0
 ) -> tuple[float, float]:
     """Return the least negative ELBO, of the best three by more draws, and the least data cost."""
-    quiet = pyro.validation_enabled(False)  # outputs may be infinite
-    with quiet, seeded(0), poutine.block(), evaluating(model):
-        return _least(model, parts, kl_weight)
-
-
-def _least(model: BayesianModel, parts: Sequence[Batch], kl_weight: float) -> tuple[float, float]:
     costs = []
 
-    def estimate(factors: Mapping[str, float]) -> float:
+    def neg_elbo(factors: Mapping[str, float]) -> float:
         kl, nll = _costs(model, parts, factors)
         costs.append(math.inf if math.isnan(nll) else nll)
         return math.inf if math.isnan(kl + nll) else kl_weight * kl + nll
 
-    best = sorted(_candidates(model, *parts[0]), key=estimate)[:3]
-    neg_elbo = min(fmean(estimate(each) for _ in range(_DRAWS)) for each in best)
-    return neg_elbo, min(costs)
+    quiet = pyro.validation_enabled(False)  # outputs may be infinite
+    with quiet, seeded(0), poutine.block(), evaluating(model):
+        best = sorted(_candidates(model, *parts[0]), key=neg_elbo)[:3]
+        least = min(fmean(neg_elbo(factors) for _ in range(_DRAWS)) for factors in best)
+    return least, min(costs)
 
 
 def _candidates(model: BayesianModel, x: Rows, y: Tensor) -> Iterator[dict[str, float]]:
@@ -208,12 +161,32 @@ def _has_moments(prior: Any) -> bool:
         return False
 
 
+class _ScaledPrior(Messenger):
+    """One draw from Normals of the priors' moments, the standard deviations times a factor."""
+
+    def __init__(self, factors: Mapping[str, float]) -> None:
+        super().__init__()
+        self.factors, self.kl = factors, 0.0  # by name; estimate by this draw, in nats
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.factors:
+            prior, factor = msg["fn"], self.factors[msg["name"]]
+            q = Normal(prior.mean, factor * prior.stddev).to_event(prior.event_dim)
+            msg["value"], msg["done"] = q.sample(), True
+            self.kl += float((q.log_prob(msg["value"]) - prior.log_prob(msg["value"])).sum())
+
+
 def _costs(
     model: BayesianModel, parts: Sequence[Batch], factors: Mapping[str, float]
 ) -> tuple[float, float]:
     """Estimate the KL and the data cost of all data, in nats, by one draw of the weights."""
     with _ScaledPrior(factors) as draw:
-        for x, y in parts:
-            model(x, y)
-    size = sum(len(y) for _, y in parts)
-    return draw.kl, -model.num_data / size * draw.log_likelihood
+        traces = [poutine.trace(model).get_trace(*parts[0])]
+    values = {name: site["value"] for name, site in drawn(traces[0]).items()}
+    same_draw = poutine.condition(model, data=values)
+    traces += [poutine.trace(same_draw).get_trace(*part) for part in parts[1:]]
+    log_likelihood = sum(
+        float(trace.log_prob_sum(lambda name, site: site["is_observed"] and name not in values))
+        for trace in traces
+    )
+    return draw.kl, -model.num_data / sum(len(y) for _, y in parts) * log_likelihood

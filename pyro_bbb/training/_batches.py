@@ -47,11 +47,10 @@ class Shard:
 
 
 class Batches:
-    """Checked minibatches on the device.
+    """Checked minibatches on the device, of which a step takes ``accumulate``.
 
-    Several processes split each minibatch of data in memory, and of a loader that gives all of them
-    the same. A loader with a `DistributedSampler`, or of a stream, yields each its own shard.
-    A loader has its own ``batch_size``. A step takes ``accumulate`` minibatches.
+    Several processes split each minibatch, except for a loader with a `DistributedSampler` or of a
+    stream, which yields each its own shard.
     """
 
     def __init__(
@@ -72,10 +71,12 @@ class Batches:
         self._precise = (guide, model)  # whose precision inputs get
         self.epoch = 0
         self._generator = torch.Generator()  # of the order, or of a loader that all processes read
-        self._start: list[Tensor] | None = None
-        self._begun: Iterator[Any] | None = None
+        self._start: list[Tensor] | None = None  # its states at the start of the epoch under way
+        self._begun: Iterator[Batch] | None = None  # minibatches left of that epoch
         several = self.processes.size > 1
         self.own = several and is_sharded(data)
+        # whether a loader draws from torch's generator, of this process alone
+        self._draws_alone = isinstance(data, DataLoader) and (self.own or not several)
         if isinstance(data, DataLoader):
             self.source, self._weighted = data, sample_weight is not None
             if self._weighted and sample_weight is not True:
@@ -95,7 +96,15 @@ class Batches:
         if several or not isinstance(data, DataLoader):
             number = self.processes.gather(int(torch.randint(2**62, ())))[0]
             self._generator.manual_seed(number)
-        self._length = math.ceil(self._minibatches(model.num_data) / accumulate)
+        size = self.source.batch_size
+        # examples of a minibatch in all processes, where that is known
+        self.batch_size = size * self.processes.size if self.own and size else size
+        length = None if self.own and self._streams else _length(self.source)
+        if length is None:
+            length = math.ceil(model.num_data / (self.batch_size or 1))
+        else:
+            length = max(self.processes.gather(length))
+        self._length = math.ceil(length / accumulate)
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -103,11 +112,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         """The minibatches of all processes."""
-        if isinstance(self.source, Minibatches):
-            yield from self.source
-        else:
-            yield from self._begin()
-            self._start = None
+        yield from self._begin()
+        self._start = None
 
     def shards(self) -> Iterator[Shard]:
         """This process's data of each step; goes on with an epoch that is under way."""
@@ -125,28 +131,19 @@ class Batches:
             self.model.check(self.source.x, self.source.y)
             return self.spread(self.source.batch_size)
         batches = self._begin()
-        if self.processes.size == 1:
-            first = next(batches)
-        else:
-            first = self._compared(next(batches, None))
+        first = self._compared(next(batches, None))
         self._begun = chain([first], batches)  # a stream cannot be read twice
         return first
 
     def spread(self, most: int = _EXAMPLES) -> Batch:
-        """Return examples evenly spread over data in memory, or over a loader's first batch.
+        """Return at most 256, and ``most``, examples evenly spread over data in memory.
 
-        There are at most 256, and at most ``most``.
+        Of a loader over its first batch.
         """
         source = self.source
         x, y = (source.x, source.y) if isinstance(source, Minibatches) else self.examples
         step = math.ceil(len(y) / min(most, _EXAMPLES))
         return x[::step], y[::step]
-
-    @property
-    def batch_size(self) -> int | None:
-        """Examples of a minibatch in all processes, where that is known."""
-        size = self.source.batch_size
-        return size * self.processes.size if self.own and size else size
 
     @property
     def begun(self) -> bool:
@@ -158,10 +155,9 @@ class Batches:
         return self._start or [generator.get_state() for generator in self._generators()]
 
     def resume(self, order: list[Tensor], *, begun: bool, steps: int, epoch: int) -> None:
-        """Go on in an epoch where a run was, with the result of `order` there.
+        """Go on in an epoch, from 0, where a run was with this `order`.
 
-        Minibatches of the ``steps`` done are read again, which moves torch's random state for a
-        loader. Epochs are counted from 0.
+        Minibatches of the steps done are read again, which moves torch's random state for a loader.
         """
         for generator, state in zip(self._generators(), order, strict=True):
             generator.set_state(state)
@@ -174,17 +170,7 @@ class Batches:
 
     @property
     def _streams(self) -> bool:
-        return isinstance(self.source, DataLoader) and isinstance(
-            self.source.dataset, IterableDataset
-        )
-
-    def _minibatches(self, expected: int) -> int:
-        """Return the minibatches of an epoch."""
-        per_batch = self.batch_size or 1
-        length = None if self.own and self._streams else _length(self.source)
-        if length is None:
-            return math.ceil(expected / per_batch)
-        return max(self.processes.gather(length))
+        return isinstance(getattr(self.source, "dataset", None), IterableDataset)
 
     def _count(self) -> int | None:
         """Return the examples of an epoch where they are known, once num_data agrees with them."""
@@ -218,12 +204,7 @@ class Batches:
             )
 
     def warn_if_contradicted(self, seen: int, steps: int) -> None:
-        """Warn where a first epoch of unknown length contradicts ``num_data`` by a step or more.
-
-        Args:
-            seen: examples of the epoch.
-            steps: steps of the epoch.
-        """
+        """Warn where a first epoch's examples contradict ``num_data`` by a step or more."""
         expected, size = self.model.num_data, _length(getattr(self.source, "dataset", None))
         repeats = seen > expected and size in (None, expected)
         if self.num_seen is None and not repeats and abs(seen - expected) * steps >= seen:
@@ -234,44 +215,26 @@ class Batches:
                 stacklevel=6,
             )
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self) -> Iterator[Batch]:
         """The minibatches of an epoch, in an order drawn with the first."""
         self._start = [generator.get_state() for generator in self._generators()]
         if isinstance(self.source, Minibatches):
-            return iter(self.source) if self.processes.size == 1 else self._rows(self.source)
+            return iter(self.source)
         if sampler := _distributed(self.source):
             sampler.set_epoch(self.epoch)
-        return map(self._read, self.source if self._may_draw else self._in_step())
+        return map(self._read, self.source if self._draws_alone else self._in_step())
 
-    def _rows(self, source: Minibatches) -> Iterator[Tensor]:
-        """The numbers of the rows of each minibatch, drawn as `Minibatches` draws them."""
-        order = torch.randperm(len(source.x), generator=self._generator).to(self.device)
-        yield from order.split(source.sizes)
-
-    def _shard(self, minibatches: list[Any]) -> Shard:
+    def _shard(self, minibatches: list[Batch]) -> Shard:
         """This process's part of some minibatches."""
-        parts = list(map(self._part, minibatches))
-        mine = [(x, y) for x, y in parts if len(x)]
-        if self.own:
-            size, draws = self.processes.sums(sum(len(x) for x, _ in mine), len(mine))
-            return Shard(mine, int(size), int(draws))
-        sizes = [len(rows if isinstance(rows, Tensor) else rows[0]) for rows in minibatches]
-        return Shard(mine, sum(sizes), sum(min(n, self.processes.size) for n in sizes))
-
-    def _part(self, batch: Any) -> Batch:
-        rank, size = self.processes.rank, self.processes.size
-        if isinstance(batch, Tensor) and isinstance(self.source, Minibatches):
-            rows = batch.tensor_split(size)[rank]
-            return self.source.x.index_select(0, rows), self.source.y.index_select(0, rows)
-        if self.own or size == 1:
-            return batch[0], batch[1]
-        x, y = (values.tensor_split(size)[rank] for values in batch)
-        return x, y
-
-    @property
-    def _may_draw(self) -> bool:
-        """Return whether a loader draws from torch's generator, of this process alone."""
-        return self.own or self.processes.size == 1
+        rank, number = self.processes.rank, self.processes.size
+        if self.own or number == 1:
+            parts = minibatches
+            counts = self.processes.sums(sum(len(x) for x, _ in parts), len(parts))
+            return Shard(parts, *map(int, counts))
+        shares = [(x.tensor_split(number), y.tensor_split(number)) for x, y in minibatches]
+        parts = [(x[rank], y[rank]) for x, y in shares if len(y[rank])]
+        sizes = [len(y) for _, y in minibatches]
+        return Shard(parts, sum(sizes), sum(min(size, number) for size in sizes))
 
     def _in_step(self) -> Iterator[Any]:
         """The batches of the loader, random in the same way in all processes."""
@@ -303,7 +266,7 @@ class Batches:
         inner = self.source.batch_sampler
         holders = self.source, self.source.sampler, inner, getattr(inner, "sampler", None)
         own = [getattr(holder, "generator", None) for holder in holders]
-        common = torch.default_generator if self._may_draw else self._generator
+        common = torch.default_generator if self._draws_alone else self._generator
         return list(dict.fromkeys([common, *filter(None, own)]))
 
     def _read(self, batch: Any) -> Batch:

@@ -10,24 +10,20 @@ fingerprint of a run names its configuration: it is compared on resuming, and be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pyro.optim import PyroOptim
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.inputs import parts_of
-from pyro_bbb._utils.validation import count, require
 from pyro_bbb._utils.version import __version__
-from pyro_bbb.elbo import MinibatchELBO
 from pyro_bbb.guides import Ensemble
 from pyro_bbb.persistence.archive import Json, differences, read, require_run, tidy, write
 from pyro_bbb.persistence.definition import definition, in_words
@@ -65,7 +61,6 @@ class CheckpointError(OSError):
 
     Attributes:
         history: of the training so far; the parameters are those after its last step.
-        retry: call it once the cause is gone; then the run can go on from that checkpoint.
     """
 
     def __init__(self, message: str, retry: Callable[[], None] | None = None) -> None:
@@ -146,7 +141,16 @@ class TrainingState:
         require_form(spec["progress"], Progress, "progress")
         require_form(spec["progress"]["baseline"], tuple[float, float] | None, "baseline")
         vars(self.progress).update(spec["progress"])
-        self._restore_random_states(spec, tensors)
+        processes, at = self.batches.processes, self.progress
+        same_size = spec["processes"] == processes.size
+        prefix = f"rank{processes.rank}." if same_size and processes.rank else ""
+        order = [tensors[f"{prefix}order.{i}"] for i in range(len(self.batches.order()))]
+        self.batches.resume(order, begun=spec["begun"], steps=at.batch, epoch=at.epoch)
+        torch.set_rng_state(tensors[f"{prefix}random.cpu"])  # last, as reading the data may draw
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[f"{prefix}random.cuda"], self.device)
+        if not same_size:  # new streams for all, from the state of the first
+            processes.begin_stream()
 
     def _ensembles(self) -> list[Ensemble]:
         return [module for module in self.guide.modules() if isinstance(module, Ensemble)]
@@ -159,37 +163,16 @@ class TrainingState:
             states["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return states
 
-    def _restore_random_states(self, spec: Mapping[str, Json], tensors: dict[str, Tensor]) -> None:
-        processes, at = self.batches.processes, self.progress
-        same_size = spec["processes"] == processes.size
-        prefix = f"rank{processes.rank}." if same_size and processes.rank else ""
-        order = [tensors[f"{prefix}order.{i}"] for i in range(len(self.batches.order()))]
-        self.batches.resume(order, begun=spec["begun"], steps=at.batch, epoch=at.epoch)
-        # last, as reading the data may draw
-        torch.set_rng_state(tensors[f"{prefix}random.cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors[f"{prefix}random.cuda"], self.device)
-        if not same_size:  # new streams for all, from the state of the first
-            processes.begin_stream()
-
 
 @dataclass
 class Checkpoint:
-    """The checkpoint of one run.
-
-    Args:
-        folder: where it is written.
-        every: steps from one checkpoint to the next; ``None`` for the ends of epochs.
-        state: of the run.
-        run: fingerprint of the run.
-        flush: called before the state is read.
-    """
+    """The checkpoint of one run."""
 
     folder: Path
-    every: int | None
+    every: int | None  # steps from one to the next; None for the ends of epochs
     state: TrainingState
-    run: dict[str, Json]
-    flush: Callable[[], None]
+    run: dict[str, Json]  # fingerprint
+    flush: Callable[[], None]  # called before the state is read
 
     def begin(self) -> None:
         """Resume the run from its checkpoint, or write the first one."""
@@ -233,56 +216,31 @@ class Checkpoint:
             raise failed from error
 
 
-def checkpoint_folder(options: Options) -> Path | None:
-    """Return the folder for checkpoints, if any; ValueError for a run that cannot be resumed."""
-    checkpoint, every, data = options.checkpoint, options.checkpoint_every, options.data
-    if every is not None:
-        count("checkpoint_every", every)
-    if checkpoint is None:
-        if every is not None:
-            raise ValueError("checkpoint_every needs checkpoint, the folder to write to")
-        return None
-    if not isinstance(checkpoint, str | PathLike):
-        raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
-    stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
-    lacking = {
-        "a guide that is a module, with parameters of its own": not isinstance(
-            options.guide, nn.Module
-        ),
-        "data that can be read again from the start, got a stream": stream,
-        "a torch optimiser, got a PyroOptim": isinstance(options.optimizer, PyroOptim),
-    }
-    require("checkpoint", lacking)
-    return Path(checkpoint)
-
-
-def _name_of_loss(elbo: Any) -> str:
-    """Return the objective's name in checkpoints."""
-    if not isinstance(elbo, MinibatchELBO):
-        return type(elbo).__name__
-    return "RecordedTraceMeanFieldELBO" if elbo.closed_form else "RecordedTraceELBO"
-
-
 def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, Json]:
     """Return the definition of a run by name; functions count by their names."""
-    model, guide = state.model, state.guide
+    parts, optimizer = {"model": state.model, "guide": state.guide}, state.optim.optimizer
+    defaults = optimizer.defaults.items() if optimizer else ()
+    words = [f"{name}={value}" for name, value in defaults if name != "lr"]  # set at each step
     return {
         "version of pyro_bbb": __version__,
         "version of torch": str(torch.__version__),
         **{name: _word(getattr(options, name)) for name in _OPTIONS},
         "num_particles": elbo.num_particles,
         "kl_schedule": _word(options.schedule),
-        "loss": _name_of_loss(elbo),
+        "loss": "mean_field" if elbo.closed_form else "trace",
         "num_data": state.batches.model.num_data,
         "device": state.device.type,
-        "optimizer": _optimizer_in_words(state.optim.optimizer),
-        "in evaluation mode": [name for name, x in model.named_modules() if not x.training],
-        **definition(model, "model"),
-        **definition(guide, "guide"),
-        "pruned weights": digest(getattr(guide, "unpruned", {}).values())[:16],
+        "optimizer": f"{type(optimizer).__name__}({', '.join(words)})",
+        "in evaluation mode": [n for n, part in state.model.named_modules() if not part.training],
+        **definition(state.model, "model"),
+        **definition(state.guide, "guide"),
+        "pruned weights": digest(getattr(state.guide, "unpruned", {}).values())[:16],
         **_data_in_words(state.batches),
-        **dict(_parameters_in_words("model", model)),
-        **dict(_parameters_in_words("guide", guide)),
+        **{
+            f"{prefix}.{name}": _shape(x) + ("" if x.requires_grad else ", frozen")
+            for prefix, part in parts.items()
+            for name, x in part.named_parameters()
+        },
     }
 
 
@@ -304,13 +262,6 @@ def _word(value: Any) -> Json:
     return value if isinstance(value, bool | int | float | str | None) else in_words(value)
 
 
-def _optimizer_in_words(optimizer: Any) -> str:
-    """Return its class and options, except for the learning rate, which is set at each step."""
-    options = optimizer.defaults.items() if optimizer else ()
-    words = [f"{name}={value}" for name, value in options if name != "lr"]
-    return f"{type(optimizer).__name__}({', '.join(words)})"
-
-
 def _data_in_words(batches: Batches) -> dict[str, Json]:
     source = batches.source
     if isinstance(source, DataLoader):
@@ -319,20 +270,12 @@ def _data_in_words(batches: Batches) -> dict[str, Json]:
         return {"data": words, "batch_size": batches.batch_size}
     tensors = {**parts_of(source.x), "y": source.y}
     shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-    content = digest(map(_spread_rows, tensors.values()))[:16]
+    number = min(len(source.y), _ROWS)
+    rows = torch.arange(number, device=source.y.device) * (len(source.y) - 1)
+    rows //= max(number - 1, 1)
+    content = digest(x.detach()[rows] for x in tensors.values())[:16]
     return {**shapes, "content of data": content, "batch_size": source.batch_size}
-
-
-def _parameters_in_words(prefix: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-    for name, x in module.named_parameters():
-        yield f"{prefix}.{name}", _shape(x) + ("" if x.requires_grad else ", frozen")
 
 
 def _shape(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
-
-
-def _spread_rows(x: Tensor) -> Tensor:
-    number = min(len(x), _ROWS)
-    rows = torch.arange(number, device=x.device) * (len(x) - 1) // max(number - 1, 1)
-    return x.detach()[rows]

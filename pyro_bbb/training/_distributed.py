@@ -87,22 +87,18 @@ class DistributedRunner:
     def step(self, parts: Parts, lr: float) -> None:
         """Run one step on this process's parts of the minibatch; there may be none."""
         self.optim.set_lr(lr)
-        with self.program.scope():
-            row = self._step(parts)
-        self._unrecorded.append((row, lr))
-
-    def _step(self, parts: Parts) -> list[float]:
         row = [0.0] * 7
-        try:
-            row = sums(gradients(self.svi, self.program.elbo, parts))
-        except NonFiniteError as error:
-            self.optim.failed = error
-        try:
-            self.optim(())
-        except NonFiniteError as error:
-            self.flush()
-            raise numbered(error, self.program.history) from None
-        return row
+        with self.program.scope():
+            try:
+                row = sums(gradients(self.svi, self.program.elbo, parts))
+            except NonFiniteError as error:
+                self.optim.failed = error
+            try:
+                self.optim(())
+            except NonFiniteError as error:
+                self.flush()
+                raise numbered(error, self.program.history) from None
+        self._unrecorded.append((row, lr))
 
     def flush(self) -> None:
         """Record the steps since the last call; buffers become those of the first process."""

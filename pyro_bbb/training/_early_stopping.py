@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,35 +22,23 @@ from torch.utils.data import DataLoader
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import parts_of, to_precision
-from pyro_bbb._utils.validation import count, require
 from pyro_bbb.data import as_tensors
-from pyro_bbb.guides import Guide, collected
+from pyro_bbb.guides import Guide
 from pyro_bbb.persistence.state import digest
 from pyro_bbb.prediction import predict
-from pyro_bbb.training._batches import is_sharded
 from pyro_bbb.training._checkpoint import TrainingState
 
 DRAWS = 10  # of the weights; as many of each member of an ensemble, rounded up
 
 
 class EarlyStopping:
-    """Validation of a run, whose `TrainingState` has the scores and the best epoch.
-
-    Args:
-        state: of the run.
-        data: a pair ``(x, y)``, a map-style dataset, or a loader.
-        patience: epochs without improvement after which training ends; ``None`` for no end.
-
-    Raises:
-        ValueError: the data do not fit the model.
-    """
+    """Validation of a run, whose `TrainingState` has the scores and the best epoch."""
 
     def __init__(self, state: TrainingState, data: Any, patience: int | None) -> None:
         self.state, self.patience = state, patience
-        self.missing = state.batches.model.likelihood.ignored is not None
-        self.data = data
-        if not isinstance(data, DataLoader):
-            self.data = [as_tensors(data, device=state.device, missing=self.missing)]
+        missing = state.batches.model.likelihood.ignored is not None
+        self.read = partial(as_tensors, device=state.device, missing=missing)
+        self.batches: Iterable[Any] = data if isinstance(data, DataLoader) else [self.read(data)]
         with seeded(0):  # a loader draws
             first = next(self._pairs(), None)
         if first is None:
@@ -79,7 +68,8 @@ class EarlyStopping:
 
     def _loss(self) -> float:
         model, guide, total, rows = self.state.batches.model, self.state.guide, 0.0, 0
-        draws = getattr(guide, "size", 1) * math.ceil(DRAWS / getattr(guide, "size", 1))
+        size = getattr(guide, "size", 1)
+        draws = size * math.ceil(DRAWS / size)
         with seeded(0):
             for x, y in self._pairs():
                 prediction = predict(model, _points(guide, x), x, num_samples=draws, seed=0)
@@ -88,13 +78,8 @@ class EarlyStopping:
         return max(self.state.batches.processes.gather(-total / rows))
 
     def _pairs(self) -> Iterator[tuple[Any, Tensor]]:
-        state, device = self.state, self.state.device
-        batches: Iterable[Any] = self.data
-        if isinstance(self.data, DataLoader):
-            options: dict[str, Any] = {"device": device, "missing": self.missing}
-            batches = (as_tensors(batch, **options) for batch in self.data)
-        for x, y in batches:
-            yield to_precision(x, state.guide, state.batches.model), y
+        for x, y in map(self.read, self.batches):
+            yield to_precision(x, self.state.guide, self.state.batches.model), y
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that training changes, by name."""
@@ -111,23 +96,3 @@ def _points(guide: Any, x: Any) -> Any:
         return guide
     points = [member.median(x[:1]) for member in members]
     return {name: torch.stack([point[name] for point in points]) for name in points[0]}
-
-
-def check_validation(validation: Any, patience: int | None, guide: Any, several: bool) -> None:
-    """Raise ValueError for a validation that the run cannot have."""
-    if patience is not None:
-        count("patience", patience)
-    if validation is None:
-        require("patience", {"validation, the data by which epochs are compared": bool(patience)})
-    elif several and is_sharded(validation):
-        raise ValueError("validation must be the same in every process, got a sharded loader")
-    elif patience is not None:
-        lacking = {
-            "a guide that is a module, with parameters of its own": not isinstance(
-                guide, nn.Module
-            ),
-            "a guide other than SWAG, which averages the parameters of many epochs": bool(
-                collected(guide)
-            ),
-        }
-        require("patience", lacking)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.elbo import LossParts, NonFiniteError, loss_parts, minibatch_elbo
+from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
@@ -104,16 +104,7 @@ class IVON:
 
 
 class NaturalGradient(Adam):
-    """IVON's step for the latents of a posterior, and Adam's for all other parameters.
-
-    Args:
-        parameters: of model and guide.
-        lr: learning rate.
-        posterior: mean and Hessian of the guide's latents.
-        options: of the algorithm.
-        num_steps: steps of the run; the decay rate of the Hessian depends on it.
-        max_lr: largest learning rate of Adam.
-    """
+    """IVON's step for the latents of a posterior; Adam's, at most at ``max_lr``, for the others."""
 
     def __init__(
         self,
@@ -160,7 +151,7 @@ class NaturalGradient(Adam):
             for sums in (grad, price):
                 sums.nan_to_num_(0.0, 0.0, 0.0)
         num_data = q.state["num_data"].copy_(examples / kl_weight)
-        delta = q.prior.precision / num_data
+        delta = q.prior_precision / num_data
         lr, rate1, rate2, debias = self._rates(examples.dtype)
         # (1 - beta2) (h - ĥ)
         change = torch.addcmul(h, price, 1 / examples, value=-1, out=price).mul_(rate2)
@@ -169,8 +160,8 @@ class NaturalGradient(Adam):
         g.mul_(1 - rate1).addcmul_(grad, rate1 / examples)
         # alpha (g / (1 - beta1^t) + delta (m - mu_0))
         ascent = torch.mul(g, lr / debias, out=price).addcmul_(m, lr * delta)
-        if q.prior.loc is not None:
-            ascent.sub_(lr * delta * q.prior.loc)
+        if q.prior_loc is not None:
+            ascent.sub_(lr * delta * q.prior_loc)
         m.addcdiv_(ascent, torch.add(h, delta, out=curvature), value=-1)
         if q.unpruned is not None:
             m.mul_(q.unpruned)
@@ -206,30 +197,15 @@ class NaturalGradient(Adam):
         self.posterior.close()
 
 
-@dataclass(frozen=True)
-class NormalPriors:
-    """Fixed Normal priors of the vector of weights: numbers, or ``[n]`` where they differ.
-
-    Entries with another prior, whose density is in the loss, and pruned ones have precision 0.
-    """
-
-    loc: Tensor | None  # None for 0
-    precision: Tensor
-    log_normalizer: Tensor  # sum of ln(precision / 2 pi) / 2 over the others
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        """Return the sum of the log-densities."""
-        distance = theta if self.loc is None else theta - self.loc
-        return self.log_normalizer - 0.5 * (self.precision * distance).dot(distance)
-
-
 class FlatPosterior:
     """The means and Hessians of a guide's latents as vectors, and draws from the posterior.
 
     Args:
         locs: the guide's means in the order of its latents; on ``loc`` from `open` to `close`.
         rhos: the guide's scales in that order, on ``rho``; `write` sets them.
-        prior: fixed Normal priors of the vector's entries.
+        prior_loc: means of the fixed Normal priors, ``[n]``.
+        prior_precision: their precisions, ``[n]``; 0 for entries with another prior, whose density
+            is in the loss, and for pruned ones.
         unpruned: true where an entry is not pruned, ``[n]``; ``None`` if none is.
         hessian: $h$ at the start, ``[n]``.
     """
@@ -238,11 +214,17 @@ class FlatPosterior:
         self,
         locs: list[nn.Parameter],
         rhos: list[nn.Parameter],
-        prior: NormalPriors,
+        prior_loc: Tensor,
+        prior_precision: Tensor,
         unpruned: Tensor | None,
         hessian: Tensor,
     ) -> None:
-        self.locs, self.rhos, self.prior, self.unpruned = locs, rhos, prior, unpruned
+        self.locs, self.rhos, self.unpruned = locs, rhos, unpruned
+        self.prior_loc = prior_loc if prior_loc.any() else None
+        equal = (prior_precision == prior_precision[0]).all()
+        self.prior_precision = prior_precision[0].clone() if equal else prior_precision
+        log_precision = prior_precision[prior_precision > 0].double().log()
+        self.log_normalizer = 0.5 * (log_precision - _LOG_2PI).sum().to(hessian)
         self.state = {  # of the algorithm, in a checkpoint; num_data is lambda of the latest step
             "step": torch.zeros((), device=hessian.device),
             "hessian": hessian,
@@ -253,6 +235,11 @@ class FlatPosterior:
         self.totals = nn.Parameter(hessian.new_zeros(2))  # its gradient: examples, KL weight
         self.loc = self.rho = nn.Parameter(hessian.new_empty(0))  # once open
         self._memory: list[FlatMemory] = []
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Return the sum of the log-densities under the fixed Normal priors."""
+        distance = theta if self.prior_loc is None else theta - self.prior_loc
+        return self.log_normalizer - 0.5 * (self.prior_precision * distance).dot(distance)
 
     def open(self) -> list[nn.Parameter]:
         """Move the guide's parameters onto vectors, and return the parameters of the optimiser."""
@@ -307,32 +294,29 @@ class FlatPosterior:
 
     def _precision(self, num_data: Tensor | float) -> Tensor:
         r"""Return $\sigma^{-2} = \lambda h + \Lambda_0$, with the prior's precision."""
-        return torch.mul(self.state["hessian"], num_data).add_(self.prior.precision)
+        return torch.mul(self.state["hessian"], num_data).add_(self.prior_precision)
 
 
-@dataclass
-class NaturalGradientELBO:
-    """Loss of `SVI` for `NaturalGradient`, with the interface of `MinibatchELBO`."""
+class NaturalGradientELBO(MinibatchELBO):
+    """Loss of `SVI` for `NaturalGradient`, at draws of the posterior's vectors."""
 
-    posterior: FlatPosterior
-    latents: Latents
-    open_priors: frozenset[str]  # latents whose prior is not a fixed Normal
-    num_particles: int  # draws per step
-    unpruned: Mapping[str, Tensor] = field(default_factory=dict)  # masks by site name
-    reads: bool = True  # whether the numbers of a step are read at once
-    kl_weight: float | Tensor = 1.0  # of the latest part of a minibatch
-    particles: list[Tensor] = field(default_factory=list)  # loss, kl, log_q and nll of draws
-    closed_form = False
-
-    def without_reads(self) -> NaturalGradientELBO:
-        """Copy, for steps whose numbers stay on the device."""
-        return replace(self, reads=False, particles=[])
+    def __init__(
+        self,
+        posterior: FlatPosterior,
+        latents: Latents,
+        open_priors: frozenset[str],
+        num_particles: int,
+        unpruned: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__(num_particles)
+        self.posterior, self.latents, self.unpruned = posterior, latents, unpruned
+        self.open_priors = open_priors  # latents whose prior is not a fixed Normal
 
     def loss_and_grads(
-        self, model: Any, guide: Any, x: Any, y: Tensor, kl_weight: float | Tensor
+        self, model: Any, guide: Any, x: Any, y: Any = None, kl_weight: float | Tensor = 1.0
     ) -> float:
         """Add the gradients of a part of a minibatch to the parameters', and record its loss."""
-        self.kl_weight = kl_weight
+        self._kl_weight = kl_weight
         num_data = len(y) / kl_weight
         for _ in range(self.num_particles):
             theta, log_q = self.posterior.draw(num_data)
@@ -343,65 +327,68 @@ class NaturalGradientELBO:
         self.posterior.add_totals(len(y), kl_weight)
         return 0.0
 
-    __call__ = loss_and_grads
-
     def _energy(self, model: Any, theta: Tensor, log_q: Tensor, x: Any, y: Tensor) -> Any:
         r"""Return $-\ln p(D|\theta)$, less the weighted log-densities of open priors; record it."""
         z = self.latents.unravel(theta)
         values = {name: self.latents[name].constrain(value) for name, value in z.items()}
         conditioned = poutine.condition(model, data=values)
-        trace = poutine.trace(conditioned).get_trace(x, y, self.kl_weight)
+        trace = poutine.trace(conditioned).get_trace(x, y, self._kl_weight)
         trace.compute_log_prob(lambda name, _: name in self.open_priors or name not in z)
         sites = {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
         nll: Any = -sum(site["log_prob_sum"] for name, site in sites.items() if name not in z)
         volume = self.latents.log_abs_det(z, values)
         open_priors = [sites[name] for name in sorted(self.open_priors)]
-        log_open = sum(site["unscaled_log_prob"].detach().sum() for site in open_priors)
-        self._record(nll.detach(), log_q - volume, log_open, theta)
+        with torch.no_grad():
+            log_open = sum(site["unscaled_log_prob"].sum() for site in open_priors)
+            kl = log_q - volume - log_open - self.posterior.log_prior(theta)
+            loss = self._kl_weight * kl + nll
+            if self.reads and not loss.isfinite():
+                names = sorted(self.open_priors) if nll.isfinite() else ["obs"]
+                raise NonFiniteError("loss", names)
+            self._keep(loss / self.num_particles, kl, log_q - volume, nll)
         energy = nll - sum(site["log_prob_sum"] for site in open_priors)
-        return energy - self.kl_weight * volume if isinstance(volume, Tensor) else energy
-
-    @torch.no_grad()
-    def _record(self, nll: Tensor, log_q: Tensor, log_open: Any, theta: Tensor) -> None:
-        kl = log_q - (log_open + self.posterior.prior.log_prob(theta))
-        terms = torch.stack([x.double() for x in (self.kl_weight * kl + nll, kl, log_q, nll)])
-        if self.reads and not terms[0].isfinite():
-            raise NonFiniteError("loss", sorted(self.open_priors) if nll.isfinite() else ["obs"])
-        self.particles.append(terms)
-
-    def take(self) -> Tensor:
-        """Return the means of loss, ``kl``, ``log_q`` and ``nll`` since the last call, ``[4]``."""
-        rows, self.particles = self.particles, []
-        return torch.stack(rows).sum(0) / self.num_particles
-
-    def take_parts(self) -> LossParts:
-        """Return the mean parts since the last call."""
-        loss, kl, log_q, nll = self.take().tolist()
-        return loss_parts(loss, kl, log_q, nll, float(self.kl_weight))
+        return energy - self._kl_weight * volume if isinstance(volume, Tensor) else energy
 
 
 def natural_gradients(
     options: Options, ivon: IVON, batches: Batches
 ) -> tuple[NaturalGradientELBO, partial[NaturalGradient]]:
-    """Return the objective and the optimiser of a run.
-
-    Raises:
-        ValueError: guide, schedule or options with which IVON cannot train.
-    """
+    """Return the objective and the optimiser of a run, if IVON can train it."""
     model, guide = options.model, options.guide
     _check(guide, options, len(batches))
-    locs, rhos = _parameters(guide)
+    locs, rhos = (dict(guide.get_submodule(x).named_parameters()) for x in ("locs", "rhos"))
+    pairs = {name: (loc, rhos[name]) for name, loc in locs.items()}
+    if frozen := [name for name, pair in pairs.items() if not all(x.requires_grad for x in pair)]:
+        raise ValueError(
+            f"optimizer 'ivon' trains all latents of the guide, got frozen ones: {frozen}; another "
+            "optimizer leaves them as they are"
+        )
+    formats = {(str(x.dtype), str(x.device)) for x in locs.values()}
+    if len(formats) > 1:
+        raise ValueError(
+            f"optimizer 'ivon' needs latents of one precision on one device, got {sorted(formats)}"
+        )
     normals = _fixed_normals(model, guide, *batches.examples)
     latents = Latents(guide.latents[name] for name in locs)
     masks, unpruned = guide.unpruned, None
     if masks:
         every = {n: torch.ones_like(x, dtype=torch.bool) for n, x in locs.items()}
         unpruned = latents.ravel(every | masks)
-    prior = _priors(latents, locs, normals, unpruned)
-    num_data = model.num_data / options.last_kl_weight(model.num_data)
-    hessian = _initial_hessian(latents.ravel(rhos), prior.precision, num_data, ivon.hess_init)
+    zeros = {name: torch.zeros_like(loc) for name, loc in locs.items()}
+    prior_loc = latents.ravel(zeros | {name: mean for name, (mean, _) in normals.items()})
+    inverse_squares = {name: std.square().reciprocal() for name, (_, std) in normals.items()}
+    precision = latents.ravel(zeros | inverse_squares)
+    if unpruned is not None:
+        precision.mul_(unpruned)
+    scale = softplus(latents.ravel(rhos).detach())
+    if ivon.hess_init is not None:
+        hessian = torch.full_like(scale, ivon.hess_init)
+    else:  # at which the posterior has the guide's scales; infinite for a pruned entry
+        num_data = model.num_data / options.last_kl_weight(model.num_data)
+        hessian = (scale.square().reciprocal() - precision) / num_data
+        hessian = hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)
     vectors = [*locs.values()], [rhos[name] for name in locs]
-    posterior = FlatPosterior(*vectors, prior, unpruned, hessian)
+    posterior = FlatPosterior(*vectors, prior_loc, precision, unpruned, hessian)
     open_priors = frozenset(locs.keys() - normals.keys())
     elbo = NaturalGradientELBO(posterior, latents, open_priors, options.num_particles, masks)
     num_steps = options.epochs * len(batches)
@@ -442,24 +429,6 @@ def _check(guide: Any, options: Options, num_batches: int) -> None:
         )
 
 
-def _parameters(guide: AutoSoftplusNormal) -> tuple[dict[str, nn.Parameter], ...]:
-    """Return the guide's ``loc`` and ``rho`` by site name."""
-    locs, rhos = (dict(guide.get_submodule(x).named_parameters()) for x in ("locs", "rhos"))
-    pairs = {name: (loc, rhos[name]) for name, loc in locs.items()}
-    frozen = [name for name, pair in pairs.items() if not all(x.requires_grad for x in pair)]
-    if frozen:
-        raise ValueError(
-            f"optimizer 'ivon' trains all latents of the guide, got frozen ones: {frozen}; another "
-            "optimizer leaves them as they are"
-        )
-    formats = {(str(x.dtype), str(x.device)) for x in locs.values()}
-    if len(formats) > 1:
-        raise ValueError(
-            f"optimizer 'ivon' needs latents of one precision on one device, got {sorted(formats)}"
-        )
-    return locs, rhos
-
-
 def _fixed_normals(
     model: BayesianModel, guide: AutoSoftplusNormal, x: Any, y: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
@@ -478,33 +447,3 @@ def _fixed_normals(
             if not (normal.loc.requires_grad or normal.scale.requires_grad):
                 normals[name] = normal.loc.expand(latent.shape), normal.scale.expand(latent.shape)
     return normals
-
-
-def _priors(
-    latents: Latents,
-    locs: Mapping[str, Tensor],
-    normals: Mapping[str, tuple[Tensor, Tensor]],
-    unpruned: Tensor | None,
-) -> NormalPriors:
-    """Return the priors of the whole vector; one number for all entries where they agree."""
-    zeros = {name: torch.zeros_like(loc) for name, loc in locs.items()}
-    loc = latents.ravel(zeros | {name: mean for name, (mean, _) in normals.items()})
-    inverse_squares = {name: std.square().reciprocal() for name, (_, std) in normals.items()}
-    precision = latents.ravel(zeros | inverse_squares)
-    if unpruned is not None:
-        precision.mul_(unpruned)
-    log_normalizer = 0.5 * (precision[precision > 0].double().log() - _LOG_2PI).sum().to(loc)
-    if (precision == precision[0]).all():
-        precision = precision[0].clone()
-    return NormalPriors(loc if loc.any() else None, precision, log_normalizer)
-
-
-def _initial_hessian(
-    rho: Tensor, precision: Tensor, num_data: float, hess_init: float | None
-) -> Tensor:
-    """Return ``hess_init``, or the Hessian at which the posterior has the guide's scales."""
-    scale = softplus(rho.detach())
-    if hess_init is not None:
-        return torch.full_like(scale, hess_init)
-    hessian = (scale.square().reciprocal() - precision) / num_data  # infinite for a pruned entry
-    return hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)

@@ -21,8 +21,6 @@ from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._setup import Frozen, check_fit, objective
 
-REDUCTIONS = ("sum", "mean")
-
 
 def negative_elbo(
     model: BayesianModel,
@@ -34,24 +32,20 @@ def negative_elbo(
     temperature: float = 1.0,
     reduction: str = "sum",
 ) -> NegativeELBO:
-    """The objective of `fit` as a `torch.nn.Module`, for a training loop of one's own.
+    """Return the objective of `fit` as a module, for any loop (`docs/guide/own_loop.md`).
 
-    Its parameters are the guide's and the model's; it returns the loss of a minibatch, which any
-    loop can differentiate: plain torch's, Hugging Face's, Lightning's (`docs/guide/own_loop.md`).
+    Its parameters are the guide's and the model's; called with a minibatch it returns the loss.
 
     Args:
         model: the model.
         guide: a guide that has its parameters: one of `pyro_bbb.guides`, or any autoguide after a
             first call.
-        num_particles: as for `fit`.
-        estimator: as for `fit`.
-        loss: as for `fit`.
+        num_particles: as for `fit`, like ``estimator`` and ``loss``.
+        estimator: how gradients are estimated.
+        loss: ``"trace"`` or ``"mean_field"``.
         temperature: factor of the KL; 1 is Bayes' rule.
         reduction: ``"sum"``, nats of the minibatch, which `fit` minimises, or ``"mean"``, nats per
             example.
-
-    Returns:
-        The objective.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -68,7 +62,7 @@ def negative_elbo(
         )
     count("num_particles", num_particles)
     one_of("estimator", estimator, ESTIMATORS)
-    one_of("reduction", reduction, REDUCTIONS)
+    one_of("reduction", reduction, ("sum", "mean"))
     options = {"loss": loss, "num_particles": num_particles, "estimator": estimator}
     objective(model, guide, {}, **options)  # errors come at once
     return NegativeELBO(model, guide, options, at_least_zero("temperature", temperature), reduction)
@@ -103,7 +97,7 @@ class NegativeELBO(nn.Module):
         *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a minibatch.
+        """Return the loss of a minibatch, a scalar in nats.
 
         Args:
             x: inputs ``[batch, ...]``, as for `fit`; a tuple or dict of several.
@@ -112,29 +106,25 @@ class NegativeELBO(nn.Module):
                 over ``num_data``, times the temperature, whatever sampler chose them.
             sample_weight: weights ``[batch]`` of the examples in the likelihood, as for `fit`.
 
-        Returns:
-            A scalar in nats.
-
         Raises:
             ValueError: the data do not fit the model.
             NonFiniteError: the loss is not finite.
         """
         x, frozen = weighted(as_inputs(x), sample_weight), Frozen(self.model, self.guide)
-        weight = kl_weight if kl_weight is not None else self.temperature * len(y) / self._num_data
+        if kl_weight is None:
+            kl_weight = self.temperature * len(y) / self.model.num_data
         estimating = ESTIMATORS[self.options["estimator"]]()
         with own_store(self.model, self.guide), frozen.preserved(), estimating:
             with pyro.validation_enabled(False), explained_batchnorm():
-                model, guide, elbo = self._programs or self._prepare(x, y)
-                total: Tensor = elbo.differentiable_loss(model, guide, x, y, weight)
+                if self._programs is None:
+                    self._programs = self._prepare(x, y)
+                model, guide, elbo = self._programs
+                total: Tensor = elbo.differentiable_loss(model, guide, x, y, kl_weight)
         self.parts = elbo.take_parts()
         return total / len(y) if self.reduction == "mean" else total
 
-    @property
-    def _num_data(self) -> int:
-        return int(self.model.num_data)
-
     def _prepare(self, x: Any, y: Tensor) -> tuple[Any, Any, MinibatchELBO]:
-        """Model, guide and objective, once data were seen."""
+        """Return model, guide and objective, once data were seen."""
         model: Any = self.model
         model.check(x, y)
         weighted = with_kl_weight(self.guide)
@@ -143,5 +133,4 @@ class NegativeELBO(nn.Module):
         elbo = objective(model, self.guide, latents, **self.options)
         if elbo.closed_form and isinstance(self.guide, ClosedForm):
             model, weighted = self.guide.in_closed_form(model)
-        self._programs = model, weighted, elbo
-        return self._programs
+        return model, weighted, elbo

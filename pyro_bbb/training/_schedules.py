@@ -96,9 +96,10 @@ class KLSchedule:
                 of range.
             TypeError: the function gave no number.
         """
-        sizes = {"num_batches": num_batches, "batch_size": batch_size, "num_data": num_data}
-        for name, number in {"batch": batch, **sizes}.items():
-            count(name, number)
+        count("batch", batch)
+        count("num_batches", num_batches)
+        count("batch_size", batch_size)
+        count("num_data", num_data)
         count("epoch", epoch, least=0)
         if isinstance(self.base, str):
             weight = _NAMED[self.base](batch, num_batches, batch_size, num_data)
@@ -110,16 +111,14 @@ class KLSchedule:
         if not 0 <= weight < math.inf:
             raise ValueError(f"kl_schedule must give weights of at least 0, got {weight}")
         epochs = epoch + batch / num_batches
-        return weight * self._temperature(epochs) * self._warmup(epochs)
+        warmup = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
+        return weight * self._temperature(epochs) * warmup
 
     def _temperature(self, epochs: float) -> float:
         if self.initial_temperature is None or epochs >= self.cooling_epochs:
             return self.temperature
         ratio = self.initial_temperature / self.temperature
         return self.temperature * ratio ** (1 - epochs / self.cooling_epochs)
-
-    def _warmup(self, epochs: float) -> float:
-        return min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
 
 
 def as_kl_schedule(schedule: str | BatchWeight | KLSchedule) -> KLSchedule:
@@ -130,11 +129,6 @@ def as_kl_schedule(schedule: str | BatchWeight | KLSchedule) -> KLSchedule:
 def cosine(progress: float) -> float:
     """Fall from 1 to 0 along half a cosine (Loshchilov and Hutter 2017, SGDR, without restarts)."""
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def constant(progress: float) -> float:
-    """Stay at 1."""
-    return 1.0
 
 
 def warmup_cosine(progress: float) -> float:
@@ -148,9 +142,7 @@ def warmup_cosine(progress: float) -> float:
 
 
 _WARMUP = 0.05
-_LR_SCHEDULES = {"constant": constant, "cosine": cosine, "warmup_cosine": warmup_cosine}
-
-
+_LR_SCHEDULES = {"constant": lambda _: 1.0, "cosine": cosine, "warmup_cosine": warmup_cosine}
 MAX_LR_OF_LOCS = 0.01  # by default; larger steps of the means make convolutions ignore the data
 
 

@@ -13,23 +13,21 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
-from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
 from pyro_bbb._handlers.sites import declared_names, drawn
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
-from pyro_bbb.guides import Approximated, ClosedForm, Guide
+from pyro_bbb.guides import ClosedForm, Guide
 from pyro_bbb.guides.kl_weight import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.pruning import keeping
-from pyro_bbb.training._batches import Batches, check_sampler, is_sharded
+from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._ivon import natural_gradients
 from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
 from pyro_bbb.training._step import StepProgram
@@ -77,7 +75,7 @@ def make_program(
     optimizer = options.optimizer
     if options.ivon is not None:
         elbo, optimizer = natural_gradients(options, options.ivon, batches)
-    network = autocast_network(keeping(model, guide), batches.device, options.autocast)
+    network = keeping(model, guide)
     if elbo.closed_form and isinstance(guide, ClosedForm):
         network, weighted = guide.in_closed_form(network)
     return StepProgram(
@@ -104,13 +102,7 @@ def objective(
 ) -> MinibatchELBO:
     """Return the objective, with several draws at once where that is faster.
 
-    Args:
-        model: the model.
-        guide: the guide.
-        latents: sizes of the model's latents by name.
-        loss: as for `fit`.
-        num_particles: draws from each member.
-        estimator: as for `fit`.
+    ``latents`` has the sizes of the model's latents by name.
     """
     wanted = minibatch_elbo(loss, num_particles)
     if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
@@ -129,25 +121,10 @@ def tensors_of(*modules: Any) -> Iterator[Tensor]:
     return chain(*(chain(part.parameters(), part.buffers()) for part in parts))
 
 
-def autocast_network(model: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Return the model with its network in lower precision; draws and densities keep theirs."""
-    if dtype is None:
-        return model
-
-    def cast(*args: Any) -> Any:
-        with torch.autocast(device.type, dtype=dtype):
-            return model(*args)
-
-    return cast
-
-
 def can_vectorise(
     model: BayesianModel, guide: Any, latents: dict[str, int], num_particles: int
 ) -> bool:
-    """Return whether several draws at once are possible, and not slower than one after the other.
-
-    ``latents`` has the sizes of the model's latents by name.
-    """
+    """Return whether several draws at once are possible, and not slower than one after another."""
     if not isinstance(guide, AutoGuide) or not getattr(guide, "stackable", True):
         return False
     if type(model).forward is not BayesianModel.forward or not _draws_apart(model):
@@ -163,17 +140,17 @@ def _draws_apart(root: nn.Module) -> bool:
 
     A function of a user's may read other latents, and work on several draws as if on one.
     """
+
+    def is_ours(prior: Any) -> bool:
+        return type(prior).__module__.startswith("pyro_bbb.")
+
     for module in root.modules():
-        if isinstance(module, Prior) and (isinstance(module, Function) or not _is_ours(module)):
+        if isinstance(module, Prior) and (isinstance(module, Function) or not is_ours(module)):
             return False
         samples = module._pyro_samples.values() if isinstance(module, PyroModule) else ()
-        if not all(isinstance(prior, Distribution) or _is_ours(prior) for prior in samples):
+        if not all(isinstance(prior, Distribution) or is_ours(prior) for prior in samples):
             return False
     return True
-
-
-def _is_ours(prior: Any) -> bool:
-    return type(prior).__module__.startswith("pyro_bbb.")
 
 
 class Frozen:
@@ -189,10 +166,9 @@ class Frozen:
 
     def find(self) -> None:
         """Find the parameters that are frozen now."""
+        every = chain(*(part.parameters() for part in self._modules))
         self.parameters.clear()
-        self.parameters.update(
-            p for part in self._modules for p in part.parameters() if not p.requires_grad
-        )
+        self.parameters.update(p for p in every if not p.requires_grad)
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -205,47 +181,21 @@ class Frozen:
                 parameter.grad = None
 
 
-def check_group(group: Processes, options: Options) -> None:
-    """Raise ValueError if several processes cannot train together with such arguments."""
-    if group.size == 1:
-        return
-    guide, data = options.guide, options.data
-    lacking = {
-        "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
-        "a torch optimiser, got a PyroOptim": isinstance(options.optimizer, PyroOptim),
-        "cuda_graph=False": options.cuda_graph,
-    }
-    require(f"training in {group.size} processes", lacking)
-    check_sampler(data, group)
-    if is_sharded(data) and isinstance(guide, Approximated):
-        raise ValueError(
-            "data must be the same in every process for a guide that is approximated at the end, "
-            "got a loader that yields each process its own shard"
-        )
-
-
 def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str, int]:
-    """Run model and guide on two examples, which builds lazy guides; return the latents' sizes."""
+    """Run model and guide on two examples, which builds lazy guides; return the latents' sizes.
+
+    The guide must draw the model's latents alone, alike in shape and scale. Auxiliary sites are
+    exempt; the density of any other would count against the model's.
+    """
     args = x[:2], y[:2], 0.5
     with torch.no_grad(), evaluating(model):
         guide_trace = poutine.trace(guide).get_trace(*args)
         try:
             replayed = poutine.replay(model, trace=guide_trace)
-            model_trace = poutine.trace(replayed).get_trace(*args)
+            latents = drawn(poutine.trace(replayed).get_trace(*args))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"guide must draw latents that fit the model: {error}") from error
-    latents = drawn(model_trace)
-    _check_guide(guide_trace, latents)
-    return {name: p["value"].numel() for name, p in latents.items()}
-
-
-def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
-    """Raise ValueError unless the guide draws the model's latents alone, alike in shape and scale.
-
-    Auxiliary sites are exempt; the density of any other would count against the model's.
-    """
-    missing = [name for name in latents if name not in guide_trace]
-    if missing:
+    if missing := [name for name in latents if name not in guide_trace]:
         raise ValueError(
             f"guide must have a posterior for every latent of the model, it lacks {missing}"
         )
@@ -266,6 +216,7 @@ def _check_guide(guide_trace: Any, latents: dict[str, Any]) -> None:
                 "log-density by kl_weight with poutine.scale(scale=kl_weight), or take no such "
                 "argument"
             )
+    return {name: p["value"].numel() for name, p in latents.items()}
 
 
 def warn_if_unscaled(model: BayesianModel, y: Tensor) -> None:

@@ -14,6 +14,8 @@ from pyro_bbb.training.objectives import LossParts
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from pyro_bbb.training._checkpoint import Progress
+
 PRINTED = ["epoch", "neg. ELBO per example", "NLL (nats)", "KL (nats)", "lr", "seconds"]
 
 
@@ -55,7 +57,6 @@ class Record:
         return plots.loss_parts(plots.axes(ax), self)
 
     def _ends(self) -> str:
-        """The first and the last loss, for the printed form."""
         return f", neg. ELBO {self.loss[0]:.4g} -> {self.loss[-1]:.4g}" if self.loss else ""
 
     def append(self, parts: LossParts, lr: float) -> None:
@@ -120,8 +121,7 @@ class History(Record):
     def _repr_markdown_(self) -> str:
         """Up to five epochs, from the first to the last."""
         at = sorted({round(i * (len(self) - 1) / 4) for i in range(5)}) if len(self) else []
-        loss = self.neg_elbo_per_example
-        validated = bool(self.validation_loss)
+        loss, validated = self.neg_elbo_per_example, bool(self.validation_loss)
         rows = [
             [f"{i + 1:,}", f"{loss[i]:.4g}", f"{self.nll[i]:,.0f}", f"{self.kl[i]:,.0f}"]
             + [f"{self.lr[i]:.2g}", f"{self.seconds[i]:.2g}"]
@@ -131,12 +131,13 @@ class History(Record):
         columns = PRINTED + ["validation (nats)"] * validated
         return f"`{self!r}`\n\n{as_markdown(columns, rows)}"
 
-    def with_baseline(self, nats_per_example: Sequence[float] | None) -> History:
-        """The record with baselines of objective and data cost; points have no ELBO, and none."""
-        if nats_per_example is None or not self.log_guide or self.log_guide[-1] == 0.0:
-            return self
-        loss, nll = nats_per_example
-        return replace(self, baseline_per_example=loss, baseline_nll_per_example=nll)
+    def completed(self, progress: Progress, interrupted: bool = False) -> History:
+        """Return the record of a run that has ended; points have no ELBO, and no baseline."""
+        new = replace(self, best_epoch=progress.best_epoch, interrupted=interrupted)
+        if progress.baseline is None or not self.log_guide or self.log_guide[-1] == 0.0:
+            return new
+        loss, nll = progress.baseline
+        return replace(new, baseline_per_example=loss, baseline_nll_per_example=nll)
 
     def close_epoch(self, num_steps: int, seconds: float, examples: int | None = None) -> None:
         """Add an epoch of the latest ``num_steps`` steps, over ``num_data`` examples by default."""
@@ -163,8 +164,7 @@ class History(Record):
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Weighted mean; a plain one where all weights are 0."""
-    total = math.fsum(weights)
-    if total == 0:
-        return math.fsum(values) / len(values)
-    return math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total
+    """Return the weighted mean; a plain one where all weights are 0."""
+    weights = weights if any(weights) else [1.0] * len(values)
+    total = math.fsum(w * value for w, value in zip(weights, values, strict=True))
+    return total / math.fsum(weights)

@@ -8,8 +8,7 @@ clipping. `JointOptim` is a `PyroOptim` all the same, so `SVI` stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from numbers import Real
 from typing import Any, TypeAlias
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from pyro_bbb._utils.validation import function, kind, positive
 from pyro_bbb.elbo import NonFiniteError
 from pyro_bbb.training._ivon import IVON as IVON
+from pyro_bbb.training._ivon import NaturalGradient
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer] | PyroOptim | IVON | str
 
@@ -88,21 +88,27 @@ class JointOptim(PyroOptim):
             parameter.grad = None
         known = set(self.parameters)
         self._add_parameters([p for p in params if p not in known and p not in self.frozen])
-        if self.optimizer is not None:
+        if self.optimizer is None:
+            return
+        try:
+            self._finish_gradients()
+            self._fill_removed(0.0)
             try:
-                self._finish_gradients()
-                with self._removed_at_zero():
-                    self._step()
+                self._step()
             finally:
-                self.optimizer.zero_grad(set_to_none=True)
+                self._fill_removed(-math.inf)
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def flush(self) -> None:
         """Have the optimiser write to the parameters what it keeps elsewhere, as `IVON` does."""
-        getattr(self.optimizer, "write", _nothing)()
+        if isinstance(self.optimizer, NaturalGradient):
+            self.optimizer.write()
 
     def close(self) -> None:
         """End the training; the optimiser makes no further step."""
-        getattr(self.optimizer, "close", _nothing)()
+        if isinstance(self.optimizer, NaturalGradient):
+            self.optimizer.close()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters, of each group at most its ``max_lr``.
@@ -151,15 +157,6 @@ class JointOptim(PyroOptim):
         masks = ((parameter, parameter.detach() == -math.inf) for parameter in parameters)
         self._removed += [(parameter, mask) for parameter, mask in masks if mask.any()]
 
-    @contextmanager
-    def _removed_at_zero(self) -> Iterator[None]:
-        """Entries of minus infinity are 0 for the duration."""
-        self._fill_removed(0.0)
-        try:
-            yield
-        finally:
-            self._fill_removed(-math.inf)
-
     @torch.no_grad()
     def _fill_removed(self, value: float) -> None:
         for parameter, mask in self._removed:
@@ -174,45 +171,29 @@ class JointOptim(PyroOptim):
     def _finish_gradients(self) -> None:
         """Check the norm of the final gradients of a step, and clip it if wanted."""
         grads = self._gradients()
-        norm = self._checked(_total_norm(grads), grads)
+        # a single gradient by one operation in place of four
+        one = len(grads) == 1
+        norm = torch.linalg.vector_norm(grads[0]) if one else torch.nn.utils.get_total_norm(grads)
+        norm = self._checked(norm, grads)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
         if clip_norm is not None:
             torch._foreach_mul_(grads, (clip_norm / norm.clamp(min=clip_norm)))
 
     def _checked(self, norm: Tensor, grads: list[Tensor]) -> Tensor:
-        """The norm of the gradient; NonFiniteError where an entry of that is not finite."""
-        if norm.isfinite():
-            return norm
-        self.require_finite()
-        return _norm_of_huge(grads)
+        """Return the gradient's norm; NonFiniteError, with the parameters' names, if infinite."""
+        if not norm.isfinite():
+            self.require_finite()
+            # squares of a huge gradient overflow: m |g / m|, m being its largest entry
+            flat = torch.cat([grad.detach().flatten().double() for grad in grads])
+            largest = flat.abs().max()
+            norm = largest * torch.linalg.vector_norm(flat / largest)
+        return norm
 
     def require_finite(self) -> None:
         """NonFiniteError, with the parameters' names, where a gradient is not finite."""
         bad = [p for p in self.parameters if p.grad is not None and not p.grad.isfinite().all()]
         if bad:
             raise NonFiniteError("gradient", [self._names.get(p, "a parameter") for p in bad])
-
-
-def _shown(optimizer: Any) -> str:
-    return repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
-
-
-def _nothing() -> None:
-    pass
-
-
-def _total_norm(grads: list[Tensor]) -> Tensor:
-    """The norm of all gradients as one vector."""
-    if len(grads) == 1:  # by one operation in place of four
-        return torch.linalg.vector_norm(grads[0])
-    return torch.nn.utils.get_total_norm(grads)
-
-
-def _norm_of_huge(grads: list[Tensor]) -> Tensor:
-    r"""$m\,\|g/m\|$ in double precision, $m$ the largest entry: squares of $g$ would overflow."""
-    flat = torch.cat([grad.detach().flatten().double() for grad in grads])
-    largest = flat.abs().max()
-    return largest * torch.linalg.vector_norm(flat / largest)
 
 
 def make_optim(
@@ -222,32 +203,24 @@ def make_optim(
     joint: Callable[..., JointOptim] = JointOptim,
     max_lr_of_locs: float | None = None,
 ) -> PyroOptim:
-    """Make the optimiser of `SVI` for the parameters of some modules.
+    """Return the optimiser of `SVI` for those parameters of modules that require a gradient.
 
-    Args:
-        modules: the optimiser takes their parameters that require a gradient; functions have none.
-        optimizer: a torch optimiser class or function of ``(parameters, lr=...)``; by default fused
-            Adam. A `PyroOptim` is taken as it is.
-        lr: learning rate at the start.
-        joint: makes the `JointOptim`.
-        max_lr_of_locs: the most that the default optimiser uses for the guide's means.
-
-    Raises:
-        TypeError: ``optimizer`` is of another kind.
+    The default is fused Adam, with at most ``max_lr_of_locs`` for the guide's means. A `PyroOptim`
+    is taken as it is; functions among the modules have no parameters.
     """
     named: dict[nn.Parameter, str] = {}
     for module in modules:
-        if isinstance(module, nn.Module):
-            for name, parameter in module.named_parameters():
-                parameter.grad = None  # one left over from elsewhere is not of this objective
-                if parameter.requires_grad:
-                    named.setdefault(parameter, name)
+        for name, parameter in module.named_parameters() if isinstance(module, nn.Module) else ():
+            parameter.grad = None  # one left over from elsewhere is not of this objective
+            if parameter.requires_grad:
+                named.setdefault(parameter, name)
     if isinstance(optimizer, PyroOptim):
         return optimizer
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer or torch.optim.Adam):
+        got = repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
         raise TypeError(
             "optimizer must be a torch optimiser class, a function (parameters, lr=...) -> "
-            f"optimiser, a PyroOptim, 'ivon' or an IVON, got {_shown(optimizer)}"
+            f"optimiser, a PyroOptim, 'ivon' or an IVON, got {got}"
         )
     parameters = {name: parameter for parameter, name in named.items()}
     locs = {p for name, p in parameters.items() if {"loc", "locs"} & {*name.split(".")}}

@@ -14,33 +14,27 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
 import torch.distributed as group
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributions import Normal
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.training import _distributed as distributed
-from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._step import EagerRunner, mean_parts, sums
 from tests._support import ddp_worker as killed
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZE, N = 2, 7
 CHECKS = {}
 
@@ -115,16 +109,6 @@ def raising(kind, *words):
         raise AssertionError(f"no {kind.__name__}")
 
 
-class Watch(torch.optim.SGD):
-    """Remembers the gradients of each step."""
-
-    seen: list = []
-
-    def step(self, closure=None):
-        self.seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
-        return super().step(closure)
-
-
 class Line(nn.Module):
     """Remembers the weights that it meets."""
 
@@ -147,8 +131,6 @@ def forced(seed):
     def gradients(svi, elbo, parts):
         found = []
         for part in parts:
-            if number[0] == 0:
-                Line.met.clear()  # of checks
             torch.manual_seed(seed(number[0]))
             number[0] += 1
             found += real(svi, elbo, [part])
@@ -161,7 +143,6 @@ def forced(seed):
             self.optim(())
         self.program.history.steps.append(mean_parts(sums(found)), lr)
 
-    Watch.seen, Line.met = [], []
     distributed.gradients = gradients
     EagerRunner.step, alone = step, EagerRunner.step
     try:
@@ -170,63 +151,31 @@ def forced(seed):
         distributed.gradients, EagerRunner.step = real, alone
 
 
-WATCHED = {"optimizer": Watch, "lr": 1e-3, "lr_schedule": "constant", "epochs": 1}
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
 # --- gradients ---
 
-
-def by_hand(loc, rho, log_noise, draws, kl_weight):
-    """The gradient of the objective, written out; of draws ``(x, y, weights)``."""
-    leaves = [x.detach().clone().requires_grad_() for x in (loc, rho, log_noise)]
-    scale, total = F.softplus(leaves[1]), 0.0
-    for x, y, met in draws:
-        w = leaves[0] + scale * ((met - loc) / F.softplus(rho))
-        kl = Normal(leaves[0], scale).log_prob(w).sum() - Normal(0.0, 1.0).log_prob(w).sum()
-        of_data = Normal((w @ x.T)[0], leaves[2].exp()).log_prob(y).sum()
-        total = total + kl_weight * kl / len(draws) - of_data
-    return torch.autograd.grad(total, leaves)
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+SAME_NOISE = [lambda number: number] * 2
+TWO_DRAWS = [lambda number: 2 * number + rank(), lambda number: number]
+SGD = {"optimizer": torch.optim.SGD, "lr": 1e-3, "lr_schedule": "constant", "epochs": 1}
 
 
-@check
-def gradients_are_those_written_out_by_hand():
-    """Seven examples in minibatches of 4, 3 (shares 2 + 2, 2 + 1), or of 6, 1 (3 + 3, 1 + 0)."""
-    for batch_size in (4, 6):
-        model, guide = make(layers=Line)
-        parameters = [*guide.parameters(), *model.parameters()]
-        now = all_of([p.detach().clone() for p in parameters])[0]
-        with forced(lambda number: 100 * rank() + number):
-            history = fit((model, guide), batch_size=batch_size, **WATCHED)
-        met = all_of(Line.met)
-        for step, number in enumerate((batch_size, N - batch_size)):
-            draws = [(x, x.sum(1), w) for mine in met for x, w in mine[step : step + 1]]
-            assert sum(len(x) for x, *_ in draws) == number
-            assert len({digest(w) for *_, w in draws}) == len(draws) == min(2, number)
-            grads = by_hand(*now, draws, number / N)
-            torch.testing.assert_close(tuple(Watch.seen[step]), grads, **EXACT)
-            now = [x - 1e-3 * grad for x, grad in zip(now, grads, strict=True)]
-        torch.testing.assert_close([p.detach() for p in parameters], now, **EXACT)
-        assert math.isclose(sum(history.steps.kl_weight), 1.0, rel_tol=1e-15)
-
-
-def grown():
+def grown(together):
     """Learned noise, a learned prior, and a layer that is not random."""
     return make(seed=0, prior=bbb.priors.LearnedScaleMixture(), where=["0"])
 
 
-def compare(seeds, options, alone):
-    """Gradients and record of this run in both processes, and of that in one."""
+def compare(seeds, options, alone, build=grown, **more):
+    """Parameters and record of this run in both processes, and of that in one."""
     runs = []
-    for context, seed, more in (
-        (nullcontext(), seeds[0], options),
-        (bbb.alone(), seeds[1], alone),
-    ):
+    for context, seed, own in ((nullcontext(), seeds[0], options), (bbb.alone(), seeds[1], alone)):
         with context, forced(seed):
-            history = fit(grown(), seed=3, **{**WATCHED, **more})
-        runs.append((Watch.seen, history))
+            parts = build(not runs)
+            history = fit(parts, seed=3, **{**SGD, **own, **more})
+            if not runs:
+                assert_same(digest(bbb.predict(*parts, values()[0], num_samples=6, seed=0).mean))
+        trained = [x.detach() for part in parts[::-1] for x in part.parameters() if x.requires_grad]
+        runs.append((trained, history))
     (ours, history), (theirs, expected) = runs
-    assert len(ours) == len(theirs) > 1 and len(ours[0]) > 4
     torch.testing.assert_close(ours, theirs, **EXACT)
     for record, other in ((history, expected), (history.steps, expected.steps)):
         for name in ("loss", "kl", "log_prior", "log_guide", "nll", "kl_weight", "lr"):
@@ -236,6 +185,7 @@ def compare(seeds, options, alone):
 
 @check
 def with_one_noise_two_processes_are_one_that_has_the_whole_minibatch():
+    """Seven examples in minibatches of 4, 3 (shares 2 + 2, 2 + 1), or of 6, 1 (3 + 3, 1 + 0)."""
     for options in (
         {},
         {"loss": "mean_field", "kl_schedule": "blundell"},
@@ -244,32 +194,16 @@ def with_one_noise_two_processes_are_one_that_has_the_whole_minibatch():
     ):
         for batch_size in (6, 4):
             same = {"batch_size": batch_size, **options}
-            compare([lambda number: number] * 2, same, same)
+            compare(SAME_NOISE, same, same)
 
 
 @check
 def with_two_draws_two_processes_are_one_that_takes_both_one_after_the_other():
     """Minibatches of 4, 3 as parts of 2, 2 and 2, 1, also with four parts to a step."""
-    seeds = [lambda number: 2 * number + rank(), lambda number: number]
-    compare(seeds, {"batch_size": 4}, {"batch_size": 2, "accumulate": 2})
-    compare(seeds, {"batch_size": 4, "epochs": 2}, {"batch_size": 2, "accumulate": 2, "epochs": 2})
-    compare(seeds, {"batch_size": 2, "accumulate": 2}, {"batch_size": 1, "accumulate": 4})
-
-
-@check
-def natural_gradients_of_two_processes_are_those_of_one():
-    """The Hessian's estimates of both are added, too."""
-    seeds = [lambda number: 2 * number + rank(), lambda number: number]
-    found = []
-    for context, seed, options in (
-        (nullcontext(), seeds[0], {"batch_size": 4}),
-        (bbb.alone(), seeds[1], {"batch_size": 2, "accumulate": 2}),
-    ):
-        parts = grown()
-        with context, forced(seed):
-            history = fit(parts, seed=3, optimizer="ivon", **options)
-        found.append([*parts[1].parameters(), torch.tensor(history.steps.loss)])
-    torch.testing.assert_close(*found, **EXACT)
+    halves = {"batch_size": 4}, {"batch_size": 2, "accumulate": 2}
+    compare(TWO_DRAWS, *halves, epochs=2)
+    compare(TWO_DRAWS, {"batch_size": 2, "accumulate": 2}, {"batch_size": 1, "accumulate": 4})
+    compare(TWO_DRAWS, *halves, optimizer="ivon")  # estimates of the Hessian are added, too
 
 
 class Attention(nn.Module):
@@ -304,26 +238,11 @@ def adapted(sharded, layers=plain):
 
 @check
 def adapters_on_a_network_in_shards_are_those_on_a_whole_one():
+    halves = {"batch_size": 4}, {"batch_size": 2, "accumulate": 2}
     for layers in (plain, Attention):
-        compare_adapted(layers)
+        compare(TWO_DRAWS, *halves, partial(adapted, layers=layers), lr=0.01)
     with raising(ValueError, "frozen weights must be whole to be saved, got shards"):
         bbb.save(Path("none"), *adapted(sharded=True))
-
-
-def compare_adapted(layers):
-    seeds = [lambda number: 2 * number + rank(), lambda number: number]
-    found = []
-    for context, seed, options in (
-        (nullcontext(), seeds[0], {"batch_size": 4}),
-        (bbb.alone(), seeds[1], {"batch_size": 2, "accumulate": 2}),
-    ):
-        parts = adapted(not found, layers)
-        with context, forced(seed):
-            history = fit(parts, seed=3, **options)
-            assert_same(digest(bbb.predict(*parts, values()[0], num_samples=6, seed=0).mean))
-        trained = [x for part in parts[::-1] for x in part.parameters() if x.requires_grad]
-        found.append([*(x.detach() for x in trained), torch.tensor(history.steps.loss)])
-    torch.testing.assert_close(*found, **EXACT)
 
 
 # --- runs ---
@@ -336,11 +255,8 @@ def batch_norm():
 @check
 def parameters_buffers_and_records_are_the_same():
     cases = {
-        "flipout": ({}, {"estimator": "flipout", "num_particles": 2}),
         "ensemble": ({"guide": "ensemble"}, {"accumulate": 2, "batch_size": 2}),
-        "stock": ({"guide": "low_rank"}, {}),
         "laplace": ({"guide": "laplace"}, {}),
-        "swag": ({"guide": "swag"}, {}),
         "buffers": ({"layers": batch_norm}, {"optimizer": torch.optim.RAdam, "batch_size": 7}),
         "latent": ({"like": partial(likelihoods.Gaussian, dist.LogNormal(0.0, 1.0))}, {}),
         "bfloat16": ({}, {"autocast": torch.bfloat16}),
@@ -393,17 +309,6 @@ def outside_of_a_run_random_numbers_stay_the_same_and_go_on():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@check
-def a_run_alone_in_a_group_is_that_of_a_process_by_itself():
-    with bbb.alone():
-        parts = make(seed=0)
-        history = fit(parts, seed=1)
-    again = make(seed=0)
-    with bbb.alone():
-        assert record(fit(again, seed=1)) == record(history)
-    assert state(again) == state(parts)
-
-
 class Poisoned(likelihoods.Gaussian):
     """Not finite at the third pass, in the second process."""
 
@@ -419,17 +324,16 @@ class Poisoned(likelihoods.Gaussian):
 
 @check
 def a_step_that_is_not_finite_in_one_process_is_none_in_any():
-    for what in ("skip", "raise"):
-        Poisoned.passes = 0
-        parts = make(like=Poisoned, layers=batch_norm)
-        if what == "skip":
-            history = fit(parts, nonfinite="skip", batch_size=7, epochs=4)
-            assert history.skipped == [3] and len(history.steps) == 3
-            assert_same(record(history))
-        else:
-            with raising(bbb.NonFiniteError, "loss", "step 3", "obs"):
-                fit(parts, batch_size=7, epochs=4)
-        assert_same(state(parts))
+    Poisoned.passes = 0
+    parts = make(like=Poisoned, layers=batch_norm)
+    history = fit(parts, nonfinite="skip", batch_size=7, epochs=4)
+    assert history.skipped == [3] and len(history.steps) == 3
+    assert_same((state(parts), record(history)))
+    Poisoned.passes = 0
+    parts = make(like=Poisoned, layers=batch_norm)
+    with raising(bbb.NonFiniteError, "loss", "step 3", "obs"):
+        fit(parts, batch_size=7, epochs=4)
+    assert_same(state(parts))
 
 
 @check
@@ -570,9 +474,7 @@ def draws_are_shared_and_everyone_has_them_all():
             assert found.shape[:2] == (more["num_samples"], N)
             assert len(found.unique(dim=0)) == len(found)
             assert_same(digest(found))
-    again = [bbb.predict(*parts, x, num_samples=5, seed=4).components.loc for _ in range(2)]
-    assert torch.equal(*again)
-    assert bbb.predict(*parts, x[:1], num_samples=3).components.loc.shape[0] == 3
+        assert torch.equal(found, bbb.predict(*parts, x, seed=4, **more).components.loc)
     with bbb.alone():
         alone = bbb.predict(*parts, x, num_samples=1, seed=rank()).components.loc
     assert len(set(all_of(digest(alone)))) == 2
@@ -631,77 +533,46 @@ def at(folder):
 def a_run_resumes_to_the_bit(folder):
     own = {"sampler": DistributedSampler(Met(), SIZE, rank()), "batch_size": 2}
     forms = {
-        "memory": lambda: None,
-        "shared": lambda: DataLoader(Met(), batch_size=4, shuffle=True),
-        "own": lambda: DataLoader(Met(), **own),
+        "memory": (lambda: None, 3),
+        "shared": (lambda: DataLoader(Met(), batch_size=4, shuffle=True), 3),
+        "own": (lambda: DataLoader(Met(), **own), None),
     }
-    for name, form in forms.items():
-        for every in (None, 3):
-            parts = make(seed=0)
-            torch.manual_seed(8)
-            expected = fit(parts, form(), epochs=EPOCHS)
-            following = torch.rand(()).item()
-            run = folder / f"{name}{every}"
-            begin(run, form(), checkpoint_every=every)
-            assert_same(at(run)["batch"] == (1 if every else 0))
-            again = make(seed=1)
-            torch.manual_seed(8)
-            history = fit(again, form(), run, epochs=EPOCHS, checkpoint_every=every)
-            assert record(history) == record(expected) and state(again) == state(parts), name
-            assert torch.rand(()).item() == following
-            assert_same((record(history), state(again)))
+    for name, (form, every) in forms.items():
+        parts = make(seed=0)
+        torch.manual_seed(8)
+        expected = fit(parts, form(), epochs=EPOCHS)
+        following = torch.rand(()).item()
+        begin(folder / name, form(), checkpoint_every=every)
+        assert_same(at(folder / name)["batch"] == (1 if every else 0))
+        again = make(seed=1)
+        torch.manual_seed(8)
+        history = fit(again, form(), folder / name, epochs=EPOCHS, checkpoint_every=every)
+        assert record(history) == record(expected) and state(again) == state(parts), name
+        assert torch.rand(()).item() == following
+        assert_same((record(history), state(again)))
 
 
 @check
 def a_checkpoint_of_two_goes_on_in_one_and_the_other_way_round(folder):
-    begin(folder / "two", checkpoint_every=3, seed=1)
+    options = {"epochs": EPOCHS, "checkpoint_every": 3, "seed": 1}
+    two, one = folder / "two", folder / "one"
+    begin(two, checkpoint_every=3, seed=1)
     if rank() == 0:
         with bbb.alone():
-            parts = make(seed=0)
-            history = fit(parts, folder=folder / "two", epochs=EPOCHS, checkpoint_every=3, seed=1)
-        assert len(history) == EPOCHS and at(folder / "two")["finished"]
-        with bbb.alone():
-            begin(folder / "one", checkpoint_every=3, seed=1)
+            history = fit(make(seed=0), folder=two, **options)
+            assert len(history) == EPOCHS and at(two)["finished"]
+            begin(one, checkpoint_every=3, seed=1)
     group.barrier()
     parts, streams = make(seed=0), []
-    history = fit(
-        parts,
-        folder=folder / "one",
-        epochs=EPOCHS,
-        checkpoint_every=3,
-        seed=1,
-        callbacks=[lambda event: streams.append(digest(torch.get_rng_state()))],
-    )
+    callbacks = [lambda event: streams.append(digest(torch.get_rng_state()))]
+    history = fit(parts, folder=one, callbacks=callbacks, **options)
     assert len(history) == EPOCHS and len(history.steps) == 2 * EPOCHS
     assert len(set(all_of(streams[0]))) == 2
     assert_same((state(parts), record(history)))
-
     again = make(seed=0)  # a finished one of one process comes back in both
-    finished = fit(again, folder=folder / "two", epochs=EPOCHS, checkpoint_every=3, seed=1)
+    finished = fit(again, folder=two, **options)
     assert len(finished) == EPOCHS
     assert_same((state(again), record(finished)))
-
-
-@check
-def minibatches_are_those_of_one_process():
-    """For a seed they hold the same rows in the same order, in however many processes."""
-    runs, real = [], Batches._shard
-    for context in (nullcontext(), bbb.alone()):
-        met = []
-
-        def watched(self, minibatches, met=met):
-            shard = real(self, minibatches)
-            met.append([row for _, y in shard.parts for row in y.tolist()])
-            return shard
-
-        Batches._shard = watched
-        with context:
-            fit(make(seed=0), Met().tensors, seed=2, accumulate=2, batch_size=2)
-        Batches._shard = real
-        runs.append(met)
-    together = zip(*all_of(runs[0]), strict=True)
-    assert [sorted(sum(rows, [])) for rows in together] == [sorted(rows) for rows in runs[1]]
-    assert len(runs[1]) == 6  # two steps and an end in each epoch
 
 
 @check
@@ -740,25 +611,6 @@ def parameters_are_the_same_after_three_epochs_of_digits(folder):
     model, guide, history = calm
     assert len(history.steps) == 18 and history.loss[-1] < history.loss[0]
     (folder / f"{rank()}.json").write_text(killed.ended(calm))
-
-
-@check
-def an_experiment_leaves_one_result(folder):
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import fashion_mnist
-
-    torch.set_default_dtype(torch.float32)
-    tempfile.tempdir = str(folder)  # where the second process writes
-    with redirect_stdout(StringIO()) as printed:
-        config = fashion_mnist.Config(smoke=True, output=folder / "results", seed=3)
-        found = fashion_mnist.main(config)
-    torch.set_default_dtype(torch.float64)
-    assert all_of(printed.getvalue().count("report:")) == [1, 0]
-    assert_same(found["seeds"]["3"][fashion_mnist.WIDE]["ensemble"])
-    written = json.loads((folder / "results" / "metrics.json").read_text())
-    assert written["seed"] == 3 and (folder / "results" / "report.html").exists()
-    if rank() == 0:
-        assert written == json.loads(json.dumps(found))
 
 
 def make_all(folder):

@@ -30,7 +30,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = ["api/test_bad_input.py"]
 TESTS = {  # of each package, the cheapest first
-    "_recorder": ["training/test_engine.py", "test_mcmc.py"],
+    "_recorder": ["training/test_captured.py", "test_mcmc.py"],
     "distributions": ["distributions", "handlers", "inference", *BAD_INPUT],
     "priors": ["priors", *BAD_INPUT],
     "guides": ["guides", "inference", *BAD_INPUT],

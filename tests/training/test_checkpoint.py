@@ -20,15 +20,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import autoguide
-from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
-from pyro_bbb import CheckpointError, LoadError, estimators, likelihoods
+from pyro_bbb import CheckpointError, LoadError, likelihoods
 from pyro_bbb.persistence import archive as _archive
 from pyro_bbb.persistence.json_codec import decode, encode
-from pyro_bbb.training import _fit, _step
 from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.guide_names import ANY_MODEL
@@ -197,63 +195,43 @@ MAKES = {
     "latent noise": {"likelihood": partial(likelihoods.Gaussian, dist.LogNormal(0.0, 1.0))},
 }
 OPTIONS = {
-    **{estimator: {"estimator": estimator} for estimator in estimators.ESTIMATORS},
-    "particles": {"num_particles": 2},
+    "flipout": {"estimator": "flipout", "num_particles": 2},
     "schedules": {"kl_schedule": WARM_UP, "lr_schedule": "constant"},
     "functions": {"kl_schedule": cold, "lr_schedule": math.cos},
-    "mean field": {"loss": "mean_field"},
     "momentum": {"optimizer": partial(torch.optim.SGD, momentum=0.9), "lr": 1e-4},
-    "amsgrad": {"optimizer": partial(torch.optim.AdamW, amsgrad=True)},
-    "one batch": {"batch_size": 64},
     "bfloat16": {"autocast": torch.bfloat16},
     "seed": {"seed": 7},
+    "captured": {"engine": "compiled"},
 }
 LOADERS = {"loader": shuffled(), "generator": own_generator, "noise": augmented}
 LOADERS["workers"] = shuffled(num_workers=1, multiprocessing_context="fork")
+RESUMED = {  # model and guide, options, data
+    **{name: (parts, {}, lambda: (X, Y)) for name, parts in MAKES.items()},
+    **{name: ({}, options, lambda: (X, Y)) for name, options in OPTIONS.items()},
+    **{name: ({}, {}, loader) for name, loader in LOADERS.items()},
+    "double": ({}, {}, lambda: (X.double(), Y.double())),
+}
 
 
-def assert_resumes(folder, build, options, every, data=lambda: (X, Y)):
-    parts = build()
-    expected = fit(parts, data=data(), **options)
+@pytest.mark.parametrize(("name", "every"), list(zip(RESUMED, cycle([None, 2, 4]), strict=False)))
+def test_every_run_resumes_to_the_bit(tmp_path, name, every):
+    """Two steps after a checkpoint that is in the middle of an epoch, or three after an end."""
+    parts, options, data = RESUMED[name]
+    torch.set_default_dtype(torch.float64 if name == "double" else torch.float32)
+    build = partial(make, **parts)
+    calm = build()
+    expected = fit(calm, data=data(), **options)
     following = torch.rand(())
+    options = options | {"checkpoint_every": every}
+    with pytest.raises(Stop):
+        fit(build(), tmp_path, data=data(), callbacks=[stop_after(2)], **options)
     for _ in range(2):  # the second time, it is finished
         again = build()
-        options |= {"checkpoint_every": every}
-        if not Path(folder).exists():
-            with pytest.raises(Stop):
-                fit(again, folder, data=data(), callbacks=[stop_after(2)], **options)
-            again = build()
         torch.manual_seed(99)
-        history = fit(again, folder, data=data(), **options)
-        assert same(state(again), state(parts))
+        history = fit(again, tmp_path, data=data(), **options)
+        assert same(state(again), state(calm))
         assert record(history) == record(expected)
-        assert options.get("seed") is not None or torch.equal(torch.rand(()), following)
-
-
-@pytest.mark.parametrize(("name", "every"), list(zip(MAKES, cycle([None, 2]), strict=False)))
-def test_every_kind_of_model_and_guide_resumes_to_the_bit(tmp_path, name, every):
-    """Two steps after a checkpoint that is in the middle of an epoch, or three after an end."""
-    assert_resumes(tmp_path / "run", partial(make, **MAKES[name]), {}, every)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_so_it_is_with_every_option(tmp_path, name):
-    assert_resumes(tmp_path / "run", make, OPTIONS[name], 2)
-
-
-@pytest.mark.parametrize(("name", "every"), list(zip(LOADERS, cycle([None, 2, 4]), strict=False)))
-def test_so_it_is_with_loaders(tmp_path, name, every):
-    assert_resumes(tmp_path / "run", make, {}, every, LOADERS[name])
-
-
-def test_so_it_is_in_double_precision(tmp_path):
-    torch.set_default_dtype(torch.float64)
-    assert_resumes(tmp_path / "run", make, {}, 2, lambda: (X.double(), Y.double()))
-
-
-def test_so_it_is_with_captured_steps(tmp_path):
-    for every in (None, 2):
-        assert_resumes(tmp_path / str(every), make, {"engine": "compiled"}, every)
+        assert "seed" in options or torch.equal(torch.rand(()), following)
 
 
 def test_checkpoints_do_not_change_the_run(tmp_path):
@@ -282,19 +260,16 @@ def test_a_run_that_a_callback_ended_is_finished(tmp_path):
     assert same(state(parts), state(again))
 
 
-def test_nothing_that_a_guide_of_its_own_lacks_goes_wrong_after_the_last_step(
-    tmp_path, monkeypatch
-):
-    """Ended between the last step and the approximation of a Laplace guide, it approximates."""
-    parts, build = make("laplace"), partial(make, "laplace")
-    fit(parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_fit, "_approximate", stop)
-        with pytest.raises(Stop):
-            fit(build(), tmp_path)
-    again = build()
+def test_a_run_ended_before_its_approximation_is_approximated(tmp_path):
+    calm = make("laplace")
+    fit(calm)
+    parts = make("laplace")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(type(parts[1]), "approximate", stop)
+        fit(parts, tmp_path)
+    again = make("laplace")
     assert len(fit(again, tmp_path)) == 4
-    assert same(state(parts), state(again))
+    assert same(state(calm), state(again))
 
 
 def stop(*_):
@@ -337,7 +312,7 @@ def full_from(number):
     return fsync
 
 
-@pytest.mark.parametrize("number", [4, 6, 8, 10])  # a write makes four such calls
+@pytest.mark.parametrize("number", [4, 6])  # a write makes four such calls
 def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_path, number):
     folder, states = tmp_path / "run", {}
 
@@ -403,16 +378,12 @@ def wide():
 OTHER_OPTIONS = [
     ({"epochs": 5}, "epochs: 4 there, 5 here"),
     ({"batch_size": 8}, "batch_size: 16 there, 8 here"),
-    ({"lr": 0.02}, "lr: 0.01 there, 0.02 here"),
-    ({"lr_schedule": "constant"}, "lr_schedule: cosine there, constant here"),
     ({"lr_schedule": math.sqrt}, "lr_schedule: cosine there, math.sqrt here"),
     ({"kl_schedule": cold}, r"kl_schedule: .*'base': 'uniform'.*'base': '.*\.cold'"),
     ({"kl_schedule": WARM_UP}, "kl_schedule: .*there, .*'warmup_epochs': 2"),
-    ({"estimator": "flipout"}, "estimator: reparam there, flipout here"),
-    ({"num_particles": 2}, "num_particles: 1 there, 2 here"),
-    ({"loss": "mean_field"}, "loss: RecordedTraceELBO there, RecordedTraceMeanFieldELBO here"),
+    ({"estimator": "flipout", "num_particles": 2}, "estimator: reparam there, flipout here"),
+    ({"loss": "mean_field"}, "loss: trace there, mean_field here"),
     ({"seed": 3}, "seed: None there, 3 here"),
-    ({"nonfinite": "skip"}, "nonfinite: raise there, skip here"),
     ({"autocast": torch.bfloat16}, "autocast: None there, torch.bfloat16 here"),
     ({"optimizer": torch.optim.SGD}, r"optimizer: Adam\(.*there, SGD\("),
     (
@@ -441,14 +412,12 @@ class Own(nn.Module):
 
     rate = 0.5
 
-    def __init__(self, power=1.0, mask=1.0, act=torch.tanh, inner=nn.Tanh, **private):
+    def __init__(self, power=1.0, mask=1.0):
         super().__init__()
-        self.fc, self.inner, self.act, self.power = nn.Linear(3, 1), inner(), act, power
-        self.mask = mask * torch.ones(3)
-        vars(self).update(private)
+        self.fc, self.power, self.mask = nn.Linear(3, 1), power, mask * torch.ones(3)
 
     def forward(self, x):
-        return self.rate * self.power * self.fc(self.act(self.inner(x * self.mask)))
+        return self.rate * self.power * self.fc(x * self.mask)
 
 
 class Faster(Own):
@@ -456,17 +425,6 @@ class Faster(Own):
 
 
 Slower = type("Faster", (Own,), {"rate": 0.3, "__qualname__": "Faster"})
-
-
-class Declared(PyroModule):
-    """A network that declares its weights by Pyro alone."""
-
-    def __init__(self, scale=1.0, family=dist.Normal):
-        super().__init__()
-        self.weight = PyroSample(family(0.0, scale).expand([3]).to_event(1))
-
-    def forward(self, x):
-        return (x @ self.weight).unsqueeze(-1)
 
 
 class OwnPrior(bbb.priors.Prior):
@@ -496,23 +454,13 @@ def guide(name, **options):
     return {"guide": partial(bbb.guides.make, name, **options)}
 
 
-def network(make_network):
-    return {"network": make_network}
-
-
 OTHER_MODELS = [
     (prior(dist.Normal, 0.0, 1.0), prior(dist.Normal, 0.0, 0.5), r"scale=1.0\)\) .*scale=0.5\)\)"),
-    (prior(dist.Normal, 0.0, 1.0), prior(dist.Laplace, 0.0, 1.0), r"0.prior: .*Normal.*Laplace"),
     (prior(str, "horseshoe"), prior(str, "inverse_gamma"), "kind='scale'.* there, .*'variance'"),
     (
         prior(bbb.priors.make, "horseshoe", scale=0.5),
         prior(bbb.priors.make, "horseshoe"),
         r"hyperprior: .*HalfCauchy\(scale=0.5\).* there, .*HalfCauchy\(scale=1.0\)",
-    ),
-    (
-        prior(bbb.priors.LearnedScaleMixture),
-        prior(bbb.priors.LearnedScaleMixture, sigma1=0.5),
-        r"initial=\[0.5, 1.0, 0.1\]\) there, .*initial=\[0.5, 0.5, 0.1\]\) here",
     ),
     (
         prior(dict, {"0*": "normal", "*": "laplace"}),
@@ -521,11 +469,6 @@ OTHER_MODELS = [
     ),
     (prior(OwnPrior, 1.0), prior(OwnPrior, 2.0), r"OwnPrior\(_scale=1.0\) .*_scale=2.0\)"),
     (prior(lambda: plain_prior), prior(lambda: wide_prior), "function=.*plain_prior.*wide_prior"),
-    (
-        prior(lambda: partial(scaled_prior, 1.0)),
-        prior(lambda: partial(scaled_prior, 2.0)),
-        r"scaled_prior\[1.0\].*scaled_prior\[2.0\]",
-    ),
     (noise(likelihoods.Gaussian, 1.0), noise(likelihoods.Gaussian, 0.5), "scale=1.0.*scale=0.5"),
     (
         noise(likelihoods.Gaussian.learned, 1.0),
@@ -537,7 +480,6 @@ OTHER_MODELS = [
         noise(likelihoods.StudentT, 3.0, dist.HalfNormal(1.0)),
         "HalfCauchy.* there, .*HalfNormal",
     ),
-    (noise(likelihoods.Gaussian), noise(likelihoods.StudentT, 4.0), "Gaussian.*there, StudentT"),
     (noise(OwnLikelihood, tail=1.0), noise(OwnLikelihood, tail=2.0), "tail=1.0.*tail=2.0"),
     ({"layers": layers(nn.Dropout(0.1))}, {"layers": layers(nn.Dropout(0.2))}, "p=0.1.*p=0.2"),
     (
@@ -546,11 +488,8 @@ OTHER_MODELS = [
         r"network.2: Identity\(\) there, Tanh\(\) here",
     ),
     ({"layers": layers()}, {"layers": lambda: layers()().eval()}, r"evaluation mode: \[\] there"),
-    (network(Declared), network(partial(Declared, family=dist.Laplace)), "Normal.*there.*Laplace"),
     ({"layers": Own}, {"layers": partial(Own, 2.0)}, "power=1.0.*power=2.0"),
     ({"layers": Own}, {"layers": partial(Own, mask=0.5)}, r"mask=torch.float32 \[3\]"),
-    ({"layers": Own}, {"layers": partial(Own, act=torch.relu)}, "act=.*tanh.* there, .*relu"),
-    ({"layers": Own}, {"layers": partial(Own, _order=2)}, "_order=2"),
     ({"layers": Faster}, {"layers": Slower}, "rate=0.7.* there, .*rate=0.3"),
     (guide("softplus_normal"), guide("softplus_normal", init_rho=-3.0), "init_rho=-5.0.*-3.0"),
     (guide("laplace"), guide("laplace", structure="diag"), "structure='full'.*structure='diag'"),
@@ -575,10 +514,6 @@ def wide_prior(module, name, shape):
     return dist.Normal(0.0, 2.0)
 
 
-def scaled_prior(scale, module, name, shape):
-    return dist.Normal(0.0, scale)
-
-
 @pytest.mark.parametrize(("there", "here", "message"), OTHER_MODELS)
 def test_a_checkpoint_of_another_model_is_refused_and_the_difference_named(
     tmp_path, there, here, message
@@ -599,10 +534,10 @@ def test_many_differences_are_counted(tmp_path):
         fit(make(layers=layers(*(nn.ReLU() for _ in range(12)))), tmp_path, epochs=1)
 
 
-@pytest.mark.parametrize("name", ["flow", "swag", "ensemble", "stock", "buffers", "own"])
+@pytest.mark.parametrize("name", ["flow", "swag", "ensemble", "buffers", "own"])
 def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
     """As in a notebook, where training changes the model and the guide that a cell is run on."""
-    build = partial(make, **MAKES.get(name, {"layers": partial(Own, torch.ones(1))}))
+    build = partial(make, **MAKES.get(name, {"layers": Own}))
     calm = build()
     expected = fit(calm)
     parts = build()
@@ -620,17 +555,12 @@ def begun(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("options", "message"), OTHER_OPTIONS)
-def test_other_options_or_data_are_refused_and_named(begun, options, message):
-    assert_refused(begun, make(), options, message)
-
-
-@pytest.mark.parametrize(("options", "message"), OTHER_PARTS)
-def test_another_model_or_guide_is_refused_and_named(begun, options, message):
-    assert_refused(begun, make(**options), {}, message)
-
-
-def assert_refused(folder, parts, options, message):
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [({}, *other) for other in OTHER_OPTIONS] + [(build, {}, why) for build, why in OTHER_PARTS],
+)
+def test_another_run_is_refused_and_the_difference_named(begun, build, options, message):
+    folder, parts = begun, make(**build)
     before, held = state(parts), {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match=f"was written by a different configuration.*{message}"):
         fit(parts, folder, **options)
@@ -680,12 +610,6 @@ class Stream(IterableDataset):
 
 
 BAD_ARGUMENTS = [
-    (
-        {"checkpoint_every": 0},
-        ValueError,
-        "checkpoint_every must be an integer of at least 1, got 0",
-    ),
-    ({"checkpoint_every": True}, ValueError, "checkpoint_every must be.*got True"),
     ({"checkpoint_every": 1.5}, ValueError, "checkpoint_every must be.*got 1.5"),
     ({"checkpoint": None, "checkpoint_every": 1}, ValueError, "checkpoint_every needs checkpoint"),
     ({"checkpoint": 3}, TypeError, "checkpoint must be a path, got 3"),
@@ -786,20 +710,6 @@ def test_ctrl_c_ends_the_training_after_the_step_under_way_and_it_resumes(tmp_pa
     assert same(state(again), state(calm))
 
 
-def test_ctrl_c_leaves_the_state_of_whole_steps():
-    cut, states = make(), []
-    assert fit(cut, optimizer=interrupting(1), **SLOWLY).interrupted
-    calm = make()
-
-    class Watched(Interrupting):
-        def step(self, closure=None):
-            super().step()
-            states.append(state(calm))
-
-    fit(calm, optimizer=partial(Watched, times=0), **SLOWLY)
-    assert same(state(cut), states[4])
-
-
 def test_a_second_ctrl_c_stops_at_once_and_the_checkpoint_stays(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(make(), tmp_path, optimizer=interrupting(2), checkpoint_every=1, **SLOWLY)
@@ -873,131 +783,3 @@ class Ended(TensorDataset):
 def test_ctrl_c_that_ends_a_loaders_workers_is_no_error():
     history = fit(make(), data=DataLoader(Ended(X, Y), 16))
     assert history.interrupted and len(history.steps) == 1
-
-
-# --- steps that are not finite ---
-
-
-class Poisoned(likelihoods.Gaussian):
-    """Loss or gradient is not finite the n-th time that it is used in training."""
-
-    def __init__(self, what="loss", times=(2,)):
-        super().__init__(0.5)
-        self.what, self._times, self.count = what, tuple(times), 0
-
-    def arguments(self, outputs):
-        arguments = super().arguments(outputs)
-        if outputs.requires_grad:
-            self.count += 1
-            if self.count in self._times:
-                if self.what == "loss":
-                    return arguments | {"loc": arguments["loc"] * math.nan}
-                arguments["loc"].register_hook(lambda grad: grad * math.inf)
-        return arguments
-
-
-def poisoned(what="loss", times=(5,), **options):
-    return make(likelihood=partial(Poisoned, what, times), **options)
-
-
-def watch(monkeypatch, parts):
-    """State before and after each step that is taken or tried: parameters, buffers, moments."""
-    seen, real = [], _step.NonFiniteRollback.step
-
-    def whole(optim):
-        moments = [x for entry in optim.get_state()["state"].values() for x in entry.values()]
-        return [*state(parts), *(x.clone() for x in moments)]
-
-    def watched(self, parts, lr):
-        before = whole(self.optim)
-        try:
-            real(self, parts, lr)
-        finally:
-            seen.append((before, whole(self.optim)))
-
-    monkeypatch.setattr(_step.NonFiniteRollback, "step", watched)
-    return seen
-
-
-@pytest.mark.parametrize("num_particles", [1, 2])
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(monkeypatch, what, num_particles):
-    """With two draws, one by one, it is the second of them; the first has left a gradient."""
-    parts = poisoned(what, (6,), layers=batch_norm)
-    seen = watch(monkeypatch, parts)
-    history = fit(parts, nonfinite="skip", num_particles=num_particles, estimator="flipout")
-    skipped = 6 // num_particles
-    assert history.skipped == [skipped]
-    assert len(history) == 4 and len(history.steps) == 11
-    assert all(map(math.isfinite, [*history.steps.loss, *history.loss]))
-    for number, (before, after) in enumerate(seen, start=1):
-        assert same(before, after) == (number == skipped)
-
-
-def test_what_a_skipped_step_computed_is_in_no_later_one():
-    """With steps too small to see and one batch, losses and gradients are those of a calm run."""
-    options = {"batch_size": 40, "num_particles": 2, "estimator": "flipout", "lr": 1e-30}
-    gradients = []
-
-    class Watched(torch.optim.SGD):
-        def step(self, closure=None):
-            gradients[-1].append(self.param_groups[0]["params"][0].grad.clone())
-
-    losses = []
-    for times in ((), (4,)):  # in the second of four steps
-        gradients.append([])
-        parts = poisoned("loss", times)
-        history = fit(parts, nonfinite="skip", optimizer=Watched, **options)
-        losses.append(history.steps.loss)
-    assert losses[0][:1] + losses[0][2:] == losses[1]
-    assert same(gradients[0][:1] + gradients[0][2:], gradients[1])
-
-
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_parameters_and_buffers_are_those_before_a_step_that_is_not_finite(monkeypatch, what):
-    parts = poisoned(what, (5,), layers=batch_norm)
-    seen = watch(monkeypatch, parts)
-    with pytest.raises(bbb.NonFiniteError, match="at step 5") as caught:
-        fit(parts)
-    before, after = seen[-1]
-    assert len(seen) == 5 and same(before, after)
-    assert len(caught.value.history.steps) == 4
-    assert all(parameter.grad is None for part in parts for parameter in part.parameters())
-
-
-def test_skipped_steps_go_through_a_checkpoint(tmp_path):
-    whole = fit(poisoned(), nonfinite="skip")
-    with pytest.raises(Stop):
-        fit(poisoned(), tmp_path, nonfinite="skip", callbacks=[stop_after(2)])
-    again = fit(poisoned(times=()), tmp_path, nonfinite="skip")
-    assert record(again) == record(whole) and again.skipped == [5]
-
-
-def test_steps_are_not_skipped_for_ever():
-    parts = poisoned(times=range(5, 1000))
-    with pytest.raises(bbb.NonFiniteError, match="at step 105") as caught:
-        fit(parts, nonfinite="skip", epochs=1000)
-    assert caught.value.__notes__ == ["100 steps before it were skipped in a row."]
-    assert caught.value.history.skipped == list(range(5, 105))
-    assert all(value.isfinite().all() for value in state(parts))
-
-
-def test_an_epoch_without_a_step_has_no_numbers():
-    history = fit(poisoned(times=(4, 5, 6)), nonfinite="skip")
-    assert [math.isnan(value) for value in history.loss] == [False, True, False, False]
-    assert history.skipped == [4, 5, 6] and len(history.seconds) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nonfinite": "ignore"}, r"nonfinite must be one of \['raise', 'skip'\], got 'ignore'"),
-        (
-            {"nonfinite": "skip", "cuda_graph": True},
-            "nonfinite='skip' reads the loss of every step",
-        ),
-    ],
-)
-def test_other_ways_to_treat_such_steps_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fit(make(), **options)

@@ -12,7 +12,6 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO, autoguide
 from pyro.poutine.runtime import _PYRO_STACK
-from sklearn.datasets import load_diabetes
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
@@ -106,41 +105,23 @@ def world():
 
 
 @pytest.mark.parametrize("loader", [False, True])
-@pytest.mark.parametrize("seed", [0, 3])
-def test_the_same_seed_gives_the_same_run_to_the_bit(loader, seed):
-    runs = []
-    pairs = data()
-    for noise in (1, 2):
+def test_a_run_is_a_function_of_its_seed_or_else_of_torchs_state(loader):
+    runs, pairs = [], data()
+    for outside, seed in [(1, 3), (2, 3), (1, 4), (5, None), (5, None), (6, None)]:
         pyro.set_rng_seed(0)
         model, guide = make(likelihoods.Gaussian.learned())
-        pyro.set_rng_seed(noise)  # the state outside does not matter
-        torch.randn(noise)
+        pyro.set_rng_seed(outside)
         source = DataLoader(TensorDataset(*pairs), 16, shuffle=True) if loader else pairs
         history = quiet_fit(model, guide, source, seed=seed)
-        runs.append((snapshot(guide), snapshot(model), history.as_dict() | {"seconds": None}))
-    assert same(runs[0][0], runs[1][0]) and same(runs[0][1], runs[1][1])
-    assert runs[0][2] == runs[1][2]
-
-
-def test_another_seed_gives_another_run():
-    runs = []
-    pairs = data()
-    for seed in (0, 1):
-        pyro.set_rng_seed(0)
-        model, guide = make()
-        quiet_fit(model, guide, pairs, seed=seed)
-        runs.append(snapshot(guide))
-    assert not same(*runs)
-
-
-def test_without_a_seed_torchs_state_decides():
-    pairs, losses = data(), []
-    for outside in (5, 5, 6):
-        pyro.set_rng_seed(0)
-        model, guide = make()
-        pyro.set_rng_seed(outside)
-        losses.append(quiet_fit(model, guide, pairs, seed=None).loss)
-    assert losses[0] == losses[1] != losses[2]
+        runs.append((history.as_dict() | {"seconds": None}, snapshot(guide), snapshot(model)))
+    for (history, *parts), (other, *others), equal in (
+        (runs[0], runs[1], True),
+        (runs[0], runs[2], False),
+        (runs[3], runs[4], True),
+        (runs[4], runs[5], False),
+    ):
+        assert (history == other) == equal
+        assert all(same(a, b) == equal for a, b in zip(parts, others, strict=True))
 
 
 @pytest.mark.parametrize("validation", [True, False])
@@ -149,50 +130,43 @@ def test_a_run_leaves_the_world_as_it_was(validation, kind):
     model, guide = make(likelihoods.Gaussian.learned())
     guide = guide if kind == "ours" else autoguide.AutoNormal(model)
     pyro.param("kept", torch.ones(2))
-    pairs = data()
+    model.network.train(validation)
+    pairs, modes = data(), [part.training for part in model.modules()]
     with pyro.validation_enabled(validation):
         before = world()
         quiet_fit(model, guide, pairs)
         assert world() == before
+    assert [part.training for part in model.modules()] == modes
 
 
-@pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.parametrize("when", ["callback", "data", "step"])
-def test_a_failing_run_leaves_the_world_as_it_was(validation, when):
-    model, guide = make(Poisoned(use=3) if when == "step" else None)
+def test_a_failing_run_leaves_the_world_as_it_was(when):
+    (model, guide), (x, y) = make(), data()
     pyro.param("kept", torch.ones(2))
-    x, y = data()
     if when == "data":
         x[3] = math.nan
 
     def fail(event):
         raise RuntimeError("stop")
 
-    callbacks = [fail] if when == "callback" else []
-    with pyro.validation_enabled(validation):
-        before = world()
-        with pytest.raises((RuntimeError, ValueError, NonFiniteError)):
-            quiet_fit(model, guide, (x, y), callbacks=callbacks)
-        assert world() == before
+    options = {"callbacks": [fail] if when == "callback" else [], "epochs": 20}
+    if when == "step":
+        options["lr"] = 1e30
+    before = world()
+    with pytest.raises((RuntimeError, ValueError, NonFiniteError)):
+        quiet_fit(model, guide, (x, y), **options)
+    assert world() == before
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_the_modules_keep_their_mode(mode):
-    network = bbb.BayesianMLP([3, 8, 1], activation=lambda: torch.nn.Dropout(0.5))
-    model = bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=40)
-    model.train(mode)
-    quiet_fit(model, bbb.AutoSoftplusNormal(model), data())
-    assert {module.training for module in model.modules()} == {mode}
-
-
-def test_gradients_left_over_from_elsewhere_do_not_count():
+@pytest.mark.parametrize("optimizer", [None, pyro.optim.SGD({"lr": 1e-3})])
+def test_gradients_left_over_from_elsewhere_do_not_count(optimizer):
     pairs, runs = data(), []
     for left_over in (None, 1e3, math.nan):
         pyro.set_rng_seed(0)
         model, guide = make()
         for parameter in guide.parameters():
             parameter.grad = None if left_over is None else torch.full_like(parameter, left_over)
-        runs.append(quiet_fit(model, guide, pairs).loss)
+        runs.append(quiet_fit(model, guide, pairs, optimizer=optimizer).loss)
     assert runs[0] == runs[1] == runs[2]
 
 
@@ -226,8 +200,8 @@ KINDS = {
     "list": lambda x, y: [x, y],
     "TensorDataset": TensorDataset,
     "Dataset": Pairs,
-    "loader": lambda x, y: DataLoader(Pairs(x, y), 40),
-    "stream": lambda x, y: DataLoader(Stream(x, y), 40),
+    "loader": lambda x, y: DataLoader(Pairs(x, y), 15),
+    "stream": lambda x, y: DataLoader(Stream(x, y), 15),
 }
 
 
@@ -235,25 +209,13 @@ KINDS = {
 def test_every_form_of_the_same_data_gives_the_same_loss(kind):
     """Of the mean network, as the guide has no spread: that of its prediction."""
     (x, y), (model, guide) = data(), make(init_rho=-20.0)
-    history = quiet_fit(model, guide, KINDS[kind](x, y), batch_size=40, epochs=1, lr=1e-12)
-    expected = -bbb.predict_mean(model, guide, x).log_prob(y).sum().item()
-    assert history.nll == pytest.approx([expected], rel=1e-5)
-
-
-@pytest.mark.parametrize("loader", ["sized", "stream"])
-def test_a_loader_keeps_its_batches(loader):
-    """In a fixed order, with learning rate nearly 0: the steps are those of the batches."""
-    x, y = data()
-    if loader == "sized":
-        source = DataLoader(Pairs(x, y), batch_size=15)
-    else:
-        source = DataLoader(Stream(x, y), batch_size=15)
-    model, guide = make(init_rho=-20.0)
-    history = quiet_fit(model, guide, source, batch_size=7, lr=1e-12, lr_schedule="constant")
-    assert history.steps.kl_weight == pytest.approx([15 / 40, 15 / 40, 10 / 40] * 2)
-    prediction = bbb.predict_mean(model, guide, x)
-    nlls = [-part.sum().item() for part in prediction.log_prob(y).split(15)]
-    assert history.steps.nll == pytest.approx(nlls * 2, rel=1e-4)
+    history = quiet_fit(model, guide, KINDS[kind](x, y), batch_size=40, lr=1e-12)
+    nlls = -bbb.predict_mean(model, guide, x).log_prob(y)
+    assert history.nll == pytest.approx([nlls.sum().item()] * 2, rel=1e-4)
+    if kind in ("loader", "stream"):  # its own batches, in a fixed order
+        assert history.steps.kl_weight == pytest.approx([15 / 40, 15 / 40, 10 / 40] * 2)
+        parts = [part.sum().item() for part in nlls.split(15)]
+        assert history.steps.nll == pytest.approx(parts * 2, rel=1e-4)
 
 
 def test_batches_are_shuffled_anew_in_each_epoch():
@@ -276,194 +238,67 @@ def test_batches_are_shuffled_anew_in_each_epoch():
 # --- bad input is refused before any parameter changes ---
 
 
-def nan_at(tensor, row):
-    changed = tensor.clone()
-    changed[row] = math.nan
-    return changed
-
-
 X, Y = torch.randn(40, 3), torch.randn(40)
 BAD_DATA = {
-    "x NaN": (nan_at(X, 7), Y, ValueError, "x must be finite, got NaN or infinity first in row 7"),
-    "y NaN": (X, nan_at(Y, 9), ValueError, "y must be finite.*row 9"),
-    "empty": (X[:0], Y[:0], ValueError, "x must have at least one example"),
-    "lengths": (X, Y[:39], ValueError, "equally many rows, got 40 and 39"),
-    "num_data": (X[:30], Y[:30], ValueError, "num_data of the model is 40, but data has 30"),
-    "x shape": (X[:, :2], Y, ValueError, r"expected x of shape \[batch, 3\], got \[2, 2\]"),
-    "images": (X.view(40, 3, 1), Y, ValueError, r"expected x of shape \[batch, 3\]"),
-    "y shape": (X, torch.randn(40, 2), ValueError, r"expected y of shape \[n, 1\], got \[40, 2\]"),
-    "x kind": ("images", Y, TypeError, "x must be a tensor or a numeric numpy array, got str"),
+    "num_data": (X[:30], Y[:30], "num_data of the model is 40, but data has 30"),
+    "x shape": (X[:, :2], Y, r"expected x of shape \[batch, 3\], got \[2, 2\]"),
+    "images": (X.view(40, 3, 1), Y, r"expected x of shape \[batch, 3\]"),
+    "y shape": (X, torch.randn(40, 2), r"expected y of shape \[n, 1\], got \[40, 2\]"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data_are_refused(case):
-    x, y, error, message = BAD_DATA[case]
-    model, guide = make()
-    before = snapshot(guide)
+    *pairs, message = BAD_DATA[case]
+    assert_refused(make(), pairs, ValueError, message)
+
+
+def assert_refused(parts, pairs, error, message, **options):
+    before = snapshot(parts[1])
     with pytest.raises(error, match=message):
-        quiet_fit(model, guide, (x, y))
-    assert same(before, snapshot(guide))
+        quiet_fit(*parts, pairs, **options)
+    assert same(before, snapshot(parts[1]))
 
 
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (torch.full((40,), 3), r"y must hold labels in \[0, 2\], got 3"),
-        (torch.cat([torch.zeros(39), torch.tensor([-1.0])]).long(), "got -1"),
-        (torch.zeros(40), "y must hold integer class labels, got dtype torch.float32"),
-        (torch.zeros(40, 1).long(), r"expected y of shape \[n\], got \[40, 1\]"),
-    ],
-)
-def test_bad_labels_are_refused(y, message):
-    model, guide = make(likelihoods.Categorical(), sizes=(3, 8, 3))
-    before = snapshot(guide)
-    with pytest.raises(ValueError, match=message):
-        quiet_fit(model, guide, (X, y))
-    assert same(before, snapshot(guide))
+LABELS, BINARY, COUNTS = likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Poisson
 
 
 @pytest.mark.parametrize(
     ("likelihood", "y", "message"),
     [
-        (likelihoods.Bernoulli, torch.full((40,), 0.5), "y must hold 0 and 1 only, got 0.5"),
-        (likelihoods.Poisson, torch.full((40,), -2), "y must hold counts.*got -2"),
-        (likelihoods.Poisson, torch.full((40,), 1.5), "y must hold counts.*got 1.5"),
+        (LABELS, torch.full((40,), 3), r"y must hold labels in \[0, 2\], got labels from 3 to 3"),
+        (LABELS, torch.arange(-1, 39).clamp(max=0), "labels from -1 to 0"),
+        (LABELS, torch.zeros(40), "y must hold integer class labels, got dtype torch.float32"),
+        (LABELS, torch.zeros(40, 1).long(), r"expected y of shape \[n\], got \[40, 1\]"),
+        (BINARY, torch.full((40,), 0.5), "y must hold 0 and 1 only, got 0.5"),
+        (COUNTS, torch.full((40,), -2), "y must hold counts.*got -2"),
+        (COUNTS, torch.full((40,), 1.5), "y must hold counts.*got 1.5"),
     ],
 )
 def test_targets_outside_the_likelihoods_range_are_refused(likelihood, y, message):
-    model, guide = make(likelihood())
-    before = snapshot(guide)
-    with pytest.raises(ValueError, match=message):
-        quiet_fit(model, guide, (X, y))
-    assert same(before, snapshot(guide))
+    outputs = 3 if likelihood is LABELS else 1
+    assert_refused(make(likelihood(), sizes=(3, 8, outputs)), (X, y), ValueError, message)
 
 
-BAD_OPTIONS = [
+BAD_OPTIONS = [  # beside those of tests/api
     ({"kl_schedule": "linear"}, ValueError, r"kl_schedule.*\['blundell', 'uniform'\].*'linear'"),
-    ({"kl_schedule": 0.5}, TypeError, "kl_schedule must be a name or a function, got 0.5"),
     ({"loss": "elbo"}, ValueError, r"loss.*\['mean_field', 'trace'\].*'elbo'"),
     ({"loss": pyro.infer.RenyiELBO()}, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO"),
-    (
-        {"lr_schedule": "step"},
-        ValueError,
-        r"lr_schedule.*\['constant', 'cosine', 'warmup_cosine'\].*'step'",
-    ),
+    ({"lr_schedule": "step"}, ValueError, "lr_schedule.*constant.*warmup_cosine.*'step'"),
     ({"estimator": "score"}, ValueError, "estimator must be one of.*'reparam'.*got 'score'"),
-    ({"epochs": 0}, ValueError, "epochs must be an integer of at least 1, got 0"),
-    ({"epochs": 1.5}, ValueError, "epochs must be an integer of at least 1, got 1.5"),
-    ({"epochs": True}, ValueError, "epochs must be an integer of at least 1, got True"),
-    ({"batch_size": 0}, ValueError, "batch_size must be an integer of at least 1, got 0"),
-    ({"batch_size": 2.0}, ValueError, "batch_size must be an integer of at least 1, got 2.0"),
-    ({"lr": 0.0}, ValueError, "lr must be a positive number, got 0.0"),
-    ({"lr": math.nan}, ValueError, "lr must be a positive number, got nan"),
-    ({"lr": "fast"}, ValueError, "lr must be a positive number, got 'fast'"),
-    ({"lr_schedule": lambda p: math.nan}, ValueError, "lr must be a finite number.*got nan"),
-    ({"num_particles": 0}, ValueError, "num_particles must be an integer of at least 1, got 0"),
-    ({"seed": 1.5}, TypeError, "seed must be an integer, got 1.5"),
-    ({"autocast": torch.float16}, ValueError, "float16 needs loss scaling"),
-    ({"autocast": torch.float32}, ValueError, "must be None or torch.bfloat16, got torch.float32"),
-    ({"autocast": "bfloat16"}, ValueError, "must be None or torch.bfloat16, got 'bfloat16'"),
-    ({"cuda_graph": True}, ValueError, "cuda_graph=True needs a CUDA device, got cpu"),
-    ({"optimizer": "adam"}, TypeError, "optimizer must be a torch optimiser class.*got 'adam'"),
-    (
-        {"optimizer": torch.optim.Adam([torch.zeros(1)])},
-        TypeError,
-        "optimizer must be a torch optimiser class.*got Adam",
-    ),
+    ({"nonfinite": "ignore"}, ValueError, r"nonfinite must be one of \['raise', 'skip'\]"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    BAD_OPTIONS,
-    ids=[
-        f"{key}={value!r}".partition(" at 0x")[0]  # the same in every process
-        for options, *_ in BAD_OPTIONS
-        for key, value in options.items()
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS)
 def test_bad_options_are_refused(options, error, message):
-    model, guide = make()
-    before = snapshot(guide)
-    with pytest.raises(error, match=message):
-        quiet_fit(model, guide, (X, Y), **options)
-    assert same(before, snapshot(guide))
+    assert_refused(make(), (X, Y), error, message, **options)
 
 
 def test_a_model_of_another_kind_is_refused():
     model, guide = make()
     with pytest.raises(TypeError, match="model must be a BayesianModel, got BayesianMLP"):
         quiet_fit(model.network, guide, (X, Y))
-
-
-# --- losses and gradients that are not finite ---
-
-
-class Poisoned(likelihoods.Gaussian):
-    """The loss is NaN the n-th time that the likelihood is used in training mode."""
-
-    def __init__(self, use):
-        super().__init__(0.5)
-        self.left = use
-
-    def arguments(self, outputs):
-        self.left -= self.training
-        arguments = super().arguments(outputs)
-        return (
-            arguments | {"loc": self.poison(arguments["loc"])}
-            if self.training and self.left == 0
-            else arguments
-        )
-
-    def poison(self, loc):
-        return loc * math.nan
-
-
-class PoisonedGradient(Poisoned):
-    def poison(self, loc):
-        loc.register_hook(lambda grad: grad * math.nan)
-        return loc
-
-
-@pytest.mark.parametrize(
-    ("kind", "what", "names"),
-    [(Poisoned, "loss", "in obs;"), (PoisonedGradient, "gradient", "in locs.network.fc1.weight, ")],
-)
-def test_training_stops_at_the_step_that_is_not_finite_with_the_last_good_state(kind, what, names):
-    pairs, states = data(), []
-    pyro.set_rng_seed(0)
-    healthy = kind(use=0)
-    reference = quiet_fit(*make(healthy), pairs, callbacks=[keep_first(states)])
-    checks = -healthy.left - len(reference.steps)  # uses before the first step
-    pyro.set_rng_seed(0)
-    model, guide = make(kind(use=checks + 4))  # the first step of the second epoch
-    with pytest.raises(NonFiniteError, match=f"{what} is not finite at step 4 {names}") as caught:
-        quiet_fit(model, guide, pairs, epochs=2)
-    assert (caught.value.what, caught.value.step) == (what, 4)
-    assert caught.value.history.steps.loss == reference.steps.loss[:3]
-    assert caught.value.history.loss == reference.loss[:1]
-    assert same(snapshot(guide), states[0])
-    assert all(parameter.grad is None for parameter in guide.parameters())
-    assert all(map(math.isfinite, quiet_fit(model, guide, pairs).loss))  # it can go on
-
-
-def keep_first(states):
-    """A callback that keeps the guide's parameters as they are after the first epoch."""
-
-    def callback(event):
-        if event.epoch == 0:
-            states.append(snapshot(event.guide))
-
-    return callback
-
-
-def test_a_learning_rate_that_explodes_is_reported():
-    model, guide = make()
-    with pytest.raises(NonFiniteError, match="Try a lower learning rate") as caught:
-        quiet_fit(model, guide, data(), epochs=20, lr=1e30)
-    assert caught.value.step == len(caught.value.history.steps) + 1
-    assert all(value.isfinite().all() for value in snapshot(guide).values())
 
 
 # --- callbacks, optimisers, schedules, progress ---
@@ -614,7 +449,6 @@ def test_progress_false_prints_nothing_and_true_shows_the_loss(capfd):
 
 STOCK = {
     "AutoNormal": autoguide.AutoNormal,
-    "AutoMultivariateNormal": autoguide.AutoMultivariateNormal,
     "AutoLowRankMultivariateNormal": autoguide.AutoLowRankMultivariateNormal,
     "AutoDelta": autoguide.AutoDelta,
 }
@@ -667,8 +501,10 @@ def weighing_by_hand(x, y=None, kl_weight=1.0):
         mean_field_by_hand(x, y)
 
 
-@pytest.mark.parametrize("guide", [mean_field_by_hand, weighing_by_hand])
-@pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO])
+@pytest.mark.parametrize(
+    ("guide", "loss"),
+    [(mean_field_by_hand, Trace_ELBO()), (weighing_by_hand, TraceMeanField_ELBO)],
+)
 def test_a_guide_function_trains_and_keeps_its_parameters_in_the_store(guide, loss):
     torch.set_default_dtype(torch.float64)
     model, _ = make(n=100)
@@ -680,33 +516,27 @@ def test_a_guide_function_trains_and_keeps_its_parameters_in_the_store(guide, lo
     assert all(value == pytest.approx(kl + nll, rel=1e-12) for value, kl, nll in rows)
 
 
-def test_a_guide_that_takes_the_weight_and_drops_it_is_refused():
-    def guide(x, y=None, kl_weight=1.0):
+def dropping_the_weight(x, y=None, kl_weight=1.0):
+    mean_field_by_hand(x, y)
+
+
+def without_a_latent(x, y=None, weight=1.0):
+    with poutine.block(hide=["network.fc2.bias"]):
         mean_field_by_hand(x, y)
-
-    with pytest.raises(ValueError, match="'network.fc1.weight' is scaled differently.*kl_weight"):
-        quiet_fit(make()[0], guide, data())
-
-
-def test_a_guide_that_lacks_a_latent_is_refused():
-    def guide(x, y=None, weight=1.0):
-        with poutine.block(hide=["network.fc2.bias"]):
-            mean_field_by_hand(x, y)
-
-    with pytest.raises(ValueError, match=r"guide must.*every latent.*\['network.fc2.bias'\]"):
-        quiet_fit(make()[0], guide, data())
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("guide", "message"),
     [
+        (dropping_the_weight, "'network.fc1.weight' is scaled differently.*kl_weight"),
+        (without_a_latent, r"guide must.*every latent.*\['network.fc2.bias'\]"),
         ((3, 1), "guide must draw latents that fit the model: .*shapes cannot be multiplied"),
         ((3, 1, 8, 1), "guide must draw latents that fit the model: expected y of shape"),
         ((3, 5, 1), r"guide must draw 'network.fc1.weight' of.* \[8, 3\], it draws \[5, 3\]"),
     ],
 )
-def test_a_guide_of_another_network_is_refused(sizes, message):
-    guide = make(sizes=sizes)[1]
+def test_a_guide_that_does_not_fit_the_model_is_refused(guide, message):
+    guide = make(sizes=guide)[1] if isinstance(guide, tuple) else guide
     with pytest.raises(ValueError, match=message):
         quiet_fit(make()[0], guide, data())
 
@@ -724,18 +554,12 @@ def test_a_network_that_keeps_a_parameter_in_the_global_store_is_refused():
 # --- loaders ---
 
 
-def _yes_or_no(y):
-    model = bbb.BayesianModel(bbb.BayesianMLP([3, 1]), bbb.likelihoods.Bernoulli(), len(y))
-    return model, bbb.AutoSoftplusNormal(model)
-
-
 def test_every_batch_of_a_loader_is_checked():
     y = torch.zeros(20, 1)
     y[15:] = 7.0
-    model, guide = _yes_or_no(y)
     loader = DataLoader(TensorDataset(torch.randn(20, 3), y), batch_size=10)
     with pytest.raises(ValueError, match="y must hold 0 and 1 only, got 7"):
-        bbb.fit(model, guide, loader, epochs=1, progress=False)
+        quiet_fit(*make(likelihoods.Bernoulli(), n=20), loader)
 
 
 def test_a_stream_that_can_be_read_once_loses_no_batch():
@@ -745,20 +569,9 @@ def test_a_stream_that_can_be_read_once_loses_no_batch():
         def __iter__(self):
             return self.rows
 
-    model, guide = _yes_or_no(torch.ones(8))
-    history = bbb.fit(model, guide, DataLoader(Once(), batch_size=2), epochs=1, progress=False)
+    loader = DataLoader(Once(), batch_size=2)
+    history = quiet_fit(*make(likelihoods.Bernoulli(), n=8), loader, epochs=1)
     assert len(history.steps) == 4
-
-
-def test_a_left_over_gradient_does_not_move_the_parameters_of_a_pyro_optimiser():
-    model, guide = _yes_or_no(torch.ones(8))
-    before = guide.loc("network.fc1.weight").clone()
-    for parameter in guide.parameters():
-        parameter.grad = torch.full_like(parameter, 1e6)
-    optimiser = pyro.optim.SGD({"lr": 1e-3})
-    data = torch.randn(8, 3), torch.ones(8)
-    bbb.fit(model, guide, data, epochs=1, optimizer=optimiser, progress=False)
-    assert (guide.loc("network.fc1.weight") - before).abs().max() < 1
 
 
 # --- lower precision ---
@@ -783,27 +596,14 @@ def both_precisions(make_guide, pairs, **options):
     return histories
 
 
-def test_a_network_in_bfloat16_learns_as_well():
-    options = {"epochs": 30, "batch_size": 50, "lr": 0.02}
-    full, half = both_precisions(bbb.AutoSoftplusNormal, blobs(), **options)
-    first, last = full.nll[0], sum(full.nll[-5:]) / 5
-    assert last < 0.2 * first
-    assert full.nll != half.nll
-    # the runs part ways step by step; of what was learned, 2 % are at stake
-    assert sum(half.nll[-5:]) / 5 == pytest.approx(last, abs=0.02 * (first - last))
-    assert half.kl[-1] == pytest.approx(full.kl[-1], rel=0.02)
-
-
-@pytest.mark.parametrize("kind", ["softplus_normal", "normal", "low_rank", "full_rank"])
+@pytest.mark.parametrize("kind", ["softplus_normal", "low_rank", "full_rank"])
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_draws_and_their_densities_keep_single_precision(kind, num_particles):
     """The first step has the same draws: its densities are equal, its likelihood is rounded."""
     make_guide = partial(bbb.guides.make, kind)
     options = {"epochs": 1, "num_particles": num_particles}
     full, half = both_precisions(make_guide, blobs(20), **options)
-    # several draws as one vector, and site by site, share the noise in another order
-    permuted = kind == "softplus_normal" and num_particles > 1
-    for name in ("log_guide",) if permuted else ("kl", "log_prior", "log_guide"):
+    for name in ("kl", "log_prior", "log_guide"):
         found, expected = (getattr(history.steps, name)[0] for history in (half, full))
         assert found == pytest.approx(expected, rel=1e-6)
     # bfloat16 rounds to 2^-9 at most; a layer of 64 products of order 1 errs by less than 0.05
@@ -813,30 +613,29 @@ def test_draws_and_their_densities_keep_single_precision(kind, num_particles):
 
 @pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
 def test_the_likelihood_sees_single_precision(estimator):
-    seen, networks = set(), set()
+    seen, networks, epochs = set(), set(), []
 
     class Spy(likelihoods.Gaussian):
         def arguments(self, outputs):
-            assert outputs.dtype == torch.float32
-            seen.add(torch.is_autocast_enabled("cpu"))
+            seen.add(outputs.dtype)
             return super().arguments(outputs)
 
     model, guide = make(Spy(0.5))
     watch = torch.nn.modules.module.register_module_forward_hook(
         lambda module, _, out: networks.add(out.dtype) if module is model.network else None
     )
+
+    def epoch_end(event):
+        epochs.append(networks.copy())
+        networks.clear()
+        bbb.predict_mean(model, guide, X)
+        assert networks == {torch.float32}  # only steps are in lower precision
+        networks.clear()
+
+    options = {"estimator": estimator, "autocast": torch.bfloat16, "callbacks": [epoch_end]}
     with watch:
-        quiet_fit(
-            model,
-            guide,
-            data(),
-            estimator=estimator,
-            autocast=torch.bfloat16,
-            callbacks=[lambda event: seen.add(torch.is_autocast_enabled("cpu"))],
-        )
-    assert seen == {True, False}  # in the steps; in the checks before them and in the callback
-    assert networks == {torch.bfloat16, torch.float32}
-    assert not torch.is_autocast_enabled("cpu")
+        quiet_fit(model, guide, data(), **options)
+    assert epochs[1] == {torch.bfloat16} and seen == {torch.float32}
 
 
 def test_a_model_in_double_precision_is_left_in_it():
@@ -851,25 +650,7 @@ def test_a_model_in_double_precision_is_left_in_it():
 # --- targets in their own unit ---
 
 
-def intervals(y, y_test, rescaled=None):
-    """Coverage of 90 % intervals on the last diabetes patients."""
-    x, _ = bbb.data.standardize(torch.tensor(load_diabetes().data).float())
-    torch.manual_seed(0)
-    likelihood = bbb.likelihoods.Gaussian.learned()
-    model = bbb.BayesianModel(bbb.BayesianMLP([10, 20, 1]), likelihood, num_data=300)
-    guide = bbb.AutoSoftplusNormal(model)
-    bbb.fit(model, guide, (x[:300], y), epochs=60, seed=0, progress=False)
-    prediction = bbb.predict(model, guide, x[300:], num_samples=50, seed=0)
-    prediction = prediction if rescaled is None else prediction.rescaled(*rescaled)
-    lower, upper = prediction.interval(0.9)
-    return float(((lower <= y_test) & (y_test <= upper)).double().mean())
-
-
-def test_targets_far_from_unit_scale_are_warned_of_and_standardisation_helps():
-    """Of 142 patients 90 % +- 4 standard errors (10 %) are inside the intervals; else few are."""
-    y = torch.tensor(load_diabetes().target).float()[:, None]
-    with pytest.warns(UserWarning, match="targets have mean 155 and standard deviation 82.6"):
-        assert intervals(y[:300], y[300:]) < 0.5
-    scaled, scaling = bbb.data.standardize(y[:300])
-    coverage = intervals(scaled, y[300:], (scaling.mean, scaling.scale))
-    assert abs(coverage - 0.9) < 0.1
+def test_targets_far_from_unit_scale_are_warned_of():
+    (model, guide), (x, y) = make(), data()
+    with pytest.warns(UserWarning, match="targets have mean 155 and standard deviation .*82.6"):
+        quiet_fit(model, guide, (x, 155 + 82.6 * (y - y.mean()) / y.std()), lr=1e-3)

@@ -4,6 +4,7 @@
 import math
 import warnings
 from functools import partial
+from itertools import cycle
 
 import pyro
 import pytest
@@ -86,16 +87,6 @@ LOADERS = {
     "the last left out": (partial(loader, drop_last=True), {N}, 32),
     "weighted": (lambda: loader(sampler=WeightedRandomSampler(torch.ones(N), N)), {N}, N),
     "few weighted": (lambda: loader(sampler=WeightedRandomSampler(torch.ones(N), 10)), {N, 10}, 10),
-    "repeats weighted": (
-        lambda: loader(sampler=WeightedRandomSampler(torch.ones(N), 4 * N)),
-        {N, 4 * N},
-        4 * N,
-    ),
-    "weights of 0": (
-        lambda: loader(sampler=WeightedRandomSampler(OF_FIVE.double(), N)),
-        {5, N},
-        N,
-    ),
     "random": (lambda: loader(sampler=RandomSampler(PAIRS, num_samples=10)), {N, 10}, 10),
     "bootstrap": (
         lambda: loader(sampler=RandomSampler(PAIRS, replacement=True, num_samples=90)),
@@ -122,8 +113,9 @@ LOADERS = {
 FIXED = ["all", "subset", "batches of a subset", "a list of batches", "a sampler that repeats"]
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("schedule", ["uniform", "blundell"])
+@pytest.mark.parametrize(
+    ("name", "schedule"), list(zip(LOADERS, cycle(["uniform", "blundell"]), strict=False))
+)
 def test_the_kl_has_its_weight_and_the_record_its_scale_for_every_sampler(name, schedule):
     """The network's weights stay, so the loss of an epoch is that of what the loader yields."""
     make_loader, allowed, seen = LOADERS[name]
@@ -193,8 +185,7 @@ def normalised():
     return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
-@pytest.mark.parametrize("schedule", ["uniform", "blundell"])
+@pytest.mark.parametrize(("engine", "schedule"), [("eager", "uniform"), ("compiled", "blundell")])
 def test_a_last_row_alone_joins_the_minibatch_before(engine, schedule):
     data, options = (X[:33], Y[:33]), {"engine": engine, "kl_schedule": schedule, "epochs": 3}
     history = fit(make(33, normalised()), data, **options)
@@ -212,25 +203,7 @@ def test_a_frozen_normalisation_keeps_a_minibatch_of_one_row():
     assert len(fit((model, guide), (X[:33], Y[:33])).steps) == 3 * 2
 
 
-def test_a_run_with_a_joined_minibatch_resumes_to_the_bit(tmp_path):
-    data, options = (X[:33], Y[:33]), {"epochs": 3}
-    saved = {**options, "checkpoint": tmp_path / "run", "checkpoint_every": 1}
-
-    class Stop(Exception):
-        pass
-
-    def stop(event):
-        raise Stop
-
-    expected = fit(make(33, normalised()), data, **options)
-    with pytest.raises(Stop):
-        fit(make(33, normalised()), data, callbacks=[stop], **saved)
-    history = fit(make(33, normalised()), data, **saved)
-    assert history.steps.loss == expected.steps.loss
-    assert history.loss == expected.loss
-
-
-@pytest.mark.parametrize("guide", ["ensemble", "swag", "laplace", "full_rank", "delta"])
+@pytest.mark.parametrize("guide", ["ensemble", "swag", "laplace"])
 def test_every_guide_takes_a_joined_minibatch(guide):
     model, _ = make(33, normalised())
     made = bbb.guides.make(guide, model)
@@ -253,9 +226,3 @@ def test_a_row_that_can_join_no_other_is_refused_with_the_remedy(name):
     n, data, options = ALONE[name]
     with pytest.raises(ValueError, match=r"two rows or more .*drop_last=True.*\.eval\(\)"):
         fit(make(n, normalised()), data, **options)
-
-
-def test_the_objective_of_ones_own_loop_refuses_such_a_row_in_the_same_words():
-    objective = bbb.negative_elbo(*make(N, normalised()))
-    with pytest.raises(ValueError, match="two rows or more"):
-        objective(X[:1], Y[:1])

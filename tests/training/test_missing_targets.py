@@ -2,6 +2,7 @@
 """Entries of targets that are missing or ignored do not count, through every door."""
 
 import math
+from functools import partial
 
 import pyro.distributions as dist
 import pytest
@@ -81,18 +82,17 @@ def test_a_row_without_targets_is_no_row():
     assert nll(objective, X, y) == pytest.approx(nll(objective, X[:8], REAL[:8]), rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize(("guide", "estimator", "particles"), GUIDES)
-def test_fit_and_negative_elbo_agree(guide, estimator, particles, engine):
+def test_fit_and_negative_elbo_agree(guide, estimator, particles):
     options = {"estimator": estimator, "num_particles": particles}
     model, trained = problem(guide=guide)
-    how = {"epochs": 1, "batch_size": N, "progress": False, "engine": engine, "lr": 1e-6}
+    how = {"epochs": 1, "batch_size": N, "progress": False, "lr": 1e-6}
     y = with_gaps(REAL)
     history = bbb.fit(model, trained, (X, y), **how, **options)
     own, fresh = problem(guide=guide)
     objective = bbb.negative_elbo(own, fresh, **options)
     values = []
-    for seed in range(200):
+    for seed in range(100):
         torch.manual_seed(seed)
         values.append(objective(X, y).item())
     assert math.isfinite(history.loss[0])
@@ -198,20 +198,17 @@ def test_ignored_labels_do_not_count(index):
 # --- kept, and refused ---
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_option_is_saved(name, tmp_path):
-    model, guide = problem(name)
+@pytest.mark.parametrize(
+    ("likelihood", "ignored"),
+    [
+        *((make, "nan") for make, *_ in CASES.values()),
+        (partial(likelihoods.Categorical, ignore_index=-100), -100),
+    ],
+)
+def test_the_option_is_saved(likelihood, ignored, tmp_path):
+    model, guide = problem(likelihood=likelihood(), outputs=4)
     bbb.save(tmp_path / "model", model, guide)
-    loaded = bbb.load(tmp_path / "model")
-    assert loaded.model.likelihood.ignored == "nan"
-    assert nll(bbb.negative_elbo(loaded.model, loaded.guide), X, with_gaps(CASES[name][2])) > 0
-
-
-def test_the_ignored_label_is_saved(tmp_path):
-    likelihood = likelihoods.Categorical(ignore_index=-100)
-    model, guide = problem(likelihood=likelihood, outputs=3)
-    bbb.save(tmp_path / "model", model, guide)
-    assert bbb.load(tmp_path / "model").model.likelihood.ignored == -100
+    assert bbb.load(tmp_path / "model").model.likelihood.ignored == ignored
 
 
 class Own(likelihoods.Gaussian):

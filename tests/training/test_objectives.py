@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTransform
 
 import pyro_bbb as bbb
-from pyro_bbb.elbo import NonFiniteError, minibatch_elbo
+from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule
 
 ELBOS = [Trace_ELBO, TraceMeanField_ELBO]
@@ -30,15 +30,20 @@ def guide_as_prior(make_prior):
     def prior(module, name, shape):
         return priors.setdefault((name, tuple(shape)), make_prior(shape))
 
-    network = bbb.BayesianMLP([3, 4, 2], prior=prior)
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model)
+    model, guide = make(prior)
     for name in guide.site_names:
         normal = priors[name.split(".")[-1], tuple(guide.loc(name).shape)]
         guide.loc(name).copy_(normal.loc)
         # rho = ln(e^s - 1), the inverse of the softplus
         guide._parameter("rhos", name).data.copy_(torch.expm1(normal.scale).log())
     return model, guide
+
+
+def make(prior, *, sizes=(3, 4, 2), likelihood=None, num_data=10, **options):
+    network = bbb.BayesianMLP([*sizes], prior=prior)
+    likelihood = likelihood or bbb.likelihoods.Gaussian()
+    model = bbb.BayesianModel(network, likelihood, num_data=num_data)
+    return model, bbb.AutoSoftplusNormal(model, **options)
 
 
 def random_normal(shape):
@@ -56,20 +61,6 @@ def test_without_data_and_with_q_equal_to_the_prior_the_loss_is_0_for_every_draw
     losses = [elbo().loss(blind, guide, torch.randn(5, 3), None, kl_weight) for _ in range(20)]
     # 26 weights of log-density below 10 each: rounding is below 26 * 10 * 2^-52 = 6e-14
     assert max(map(abs, losses)) < 1e-13
-
-
-@pytest.mark.parametrize("elbo", ELBOS)
-def test_with_q_equal_to_the_prior_the_loss_is_the_data_cost_for_every_draw(elbo):
-    model, guide = guide_as_prior(random_normal)
-    args = torch.randn(5, 3), torch.randn(5, 2), 0.7
-    for seed in range(5):
-        pyro.set_rng_seed(seed)
-        loss = elbo().loss(model, guide, *args)
-        pyro.set_rng_seed(seed)
-        draws = poutine.trace(guide).get_trace(*args)
-        obs = poutine.trace(poutine.replay(model, trace=draws)).get_trace(*args).nodes["obs"]
-        nll = -obs["fn"].log_prob(obs["value"]).sum().item()
-        assert loss == pytest.approx(nll, rel=1e-12)
 
 
 PUSHED = {
@@ -102,9 +93,7 @@ def test_constrained_latents_have_the_right_jacobian(elbo, support):
 
 
 def test_the_closed_form_kl_is_the_same_on_two_calls_and_torchs():
-    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.5, 2.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model)
+    model, guide = make(dist.Normal(0.5, 2.0))
     blind = poutine.block(model, hide=["obs"])
     first, second = (TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3)) for _ in range(2))
     prior = torch.distributions.Normal(0.5, 2.0)
@@ -119,9 +108,7 @@ def test_the_closed_form_kl_is_the_same_on_two_calls_and_torchs():
 
 
 def test_the_sampled_kl_has_the_closed_form_as_its_mean():
-    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.5, 2.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model, init_rho=0.5)
+    model, guide = make(dist.Normal(0.5, 2.0), init_rho=0.5)
     blind = poutine.block(model, hide=["obs"])
     closed = TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3))
     elbo = Trace_ELBO(num_particles=50, vectorize_particles=True, max_plate_nesting=1)
@@ -145,9 +132,7 @@ SCHEDULES = ["uniform", "blundell", lambda i, m: 2 * i / (m * (m + 1))]
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["uniform", "blundell", "function"])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 10, 30])
 def test_minibatch_losses_add_up_to_the_loss_of_all_data(schedule, batch_size):
-    network = bbb.BayesianMLP([3, 4, 2], prior=bbb.ScaleMixtureNormal(0.5, 1.0, 0.1))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model, init_rho=0.0)
+    model, guide = make(bbb.ScaleMixtureNormal(0.5, 1.0, 0.1), init_rho=0.0)
     x, y = torch.randn(10, 3), torch.randn(10, 2)
     whole = fixed_noise(model, guide, x, y, 1.0)
     batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
@@ -203,31 +188,24 @@ def test_temperature_multiplies_every_weight(base):
     assert cold == pytest.approx([0.1 * weight for weight in weights(base, 10, 3)], rel=1e-15)
 
 
-def test_the_warm_up_grows_linearly_from_the_first_step_to_its_last_epoch():
-    schedule = KLSchedule("uniform", warmup_epochs=2, temperature=0.5)
-    found = [weight for epoch in range(3) for weight in weights(schedule, 4, 1, epoch)]
-    expected = [min(1, step / 8) * 0.25 * 0.5 for step in range(1, 13)]
-    assert found == pytest.approx(expected, rel=1e-15)
-
-
-def test_cooling_goes_by_equal_factors_from_one_temperature_to_the_other():
-    schedule = KLSchedule(temperature=0.02, initial_temperature=0.5, cooling_epochs=2)
-    found = [4 * weight for epoch in range(3) for weight in weights(schedule, 4, 1, epoch)]
-    expected = np.r_[np.geomspace(0.5, 0.02, 9)[1:], [0.02] * 4]
-    assert found == pytest.approx(expected, rel=1e-14)
-
-
-def test_cooling_and_warm_up_multiply():
+def test_warm_up_is_a_line_and_cooling_goes_by_equal_factors():
     cooling = {"temperature": 0.02, "initial_temperature": 0.5, "cooling_epochs": 2}
     found, cold, warm = (
-        [weight for epoch in range(4) for weight in weights(KLSchedule(**options), 4, 1, epoch)]
-        for options in (cooling | {"warmup_epochs": 3}, cooling, {"warmup_epochs": 3})
+        np.array([4 * w for epoch in range(4) for w in weights(schedule, 4, 1, epoch)])
+        for schedule in (
+            KLSchedule(warmup_epochs=3, **cooling),
+            KLSchedule(**cooling),
+            KLSchedule(warmup_epochs=3),
+        )
     )
-    assert found == pytest.approx([4 * a * b for a, b in zip(cold, warm, strict=True)], rel=1e-14)
+    assert warm == pytest.approx(np.minimum(np.arange(1, 17) / 12, 1), rel=1e-15)
+    expected = np.r_[np.geomspace(0.5, 0.02, 9)[1:], [0.02] * 8]
+    assert cold == pytest.approx(expected, rel=1e-14)
+    assert found == pytest.approx(cold * warm, rel=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("build", "error", "message"),
     [
         (lambda: KLSchedule("linear"), ValueError, "kl_schedule.*blundell.*uniform.*'linear'"),
         (lambda: KLSchedule(0.1), TypeError, "kl_schedule must be a name or a function, got 0.1"),
@@ -240,9 +218,9 @@ def test_cooling_and_warm_up_multiply():
         (lambda: weights(lambda i, m: math.nan, 2, 1), ValueError, "kl_schedule.* got nan"),
     ],
 )
-def test_bad_schedules_are_refused(make, error, message):
+def test_bad_schedules_are_refused(build, error, message):
     with pytest.raises(error, match=message):
-        make()
+        build()
 
 
 def test_a_negative_weight_is_refused_by_the_model():
@@ -254,16 +232,16 @@ def test_a_negative_weight_is_refused_by_the_model():
 # --- the record of one step ---
 
 
-def recorded(loss, kl_weight, num_particles=1):
-    network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.0, 1.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model)
+def recorded(loss, kl_weight, num_particles=1, seed=0):
+    pyro.set_rng_seed(0)  # of the kernels' initial values
+    model, guide = make(dist.Normal(0.0, 1.0))
+    pyro.set_rng_seed(seed)
     elbo = minibatch_elbo(loss, num_particles)
     value = elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
     return value, elbo.take_parts()
 
 
-@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5, 1e-9, 2.0**-500, 0.0])
+@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-9, 2.0**-500, 0.0])
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
     value, parts = recorded("trace", kl_weight, num_particles)
@@ -271,60 +249,26 @@ def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
     assert parts.loss == pytest.approx(value, rel=1e-14)
     assert parts.loss == pytest.approx(parts.kl_weight * parts.kl + parts.nll, rel=1e-13)
     assert parts.kl == pytest.approx(parts.log_guide - parts.log_prior, rel=1e-13)
-
-
-@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-5, 1e-9, 2.0**-500, 0.0])
-def test_the_recorded_kl_of_the_mean_field_objective_is_the_closed_form(kl_weight):
-    kls = []
-    for noise in (3, 4):
-        pyro.set_rng_seed(0)  # of the kernels' initial values
-        network = bbb.BayesianMLP([3, 4, 2], prior=dist.Normal(0.0, 1.0))
-        model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-        guide = bbb.AutoSoftplusNormal(model)
-        pyro.set_rng_seed(noise)
-        elbo = minibatch_elbo("mean_field", 1)
-        elbo.loss_and_grads(model, guide, torch.randn(5, 3), torch.randn(5, 2), kl_weight)
-        kls.append(elbo.take_parts().kl)
-    assert kls[0] == pytest.approx(kls[1], rel=1e-9)
-
-
-def test_a_loss_that_is_not_finite_names_the_site():
-    network = bbb.BayesianMLP([3, 2], prior=dist.Normal(0.0, 1.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=10)
-    guide = bbb.AutoSoftplusNormal(model)
-    x = torch.full((5, 3), math.inf)
-    with (
-        pyro.validation_enabled(False),
-        pytest.raises(NonFiniteError, match="loss is not finite in obs;"),
-    ):
-        minibatch_elbo("trace", 1).loss_and_grads(model, guide, x, torch.randn(5, 2), 1.0)
-
-
-@pytest.mark.parametrize("loss", [None, "trace", Trace_ELBO, Trace_ELBO(num_particles=3)])
-def test_objectives_by_name_class_and_instance(loss):
-    elbo = minibatch_elbo(loss, 2)
-    assert isinstance(elbo, Trace_ELBO)
-    assert elbo.num_particles == (3 if isinstance(loss, Trace_ELBO) else 2)
-
-
-@pytest.mark.parametrize("loss", ["mean_field", TraceMeanField_ELBO, TraceMeanField_ELBO()])
-def test_mean_field_objectives_by_name_class_and_instance(loss):
-    assert minibatch_elbo(loss, 1).closed_form
+    first, second = (recorded("mean_field", kl_weight, seed=seed)[1].kl for seed in (3, 4))
+    assert first == pytest.approx(second, rel=1e-9)  # the closed form, whatever was drawn
 
 
 @pytest.mark.parametrize(
-    ("loss", "num_particles", "error", "message"),
+    ("loss", "num_particles", "closed_form"),
     [
-        ("elbo", 1, ValueError, r"loss must be one of \['mean_field', 'trace'\], got 'elbo'"),
-        (print, 1, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO, got <built-in"),
-        (None, 0, ValueError, "num_particles must be an integer of at least 1, got 0"),
-        (None, 1.5, ValueError, "num_particles must be an integer of at least 1, got 1.5"),
-        (None, True, ValueError, "num_particles must be an integer of at least 1, got True"),
+        (None, 2, False),
+        ("trace", 2, False),
+        (Trace_ELBO, 2, False),
+        (Trace_ELBO(num_particles=3), 3, False),
+        ("mean_field", 2, True),
+        (TraceMeanField_ELBO, 2, True),
+        (TraceMeanField_ELBO(), 1, True),
     ],
 )
-def test_bad_objectives_are_refused(loss, num_particles, error, message):
-    with pytest.raises(error, match=message):
-        minibatch_elbo(loss, num_particles)
+def test_objectives_by_name_class_and_instance(loss, num_particles, closed_form):
+    elbo = minibatch_elbo(loss, 2)
+    assert isinstance(elbo, Trace_ELBO)
+    assert (elbo.num_particles, elbo.closed_form) == (num_particles, closed_form)
 
 
 # --- oracle: the step written by hand ---
@@ -379,9 +323,8 @@ def assert_same_gradients(model, guide, args, num_particles, free_energy):
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_gradients_of_a_classifier_under_the_scale_mixture_are_those_by_hand(num_particles):
     pi, sigma1, sigma2 = 0.25, 1.5, 0.02
-    network = bbb.BayesianMLP([5, 7, 3], prior=bbb.ScaleMixtureNormal(pi, sigma1, sigma2))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=60)
-    guide = bbb.AutoSoftplusNormal(model)
+    options = {"sizes": (5, 7, 3), "likelihood": bbb.likelihoods.Categorical(), "num_data": 60}
+    model, guide = make(bbb.ScaleMixtureNormal(pi, sigma1, sigma2), **options)
     for name in guide.site_names:
         guide._parameter("rhos", name).data.normal_(-2, 1)
     x, y, kl_weight = torch.randn(6, 5), torch.randint(0, 3, (6,)), 0.1
@@ -406,9 +349,8 @@ def test_gradients_of_a_classifier_under_the_scale_mixture_are_those_by_hand(num
 def test_gradients_of_a_regression_with_latent_noise_are_those_by_hand(num_particles):
     """The guide's density of the noise scale holds the Jacobian of the exponential."""
     noise = dist.LogNormal(torch.tensor(-1.0), torch.tensor(0.7))
-    network = bbb.BayesianMLP([5, 1], prior=dist.Normal(0.0, 2.0))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(noise), num_data=60)
-    guide = bbb.AutoSoftplusNormal(model, init_rho=-1.0)
+    options = {"sizes": (5, 1), "likelihood": bbb.likelihoods.Gaussian(noise), "num_data": 60}
+    model, guide = make(dist.Normal(0.0, 2.0), init_rho=-1.0, **options)
     x, y, kl_weight = torch.randn(6, 5), torch.randn(6, 1), 0.1
 
     def free_energy(w, log_q):
