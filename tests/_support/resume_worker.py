@@ -41,11 +41,8 @@ WARM_UP = bbb.KLSchedule("blundell", warmup_epochs=2)
 
 # case -> (layers, guide, form of the data, options); three steps an epoch, the last a short one
 CASES = {
-    "reparam": (plain, "softplus_normal", None, {}),
-    "flipout": (plain, "softplus_normal", None, {"estimator": "flipout", "kl_schedule": WARM_UP}),
-    "batch norm": (with_buffers, "normal", None, {"optimizer": torch.optim.RAdam}),
-    "ensemble": (plain, "ensemble", None, {"lr_schedule": "constant"}),
-    "particles": (plain, "softplus_normal", shuffled, {"num_particles": 2}),
+    "reparam": (plain, "softplus_normal", None, {"optimizer": torch.optim.RAdam}),
+    "ensemble": (with_buffers, "ensemble", shuffled, {"num_particles": 2, "kl_schedule": WARM_UP}),
 }
 
 

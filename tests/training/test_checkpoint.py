@@ -121,7 +121,7 @@ def killer():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", resumable.CASES)
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_path, case):
-    """Five times in each of five cases, two of them inside a write for certain."""
+    """Five times in each case, two of them inside a write for certain."""
     numbers = random.Random(case)
     folder, out, whole = (tmp_path / name for name in ("folder", "out", "whole"))
     assert killer.run(case, None, whole) == 0
