@@ -72,7 +72,7 @@ class Job:
     device: str = "cpu"
 
     def make(self) -> tuple[nn.Module, Data]:
-        """The network with random weights, and the minibatch."""
+        """Return the network with random weights, and the minibatch."""
         torch.manual_seed(0)
         network, data = {"vit": _vit, "gpt2": _gpt2}[self.network](self.batch, self.tiny)
         return network.to(self.device), (data[0].to(self.device), data[1].to(self.device))
@@ -126,7 +126,7 @@ def peft(job: Job) -> Take:
 
 
 def by_fit(job: Job, convert: Callable[[nn.Module], nn.Module], **options: Any) -> Take:
-    """The steps of `fit` on a converted network."""
+    """Return the steps of `fit` on a converted network."""
     network, data = job.make()
     model = bbb.BayesianModel(convert(network), bbb.likelihoods.Categorical(), len(data[0]))
     guide = bbb.AutoSoftplusNormal(model).to(job.device)
@@ -141,14 +141,14 @@ def by_fit(job: Job, convert: Callable[[nn.Module], nn.Module], **options: Any) 
 
 
 def one_pass(job: Job) -> Take:
-    """The outputs of the frozen network."""
+    """Return the outputs of the frozen network."""
     network, (x, _) = job.make()
     network.eval()
     return repeated(torch.no_grad()(lambda: network(x)))
 
 
 def ten_draws(job: Job) -> Take:
-    """A prediction by ten draws of adapters in the last two blocks."""
+    """Return a prediction by ten draws of adapters in the last two blocks."""
     network, (x, y) = job.make()
     adapted = bbb.adapt(network, 8, where=LAST[job.network])
     model = bbb.BayesianModel(adapted, bbb.likelihoods.Categorical(), len(y))
@@ -157,7 +157,7 @@ def ten_draws(job: Job) -> Take:
 
 
 def start(method: str, job: Job) -> Take:
-    """The steps of a method."""
+    """Return the steps of a method."""
     return METHODS[method](job)
 
 
@@ -203,14 +203,14 @@ def run(config: Config, network: str) -> dict[str, Any]:
 
 
 def _ratio(memory: dict[str, Any], name: str, floor: str, of: str) -> float | None:
-    """A ratio of peaks; none in a process whose peak an earlier method set, see ``--smoke``."""
+    """Return a ratio of peaks; none where an earlier method set the peak, as in ``--smoke``."""
     if name not in memory or not memory[floor][of]:
         return None
     return float(memory[name][of] / memory[floor][of])
 
 
 def table(results: dict[str, Any]) -> str:
-    """The ratios as Markdown."""
+    """Return the ratios as Markdown."""
     rows = [
         [network, name, FLOORS[name], *("–" if x is None else f"{x:.2f}" for x in ratios.values())]
         for network, found in results.items()

@@ -45,7 +45,7 @@ def pages() -> dict[str, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside, and the notebooks' pictures."""
+    """Add the pages from outside, and the notebooks' pictures."""
     for origin, uri in pages().items():
         text, pictures = READ[Path(origin).suffix](ROOT / origin)
         files.append(File.generated(config, uri, content=text))
@@ -55,12 +55,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def read_text(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A page that is one already."""
+    """Return a page that is one already."""
     return path.read_text(encoding="utf-8"), {}
 
 
 def read_notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook's text, code and outputs, and its pictures by name."""
+    """Return a notebook's text, code and outputs, and its pictures by name."""
     text, resources = MarkdownExporter().from_filename(str(path))
     pictures = {f"{path.stem}_{name}": data for name, data in resources["outputs"].items()}
     text = re.sub(r"!\[png]\(", f"![what the cell above draws]({path.stem}_", text)
@@ -68,7 +68,7 @@ def read_notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def read_script(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A script's first line as title, the rest as it stands; not found by the search."""
+    """Return a script's first line as title, the rest as it stands; not found by the search."""
     source = path.read_text(encoding="utf-8")
     title = (ast.get_docstring(ast.parse(source)) or path.stem).splitlines()[0].rstrip(".")
     place = path.relative_to(ROOT).as_posix()
@@ -100,7 +100,7 @@ def site_link(match: re.Match[str], origin: str, uri: str) -> str:
 
 
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Writes each equation as MathML."""
+    """Write each equation as MathML."""
     return EQUATION.sub(mathml, html_text)
 
 

@@ -37,17 +37,17 @@ NOISE = 0.1  # standard deviation of the curve's targets
 
 
 def truth(x: Tensor) -> Tensor:
-    """The curve behind the data."""
+    """Return the curve behind the data."""
     return torch.sin(2 * x) + 0.5 * x
 
 
 def same(x: Tensor) -> Tensor:
-    """Inputs in the unit of the curve."""
+    """Return inputs in the unit of the curve."""
     return x
 
 
 def far(x: Tensor) -> Tensor:
-    """Inputs in a unit in which they are far from 0 and 1."""
+    """Return inputs in a unit in which they are far from 0 and 1."""
     return 500 + 100 * x
 
 
@@ -75,7 +75,7 @@ def trained(
     init: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[bbb.BayesianModel, Any, bbb.History]:
-    """A trained model and guide, and the record of the training."""
+    """Return a trained model and guide, and the record of the training."""
     torch.manual_seed(0)
     network = bbb.BayesianMLP(list(sizes), activation=activation)
     model = bbb.BayesianModel(network, likelihood, num_data=len(data[0]))
@@ -87,14 +87,14 @@ def trained(
 
 
 def of_curve(noise: float = NOISE, unit: Unit = same, **options: Any) -> Posterior:
-    """A posterior of the curve, with inputs in another unit."""
+    """Return a posterior of the curve, with inputs in another unit."""
     x, y = curve()
     options = {"epochs": 1000, "batch_size": 80, "activation": nn.Tanh} | options
     return trained([1, 50, 1], Gaussian(noise), (unit(x), y), **options)[:2]
 
 
 def of_digits(**options: Any) -> tuple[bbb.BayesianModel, Any, bbb.History]:
-    """A posterior of digits."""
+    """Return a posterior of digits."""
     return trained([64, 100, 10], Categorical(), digits()[0], **{"epochs": 60} | options)
 
 
@@ -270,12 +270,12 @@ def plain_ticks(ax: Axes, values: Sequence[float]) -> None:
 
 
 def predicted(posterior: Posterior, **options: Any) -> Any:
-    """The prediction of a posterior on the grid."""
+    """Return the prediction of a posterior on the grid."""
     return bbb.predict(*posterior, GRID, seed=0, **options)
 
 
 def chains() -> Posterior:
-    """A hundred short chains of the curve's posterior."""
+    """Return a hundred short chains of the curve's posterior."""
     network = bbb.BayesianMLP([1, 50, 1], activation=nn.Tanh)
     model = bbb.BayesianModel(network, Gaussian(NOISE), num_data=80)
     many = {"num_chains": 100, "warmup_steps": 4000, "num_samples": 10, "thin": 50}
@@ -309,7 +309,7 @@ def memory(figure: Figure) -> None:
 def peak_of_training(
     guide: str = "softplus_normal", where: str | None = None, batch_size: int = 32, **options: Any
 ) -> float:
-    """The largest memory of a training above that of the process before it, in MB."""
+    """Return the largest memory of a training above that of the process before it, in MB."""
     import resource  # of Unix alone
 
     x, y = torch.rand(512, 3, 64, 64), torch.randint(10, (512,))
@@ -348,7 +348,7 @@ def reproducible(figure: Figure) -> None:
 
 
 def nll(posterior: Posterior, x: Tensor, y: Tensor, num_samples: int, seed: int) -> float:
-    """The NLL of a prediction."""
+    """Return the NLL of a prediction."""
     prediction = bbb.predict(*posterior, x, num_samples=num_samples, seed=seed)
     return bbb.metrics.nll(prediction.probs, y)
 

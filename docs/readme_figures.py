@@ -34,12 +34,12 @@ NOISE = 0.1  # standard deviation of the regression's targets
 
 
 def truth(x: Tensor) -> Tensor:
-    """The function behind the data."""
+    """Return the function behind the data."""
     return torch.sin(2.2 * x) + 0.2 * x
 
 
 def deterministic(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
-    """A network of plain torch."""
+    """Return a network of plain torch."""
     layers: list[nn.Module] = []
     for inputs, outputs in zip(sizes, sizes[1:], strict=False):
         layers += [nn.Linear(inputs, outputs), activation()]

@@ -117,7 +117,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def published() -> Table:
-    """Published figures, their recipes here, and ours."""
+    """Return published figures, their recipes here, and ours."""
     rows = []
     for label, known, run, keys, factor, digits in FIGURES:
         cells = (cell(record(f"{run}_{p}"), keys, factor, digits) for p in ("published", "ours"))
@@ -135,7 +135,7 @@ def minutes_of_seed(run: str, keys: str) -> str:
 
 
 def headlines() -> Table:
-    """The README's choice."""
+    """Return the README's choice."""
     known = {figure[2:4]: figure for figure in FIGURES}
     rows = {}
     for label, (run, keys) in HEADLINES.items():
@@ -228,7 +228,7 @@ def runs() -> Table:
 
 
 def reproduction() -> Table:
-    """The paper's networks by the settings of a public reproduction."""
+    """Return the paper's networks by the settings of a public reproduction."""
     rows = []
     for method, widths in record("paper_mnist_published")["methods"].items():
         wide, bayesian = widths["1200"], method in (paper_mnist.GAUSSIAN, paper_mnist.MIXTURE)
@@ -293,7 +293,7 @@ def timed(
     form: Callable[[str, dict[str, Any]], str],
     ending: str = "",
 ) -> Table:
-    """A row for each contender, a column for each benchmark."""
+    """Write a row for each contender, a column for each benchmark."""
     names = list(dict.fromkeys(name for contenders in found.values() for name in contenders))
     rows = [
         (name, *(form(name, c[name]) if name in c else "–" for c in found.values()))
@@ -396,7 +396,7 @@ def between() -> Table:
 
 
 def line() -> str:
-    """The line of a step's seconds."""
+    """Return the line of a step's seconds."""
     fixed, per_example = (record("scaling")["model"][name] for name in ("fixed", "per_example"))
     numbers = f"$a$ = {1e3 * fixed:.1f} ms, $c$ = {1e3 * per_example:.3f} ms"
     return f"{numbers}: a step's fixed work is that on {fixed / per_example:.0f} examples."

@@ -107,7 +107,7 @@ def acquire(
 
 
 def labels_at(labels: list[int], accuracy: list[float], target: float) -> float | None:
-    """Number of labels at which an accuracy is first reached, interpolated between two rounds."""
+    """Return the number of labels at which an accuracy is reached, between two rounds."""
     if max(accuracy) < target:
         return None
     after = next(i for i, value in enumerate(accuracy) if value >= target)
@@ -142,7 +142,7 @@ def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Pi
 
 
 def finding(summary: dict[str, Any], rules: tuple[str, ...]) -> str:
-    """The title of the curves."""
+    """Return the title of the curves."""
     saved = summary["mean"]["times_fewer_labels"]
     if "BALD" not in saved:
         return "Error by number of labels"
@@ -151,7 +151,7 @@ def finding(summary: dict[str, Any], rules: tuple[str, ...]) -> str:
 
 
 def reached(summary: dict[str, Any], rule: str, target: str) -> bool:
-    """True if a rule reached a target with every seed."""
+    """Return whether a rule reached a target with every seed."""
     return all(run[rule]["reached"][target] for run in summary["seeds"].values())
 
 
@@ -202,7 +202,7 @@ RECIPES = {
 
 
 def load(config: Config) -> Sets:
-    """The pool is the training part without 10,000 validation images."""
+    """Return the training part without 10,000 validation images, the pool."""
     get = partial(images, "mnist", config.data_root, smoke=config.smoke)
     pool, valid = train_and_validation(get(train=True))
     return Sets(pool, valid if config.validation else get(train=False))
@@ -222,7 +222,7 @@ Trained: TypeAlias = tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]
 
 
 def train(recipe: Recipe, data: Data, seed: int, before: Trained | None = None) -> Trained:
-    """A network trained on the labels that there are, from where it was or from a new start."""
+    """Return a network trained on the labels so far, from its weights or a new start."""
     torch.manual_seed(seed)
     network, start = make_network() if before is None else before[0].network, None
     if before is None:
@@ -252,7 +252,7 @@ def predict(
 def learn(
     recipe: Recipe, sets: Sets, rule: str, seed: int, most: int
 ) -> tuple[dict[str, Any], Pool]:
-    """Rounds of training, measuring and buying labels by one rule.
+    """Run rounds of training, measuring and buying labels by one rule.
 
     Returns:
         Scores by number of labels, and the pool as it is then.

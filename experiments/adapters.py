@@ -67,19 +67,19 @@ LEFT_OUT = {DECIMAL, "test", "tests", "idle_test", "lib2to3", "site-packages"}
 
 
 def library(*, smoke: bool) -> str:
-    """The docstrings of all modules but those of decimal arithmetic; in a smoke test of one."""
+    """Return the docstrings of all modules but decimal arithmetic; in a smoke test of one."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [root / "argparse.py"] if smoke else sorted(root.rglob("*.py"))
     return docstrings(p for p in files if not LEFT_OUT & {*p.relative_to(root).parts})
 
 
 def decimal() -> str:
-    """The docstrings of decimal arithmetic."""
+    """Return the docstrings of decimal arithmetic."""
     return docstrings([Path(sysconfig.get_paths()["stdlib"]) / DECIMAL])
 
 
 def docstrings(files: Iterable[Path]) -> str:
-    """The docstrings of Python files in order, with an empty line between."""
+    """Return the docstrings of Python files in order, with an empty line between."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found: list[str] = []
     for path in files:
@@ -205,7 +205,7 @@ class AdapterTask(Task):
     def model(
         self, prior: object, where: str = "*", dropout: float = 0.0, num_data: int | None = None
     ) -> bbb.BayesianModel:
-        """The pretrained network with random adapters, and a random last layer if it is new."""
+        """Return the pretrained network with random adapters, and a random new last layer."""
         torch.manual_seed(self.seed)
         network: nn.Module = self.problem.network(dropout)
         if self.family.last:
@@ -226,7 +226,7 @@ class Adaptations:
     smoke: bool  # train tiny networks on a few images and characters
 
     def sets(self, name: str, *, testing: bool) -> Sets:
-        """The data of an adaptation: scored are those of the test or of validation."""
+        """Return the data of an adaptation: scored are those of the test or of validation."""
         at = ADAPTATIONS[name]
         pictures = at.family == "images"
         given = partial(self._images, "mnist") if pictures else self._decimal
@@ -267,13 +267,13 @@ class Adaptations:
         return images(dataset, self.data_root, train=train, smoke=self.smoke)
 
     def _decimal(self, *, train: bool) -> Data:
-        """The first three quarters of the text, or the rest."""
+        """Return the first three quarters of the text, or the rest."""
         text = decimal()[: 10_000 if self.smoke else None]
         end = len(text) * 3 // 4
         return sequences(text[:end] if train else text[end:])
 
     def _pretrained(self, family: str, dropout: float) -> nn.Module:
-        """A network after its first training, with a rate of dropout."""
+        """Return a network after its first training, with a rate of dropout."""
         path = self._folder / f"{family}.safetensors"
         if not path.exists():
             torch.manual_seed(0)

@@ -66,7 +66,7 @@ COLD = {"kl_schedule": bbb.KLSchedule(temperature=0.1)}
 
 
 def narrow() -> Any:
-    """A mixture of a wide and a narrow Normal."""
+    """Return a mixture of a wide and a narrow Normal."""
     return bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
 
 
@@ -100,7 +100,7 @@ class Task:
 
 
 def digits_task(config: Config) -> Task:
-    """The digits without the quarter that other experiments test on."""
+    """Return the digits without the quarter that other experiments test on."""
     (x, y), _ = digits()
     train, valid = stratified(x, y, 0.2)
     order = torch.rand(valid[0].shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
@@ -162,7 +162,7 @@ def table(name: str, results: dict[str, Summary]) -> Table:
 
 
 def draw_curves(run: Run, results: dict[str, dict[str, Summary]]) -> Picture:
-    """The negative ELBO in training, of two learning rates, against the baseline; one seed."""
+    """Return the negative ELBO in training by two learning rates, and the baseline."""
     panels: dict[str, Any] = {}
     for name, found in results.items():
         first = {v: next(iter(found[v]["seeds"].values())) for v in found}

@@ -87,12 +87,12 @@ class DiagonalMemory(Memory):
         self.gained: dict[str, Tensor] = {}
 
     def normal(self, name: str) -> TorchDistribution:
-        """The prior of a weight for the next task."""
+        """Return the prior of a weight for the next task."""
         loc = self.loc[name]
         return Normal(loc, self.scale(name)).to_event(loc.dim())
 
     def scale(self, name: str) -> Tensor:
-        """Standard deviation of a weight's prior."""
+        """Return the standard deviation of a weight's prior."""
         return (self.first[name] + self.strength * self.gained[name]).rsqrt()
 
     def add(self, model: Any, guide: Any, data: Data) -> None:
@@ -125,7 +125,7 @@ class KroneckerMemory(Memory):
         self.of_inputs: dict[str, list[Tensor]] = {}  # one of each task; none for biases
 
     def normal(self, name: str) -> TorchDistribution:
-        """The prior of a weight for the next task."""
+        """Return the prior of a weight for the next task."""
         loc, first = self.loc[name], self.first[name]
         of_outputs = self.strength * self.of_outputs[name]
         if name not in self.of_inputs:
@@ -157,7 +157,7 @@ class KroneckerMemory(Memory):
 def kronecker_normal(
     loc: Tensor, of_outputs: Tensor, of_inputs: Tensor, first: Tensor | float
 ) -> TransformedDistribution:
-    r"""Normal of a matrix ``[o, i]`` whose precision is $h I + H \otimes A$; h is ``first``."""
+    r"""Return the Normal of a matrix ``[o, i]`` of precision $h I + H \otimes A$; h: ``first``."""
     outer, out = torch.linalg.eigh(of_outputs)
     inner, directions = torch.linalg.eigh(of_inputs)
     curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
@@ -194,7 +194,7 @@ class Protocol:
     def sequence(
         self, root: Path | None, *, smoke: bool, seed: int, validation: bool = False
     ) -> list[Task]:
-        """The tasks; with ``validation``, held-out training images take the test images' part."""
+        """Return the tasks; with ``validation``, held-out training images for test images."""
         train = images(self.dataset, root, train=True, smoke=smoke)
         if validation:
             train, scored = train_and_validation(train, 1 / 12)
@@ -348,7 +348,7 @@ class Learner:
         return bbb.predict(model, draws, x)
 
     def refine(self, head: str) -> tuple[bbb.BayesianModel, dict[str, Tensor]]:
-        """A model, and draws of its weights after the tasks and the coresets of a last layer."""
+        """Return a model, and draws of its weights after the tasks and coresets."""
         known = self.known(head)
         if head in self.coresets:
             x, y = map(torch.cat, zip(*self.coresets[head], strict=True))
@@ -373,7 +373,7 @@ class Learner:
         return [*(self.latest[name] for name in [head] if name in self.latest), *newest]
 
     def model(self, head: str, prior: Any, num_data: int) -> bbb.BayesianModel:
-        """A network with a last layer that starts from what was learned, and a prior."""
+        """Return a network with a last layer that starts from what was learned, and a prior."""
         torch.manual_seed(self.seed + len(self.latest))  # no two last layers start alike
         network = self.network(head)
         for each in self.known(head):
@@ -384,7 +384,7 @@ class Learner:
         )
 
     def posterior(self, head: str, num_data: int) -> tuple[bbb.BayesianModel, Any]:
-        """A model with all that was learned as prior, and a guide that starts there.
+        """Return a model with all that was learned as prior, and a guide that starts there.
 
         With its scales, too: a scale far above its prior's may never come down to it, and would
         leave no precision to remember.
@@ -413,7 +413,7 @@ class Learner:
         )
 
     def set_aside(self, task: Task, data: Data) -> Data:
-        """The data without those that the task's coreset keeps."""
+        """Return the data without those that the task's coreset keeps."""
         if not self.settings.coreset:
             return data
         x, y = data
@@ -429,7 +429,7 @@ class Learner:
 
 
 def network_of(protocol: Protocol, head: str, heads: int = 1) -> nn.Sequential:
-    """A perceptron of ReLU units whose last layer has a task's name."""
+    """Return a perceptron of ReLU units whose last layer has a task's name."""
     first, second = protocol.hidden
     layers = {"fc1": nn.Linear(784, first), "relu1": nn.ReLU()}
     layers |= {"fc2": nn.Linear(first, second), "relu2": nn.ReLU()}
@@ -447,7 +447,7 @@ class Chosen(nn.Module):
         self.network, self.outputs = network, outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[n, classes]``."""
+        """Return outputs ``[n, classes]``."""
         heads = self.network(x[:, :-1]).unflatten(-1, (-1, self.outputs))
         task = x[:, -1].long()[:, None, None].expand(-1, 1, self.outputs)
         return heads.gather(1, task).squeeze(1)
@@ -462,20 +462,20 @@ class AllTasks:
         self.joined = Task(self.all_data, "last")
 
     def network(self, head: str) -> nn.Module:
-        """The network, with the last layers of all tasks."""
+        """Return the network, with the last layers of all tasks."""
         if not self.protocol.own_heads:
             return network_of(self.protocol, head)
         return Chosen(network_of(self.protocol, head, self.number), self.protocol.outputs)
 
     def numbered(self, task: Task, number: int, training: bool) -> Data:
-        """A task's data, with its number as the last column where a network needs it."""
+        """Return a task's data, with its number as the last column where a network needs it."""
         x, y = task.data(training)
         if self.protocol.own_heads:
             x = torch.cat([x, torch.full((len(x), 1), float(number))], dim=-1)
         return x, y
 
     def all_data(self, training: bool) -> Data:
-        """The data of all tasks."""
+        """Return the data of all tasks."""
         xs, ys = zip(*(task.data(training) for task in self.tasks), strict=True)
         return torch.cat(xs), torch.cat(ys)
 
@@ -518,7 +518,7 @@ KRONECKER_SPLIT = replace(KRONECKER_PERMUTED, first_prior=Normal(0.0, 1.0), stre
 
 
 def methods(vcl: Settings, ewc: Settings, kronecker: Settings) -> dict[str, Method]:
-    """The methods of one protocol, by the settings of the three that remember on it."""
+    """Return the methods of one protocol, by the settings of the three that remember on it."""
     label = f"VCL, strength {vcl.strength:g}"
     point = Settings(guide="delta", first_prior=vcl.first_prior, strength=0.0, lr=1e-3)
     return {
@@ -568,7 +568,7 @@ def table(name: str, found: Summaries) -> Table:
 
 
 def first_seed(summary: Summary) -> dict[str, Any]:
-    """The figures of a summary's first seed."""
+    """Return the figures of a summary's first seed."""
     return next(iter(summary["seeds"].values()))
 
 
@@ -724,7 +724,7 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
 
 
 def shortened(method: Method, config: Config) -> Method:
-    """The method, in a smoke test with one epoch of a size that needs no compiled steps."""
+    """Return the method, in a smoke test with one epoch of a size that needs no compiled steps."""
     if not config.smoke:
         return method
     return replace(method, settings=replace(method.settings, epochs=1, engine="eager"))

@@ -97,7 +97,7 @@ class Sets:
 
 
 def train(recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int) -> Trained:
-    """A network of these hidden layers on images as it sees them."""
+    """Return a network of these hidden layers on images as it sees them."""
     torch.manual_seed(seed)  # for the initial means and scales
     network = bbb.BayesianMLP([data[0].shape[1], *hidden, 10], prior=make_prior(recipe.prior))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=len(data[0]))
@@ -148,7 +148,7 @@ def components(ensemble: bbb.ClassificationPrediction, y: Tensor) -> Scores:
 
 
 def log_average(ensemble: bbb.ClassificationPrediction) -> bbb.ClassificationPrediction:
-    """The article's ensemble: the networks' log-probabilities averaged, then normalised."""
+    """Return the article's ensemble: the networks' log-probabilities averaged, then normalised."""
     mean = ensemble.sample_log_probs.mean(0, keepdim=True)
     return bbb.ClassificationPrediction(mean.log_softmax(-1))
 
@@ -192,7 +192,7 @@ class Config(RepeatedSettings, DataSettings):
 
 
 def load(config: Config, recipe: Recipe) -> Sets:
-    """The images; whitening is learned from the training images alone."""
+    """Return the images; whitening is learned from the training images alone."""
     get = partial(images, root=config.data_root, smoke=config.smoke)
     (x, y), (x_test, y_test) = (get("fashion_mnist", train=part) for part in (True, False))
     x, digits = x.flatten(1), get("mnist", train=False)[0].flatten(1)
@@ -201,7 +201,7 @@ def load(config: Config, recipe: Recipe) -> Sets:
 
 
 def tables(record: Scores) -> list[Table]:
-    """Sampled networks, mean network and ensemble; detection of digits; both widths."""
+    """Return sampled networks, mean network and ensemble; detection of digits; both widths."""
     wide, narrow = at(record, WIDE), at(record, NARROW)
     kinds = {
         "sampled networks, lowest": "components.lowest",

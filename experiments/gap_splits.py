@@ -82,7 +82,7 @@ RATES = {"lr": 0.003, "momentum": 0.99}  # the rate is for noise of scale 1
 
 
 def gap_split(x: torch.Tensor, y: torch.Tensor, feature: int) -> tuple[Data, Data]:
-    """The outer thirds by a feature, which train, and the middle third, which tests."""
+    """Return the outer thirds by a feature, which train, and the middle third, which tests."""
     order = x[:, feature].argsort(stable=True)
     first, middle, last = order.tensor_split(3)
     outer = torch.cat([first, last])
@@ -96,7 +96,7 @@ def make_model(data: Data, noise: bbb.likelihoods.Likelihood) -> bbb.BayesianMod
 
 
 def noise_scale(data: Data, config: Config) -> float:
-    """The RMSE of a MAP network on a fifth of the data, without which it is trained."""
+    """Return the RMSE of a MAP network on a fifth of the data, without which it is trained."""
     train, held_out = bbb.data.split(*data, fraction=0.2, seed=config.seed)
     torch.manual_seed(config.seed)
     model = make_model(train, bbb.likelihoods.Gaussian.learned(0.3))
@@ -108,7 +108,7 @@ def noise_scale(data: Data, config: Config) -> float:
 def posterior(
     model: bbb.BayesianModel, method: Method, data: Data, config: Config, start: Any
 ) -> Any:
-    """A trained guide, or chains."""
+    """Return a trained guide, or chains."""
     if method.guide is None:
         steps = {"num_chains": 2, "warmup_steps": 2, "num_samples": 2, "thin": 1}
         return bbb.run_sgmcmc(

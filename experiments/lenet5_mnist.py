@@ -213,7 +213,7 @@ def load(config: Config) -> Sets:
 
 
 def answer(config: Config, model: Any, guide: Any, x: Tensor, seed: int = 0) -> Any:
-    """The posterior predictive; passes of this size stay in the processor's cache."""
+    """Return the posterior predictive; passes of this size stay in the processor's cache."""
     return bbb.predict(model, guide, x, num_samples=config.samples, batch_size=250, seed=seed)
 
 

@@ -115,7 +115,7 @@ def accuracy_table(record: Scores, names: list[str]) -> Table:
 
 
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
-    """The mean network and the ensemble, in scores that take probabilities."""
+    """Return the mean network and the ensemble, in scores that take probabilities."""
     networks = {
         f"{name}: {label}": tabulate.at(record, name, kind)
         for name in names
@@ -170,7 +170,7 @@ class SkippingMLP(bbb.BayesianMLP):
     """The network as the tutorial runs it: the second hidden layer has weights, and no use."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[batch, 10]`` for inputs ``[batch, 784]``."""
+        """Return outputs ``[batch, 10]`` for inputs ``[batch, 784]``."""
         return self.fc3(self.activation1(self.fc1(x)))
 
 

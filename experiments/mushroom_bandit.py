@@ -71,7 +71,7 @@ class Mushrooms:
         self.realised = self.regret.clone()
 
     def offer(self, agent: bandits.ThompsonAgent) -> None:
-        """A basket for every agent, which eats or passes each and remembers what came of it."""
+        """Run a basket for every agent, which eats or passes each and learns from the reward."""
         which = self.order[self.next]  # [basket, agents]
         contexts, poisonous = self.x[which], self.poisonous[which]
         actions = agent.act(contexts).view_as(poisonous)  # also of an agent alone
@@ -190,7 +190,7 @@ def mushrooms_of(config: Config) -> tuple[Tensor, Tensor]:
 
 
 def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
-    """The Bayesian agents, and the greedy ones."""
+    """Return the Bayesian agents, and the greedy ones."""
     chosen = [AGENTS[agent] for agent in config.agents]
     kinds = ((BBB,) if BBB in chosen else (), tuple(name for name in GREEDY if name in chosen))
     return [make_kind(config, recipe, names) for names in kinds if names]

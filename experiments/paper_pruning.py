@@ -48,7 +48,7 @@ class Config(DataSettings):
 
 
 def start(config: Config, sets: Sets) -> Trained:
-    """The trained network, from its folder or anew."""
+    """Return the trained network, from its folder or anew."""
     if config.posterior is None:
         recipe = recipe_of(config.preset, MIXTURE, WIDTH, config.epochs)
         return train(recipe, 24 if config.smoke else WIDTH, config.seed, sets)
@@ -63,7 +63,7 @@ def removed(trained: Trained, fraction: float) -> Trained:
 
 
 def in_steps(trained: Trained, config: Config, sets: Sets) -> dict[float, Trained]:
-    """Removes more and more, with training between; what is there at each of the fractions."""
+    """Remove more and more, with training between, and return what is left at each fraction."""
     recipe, found = recipe_of("ours", MIXTURE, WIDTH), {0.0: trained}
     for step, fraction in enumerate(STEPS, start=1):
         trained = removed(trained, fraction)

@@ -38,7 +38,7 @@ class Plain(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Normal:
-        """The predicted Normal."""
+        """Return the predicted Normal."""
         loc = self.mean(x)
         return Normal(loc, self.log_scale.exp().expand_as(loc))
 
@@ -97,7 +97,7 @@ class Config(RepeatedSettings):
 
 
 def curve(x: Tensor, noise: Tensor) -> Tensor:
-    """The paper's curve: y at the inputs ``x`` for the given values of its noise e."""
+    """Return the paper's curve: y at the inputs ``x`` for the given values of its noise e."""
     inside = x + noise
     waves = torch.sin(2 * math.pi * inside) + torch.sin(4 * math.pi * inside)
     return x + 0.3 * waves + noise
@@ -118,7 +118,7 @@ class Problem:
 
     @classmethod
     def of(cls, seed: int, points: int) -> "Problem":
-        """Inputs uniform in [0, 0.5]; 2,000 fresh ones."""
+        """Return inputs uniform in [0, 0.5]; 2,000 fresh ones."""
         generator = torch.Generator().manual_seed(seed)
         inputs = [0.5 * torch.rand(count, 1, generator=generator) for count in (points, 2000)]
         train, fresh = ((x, observe(x, generator)) for x in inputs)
@@ -126,7 +126,7 @@ class Problem:
 
 
 def make_model(recipe: Recipe) -> bbb.BayesianModel:
-    """The network with random weights, and the Normal that it predicts."""
+    """Return the network with random weights, and the Normal that it predicts."""
     network = bbb.BayesianMLP([1, *recipe.units, 1], prior=bbb.ScaleMixtureNormal(*recipe.prior))
     return bbb.BayesianModel(network, bbb.likelihoods.Gaussian.learned(), recipe.points)
 
@@ -223,7 +223,7 @@ def results_table(summary: dict[str, Any]) -> Table:
 
 
 def draw_bands(run: Run, seen: dict[str, Any]) -> Picture:
-    """The paper's figure: median, interquartile range and central 90 %, one panel per network."""
+    """Draw the paper's figure: median, interquartile range and central 90 % per network."""
     panels = {}
     for name, (problem, prediction) in seen.items():
         x, middle = problem.x.flatten(), prediction.quantile(0.5).flatten()

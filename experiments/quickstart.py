@@ -60,7 +60,7 @@ class Config(Settings):
 
 
 def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
-    """Inputs that are no digits, each kind ``[n, 64]`` in [0, 1]."""
+    """Return inputs that are no digits, each kind ``[n, 64]`` in [0, 1]."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(x.shape, generator=generator).argsort(-1)
     return {
@@ -71,7 +71,7 @@ def ood_inputs(x: Tensor, seed: int) -> dict[str, Tensor]:
 
 
 def photograph_patches(name: str = "flower.jpg") -> Tensor:
-    """The 32x32 patches of a photograph bundled with scikit-learn, grey, 8x8, each in [0, 1]."""
+    """Return 8x8 grey patches of scikit-learn's photograph, each in [0, 1]."""
     grey = torch.from_numpy(load_sample_image(name).mean(-1)).float()  # [427, 640]
     small = torch.nn.functional.avg_pool2d(grey[None], 4)[0]
     patches = small.unfold(0, 8, 8).unfold(1, 8, 8).reshape(-1, 64)
@@ -85,7 +85,7 @@ def compare_networks(
     mean: bbb.ClassificationPrediction,
     y: Tensor,
 ) -> Scores:
-    """The ordinary network, sampled ones (mean and sd), that of mean weights, the ensemble."""
+    """Score the ordinary network, sampled ones (mean and sd), mean weights, the ensemble."""
     singles = [scores(probs, y) for probs in ensemble.sample_probs]
     return {
         "plain": scores(plain.probs, y),
@@ -156,7 +156,7 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
 
 
 def networks_table(networks: Scores, samples: int) -> Table:
-    """An ordinary network, and three ways to use one posterior."""
+    """Return an ordinary network, and three ways to use one posterior."""
     labels = {
         "plain": "ordinary network",
         "sampled": f"{samples} sampled networks, mean",

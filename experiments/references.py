@@ -295,7 +295,7 @@ def by_numpyro(posed: Reference, config: Config) -> tuple[Tensor, dict[str, Any]
 
 
 def by_pyro_bbb(posed: Reference, config: Config) -> tuple[Tensor, dict[str, Any]]:
-    """The same by `pyro_bbb.run_nuts`."""
+    """Return the same by `pyro_bbb.run_nuts`."""
     model = posed.make_model()
     chains = bbb.run_nuts(
         model,
@@ -326,7 +326,7 @@ def settings(config: Config) -> dict[str, int]:
 
 
 def stored(posed: Reference, config: Config, path: Path) -> tuple[Tensor, dict[str, Any]] | None:
-    """The draws of the problem's file and their diagnostics, if NUTS was given the same."""
+    """Return the draws of the problem's file and their diagnostics, if NUTS was given the same."""
     if not path.exists():
         return None
     with safe_open(path, "pt") as file:

@@ -52,12 +52,12 @@ class Problem:
 
 
 def sine(x: Tensor) -> Tensor:
-    """The truth without its noise."""
+    """Return the truth without its noise."""
     return 10 * torch.sin(2 * math.pi * x)
 
 
 def growing(x: Tensor) -> Tensor:
-    """Standard deviation of the uneven noise."""
+    """Return the standard deviation of the uneven noise."""
     return 0.2 + 2 * (x + 0.5)
 
 
@@ -142,7 +142,7 @@ class Config(RepeatedSettings):
 
 
 def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
-    """The network and what it predicts."""
+    """Return the network and what it predicts."""
     sizes = [1, 20, 20, 2 if recipe.learns_noise else 1]
     network = bbb.BayesianMLP(sizes, prior=priors.make(recipe.prior, **recipe.options))
     noisy = bbb.likelihoods.HeteroscedasticGaussian()
@@ -151,7 +151,7 @@ def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
 
 
 def learned(model: bbb.BayesianModel) -> priors.LearnedScaleMixture | None:
-    """The network's learned mixture prior, if it has one."""
+    """Return the network's learned mixture prior, if it has one."""
     kinds = (part for part in model.modules() if isinstance(part, priors.LearnedScaleMixture))
     return next(kinds, None)
 
@@ -204,7 +204,7 @@ def run_seed(config: Config, seed: int, seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_nuts(config: Config) -> tuple[dict[str, Any], bbb.RegressionPrediction]:
-    """The exact posterior of the first variant's model, and how well its chains agree."""
+    """Return the exact posterior of the first variant's model, and how well its chains agree."""
     problem = Problem.of(config.seed, even_noise=True)
     model = make_model(next(iter(RECIPES[config.preset].values())), len(problem.data[0]))
     samples = 5 if config.smoke else config.nuts_samples

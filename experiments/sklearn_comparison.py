@@ -68,7 +68,7 @@ class Split(NamedTuple):
 
 
 def fit_ours(split: Split, seed: int, **options: Any) -> Answer:
-    """The estimator as it comes, by variational inference."""
+    """Return the estimator as it comes, by variational inference."""
     options = {"inference": "variational"} | options
     regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
     found = regressor.posterior_predictive(split.x_test)
@@ -92,7 +92,7 @@ def fit_ridge(split: Split, seed: int) -> Answer:
 
 
 def fit_process(split: Split, seed: int) -> Answer:
-    """A Gaussian process by its evidence, on some rows of a large set."""
+    """Return a Gaussian process by its evidence, on some rows of a large set."""
     rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
     part = split._replace(x=split.x[rows], y=split.y[rows])
     lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
@@ -102,7 +102,7 @@ def fit_process(split: Split, seed: int) -> Answer:
 
 
 def fit_mlp(split: Split, seed: int) -> Answer:
-    """The plain network of the same size, trained to the end."""
+    """Return the plain network of the same size, trained to the end."""
     network = MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=seed)
     scaled = TransformedTargetRegressor(
         make_pipeline(StandardScaler(), network), transformer=StandardScaler()
@@ -112,7 +112,7 @@ def fit_mlp(split: Split, seed: int) -> Answer:
 
 
 def fit_forest(split: Split, seed: int) -> Answer:
-    """A forest as it comes."""
+    """Return a forest as it comes."""
     forest = RandomForestRegressor(random_state=seed).fit(split.x, split.y)
     return Answer(forest.predict(split.x_test), None, None, None)
 
@@ -173,7 +173,7 @@ class Config(DataSettings):
 
 
 def read_splits(name: str, config: Config) -> list[Split]:
-    """The first splits of a set."""
+    """Return the first splits of a set."""
     if config.smoke:
         return [made_up(name, seed) for seed in range(2)]
     if name == BUNDLED:
@@ -192,7 +192,7 @@ def bundled(number: int) -> list[Split]:
 
 
 def made_up(name: str, seed: int) -> Split:
-    """A small set for the smoke run."""
+    """Return a small set for the smoke run."""
     rng = np.random.default_rng([seed, len(name)])
     x = rng.normal(size=(70, 3))
     y = x[:, 0] ** 2 + x[:, 1] + 0.1 * rng.normal(size=70)
@@ -222,7 +222,7 @@ def summary(records: list[dict[str, float]]) -> dict[str, dict[str, float | None
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Runs every method on every split, draws, reports; returns the metrics."""
+    """Run every method on every split, draws, reports; returns the metrics."""
     run = Run(config, free=("datasets", "splits"))
     names = ("made up", "made up as well") if config.smoke else config.datasets
     splits = {name: read_splits(name, config) for name in names}

@@ -129,7 +129,7 @@ class Periodic:
         self.agent, self.of, self.seen, self.learned_at = agent, of, 0, 0
 
     def act(self, contexts: Tensor) -> Tensor:
-        """An action for each context."""
+        """Return an action for each context."""
         return self.agent.act(contexts)
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
@@ -175,7 +175,7 @@ class Bootstrap:
         self.members = [by_guide("delta", radii, of) for _ in range(size)]
 
     def act(self, contexts: Tensor) -> Tensor:
-        """An action for each context."""
+        """Return an action for each context."""
         return self.members[int(torch.randint(len(self.members), ()))].act(contexts)
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:

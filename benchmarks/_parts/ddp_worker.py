@@ -48,7 +48,7 @@ def main(task: Task) -> dict[str, Any]:
 
 
 def make(width: int, num_data: int) -> tuple[bbb.BayesianModel, bbb.AutoSoftplusNormal]:
-    """A 784-H-H-10 classifier and its guide."""
+    """Return a 784-H-H-10 classifier and its guide."""
     pyro.set_rng_seed(0)
     network = bbb.BayesianMLP([784, width, width, 10], prior=Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=num_data)

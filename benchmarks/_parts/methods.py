@@ -63,11 +63,11 @@ class Work:
         return [784, self.hidden, self.hidden, 10]
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """The minibatch: pixels in [0, 1] and labels, always the same."""
+        """Return the minibatch: pixels in [0, 1] and labels, always the same."""
         return images(self.batch, self.device)
 
     def network(self) -> nn.Sequential:
-        """The network with ordinary weights."""
+        """Return the network with ordinary weights."""
         return mlp(self.sizes).to(self.device)
 
 
@@ -113,7 +113,7 @@ def trainer(
     lr: float,
     make_adam: Callable[[Any, float], torch.optim.Optimizer] = fused_adam,
 ) -> Trainer:
-    """The usual loop's body: zero, forward, backward, step."""
+    """Run the usual loop's body: zero, forward, backward, step."""
     adam = make_adam(module.parameters(), lr)
 
     def step() -> Tensor:
@@ -144,7 +144,7 @@ def prepare(package: str | None, make: Callable[[], T]) -> T | str:
 
 
 def deterministic(work: Work) -> Trainer:
-    """The network with ordinary weights: the floor."""
+    """Return the network with ordinary weights: the floor."""
     network, (x, y) = work.network(), work.data()
     return trainer(network, lambda: F.cross_entropy(network(x), y), work.lr)
 
@@ -177,7 +177,7 @@ class PlainLinear(nn.Module):
         self.bias_rho = nn.Parameter(torch.empty(n_out).uniform_(-5.0, -4.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[batch, n_out]`` of one draw."""
+        """Return outputs ``[batch, n_out]`` of one draw."""
         weight_sigma = torch.log1p(torch.exp(self.weight_rho))
         bias_sigma = torch.log1p(torch.exp(self.bias_rho))
         weight = self.weight_mu + weight_sigma * torch.randn_like(weight_sigma)
@@ -219,7 +219,7 @@ class PlainMLP(nn.Module):
 
 
 def guided(work: Work, prior: str = "mixture", num_data: int = NUM_DATA) -> tuple[Any, Any]:
-    """The work's network with random weights as a model, and its guide."""
+    """Return the work's network with random weights as a model, and its guide."""
     network = bbb.BayesianMLP(work.sizes, prior=PRIORS[prior]())
     model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data).to(work.device)
     return model, bbb.AutoSoftplusNormal(model).to(work.device)
@@ -247,7 +247,7 @@ def metered_steps(meter: Meter) -> Iterator[None]:
 
 
 def fit_steps(model: Any, guide: Any, work: Work, **options: Any) -> Trainer:
-    """The steps of real calls of `fit`, whose set-up is not measured.
+    """Return the steps of real calls of `fit`, whose set-up is not measured.
 
     They are run as `fit` runs those of longer trainings by itself.
     """
@@ -292,7 +292,7 @@ def replaced(network: nn.Sequential, linear: Callable[[int, int], nn.Module]) ->
 
 
 def torchbnn_network(network: nn.Sequential) -> tuple[nn.Sequential, Callable[[], Tensor]]:
-    """The network with standard Normal priors, and its closed-form KL."""
+    """Return the network with standard Normal priors, and its closed-form KL."""
     import torchbnn
 
     bayesian = nn.Sequential(*replaced(network, partial(torchbnn.BayesLinear, 0.0, 1.0)))
@@ -311,7 +311,7 @@ class WithKL(nn.Sequential):
     """Layers of bayesian-torch, which return their outputs and their closed-form KL."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        """The outputs, and the sum of all KL."""
+        """Return the outputs, and the sum of all KL."""
         total: Any = 0.0
         for layer in self:
             x = layer(x)
@@ -322,7 +322,7 @@ class WithKL(nn.Sequential):
 
 
 def bayesian_torch_network(work: Work, kind: str) -> WithKL:
-    """The network in bayesian-torch's layers; ``kind`` is Reparameterization or Flipout."""
+    """Return the network in bayesian-torch's layers; ``kind`` is Reparameterization or Flipout."""
     from bayesian_torch import layers
 
     return WithKL(*replaced(work.network(), getattr(layers, f"Linear{kind}"))).to(work.device)
@@ -354,7 +354,7 @@ def blitz(work: Work) -> Trainer:
 
 
 def torch_blue_network(work: Work) -> nn.Module:
-    """The network in torch_blue's layers."""
+    """Return the network in torch_blue's layers."""
     from torch_blue import vi
 
     network: nn.Module = vi.VISequential(*replaced(work.network(), vi.VILinear)).to(work.device)

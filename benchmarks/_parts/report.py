@@ -44,11 +44,11 @@ class Results:
     """Load average before the run; None where the system does not report it."""
 
     def of(self, suite: str) -> list[Comparison]:
-        """The comparisons of one suite."""
+        """Return the comparisons of one suite."""
         return [each for each in self.comparisons if each.suite == suite]
 
     def widths(self) -> dict[int, Comparison]:
-        """The comparisons of steps, by width."""
+        """Return the comparisons of steps, by width."""
         titles = {f"width {width}, batch {BATCH}": width for width in self.budget.widths}
         return {titles[each.title]: each for each in self.of("steps") if each.title in titles}
 
@@ -115,7 +115,7 @@ def aims(results: Results) -> Iterator[Aim]:
 
 
 def _aim(comparison: Comparison, limit: float, name: str, to: str, what: str) -> Aim:
-    """The ratio of two methods, in words in which ``{}`` is the second."""
+    """Return the ratio of two methods, in words in which ``{}`` is the second."""
     there = {name, to} <= set(comparison.rounds)
     return Aim(what.format(to), limit, comparison.ratio(name, to) if there else None)
 

@@ -49,7 +49,7 @@ class Run:
         return self.epochs * -(-self.rows // self.batch)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Normal inputs, and targets ``[rows, 1]`` or labels ``[rows]``."""
+        """Return Normal inputs, and targets ``[rows, 1]`` or labels ``[rows]``."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(self.rows, self.sizes[0], generator=generator)
         if self.sizes[-1] > 1:
@@ -79,7 +79,7 @@ class HandWritten(nn.Module):
         self.rhos = nn.ParameterList(torch.full(s, -5.0) for s in shapes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs by one draw of the weights, and its log q - log p."""
+        """Return outputs by one draw of the weights, and its log q - log p."""
         weights, kl = [], x.new_zeros(())
         for loc, rho in zip(self.locs, self.rhos, strict=True):
             posterior = Normal(loc, F.softplus(rho), validate_args=False)

@@ -118,7 +118,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The settings of this process.
+        """Return the settings of this process.
 
         Raises:
             KeyError: ``PYRO_BBB_MODEL`` is not set.
@@ -174,7 +174,7 @@ class Served:
         return self.of_classes(**found) if "probs" in found else self.of_targets(**found)
 
     def checked(self, rows: list[list[float]]) -> Tensor:
-        """The rows as inputs of the network."""
+        """Return the rows as inputs of the network."""
         length = math.prod(self.shape)
         for i, row in enumerate(rows):
             expected = f"expected {length} numbers, for shape {self.shape}"
@@ -255,7 +255,7 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application; loads the model.
+    """Return the application, with the model loaded.
 
     Args:
         settings: by default those of the environment.

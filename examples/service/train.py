@@ -14,7 +14,7 @@ import pyro_bbb as bbb
 
 
 def train(folder: Path, epochs: int = 50) -> None:
-    """Saves a model of inputs of 64 numbers from 0 to 1."""
+    """Save a model of inputs of 64 numbers from 0 to 1."""
     torch.manual_seed(0)
     x, y = (torch.tensor(a) for a in load_digits(return_X_y=True))
     x = x.float() / 16

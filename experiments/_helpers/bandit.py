@@ -31,7 +31,7 @@ class StackedMLP(PyroModule):
         priors.declare(self, priors.as_prior(prior), weights=(agents, sum(self.lengths)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of every agent's network for its own inputs."""
+        """Return outputs of every agent's network for its own inputs."""
         x = x.transpose(0, 1)  # [agents, rows, in]
         parts = self.weights.split(self.lengths, 1)
         for number, (n, m) in enumerate(self.layers):
@@ -41,7 +41,7 @@ class StackedMLP(PyroModule):
         return x.squeeze(2).t()
 
     def he(self, seeds: list[int]) -> Tensor:
-        """Initial weights ``[agents, weights]``: kernels from N(0, 2 / n_in), biases 0."""
+        """Return initial weights ``[agents, weights]``: kernels from N(0, 2 / n_in), biases 0."""
         spread = he_scales(self.layers, of_biases=0.0)
         sources = [torch.Generator().manual_seed(seed) for seed in seeds]
         noise = torch.stack([torch.randn(len(spread), generator=source) for source in sources])

@@ -29,7 +29,7 @@ LEVEL = 0.9
 
 
 def drawn(prediction: bbb.Prediction, num_samples: int) -> bbb.Prediction:
-    """The prediction by draws of each input's function, where it is Normal in closed form."""
+    """Return the prediction by draws of each input's function, a Normal in closed form."""
     if not isinstance(prediction, GaussianPrediction):
         return prediction
     noise = torch.randn(num_samples, *prediction.mean.shape)
@@ -60,7 +60,7 @@ def mean_of(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def title(name: str) -> str:
-    """The name of a problem in words."""
+    """Return the name of a problem in words."""
     return name.replace("_", " ").capitalize()
 
 

@@ -28,7 +28,7 @@ def images(name: str, root: Path | None, *, train: bool, smoke: bool) -> Data:
 
 
 def train_and_validation(data: Data, fraction: float = 1 / 6, seed: int = 0) -> tuple[Data, Data]:
-    """The training part split for choosing settings; by default 50,000 and 10,000 images."""
+    """Return the training part split for choosing settings; by default 50,000 and 10,000 images."""
     return bbb.data.split(*data, fraction=fraction, seed=seed)
 
 

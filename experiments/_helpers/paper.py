@@ -53,7 +53,7 @@ class Recipe(Training):
 
 
 def mixture(pi: float, minus_ln_sigma1: float, minus_ln_sigma2: float) -> tuple[float, ...]:
-    """A scale mixture by the logarithms that the paper tabulates."""
+    """Return a scale mixture by the logarithms that the paper tabulates."""
     return pi, math.exp(-minus_ln_sigma1), math.exp(-minus_ln_sigma2)
 
 
@@ -85,7 +85,7 @@ _REPRODUCED = {  # the best settings of a public reproduction, by width
 
 
 def recipe_of(preset: Preset, method: str, width: int, epochs: int | None = None) -> Recipe:
-    """The recipe of a method for networks of some width, with other epochs if they are given."""
+    """Return the recipe of a method for networks of a width, perhaps with other epochs."""
     if preset == "ours":
         recipe = _OURS[method]
     elif method == MIXTURE:
@@ -136,7 +136,7 @@ class Trained:
             return bbb.ClassificationPrediction(self.network.eval()(x).log_softmax(-1)[None])
 
     def ensemble(self, x: Tensor, draws: int, seed: int) -> bbb.ClassificationPrediction:
-        """The ensemble of networks drawn from the posterior; an ordinary network by itself."""
+        """Return the ensemble of networks drawn from the posterior, or the ordinary network."""
         if self.network is not None:
             return self.point(x)
         return bbb.predict(

@@ -91,7 +91,7 @@ class Task:
     def model(
         self, prior: Any, where: str = "*", dropout: float = 0.0, num_data: int | None = None
     ) -> bbb.BayesianModel:
-        """The problem's network with He's initial weights, those that match ``where`` random."""
+        """Return the problem's network with He's weights, those that match ``where`` random."""
         torch.manual_seed(self.seed)
         network = he(self.problem.network(dropout))
         return classifier(network, prior, where, num_data or len(self.data[0]))
@@ -113,7 +113,7 @@ class Task:
 
 
 def classifier(network: nn.Module, prior: Any, where: str, num_data: int) -> bbb.BayesianModel:
-    """The network with weights that match ``where`` random, from a prior of its own."""
+    """Return the network with weights that match ``where`` random, from a prior of its own."""
     network = bbb.bayesianize(network, copy.deepcopy(prior), where=where)
     return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
 
@@ -127,7 +127,7 @@ def mlp(dropout: float = 0.0) -> nn.Sequential:
 
 
 def tiny(dropout: float = 0.0) -> nn.Sequential:
-    """A network for smoke tests, 16-8-10, on pixels averaged."""
+    """Return a network for smoke tests, 16-8-10, on pixels averaged."""
     layers: dict[str, nn.Module] = {"pool": nn.AvgPool2d(7), "flatten": nn.Flatten()}
     layers |= {"fc1": nn.Linear(16, 8), "relu1": nn.ReLU(), "drop1": nn.Dropout(dropout)}
     return named(layers | {"last": nn.Linear(8, 10)})
@@ -145,7 +145,7 @@ class Method:
     """Predicts by model, posterior and images."""
 
     def prediction(self, posterior: Posterior, x: Tensor, seed: int) -> Any:
-        """The posterior predictive at images ``x``."""
+        """Return the posterior predictive at images ``x``."""
         options = {"num_samples": max(1, self.draws), "seed": seed, **self.options}
         return self.predict(*posterior, x, **options)
 
@@ -430,7 +430,7 @@ class Trainings:
     epochs: int | None = None  # passes over the images, instead of the methods' own
 
     def sets(self, name: str, *, testing: bool = True, unknown: int | None = None) -> Sets:
-        """The problem's images: scored are test images or those of validation.
+        """Return the problem's images: scored are test images or those of validation.
 
         The out-of-distribution images are so many, or all.
         """
@@ -491,7 +491,7 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
 
 
 def plain_step(task: Task) -> tuple[Posterior, float]:
-    """A deterministic network, trained for three short epochs, and the median seconds of a step.
+    """Return a deterministic network trained for three short epochs, and the seconds of a step.
 
     The first epoch, which has the set-up, does not count.
     """

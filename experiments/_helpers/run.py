@@ -84,7 +84,7 @@ class DataSettings(Settings):
 
 
 def check_names(option: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Ends the program if an option has a name that is not known, which would be passed over."""
+    """End the program if an option has a name that is not known, which would be passed over."""
     known = list(dict.fromkeys(known))
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
@@ -262,7 +262,7 @@ class Run:
 def _figures(
     one: Callable[[int], dict[str, Any]], folder: Path | None, what: str, seed: int
 ) -> dict[str, Any]:
-    """The figures of a seed, from its file if it has one; prints those that are numbers."""
+    """Return the figures of a seed, from its file if it has one, and print the numbers."""
     make = partial(one, seed)
     found = make() if folder is None else cached(folder / f"{seed}.json", make)
     numbers = [f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float)]
@@ -297,7 +297,7 @@ def cached(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def fingerprint(settings: dict[str, Any]) -> str:
-    """A name for what settings decide, with this commit and these versions of the packages."""
+    """Return a name of the settings, this commit and these versions of the packages."""
     text = json.dumps([settings, versions(), commit()], default=str, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -314,7 +314,7 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The source's git commit, ending in ``+`` if files were changed since; None outside git."""
+    """Return the source's git commit, with ``+`` if files have changed; None outside git."""
     try:
         head, changes = (
             subprocess.run(

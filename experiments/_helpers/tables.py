@@ -28,7 +28,7 @@ class Table:
 
 
 def over(function: Callable[[list[float]], float], records: list[Any]) -> Any:
-    """A function of each number's values in records of one structure; other entries are dropped."""
+    """Apply a function to the values of each number in records of one structure."""
     first = records[0]
     if isinstance(first, dict):
         parts = {key: over(function, [record[key] for record in records]) for key in first}

@@ -37,7 +37,7 @@ class Training:
 
 
 def final_elbo(history: bbb.History) -> str:
-    """The negative ELBO of the last epoch, its temperature, and the baseline, as a sentence."""
+    """Return a sentence: the negative ELBO of the last epoch, temperature, baseline."""
     if history.baseline_per_example is None:
         return "Point estimate: no ELBO."
     return (
@@ -57,7 +57,7 @@ def he(network: nn.Sequential) -> nn.Sequential:
 
 
 def named(layers: dict[str, nn.Module]) -> nn.Sequential:
-    """A chain of named layers, without dropout of rate 0."""
+    """Return a chain of named layers, without dropout of rate 0."""
     network = nn.Sequential()
     for name, layer in layers.items():
         if not (isinstance(layer, nn.Dropout) and layer.p == 0):
@@ -134,7 +134,7 @@ def predict_plain(network: nn.Module, x: Tensor) -> bbb.ClassificationPrediction
 
 
 def dropout_passes(network: nn.Module, x: Tensor, passes: int, seed: int) -> Tensor:
-    """Outputs ``[passes, n, ...]`` with dropout left on (Gal and Ghahramani 2016)."""
+    """Return outputs ``[passes, n, ...]`` with dropout left on (Gal and Ghahramani 2016)."""
     torch.manual_seed(seed)
     network.train()
     with torch.no_grad():

@@ -84,7 +84,7 @@ class GroupedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs * groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs of all groups."""
+        """Return the outputs of all groups."""
         x = x.unflatten(-1, (self.groups, -1))
         weight = self.weight.unflatten(0, (-1, self.groups))
         return torch.einsum("ngu,ogu->nog", x, weight).flatten(1) + self.bias
@@ -105,7 +105,7 @@ def grouped_network(recipe: Recipe, inputs: int, units: int) -> nn.Sequential:
 
 
 def model_and_guide(recipe: Recipe, inputs: int, units: int, num_data: int) -> tuple[Any, Any]:
-    """A network of one hidden layer, or one for each member, and its posterior."""
+    """Return a network of one hidden layer, or one for each member, and its posterior."""
     prior = priors.make(recipe.prior, **recipe.options)
     noise: bbb.likelihoods.Likelihood = bbb.likelihoods.HeteroscedasticGaussian()
     if recipe.noise == "constant":
@@ -120,7 +120,7 @@ def model_and_guide(recipe: Recipe, inputs: int, units: int, num_data: int) -> t
 
 
 def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.BayesianModel, Any]:
-    """A trained model and guide for standardised data ``[n, d]`` and ``[n]``."""
+    """Return a trained model and guide for standardised data ``[n, d]`` and ``[n]``."""
     x, y = data
     torch.manual_seed(seed)
     model, guide = model_and_guide(recipe, x.shape[1], units, len(x))
@@ -146,7 +146,7 @@ def train(recipe: Recipe, data: Data, units: int, seed: int) -> tuple[bbb.Bayesi
 def predict(
     recipe: Recipe, model: bbb.BayesianModel, guide: Any, x: Tensor, seed: int
 ) -> bbb.RegressionPrediction:
-    """The mixture over draws of weights, or of dropped units (Gal and Ghahramani 2016)."""
+    """Return the mixture over draws of weights, or of dropped units (Gal and Ghahramani 2016)."""
     if not recipe.dropout:
         return bbb.predict(model, guide, x, num_samples=recipe.draws, seed=seed)
     outputs = dropout_passes(bbb.to_module(model, guide), x, recipe.draws, seed)
@@ -155,7 +155,7 @@ def predict(
 
 
 def unscaled(prediction: bbb.RegressionPrediction, scaling: Any) -> bbb.RegressionPrediction:
-    """The mixture over draws and members, in the target's own units and double precision.
+    """Return the mixture over draws and members, in the target's own units and double precision.
 
     From components ``[draws, n, members]`` to ``[draws * members, n, 1]``: $p(y) = p(z) / s$.
     """

@@ -29,7 +29,7 @@ def in_plate() -> bool:
 
 
 def plate_shape() -> Size | None:
-    """The batch shape around the call, empty outside of plates; none in other plates than draws."""
+    """Return the batch shape around the call, ``None`` in other plates than draws."""
     plates = _around()
     if not plates:
         return Size()

@@ -34,7 +34,7 @@ def autocast_network(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the duration; every submodule's own mode comes back."""
+    """Set evaluation mode inside; every submodule's own mode comes back."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

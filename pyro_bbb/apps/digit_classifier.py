@@ -55,7 +55,7 @@ class Classifier:
 
     @cached_property
     def pruned(self) -> Any:
-        """The guide with the least certain weights removed."""
+        """Return the guide with the least certain weights removed."""
         return prune(self.guide, PRUNED)
 
     def predict(self, x: Tensor, *, pruned: bool = False) -> ClassificationPrediction:

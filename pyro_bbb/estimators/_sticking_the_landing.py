@@ -22,7 +22,7 @@ from pyro_bbb.estimators._per_example import Drawn
 
 @contextmanager
 def sticking_the_landing() -> Iterator[None]:
-    r"""The score $\nabla_\theta \ln q_\theta(w)$ at fixed w, of zero mean, leaves the gradient."""
+    r"""Leave out the score $\nabla_\theta \ln q_\theta(w)$ at fixed w, whose mean is 0."""
     with GLOBAL_LOCK, DetachScores():
         yield
 

@@ -239,11 +239,11 @@ class Guide(AutoGuide):
         return list(self._latents.values())
 
     def _own(self, kind: str, name: str) -> Tensor:
-        """A parameter of a latent, announced to the handlers around."""
+        """Return a parameter of a latent, announced to the handlers around."""
         return own_param(f"{self._pyro_name}.{kind}.{name}", self._parameter(kind, name))
 
     def _parameter(self, kind: str, name: str) -> nn.Parameter:
-        """The parameter of a site; found without Pyro's statements, which use the global store."""
+        """Return the parameter of a site, without Pyro's statements, which use the global store."""
         if not isinstance(name, str) or name not in self._latents:
             raise KeyError(f"no latent named {name!r}; known: {self.site_names}")
         *path, leaf = f"{kind}.{name}".split(".")
@@ -298,7 +298,7 @@ class Approximated(Protocol):
 
 
 def as_batches(data: Any) -> Iterable[tuple[Any, Tensor]]:
-    """The batches ``(x, y)`` of a training set, which may be one pair."""
+    """Return the batches ``(x, y)`` of a training set, which may be one pair."""
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):
         return [data]
     if isinstance(data, str) or not isinstance(data, Iterable):
@@ -322,7 +322,7 @@ class Collected(Protocol):
 
 
 def collected(guide: Any) -> list[Collected]:
-    """The guide, or those members of an ensemble, that are made of the iterates of training."""
+    """Return the guide, or members of an ensemble, that are made of iterates of training."""
     modules = guide.modules() if isinstance(guide, nn.Module) else ()
     return [module for module in modules if isinstance(module, Collected)]
 

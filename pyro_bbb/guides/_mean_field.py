@@ -97,7 +97,7 @@ class AutoSoftplusNormal(Guide):
         return self._parameter("locs", name).detach()
 
     def scale(self, name: str) -> Tensor:
-        r"""Standard deviation $\mathrm{softplus}(\rho)$ of one latent (in unconstrained space)."""
+        r"""Return the scale $\mathrm{softplus}(\rho)$ of one latent (in unconstrained space)."""
         rho = self._parameter("rhos", name).detach()
         scale = softplus(rho)
         # an optimiser may have made NaN of minus infinity, by its weight decay
@@ -197,7 +197,7 @@ class AutoSoftplusNormal(Guide):
         return _as_table(self) if self._latents else repr(self)
 
     def without(self, removed: Mapping[str, Tensor]) -> AutoSoftplusNormal:
-        """A copy in which weights are fixed at exactly 0, and stay so in further training.
+        """Return a copy in which weights are fixed at exactly 0, and stay so in further training.
 
         Args:
             removed: masks by site name, true where a weight goes.
@@ -228,7 +228,7 @@ class AutoSoftplusNormal(Guide):
         return {name: self._parameter("rhos", name).detach() > -math.inf for name in names}
 
     def _posterior(self, latent: Latent) -> Any:
-        """The distribution of one latent, on its support."""
+        """Return the distribution of one latent, on its support."""
         loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
         q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:

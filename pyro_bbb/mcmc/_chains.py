@@ -128,7 +128,7 @@ class Chains(Mapping[str, Tensor]):
         return {name: metrics.ess(values, kind) for name, values in self.by_chain.items()}
 
     def to_arviz(self, model: BayesianModel | None = None, data: Any = None) -> Any:
-        """The chains as ArviZ holds them: `InferenceData`, or a `DataTree` from ArviZ 1 on.
+        """Return the chains as ArviZ holds them: `InferenceData`, or a `DataTree` from ArviZ 1 on.
 
         Groups ``posterior`` and ``sample_stats``; with model and data also ``log_likelihood`` of
         each example and ``observed_data``, which comparing models by `arviz.loo` needs.

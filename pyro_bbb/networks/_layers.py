@@ -176,7 +176,7 @@ class BayesianMLP(nn.Sequential, PyroModule):
         self.sizes = tuple(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[batch, sizes[-1]]`` for inputs ``[batch, sizes[0]]``.
+        """Return outputs ``[batch, sizes[-1]]`` for inputs ``[batch, sizes[0]]``.
 
         Raises:
             ValueError: the inputs have another shape.
@@ -200,7 +200,7 @@ class Offset(nn.Module):
         self.values = nn.Parameter(torch.zeros(size), requires_grad=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Outputs plus the constants."""
+        """Return the outputs plus the constants."""
         return outputs + self.values
 
 
@@ -239,7 +239,7 @@ class BayesianLeNet5(nn.Sequential, PyroModule):
         super().__init__(layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[batch, num_classes]`` for images ``[batch, 1, 28, 28]``.
+        """Return outputs ``[batch, num_classes]`` for images ``[batch, 1, 28, 28]``.
 
         Raises:
             ValueError: the images have another shape.

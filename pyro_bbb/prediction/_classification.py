@@ -91,7 +91,7 @@ class ClassificationPrediction:
 
     @cached_property
     def probs(self) -> Tensor:
-        """The posterior predictive: mean probabilities, ``[n, C]``."""
+        """Return the posterior predictive: mean probabilities, ``[n, C]``."""
         return self.log_probs.exp()
 
     @property

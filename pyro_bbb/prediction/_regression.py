@@ -84,7 +84,7 @@ class RegressionPrediction:
 
     @cached_property
     def epistemic_std(self) -> Tensor:
-        """Standard deviation of the draws' means, ``[n, d]``."""
+        """Return the standard deviation of the draws' means, ``[n, d]``."""
         return self.sample_means.double().std(0, correction=0).to(self.mean)
 
     @cached_property
@@ -238,12 +238,12 @@ class GaussianPrediction(RegressionPrediction):
 
     @cached_property
     def aleatoric_std(self) -> Tensor:
-        """Standard deviation of the noise, ``[n, d]``."""
+        """Return the standard deviation of the noise, ``[n, d]``."""
         return self.noise_std
 
     @cached_property
     def epistemic_std(self) -> Tensor:
-        """Standard deviation of the function, ``[n, d]``."""
+        """Return the standard deviation of the function, ``[n, d]``."""
         return self.function_std
 
     def rescaled(self, mean: Tensor | float, scale: Tensor | float) -> GaussianPrediction:

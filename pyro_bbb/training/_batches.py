@@ -107,16 +107,16 @@ class Batches:
         self._length = math.ceil(length / accumulate)
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        """The minibatches of all processes."""
+        """Yield the minibatches of all processes."""
         yield from self._begin()
         self._start = None
 
     def shards(self) -> Iterator[Shard]:
-        """This process's data of each step; goes on with an epoch that is under way."""
+        """Yield this process's data of each step; go on with an epoch that is under way."""
         begun, self._begun = self._begun, None
         batches = begun or self._begin()
         while (shard := self._shard(list(islice(batches, self.accumulate)))).draws:
@@ -126,7 +126,7 @@ class Batches:
 
     @cached_property
     def examples(self) -> Batch:
-        """Checked examples: of data in memory a minibatch at most, or a loader's first batch."""
+        """Return checked examples: at most a minibatch of tensors, or a loader's first batch."""
         if isinstance(self.source, Minibatches):
             self.model.check(self.source.x, self.source.y)
             return self.spread(self.source.batch_size)
@@ -216,7 +216,7 @@ class Batches:
             )
 
     def _begin(self) -> Iterator[Batch]:
-        """The minibatches of an epoch, in an order drawn with the first."""
+        """Yield the minibatches of an epoch, in an order drawn with the first."""
         self._start = [generator.get_state() for generator in self._generators()]
         if isinstance(self.source, Minibatches):
             return iter(self.source)
@@ -225,7 +225,7 @@ class Batches:
         return map(self._read, self.source if self._draws_alone else self._in_step())
 
     def _shard(self, minibatches: list[Batch]) -> Shard:
-        """This process's part of some minibatches."""
+        """Return this process's part of some minibatches."""
         rank, number = self.processes.rank, self.processes.size
         if self.own or number == 1:
             parts = minibatches
@@ -237,7 +237,7 @@ class Batches:
         return Shard(parts, sum(sizes), sum(min(size, number) for size in sizes))
 
     def _in_step(self) -> Iterator[Any]:
-        """The batches of the loader, random in the same way in all processes."""
+        """Yield the batches of the loader, random in the same way in all processes."""
         with self._common_generator():
             batches = iter(self.source)
         end = object()
@@ -260,7 +260,7 @@ class Batches:
             torch.default_generator.set_state(before)
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that determine the order; a loader may have its own."""
+        """Return the generators that determine the order; a loader may have its own."""
         if isinstance(self.source, Minibatches):
             return [self._generator]
         inner = self.source.batch_sampler

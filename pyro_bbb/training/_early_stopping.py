@@ -82,7 +82,7 @@ class EarlyStopping:
             yield to_precision(x, self.state.guide, self.state.batches.model), y
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that training changes, by name."""
+        """Return the tensors that training changes, by name."""
         for prefix, part in (("model", self.state.model), ("guide", self.state.guide)):
             for name, x in chain(part.named_parameters(), part.named_buffers()):
                 if x.requires_grad or not isinstance(x, nn.Parameter):

@@ -375,13 +375,13 @@ class Options(SimpleNamespace):
 
     @cached_property
     def ivon(self) -> IVON | None:
-        """The options of IVON, if that is the optimiser."""
+        """Return the options of IVON, if that is the optimiser."""
         named = isinstance(self.optimizer, str) and self.optimizer == "ivon"
         return IVON() if named else self.optimizer if isinstance(self.optimizer, IVON) else None
 
     @cached_property
     def schedule(self) -> KLSchedule:
-        """The weights of the KL."""
+        """Return the weights of the KL."""
         return as_kl_schedule(self.kl_schedule)
 
     def initial_lr(self, steps_per_epoch: int) -> float:
@@ -509,7 +509,7 @@ class Loop:
 
 @contextmanager
 def _in_step(options: Options, frozen: Frozen) -> Iterator[None]:
-    """The context of each single step; callbacks run outside of it."""
+    """Enter the context of a step; callbacks run outside of it."""
     precision = network_precision(options.autocast)
     with pyro.validation_enabled(False), ESTIMATORS[options.estimator](), precision:
         with frozen.preserved():

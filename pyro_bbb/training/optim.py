@@ -123,7 +123,7 @@ class JointOptim(PyroOptim):
             group["lr"] = rate
 
     def get_state(self) -> dict[str, Any]:
-        """The optimiser's state, for `set_state`."""
+        """Return the optimiser's state, for `set_state`."""
         return self.optimizer.state_dict() if self.optimizer else {}
 
     def set_state(self, state_dict: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class JointOptim(PyroOptim):
         return [parameter for group in groups for parameter in group["params"]]
 
     def _lrs(self, lr: float) -> list[float]:
-        """The learning rate of each group of parameters, at most its ``max_lr``."""
+        """Return the learning rate of each group of parameters, at most its ``max_lr``."""
         groups = self.optimizer.param_groups if self.optimizer else ()
         return [min(lr, group.get("max_lr", math.inf)) for group in groups]
 
