@@ -225,7 +225,6 @@ class MinibatchELBO(Trace_ELBO):
     Attributes:
         reads: whether to read each loss, and raise a NonFiniteError if it is not finite; else all
             numbers stay on the device.
-        unpruned: what pruning has left of the guide's weights.
         particles: for each draw its loss, ``kl``, ``log_q`` and ``nll``, until they are taken.
     """
 
@@ -238,7 +237,6 @@ class MinibatchELBO(Trace_ELBO):
             max_plate_nesting=1,  # the model's plate of the data
         )
         self.closed_form, self.reads = closed_form, True
-        self.unpruned: Any = None
         self.particles: list[Tensor] = []
         self._kl_weight: float | Tensor = 1.0
         self._reparametrized: bool | None = None

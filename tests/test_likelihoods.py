@@ -123,11 +123,8 @@ def test_targets_of_another_shape_are_refused(likelihood, shape):
     ("likelihood", "y"),
     [
         (Categorical(), torch.tensor([0, 2], dtype=torch.uint8)),
-        (Categorical(), torch.tensor([0, 2], dtype=torch.int32)),
         (Bernoulli(), torch.tensor([[True, False, True], [False, False, True]])),
-        (Bernoulli(), torch.tensor([[0, 1, 1], [1, 1, 0]])),
         (Poisson(), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
-        (NegativeBinomial(2.0), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
         (Gaussian(0.3), torch.tensor([[0, 1, 1], [1000, 1, 0]])),
         (Gaussian(0.3), torch.zeros(2, 3, dtype=F64)),
     ],

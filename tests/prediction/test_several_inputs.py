@@ -54,7 +54,6 @@ FORMS = {
     "a tuple": lambda wide, deep: (wide, deep),
     "a list of arrays": lambda wide, deep: [wide.numpy(), deep.numpy()],
     "a dict": lambda wide, deep: {"deep": deep, "wide": wide},
-    "single and double precision": lambda wide, deep: (wide.double(), deep),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 

@@ -159,29 +159,6 @@ def test_scaled_reals_are_stretched_around_their_mean(d):
     torch.testing.assert_close(scaled.log_prob(y), plain.log_prob(z) - d * math.log(t))
 
 
-def test_what_is_scaled_is_what_is_predicted():
-    """A classifier and a regression of the library, by partial arguments of predict."""
-    torch.set_default_dtype(torch.float32)
-    x, labels = torch.randn(60, 3), torch.randint(3, (60,))
-    for likelihood, y, outputs in (
-        (bbb.likelihoods.Categorical(), labels, 3),
-        (bbb.likelihoods.Gaussian(0.1), x[:, :1], 1),
-    ):
-        model = bbb.BayesianModel(bbb.BayesianMLP([3, outputs]), likelihood, num_data=60)
-        guide = bbb.AutoSoftplusNormal(model)
-        plain = bbb.predict(model, guide, x, num_samples=9, seed=0)
-        scaled = bbb.temperature_scaling(
-            lambda x, m=model, g=guide: bbb.predict(m, g, x, num_samples=9, seed=0), (x.numpy(), y)
-        )
-        prediction = scaled(x)
-        assert type(prediction) is type(plain) and prediction.sampler == plain.sampler
-        assert prediction.log_prob(y).mean() > plain.log_prob(y).mean()
-        assert prediction.log_prob(y).dtype == torch.float32
-        conformal = bbb.conformal(scaled, (x, y), 0.8)
-        sets = conformal.label_set(x) if outputs == 3 else conformal.interval(x)[0]
-        assert len(sets) == 60
-
-
 # --- no best temperature ---
 
 
@@ -193,9 +170,8 @@ def test_what_is_scaled_is_what_is_predicted():
         ([[0.0, 0.0], [0.0, 0.0]], [1, 0]),  # no temperature matters
     ],
 )
-@pytest.mark.parametrize("draws", [1, 3])
-def test_no_temperature_is_best(logits, labels, draws):
-    x, y = torch.tensor(logits)[:, None].expand(-1, draws, -1), torch.tensor(labels)
+def test_no_temperature_is_best(logits, labels):
+    x, y = torch.tensor(logits)[:, None].expand(-1, 3, -1), torch.tensor(labels)
     with pytest.raises(ValueError, match="data must have a best temperature"):
         bbb.temperature_scaling(predict_classes, (x, y))
 
@@ -208,9 +184,6 @@ def test_predictions_that_have_no_temperature():
     sure = ClassificationPrediction(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]).log())
     with pytest.raises(ValueError, match="probability 0"):
         bbb.temperature_scaling(lambda x: sure, (y, torch.tensor([1, 0])))
-    exact = RegressionPrediction(families.Normal(y.expand(3, 2, 1), 1.0))
-    with pytest.raises(ValueError, match="must have a best temperature"):
-        bbb.temperature_scaling(lambda x: exact, (y, y))
 
 
 # --- files ---
