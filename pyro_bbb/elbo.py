@@ -18,29 +18,31 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from pyro import poutine
-from pyro.distributions import Delta
+from pyro.distributions import Delta, Normal
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import check_fully_reparametrized
+from pyro.nn import PyroModule
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Distribution, kl_divergence
 
 from pyro_bbb._handlers.particle_plate import PlateOfDraws
-from pyro_bbb._handlers.sites import declared_names
+from pyro_bbb._handlers.sites import declared_names, sample_names
 from pyro_bbb._utils.validation import count, one_of
-from pyro_bbb.distributions import SummedNormal
-from pyro_bbb.distributions.summed_event import Event, innermost
+from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
+from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
 from pyro_bbb.estimators import DetachScores, Draws
 from pyro_bbb.guides import AutoSoftplusNormal, Ensemble, Guide
 from pyro_bbb.models import BayesianModel
+from pyro_bbb.priors.declaration import SitePrior, prior_of
 
 __all__ = [
     "LossParts",
@@ -51,6 +53,7 @@ __all__ = [
     "minibatch_elbo",
     "terms",
     "terms_of_traces",
+    "vector_prior",
 ]
 
 
@@ -89,7 +92,7 @@ def terms(
         guide: an `AutoSoftplusNormal`, or an ensemble of these, with `is_one_vector`.
         x: inputs of the minibatch.
         y: targets of the minibatch.
-        prior: the prior of the vector, `BayesianModel.vector_prior`; ``None`` scores each site.
+        prior: the prior of the vector, `vector_prior`; ``None`` scores each site.
         num_draws: S, for the sums over S draws; needs ``prior``.
         closed_form: whether the KL is the closed form, for a Normal ``prior``.
     """
@@ -110,6 +113,46 @@ def terms(
         return Terms(-log_likelihood, kl, log_q, draw.values)
     values = {name: value.unsqueeze(1) for name, value in draw.values.items()}
     return Terms(-log_likelihood, kl.sum(), log_q.sum(), values)
+
+
+def vector_prior(model: BayesianModel) -> Event | None:
+    """Return the prior of all declared latents as one vector ``[n]``.
+
+    ``None`` where it depends on anything, or is neither one scale mixture nor Normals.
+    """
+    parts: Any = [part for part in model.modules() if isinstance(part, PyroModule)]
+    for part in parts:
+        for name in sample_names(part):
+            prior = part._pyro_samples.get(name)
+            by_prior = isinstance(prior, SitePrior) and prior_of(part, name).is_fixed
+            if not (by_prior or isinstance(prior, Distribution)):
+                return None
+    priors = [site["fn"] for site in model.latent_sites().values()]
+    if not priors or any(prior.batch_shape for prior in priors):
+        return None
+    bases: list[Any] = [innermost(prior) for prior in priors]
+    joint: Any = bases[0]
+    if all(type(base) is ScaleMixtureNormal for base in bases):
+        if joint.numbers is None or any(base.numbers != joint.numbers for base in bases):
+            return None
+    elif all(type(base) in (SummedNormal, Normal) for base in bases):
+        columns = [[base.loc for base in bases], [base.scale for base in bases]]
+        if any(x.requires_grad for column in columns for x in column):
+            return None
+        loc, scale = map(_joined, columns)
+        joint = SummedNormal(loc, scale, validate_args=False)
+    else:
+        return None
+    n = sum(prior.event_shape.numel() for prior in priors)
+    return cast(Event, without_validation(joint.expand([n]).to_event(1)))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Return the entries of all tensors as one vector, or as one number if all are equal."""
+    numbers = [unexpanded(x).reshape(-1) for x in tensors]
+    if all(len(x) == 1 for x in numbers) and len({x.item() for x in numbers}) == 1:
+        return numbers[0].reshape(())
+    return torch.cat([x.reshape(-1) for x in tensors])
 
 
 def terms_of_traces(model_trace: Any, guide_trace: Any, closed_form: bool = False) -> Terms:
@@ -325,7 +368,7 @@ class MinibatchELBO(Trace_ELBO):
         if self._cached is None or not all(map(operator.eq, key, self._cached[0])):
             one = guide.is_one_vector and type(model).forward is BayesianModel.forward
             one = one and set(guide.site_names) <= declared_names(model)
-            prior = model.vector_prior() if one else None
+            prior = vector_prior(model) if one else None
             if isinstance(guide, Ensemble):
                 one = one and self.vectorize_particles and self.num_particles % guide.size == 0
             if self.vectorize_particles or self.closed_form or _active(DetachScores):

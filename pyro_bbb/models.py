@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -17,7 +17,6 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
-from torch.distributions import Distribution
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
@@ -29,7 +28,6 @@ from pyro_bbb._handlers.sites import (
     draw_all,
     name_parts,
     repr_unseen,
-    sample_names,
     unseen,
 )
 from pyro_bbb._handlers.substitute import substituted
@@ -46,13 +44,11 @@ from pyro_bbb._utils.inputs import (
 )
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, tensor
-from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
 from pyro_bbb.distributions.observation import Stacked, stack_draws
-from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
+from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.guides.kl_weight import scale_kl, scale_rows
 from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
-from pyro_bbb.priors.declaration import SitePrior, prior_of
 
 __all__ = ["BayesianModel"]
 
@@ -195,22 +191,14 @@ class BayesianModel(PyroModule):
         log_likelihood: Tensor = trace.log_prob_sum(lambda _, site: site["is_observed"])
         return log_likelihood
 
-    def vector_prior(self) -> Event | None:
-        """Return the prior of all declared latents as one vector ``[n]``.
-
-        ``None`` where it is not fixed, or neither one scale mixture nor Normals.
-        """
-        if not all(_is_fixed(part) for part in self.modules()):
-            return None
-        return _joint([site["fn"] for site in self._latent_sites().values()])
+    def latent_sites(self) -> dict[str, Any]:
+        """Sites of the latents that the model declares, at a draw from the prior, by name."""
+        with own_store(self), unseen(self):
+            return dict(poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes())
 
     def latent_shapes(self) -> dict[str, Size]:
         """Shapes of the latents that the model declares, by site name."""
-        return {name: site["value"].shape for name, site in self._latent_sites().items()}
-
-    def _latent_sites(self) -> dict[str, Any]:
-        with own_store(self), unseen(self):
-            return dict(poutine.trace(self.draw_latents).get_trace().iter_stochastic_nodes())
+        return {name: site["value"].shape for name, site in self.latent_sites().items()}
 
     def _in_plates(self, x: Rows, drawn: Any) -> tuple[Any, Tensor]:
         """Return the observations' distribution in the plates around the model, and the outputs."""
@@ -362,48 +350,6 @@ class BayesianModel(PyroModule):
             for hook in hooks:
                 hook.remove()
         return outputs, any(channels is outputs for channels in made)
-
-
-def _is_fixed(part: nn.Module) -> bool:
-    """Return whether the priors of a module's own weights depend on nothing."""
-    if not isinstance(part, PyroModule):
-        return True
-    priors = {name: part._pyro_samples.get(name) for name in sample_names(part)}
-    return all(
-        isinstance(prior, Distribution)
-        or (isinstance(prior, SitePrior) and prior_of(part, name).is_fixed)
-        for name, prior in priors.items()
-    )
-
-
-def _joint(priors: list[Any]) -> Event | None:
-    """Return the prior of several weight tensors as one vector."""
-    bases, sizes = [innermost(prior) for prior in priors], [p.event_shape for p in priors]
-    if not priors or any(prior.batch_shape for prior in priors):
-        return None
-    n, first = sum(size.numel() for size in sizes), bases[0]
-    if all(type(base) is ScaleMixtureNormal for base in bases):
-        if first.numbers is None or any(base.numbers != first.numbers for base in bases):
-            return None
-        joint: Any = first.expand([n])
-    elif all(type(base) in (SummedNormal, dist.Normal) for base in bases):
-        columns = [[base.loc for base in bases], [base.scale for base in bases]]
-        if any(x.requires_grad for column in columns for x in column):
-            return None
-        loc, scale = map(_joined, columns)
-        joint = SummedNormal(loc, scale, validate_args=False).expand([n])
-    else:
-        return None
-    joint = without_validation(joint.to_event(1))
-    return cast(Event, joint)
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    """Return the entries of all tensors as one vector, or as one number if all are equal."""
-    numbers = [unexpanded(x).reshape(-1) for x in tensors]
-    if all(len(x) == 1 for x in numbers) and len({x.item() for x in numbers}) == 1:
-        return numbers[0].reshape(())
-    return torch.cat([x.reshape(-1) for x in tensors])
 
 
 def require_guide(guide: Any) -> None:

@@ -1,30 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents that act by draws of their posterior, and the mushrooms of the experiment."""
+"""Agents that act by draws of their posterior."""
 
-import importlib
 import math
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, guides, likelihoods
 from tests.training.test_captured import NoReading
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 SIGMAS = 6  # of a share, about 2e-9 for each
-
-
-@pytest.fixture
-def bandit(monkeypatch):
-    """The experiment with agents and mushrooms."""
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module("mushroom_bandit")
 
 
 def by_arm(contexts, action):
@@ -100,20 +89,6 @@ def test_epsilon_is_the_share_of_random_actions():
     other = (agent.act(contexts) != best).double().mean()  # half of what is random
     assert abs(other - 0.15) < SIGMAS * math.sqrt(0.15 * 0.85 / n)
     assert linear("delta", epsilon=0.0).epsilon == 0
-
-
-def test_agents_side_by_side_have_an_epsilon_each(bandit):
-    torch.manual_seed(0)
-    network = bandit.StackedMLP(2, [119, 4, 1], dist.Normal(0.0, 1.0))
-    model = bbb.BayesianModel(network, likelihoods.Gaussian(), num_data=10)
-    agent = bandits.ThompsonAgent(
-        model, guides.make("delta", model), bandit.encode, 2, epsilon=torch.tensor([0.0, 1.0])
-    )
-    contexts = torch.rand(4000, 2, 117).round()
-    actions, best = agent.act(contexts), agent.values(contexts).argmax(0)
-    assert actions[:, 0].equal(best[:, 0])
-    agreeing = (actions[:, 1] == best[:, 1]).double().mean()
-    assert abs(agreeing - 0.5) < SIGMAS * 0.5 / math.sqrt(4000)
 
 
 # --- remembering ---
@@ -242,150 +217,6 @@ def test_no_number_is_read_from_the_device(guide):
     interact()
     with NoReading():
         interact()
-
-
-# --- the mushrooms ---
-
-
-class Fixed:
-    """Acts by a rule, and learns nothing."""
-
-    def __init__(self, rule):
-        self.rule, self.broadcast_bytes = rule, []
-
-    def act(self, contexts):
-        return self.rule(contexts)
-
-    def remember(self, contexts, actions, rewards):
-        self.broadcast_bytes.append((contexts, actions, rewards))
-
-
-def offered(bandit, rule, count=4000, seeds=(0, 1, 0)):
-    """What comes of a rule: mushrooms are poisonous by their first feature."""
-    x = torch.rand(200, 117, generator=torch.Generator().manual_seed(0)).round()
-    mushrooms = bandit.Mushrooms(x, x[:, 0] > 0, list(seeds), count, unit=10.0)
-    agent = Fixed(rule)
-    for _ in range(count):
-        mushrooms.offer(agent)
-    broadcast_bytes = (torch.cat(parts) for parts in zip(*agent.broadcast_bytes, strict=True))
-    return mushrooms, *broadcast_bytes
-
-
-def test_an_oracle_has_no_regret_and_passing_forgoes_the_edible_ones(bandit):
-    mushrooms, _, _, rewards = offered(bandit, lambda c: (c[..., 0] == 0).long(), 500)
-    assert not mushrooms.regret.any() and not mushrooms.realised.any()
-    assert set(rewards.unique().tolist()) == {0.0, 0.5}
-    assert mushrooms.next == 500
-    passing = offered(bandit, lambda c: torch.zeros_like(c[..., 0]).long(), 300)
-    mushrooms, contexts, _, rewards = passing
-    assert not rewards.any()
-    assert mushrooms.regret.equal(torch.where(contexts[..., 0] == 1, 0.0, 5.0))
-    assert mushrooms.realised.equal(mushrooms.regret)
-
-
-def test_rewards_and_regret_follow_the_law_of_the_bandit(bandit):
-    mushrooms, contexts, _, rewards = offered(bandit, lambda c: torch.ones_like(c[..., 0]).long())
-    poisonous = contexts[..., 0] == 1
-    assert set((10 * rewards[poisonous]).unique().tolist()) == {-35.0, 5.0}
-    assert set((10 * rewards[~poisonous]).unique().tolist()) == {5.0}
-    own, bad = poisonous[:, :2], int(poisonous[:, :2].sum())
-    harmed = ((rewards[:, :2] < 0) & own).sum() / bad
-    assert abs(harmed - 0.5) < SIGMAS * 0.5 / math.sqrt(bad)
-    assert mushrooms.regret.equal(torch.where(poisonous, 15.0, 0.0))
-    expected = torch.where(poisonous, -10 * rewards, 5.0 - 10 * rewards)
-    torch.testing.assert_close(mushrooms.realised, expected)
-    assert rewards[:, 0].equal(rewards[:, 2]) and not rewards[:, 0].equal(rewards[:, 1])  # seeds
-
-
-def test_the_network_sees_mushroom_and_action(bandit):
-    contexts = torch.rand(3, 2, 117)
-    for action, code in ((bandit.PASS, [1.0, 0.0]), (bandit.EAT, [0.0, 1.0])):
-        x = bandit.encode(contexts, action)
-        assert x[..., :117].equal(contexts) and x[0, 0, 117:].tolist() == code
-
-
-# --- agents side by side ---
-
-
-def grouped_network(bandit, seeds, bayesian, record=None, **options):
-    prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)
-    network = bandit.StackedMLP(len(seeds), [119, 6, 5, 1], prior)
-    model = bbb.BayesianModel(network, likelihoods.Gaussian(0.7), num_data=10)
-    start = {"weights": network.he(seeds)}
-    name, temperature = ("softplus_normal", 1.0) if bayesian else ("delta", 0.0)
-    guide = guides.make(name, model, init_loc=start)
-    options = {"memory": 16, "batch_size": 4, "num_batches": 3, "temperature": temperature}
-    if record is not None:
-        return bandit.RecordedAgent(model, guide, bandit.encode, 2, compiler=record, **options)
-    return bandits.ThompsonAgent(model, guide, bandit.encode, 2, **options)
-
-
-def test_each_network_side_by_side_is_the_plain_one(bandit):
-    network = bandit.StackedMLP(3, [119, 6, 5, 1], dist.Normal(0.0, 1.0))
-    weights = network.he([0, 1, 2])
-    assert weights[1].equal(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0, 1)).he([1])[0])
-    x = torch.randn(7, 3, 119)
-    with pyro.poutine.condition(data={"weights": weights}):
-        found = network(x)
-    for agent in range(3):
-        parts = weights[agent].split(network.lengths)
-        plain = nn.Sequential(
-            nn.Linear(119, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)
-        )
-        for layer, kernel, bias in zip(plain[::2], parts[::2], parts[1::2], strict=True):
-            layer.weight.data = kernel.view(layer.in_features, layer.out_features).t()
-            layer.bias.data = bias
-        torch.testing.assert_close(found[:, agent], plain(x[:, agent])[:, 0])
-
-
-@pytest.mark.parametrize("bayesian", [True, False])
-def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypatch):
-    """With the same noise: the ELBO is a sum over the agents, and Adam is elementwise."""
-    length = sum(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0.0, 1.0)).lengths)
-    source = torch.Generator().manual_seed(1)
-    noise = torch.randn(100, 2, length, generator=source)
-    x, rewards = torch.rand(9, 2, 117).round(), torch.randn(9, 2)
-    actions = torch.randint(2, (9, 2))
-    ends = []
-    for who in ([0, 1], [0], [1]):
-        agent, steps = grouped_network(bandit, [10 + w for w in who], bayesian), iter(noise)
-        monkeypatch.setattr(torch, "randn", lambda *_, s=steps, w=who, **__: next(s)[w])
-        for part in torch.arange(9).split(3):
-            torch.manual_seed(int(part[0]))  # the order of the minibatches
-            agent.remember(x[part][:, who], actions[part][:, who], rewards[part][:, who])
-            agent.learn()
-        monkeypatch.undo()
-        ends.append(state(agent))
-    for both, first, second in zip(*ends, strict=True):
-        torch.testing.assert_close(both, torch.cat([first, second]))
-
-
-@pytest.mark.parametrize("bayesian", [True, False])
-def test_a_recorded_step_is_the_step(bandit, bayesian):
-    x, actions, rewards = torch.rand(9, 2, 117).round(), torch.randint(2, (9, 2)), torch.randn(9, 2)
-    agent = grouped_network(bandit, [0, 1], bayesian, record=lambda graph: graph)
-    agent.observe(x, actions, rewards)
-    batch = agent._inputs[:4], agent._rewards[:4], torch.tensor(0.3) if bayesian else 0.0
-    ends = []
-    for gradients in (torch.no_grad()(agent._recorded), agent._gradients):
-        torch.manual_seed(0)
-        with agent._own_parameters():
-            ends.append(gradients(*batch))
-    for recorded, plain in zip(*ends, strict=True):
-        torch.testing.assert_close(recorded, plain)
-    agent.learn()
-    with NoReading():
-        agent.learn()
-
-
-def test_what_was_played_is_not_played_again(bandit, tmp_path, monkeypatch):
-    options = {"smoke": True, "seeds": 2, "output": tmp_path}
-    first = bandit.main(bandit.Config(**options, agents=("bbb",)))
-    monkeypatch.setattr(bandit.Mushrooms, "offer", None)
-    again = bandit.main(bandit.Config(**options, agents=("bbb",)))
-    assert again["seeds"] == first["seeds"]
-    with pytest.raises(TypeError):
-        bandit.main(bandit.Config(**options, agents=("bbb",), seed=1))
 
 
 def test_the_old_name_of_the_number_of_samples_is_understood():

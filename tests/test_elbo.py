@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb._handlers.particle_plate import PlateOfDraws, in_plate, plate_shape
-from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms
+from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms, vector_prior
 from pyro_bbb.estimators import ESTIMATORS, Draws
 from pyro_bbb.guides import _mean_field
 from pyro_bbb.pruning import keeping
@@ -274,7 +274,7 @@ def test_an_estimator_identifies_each_weight_of_the_vector():
 def test_the_sum_is_the_weighted_kl_and_the_negative_log_likelihood():
     model, guide = normal()
     x, y, kl_weight = data(model)
-    draw = terms(model, guide, x, y, prior=model.vector_prior())
+    draw = terms(model, guide, x, y, prior=vector_prior(model))
     parts = draw.kl, draw.nll, free_energy(draw, kl_weight)
     normals = {n: dist.Normal(guide.loc(n), guide.scale(n)) for n in draw.values}
     q = sum(normals[n].log_prob(w).sum() for n, w in draw.values.items())

@@ -32,7 +32,7 @@ PARTS += " FromGuide Function HierarchicalNormal Independent KLSchedule LearnedN
 PARTS += " LearnedScaleMixture Prior"
 NEITHER = """
     BayesianMLP.forward BayesianModel.checkpoint_contexts BayesianModel.initial_locs
-    BayesianModel.log_likelihood BayesianModel.log_prior BayesianModel.vector_prior
+    BayesianModel.log_likelihood BayesianModel.log_prior BayesianModel.latent_sites
     Guide.consecutive Guide.draw Guide.vectors
     BayesianEstimator BayesianEstimator.changed_training_options BayesianEstimator.fit
     BayesianEstimator.from_loaded BayesianEstimator.load BayesianEstimator.posterior_predictive
