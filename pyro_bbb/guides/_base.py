@@ -38,6 +38,7 @@ from pyro_bbb.latents import Bijection, Latent, Latents, Site
 Self = TypeVar("Self", bound="Guide")
 
 
+@lock_methods
 class Guide(AutoGuide):
     """Base of the guides; a subclass makes the parameters of new latents in `_add_parameters`.
 
@@ -74,7 +75,10 @@ class Guide(AutoGuide):
         self._complete = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lock construction and every public method, which may draw or run Pyro's statements."""
+        """Lock construction and every public method, as those of this class are locked.
+
+        They may draw or run Pyro's statements.
+        """
         super().__init_subclass__(**kwargs)
         lock_methods(cls, "_repr_markdown_")
 
@@ -143,7 +147,6 @@ class Guide(AutoGuide):
             )
         return normal.loc, normal.std()
 
-    @locked
     def output_moments(self, model: Any, x: Rows) -> OutputMoments:
         """Return moments of the network's outputs, by its tangent at the guide's means.
 
@@ -192,7 +195,6 @@ class Guide(AutoGuide):
 
     _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
 
-    @locked
     def add_latents(self, sites: Mapping[str, Site]) -> None:
         """Add latents of sample sites, those that are new, and their parameters."""
         new = {name: site for name, site in sites.items() if name not in self._latents}

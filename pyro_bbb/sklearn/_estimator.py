@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyro_bbb import guides
 from pyro_bbb._utils.files import LoadError, loading, require_form
-from pyro_bbb._utils.locking import lock_methods, locked
+from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb._utils.validation import as_dense, as_number, at_least_zero, count, one_of, positive
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.estimators import ESTIMATORS
@@ -64,6 +64,7 @@ class Uncertainty(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
+@lock_methods
 class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     """Parameters and attributes that the regressor and the classifier share.
 
@@ -165,7 +166,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     # --- learning ---
 
-    @locked
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> Self:
         """Train a new network; an earlier fit is replaced.
 
@@ -242,7 +242,6 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     # --- prediction ---
 
-    @locked
     def posterior_predictive(self, X: ArrayLike) -> Predictive:
         """Return the whole posterior predictive: a mixture over the drawn networks.
 
