@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that lie consecutively in memory, so that their vector is a view."""
+"""Tensors that lie consecutively in memory, and pieces of vectors that fit in a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -38,3 +38,17 @@ def joined(vectors: Sequence[Tensor]) -> Tensor:
     if len(memories) == 1 and all(x.stride() == (1,) for x in vectors) and all(follow):
         return vectors[0].as_strided((sum(map(len, vectors)),), (1,))
     return torch.cat(list(vectors))
+
+
+_IN_CACHE = 2**17  # numbers; some ten vectors of so many fit in a processor's cache
+
+
+def pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Return pieces of vectors ``[n]``, together; other tensors, or those of a GPU, as one piece.
+
+    A chain of operations on a piece reads and writes the processor's cache in place of memory.
+    """
+    first = vectors[0]
+    if first.device.type != "cpu" or len(first) <= _IN_CACHE or any(x.dim() > 1 for x in vectors):
+        return [vectors]
+    return zip(*(x.split(_IN_CACHE) for x in vectors), strict=True)

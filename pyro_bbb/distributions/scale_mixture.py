@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -30,6 +32,7 @@ from torch import Size, Tensor
 from torch.autograd import Function
 from torch.distributions import constraints
 
+from pyro_bbb._utils.memory import pieces
 from pyro_bbb._utils.validation import as_float, as_number
 from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, Event, to_event, total
 
@@ -286,10 +289,13 @@ class LogMixture(Function):
 
     @staticmethod
     def forward(w: Tensor, c: Coefficients, dims: int) -> Tensor:
-        log_fraction = _exponent(w, c, -1).sigmoid_().log_()  # -softplus(t)
-        z2 = torch.addcmul(w.new_zeros(()), w, w, value=c.h**2)
+        sums = []
+        for (x,) in pieces(w) if dims == w.dim() == 1 else [(w,)]:
+            log_fraction = _exponent(x, c, -1).sigmoid_().log_()  # -softplus(t)
+            z2 = torch.addcmul(x.new_zeros(()), x, x, value=c.h**2)
+            sums.append(total(log_fraction, dims) + total(z2, dims))
         count = math.prod(w.shape[w.dim() - dims :])
-        return (total(log_fraction, dims) + total(z2, dims)).neg_().add_(c.c * count)
+        return reduce(add, sums).neg_().add_(c.c * count)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -303,9 +309,11 @@ class LogMixture(Function):
         if torch.is_grad_enabled():  # for second derivatives
             t = (c.delta - c.kappa * c.h**2 * w.square()).clamp(min=c.floor)
             return grad * (w + c.kappa * w * torch.sigmoid(t)), None, None
-        fraction = _exponent(w, c, 1).sigmoid_()
-        of_w = torch.addcmul(w, w, fraction, value=c.kappa, out=fraction)
-        return of_w.mul_(grad), None, None
+        of_w = torch.empty_like(w)
+        for x, of_x in pieces(w, of_w) if ctx.dims == w.dim() == 1 else [(w, of_w)]:
+            fraction = _exponent(x, c, 1).sigmoid_()
+            torch.addcmul(x, x, fraction, value=c.kappa, out=of_x).mul_(grad)
+        return of_w, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

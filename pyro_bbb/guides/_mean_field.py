@@ -17,6 +17,8 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import pyro
@@ -31,7 +33,7 @@ from torch.distributions import kl_divergence
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.memory import FlatMemory
+from pyro_bbb._utils.memory import FlatMemory, pieces
 from pyro_bbb._utils.tables import as_markdown
 from pyro_bbb._utils.validation import count, finite
 from pyro_bbb.distributions import PrunedNormal, SoftplusNormal, softplus
@@ -309,11 +311,15 @@ class Reparameterize(Function):
 
     @staticmethod
     def forward(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        vector = noise.square()
-        log_q = vector.sum(-1).mul_(-0.5).sub_(noise.shape[-1] * HALF_LOG_2PI)
-        scale = softplus_into(rho, torch.empty_like(rho))
-        log_q.sub_(scale.log().sum(-1))
-        return torch.addcmul(loc, scale, noise, out=vector), scale, log_q
+        vector, scale = torch.empty_like(noise), torch.empty_like(rho)
+        squares, logs = [], []
+        for mu, r, epsilon, w, sigma in pieces(loc, rho, noise, vector, scale):
+            squares.append(epsilon.square().sum(-1))
+            softplus_into(r, sigma)
+            logs.append(sigma.log().sum(-1))
+            torch.addcmul(mu, sigma, epsilon, out=w)
+        log_q = -0.5 * reduce(add, squares) - noise.shape[-1] * HALF_LOG_2PI
+        return vector, scale, log_q - reduce(add, logs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -328,14 +334,16 @@ class Reparameterize(Function):
     ) -> tuple[Tensor | None, ...]:
         rho, noise, scale = ctx.saved_tensors
         shared = rho.dim() < noise.dim()  # by several draws
-        of_sigma = torch.zeros_like(scale)
-        if of_vector is not None:
-            of_sigma = of_vector * noise
-            if shared:
-                of_vector, of_sigma = of_vector.sum(0), of_sigma.sum(0)
-        if of_scale is not None:
-            of_sigma.add_(of_scale)
+        if of_vector is None:
+            of_vector = torch.zeros_like(noise)
         if of_log_q is not None:
             of_log_q = of_log_q.sum() if shared else of_log_q.unsqueeze(-1)
-            of_sigma.addcdiv_(of_log_q, scale, value=-1)
-        return of_vector, of_sigma.mul_(torch.sigmoid(rho)), None
+        of_rho = torch.empty_like(rho)
+        for g, epsilon, r, sigma, of_r in pieces(of_vector, noise, rho, scale, of_rho):
+            of_sigma = (g * epsilon).sum(0) if shared else g * epsilon
+            if of_log_q is not None:
+                of_sigma.addcdiv_(of_log_q, sigma, value=-1)
+            torch.mul(of_sigma, torch.sigmoid(r), out=of_r)
+        if of_scale is not None:
+            of_rho.addcmul_(of_scale, torch.sigmoid(rho))
+        return of_vector.sum(0) if shared else of_vector, of_rho, None
