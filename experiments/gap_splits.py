@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 import torch
 import tyro
 from _helpers.fidelity import drawn, mean_of
+from _helpers.regression_tables import digest, find_tables, made_up_tables, score, unscaled
 from _helpers.run import Data, DataSettings, Picture, Run
 from _helpers.tables import Table
-from _helpers.uci import digest, find_tables, made_up_tables, score, unscaled
 
 import pyro_bbb as bbb
 from pyro_bbb import plots

@@ -22,9 +22,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tyro
+from _helpers.regression_tables import Recipe, Task, digest, find_tables, made_up_tables, run_task
 from _helpers.run import DataSettings, Run
 from _helpers.tables import Table, over_splits
-from _helpers.uci import Recipe, Task, digest, find_tables, made_up_tables, run_task
 
 import pyro_bbb as bbb
 

@@ -46,7 +46,7 @@ from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import count, tensor
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.guides.kl_weight import scale_kl, scale_rows
+from pyro_bbb.guides.scale_kl import scale_kl, scale_rows
 from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
 

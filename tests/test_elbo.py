@@ -90,7 +90,7 @@ def stock(kind):
     def with_parameters(model):
         guide = kind(model)
         guide(*data(model)[:2])
-        return bbb.guides.kl_weight.with_kl_weight(guide)
+        return bbb.guides.scale_kl.with_kl_weight(guide)
 
     return with_parameters
 

@@ -16,7 +16,7 @@ from torch import nn
 from pyro_bbb import AutoSoftplusNormal, BayesianMLP, BayesianModel
 from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.priors import Prior
-from pyro_bbb.training._schedules import KLSchedule
+from pyro_bbb.training._kl_schedule import KLSchedule
 
 N = 23
 F64 = torch.float64

@@ -16,7 +16,7 @@
 | ``ensemble`` | several of these with different initial values, `Ensemble` |
 
 `Guide` is their interface: draws, moments, outputs and state. A guide that is Normal has a tangent,
-in ``tangent.py``: outputs of a network linear in its weights.
+in ``linearization.py``: outputs of a network linear in its weights.
 
 Imports the packages up to `_handlers`, never `priors`. A new guide is one module here and its name
 in `GUIDES`.
@@ -34,7 +34,7 @@ from pyro_bbb.guides._last_layer import LastLayer
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal
 from pyro_bbb.guides._rank1 import Rank1Ensemble
 from pyro_bbb.guides._swag import SWAG, TooFewIteratesError
-from pyro_bbb.guides.kl_weight import weighs_kl
+from pyro_bbb.guides.scale_kl import weighs_kl
 
 __all__ = [
     "Approximated",

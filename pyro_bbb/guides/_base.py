@@ -31,8 +31,8 @@ from pyro_bbb._utils.locking import lock_methods, locked
 from pyro_bbb._utils.validation import probabilities
 from pyro_bbb.guides.covariance import PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
-from pyro_bbb.guides.kl_weight import position_of_kl_weight, scale_kl
-from pyro_bbb.guides.tangent import OutputMoments, not_normal, tangent_moments
+from pyro_bbb.guides.linearization import OutputMoments, not_normal, tangent_moments
+from pyro_bbb.guides.scale_kl import position_of_kl_weight, scale_kl
 from pyro_bbb.latents import Bijection, Latent, Latents, Site
 
 Self = TypeVar("Self", bound="Guide")

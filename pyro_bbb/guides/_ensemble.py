@@ -23,7 +23,7 @@ from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides._autoguides import Delta, PointThenNormal
 from pyro_bbb.guides._base import Approximated, Guide
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal, VectorDraw, reparameterize
-from pyro_bbb.guides.kl_weight import scale_kl
+from pyro_bbb.guides.scale_kl import scale_kl
 from pyro_bbb.latents import Latents
 
 

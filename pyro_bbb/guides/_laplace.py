@@ -8,7 +8,7 @@ for all latents in unconstrained space (MacKay 1992, "A Practical Bayesian Frame
 Backpropagation Networks"). By default H is the Gauss-Newton matrix $J^\top \Lambda J$ plus the
 prior's curvature. J are the derivatives of an example's outputs by the latents, $\Lambda$ the
 Hessian of its negative log-likelihood in the outputs (Immer et al. 2021, equation 6). With
-the $a_t$ and $g_{kt}$ of ``tangent.py``, a layer's block of the curvature is
+the $a_t$ and $g_{kt}$ of ``linearization.py``, a layer's block of the curvature is
 
 | structure | sum over examples |
 |---|---|
@@ -48,7 +48,7 @@ from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.initial_values import InitLoc
-from pyro_bbb.guides.tangent import LayerUse, LayerUses, jacobians, network_outputs, root_of
+from pyro_bbb.guides.linearization import LayerUse, LayerUses, jacobians, network_outputs, root_of
 from pyro_bbb.latents import Latent, role_of
 
 Batch: TypeAlias = tuple[Any, Tensor]

@@ -49,8 +49,8 @@ from pyro_bbb.distributions.summed_event import HALF_LOG_2PI, innermost
 from pyro_bbb.guides._autoguides import INIT_SCALE
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
-from pyro_bbb.guides.kl_weight import scale_kl
-from pyro_bbb.guides.tangent import OutputMoments, network_outputs
+from pyro_bbb.guides.linearization import OutputMoments, network_outputs
+from pyro_bbb.guides.scale_kl import scale_kl
 from pyro_bbb.latents import Site
 
 COVARIANCES = ("shared", "per_output")

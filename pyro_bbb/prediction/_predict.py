@@ -5,7 +5,8 @@ $$p(y \mid x, D) \approx \frac1S \sum_s p(y \mid f(x, w_s)), \qquad w_s \sim q(w
 
 Three samplers give the likelihood's arguments for the draws: ``"weights"`` runs the network for
 each $w_s$ (``_draws.py``), ``"outputs"`` draws the outputs of each input without a weight
-(``_output_samples.py``), ``"linearized"`` has Normal outputs in closed form (``_linearized.py``).
+(``_output_samples.py``), ``"linearized"`` has Normal outputs in closed form
+(``_normal_outputs.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pyro_bbb.prediction._draws import (
     per_draw,
     split_draws,
 )
-from pyro_bbb.prediction._linearized import PROBIT, STDS, is_gaussian, per_normal_output
+from pyro_bbb.prediction._normal_outputs import PROBIT, STDS, is_gaussian, per_normal_output
 from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
 from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction
 

@@ -37,7 +37,7 @@ from pyro_bbb.persistence.state import (
     take_base,
 )
 from pyro_bbb.training._batches import Batches
-from pyro_bbb.training._schedules import KLSchedule
+from pyro_bbb.training._kl_schedule import KLSchedule
 from pyro_bbb.training.history import History
 from pyro_bbb.training.optim import JointOptim
 

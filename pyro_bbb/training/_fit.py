@@ -61,13 +61,8 @@ from pyro_bbb.training._checkpoint import (
 from pyro_bbb.training._distributed import DistributedRunner
 from pyro_bbb.training._early_stopping import EarlyStopping
 from pyro_bbb.training._ivon import IVON, IVON_LR
-from pyro_bbb.training._schedules import (
-    BatchWeight,
-    KLSchedule,
-    as_kl_schedule,
-    default_lr,
-    lr_factor,
-)
+from pyro_bbb.training._kl_schedule import BatchWeight, KLSchedule, as_kl_schedule
+from pyro_bbb.training._lr_schedule import default_lr, lr_factor
 from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
 from pyro_bbb.training._step import (
     EagerRunner,

@@ -49,7 +49,7 @@ from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
-from pyro_bbb.training._schedules import default_lr
+from pyro_bbb.training._lr_schedule import default_lr
 
 if TYPE_CHECKING:
     from pyro_bbb.training._batches import Batches

@@ -17,7 +17,7 @@ from pyro_bbb._utils.validation import at_least_zero, count, kind, one_of
 from pyro_bbb.elbo import LossParts, MinibatchELBO
 from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import ClosedForm
-from pyro_bbb.guides.kl_weight import with_kl_weight
+from pyro_bbb.guides.scale_kl import with_kl_weight
 from pyro_bbb.models import BayesianModel, require_guide
 from pyro_bbb.training._setup import Frozen, check_fit, objective
 

@@ -23,13 +23,13 @@ from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
 from pyro_bbb.guides import ClosedForm, Guide
-from pyro_bbb.guides.kl_weight import with_kl_weight
+from pyro_bbb.guides.scale_kl import with_kl_weight
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.pruning import keeping
 from pyro_bbb.training._batches import Batches
 from pyro_bbb.training._ivon import natural_gradients
-from pyro_bbb.training._schedules import MAX_LR_OF_LOCS
+from pyro_bbb.training._lr_schedule import MAX_LR_OF_LOCS
 from pyro_bbb.training._step import StepProgram
 from pyro_bbb.training.history import History
 

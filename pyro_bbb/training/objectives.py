@@ -2,7 +2,7 @@
 """Names of the objective: its KL schedules, its parts and its error."""
 
 from pyro_bbb.elbo import LossParts, MinibatchELBO, NonFiniteError, minibatch_elbo
-from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule, blundell, uniform
+from pyro_bbb.training._kl_schedule import KLSchedule, as_kl_schedule, blundell, uniform
 
 __all__ = [
     "KLSchedule",

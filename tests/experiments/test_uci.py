@@ -15,7 +15,7 @@ import pyro_bbb as bbb
 
 @pytest.fixture
 def parts(load):
-    return load("_helpers.uci")
+    return load("_helpers.regression_tables")
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_metrics_are_means_over_the_splits_and_how_sure_they_are(load, experimen
     assert results["table"]["rmse"] == {"mean": 1.0, "standard_error": pytest.approx(expected)}
     assert results["table"]["log_likelihood"] == {"mean": -1.0, "standard_error": 0.0}
     assert results["table"]["splits"] == 3
-    assert set(results) - {"table"} == set(load("_helpers.uci").RESERVED)
+    assert set(results) - {"table"} == set(load("_helpers.regression_tables").RESERVED)
     first = run(experiment, tmp_path, tmp_path / "one", splits=1)
     assert first["table"]["rmse"] == {"mean": 0.0, "standard_error": None}
 

@@ -20,7 +20,7 @@ from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
 from pyro_bbb.guides._laplace import Linearization
-from pyro_bbb.guides.tangent import moments_by_jacobian, output_moments
+from pyro_bbb.guides.linearization import moments_by_jacobian, output_moments
 
 N, PRIOR, SIGMA = 40, 0.5, 0.8
 KINDS = ["hessian", "ggn"]

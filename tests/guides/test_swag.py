@@ -15,7 +15,7 @@ import pyro_bbb as bbb
 from pyro_bbb.guides import SWAG
 from pyro_bbb.guides._swag import Iterates
 from pyro_bbb.guides.covariance import LowRankPlusDiagonal, PartsNormal
-from pyro_bbb.guides.tangent import output_moments
+from pyro_bbb.guides.linearization import output_moments
 
 N, PRIOR, SIGMA = 40, 0.5, 0.8
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

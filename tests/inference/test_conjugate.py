@@ -16,7 +16,7 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 
 import pyro_bbb as bbb
-from pyro_bbb.training._schedules import as_kl_schedule
+from pyro_bbb.training._kl_schedule import as_kl_schedule
 
 N, S, SIGMA = 24, 0.5, 0.8
 WEIGHT, BIAS = "network.fc1.weight", "network.fc1.bias"

@@ -17,7 +17,7 @@ import pyro_bbb as bbb
 from pyro_bbb.sklearn import BayesianClassifier
 from pyro_bbb.training import _baseline
 from pyro_bbb.training._batches import Batches
-from pyro_bbb.training._schedules import default_lr
+from pyro_bbb.training._lr_schedule import default_lr
 from pyro_bbb.training.optim import make_optim
 
 

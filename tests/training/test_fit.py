@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb.guides.kl_weight import with_kl_weight
-from pyro_bbb.training._schedules import lr_factor
+from pyro_bbb.guides.scale_kl import with_kl_weight
+from pyro_bbb.training._lr_schedule import lr_factor
 from pyro_bbb.training.objectives import NonFiniteError
 
 

@@ -15,7 +15,7 @@ from torch.distributions import ExpTransform, SigmoidTransform, StickBreakingTra
 
 import pyro_bbb as bbb
 from pyro_bbb.elbo import minibatch_elbo
-from pyro_bbb.training._schedules import KLSchedule, as_kl_schedule
+from pyro_bbb.training._kl_schedule import KLSchedule, as_kl_schedule
 
 ELBOS = [Trace_ELBO, TraceMeanField_ELBO]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Predictions by Normal outputs: of the network's tangent at the guide's means, or a last layer.
 
-With the tangent of `pyro_bbb.guides.tangent` the outputs of an input are $f \sim N(m, v)$; with a
+With the tangent of ``guides/linearization.py`` an input's outputs are $f \sim N(m, v)$; with a
 `LastLayer` the network is its own tangent. Normal noise of a known or learned scale $s$ leaves the
 predictive distribution Normal, $N(m, v + s^2)$, without sampling error. Otherwise the outputs of
 each input are drawn, or for classes the probit approximation
@@ -19,7 +19,7 @@ import torch
 
 from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._utils.inputs import Rows
-from pyro_bbb.guides.tangent import output_moments
+from pyro_bbb.guides.linearization import output_moments
 from pyro_bbb.latents import role_of
 from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.models import BayesianModel

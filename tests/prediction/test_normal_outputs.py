@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import pyro_bbb as bbb
-from pyro_bbb.guides.tangent import OutputMoments, output_moments
+from pyro_bbb.guides.linearization import OutputMoments, output_moments
 
 NORMALS = ["softplus_normal", "normal", "low_rank", "full_rank", "laplace"]
 
