@@ -28,7 +28,7 @@ import pyro_bbb as bbb
 from pyro_bbb import guides, likelihoods
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor, _posterior
 from pyro_bbb.sklearn._choices import NOISES
-from pyro_bbb.sklearn._plateau import Plateau
+from pyro_bbb.sklearn._posterior import Plateau
 from pyro_bbb.training import EpochEnd
 
 QUICK = {"hidden_sizes": (8,), "epochs": 40, "lr": 0.1, "num_samples": 10, "random_state": 0}
@@ -219,13 +219,6 @@ def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
     assert list(twin.classes_) == ["no", "yes"]
 
 
-@pytest.mark.parametrize(("guide", "prior"), [("delta", "laplace"), ("ensemble", "horseshoe")])
-def test_guides_and_priors_by_name_are_kept_too(guide, prior):
-    estimator = regressor(epochs=2, guide=guide, prior=prior).fit(X, Y)
-    twin = pickle.loads(pickle.dumps(estimator))
-    assert np.array_equal(estimator.predict(X), twin.predict(X))
-
-
 # --- regression: what is predicted, in which unit ---
 
 
@@ -279,8 +272,7 @@ def test_several_targets_keep_their_own_units():
         fitted.partial_fit(X, Y)
 
 
-BY_CHAINS = [pytest.param(x, chains, marks=pytest.mark.slow) for x in ("learned", "poisson")]
-BY_CHAINS += [pytest.param("negative_binomial", chains, marks=pytest.mark.slow)]
+BY_CHAINS = [pytest.param("negative_binomial", chains, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("noise", "make"), [*((x, regressor) for x in sorted(NOISES)), *BY_CHAINS])
@@ -302,15 +294,6 @@ def counts_of(level, rows=300, seed=0, spread=0.0):
     x = rng.normal(size=(rows, 3))
     log_rate = np.log(level) + 0.3 * x[:, 0] - 0.2 * x[:, 1] + spread * rng.normal(size=rows)
     return x, rng.poisson(np.exp(log_rate))
-
-
-def test_intervals_of_large_counts_hold_their_level():
-    options = {"noise": "poisson", "inference": "variational", "random_state": 0}
-    fitted = BayesianRegressor(**options).fit(*counts_of(500))
-    x, y = counts_of(500, seed=1)
-    low, high = fitted.predict_interval(x)
-    assert 0.8 < ((y >= low) & (y <= high)).mean() < 0.97
-    assert fitted.history_.loss[-1] < 1900  # 2,230 from a start at rates of 1
 
 
 @pytest.mark.parametrize("noise", ["poisson", "negative_binomial"])
@@ -505,17 +488,6 @@ def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):
     assert np.array_equal(auto.predict(X), plain.predict(X))
 
 
-def test_predictions_spread_over_all_chains():
-    class Draws(dict):
-        diverging = torch.zeros(3, 4)
-
-    numbers = Draws(w=torch.arange(12))
-    for count, most in ((1, 1), (4, 1), (12, 1), (30, 3)):
-        drawn = _posterior.evenly_spread(numbers, count, seed=1)["w"]
-        assert len(drawn) == count and drawn.bincount(minlength=12).max() <= most
-        assert (drawn // 4).unique().numel() == min(count, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -538,37 +510,17 @@ def test_chains_are_not_learned_on_from_further_rows(fitted):
     assert "fit all rows at once, or take inference='variational'" in str(error.value.__cause__)
 
 
-@pytest.mark.slow
-def test_the_band_opens_in_a_gap():
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-2.5, -1, 40), rng.uniform(0.8, 2.5, 40)])
-    steps = {"hidden_sizes": (50,), "max_epochs": 3000, "num_samples": 100, "seconds": 600.0}
-    y = 0.3 * x**3 - x + 0.1 * rng.normal(size=80)
-    fitted = chains(**steps).fit(x[:, None], y)
-    gap = np.linspace(-1, 0.8, 100)
-    low, high = fitted.predict_interval(gap[:, None])
-    assert ((0.3 * gap**3 - gap > low) & (0.3 * gap**3 - gap < high)).mean() >= 0.95
-    inside, on_data = (fitted.predict_uncertainty(at[:, None]).epistemic.mean() for at in (gap, x))
-    assert inside > 3 * on_data
-    assert np.sqrt(np.mean((fitted.predict(x[:, None]) - (0.3 * x**3 - x)) ** 2)) < 0.06
-
-
 # --- bad input ---
 
 BAD = {
     "hidden size 0": ({"hidden_sizes": (0,)}, "hidden_sizes must be an integer of at least 1"),
-    "hidden size half": ({"hidden_sizes": 2.5}, "hidden_sizes must be an integer"),
     "activation": ({"activation": "step"}, "activation must be callable or one of"),
     "prior": ({"prior": "nice"}, "prior must be one of"),
-    "prior of a kind": ({"prior": 3}, "prior must be a distribution"),
     "guide": ({"guide": "nice"}, "guide must be callable or one of"),
-    "guide of a kind": ({"guide": 3}, "guide must be callable or one of"),
     "estimator": ({"estimator": "nice"}, "estimator must be one of"),
     "inference": ({"inference": "exact"}, "inference must be one of"),
     "seconds": ({"seconds": 0}, "seconds must be positive"),
     "noise": ({"noise": "nice"}, "noise must be a number, a distribution"),
-    "noise 0": ({"noise": 0}, "noise must be positive"),
-    "noise of a kind": ({"noise": [1]}, "noise must be a number, a distribution"),
     "epochs 0": ({"epochs": 0}, "epochs must be an integer of at least 1"),
     "max epochs": ({"max_epochs": 0}, "max_epochs must be an integer"),
     "window": ({"n_iter_no_change": 0}, "n_iter_no_change must be an integer"),
@@ -613,28 +565,6 @@ def test_bad_data_and_order_of_calls_are_named(fitted, tmp_path):
     with pytest.raises(TypeError, match="guide must be one of pyro_bbb's to be kept"):
         pickle.dumps(estimator)
     assert np.isfinite(estimator.predict(X)).all()
-
-
-def test_number_of_steps_suits_the_table():
-    for rows in (2, 50, 1000, 20_000, 300_000):
-        options = _posterior.training_length(BayesianRegressor(), None, rows)
-        epochs, size = options["epochs"], options["batch_size"]
-        steps = epochs * -(-rows // size)
-        assert 3000 <= steps <= 6000 or (epochs == 5 and size == 1024)
-    fixed = BayesianRegressor(epochs=3, batch_size=7)
-    assert _posterior.training_length(fixed, None, 100) == {"epochs": 3, "batch_size": 7}
-
-
-def test_small_networks_train_on_one_thread_and_leave_the_number_as_it_was(monkeypatch):
-    seen = []
-    monkeypatch.setattr(_posterior, "fit", lambda *a, **k: seen.append(torch.get_num_threads()))
-    torch.set_num_threads(2)
-    try:
-        regressor().fit(X, Y)
-        regressor(hidden_sizes=(2**15,)).fit(X, Y)
-        assert seen == [1, 2] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 # --- the end of training ---

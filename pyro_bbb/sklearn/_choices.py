@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the estimators that name an object, resolved to it.
-
-| parameter | names |
-|---|---|
-| ``activation`` | `ACTIVATIONS` |
-| ``prior`` | `pyro_bbb.priors.PRIORS` |
-| ``noise`` | `NOISES` |
-| ``guide`` | `pyro_bbb.guides.GUIDES` |
-| ``estimator`` | `pyro_bbb.estimators.ESTIMATORS` |
-"""
+"""Parameters of the estimators that name an object, resolved to it."""
 
 from __future__ import annotations
 
@@ -89,11 +80,7 @@ def _in_precision(dtype: torch.dtype, function: Callable[..., Any], *args: Any) 
 
 
 def make_noise(noise: Any, unit: Tensor) -> Likelihood:
-    """Return the likelihood of a regression whose targets have standard deviations ``unit``.
-
-    ``noise`` is a name of `NOISES`; the known standard deviation of the noise; or its prior or a
-    likelihood, both in units of the targets' standard deviation.
-    """
+    """Return the likelihood of a regression whose targets have standard deviations ``unit``."""
     if isinstance(noise, Likelihood):
         return copy.deepcopy(noise)
     if isinstance(noise, Distribution):

@@ -28,6 +28,7 @@ from pyro_bbb.sklearn._estimator import (
     can_learn_on,
     rows_of_weight,
 )
+from pyro_bbb.sklearn._posterior import Rows
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -51,11 +52,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
     @available_if(can_learn_on)
     @locked
     def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: Any = None,
+        self, X: ArrayLike, y: ArrayLike, classes: Any = None, sample_weight: Any = None
     ) -> BayesianClassifier:
         """Learn from further rows without the earlier ones: the posterior is their prior.
 
@@ -82,13 +79,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         return self
 
     def _fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: Any,
-        *,
-        classes: ArrayLike | None = None,
-        partial: bool = False,
+        self, X: ArrayLike, y: ArrayLike, weight: Any, *, classes: Any = None, partial: bool = False
     ) -> None:
         self._check_parameters()
         first = not (partial and hasattr(self, "posterior_"))
@@ -102,15 +93,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
                 raise ValueError(f"y must hold at least two classes, got {only}")
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
-        rows, labels, weight = rows_of_weight(rows, labels, sample_weight)
+        rows, labels, weight = rows_of_weight(rows, labels, weight)
         if len(unknown := np.setdiff1d(labels, self.classes_)):
             raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
         codes = torch.tensor(np.searchsorted(self.classes_, labels))
-        weight = self._weighted_by_class(codes, weight)
-        if first:
-            self._learn(rows, codes, Categorical(), len(self.classes_), weight, by_guide=partial)
-        else:
-            self._learn_on(rows, codes, weight)
+        learned = Rows(torch.tensor(rows), codes, self._weighted_by_class(codes, weight))
+        self._learn(learned, Categorical() if first else None, len(self.classes_), partial)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable labels ``[n]`` of inputs ``[n, features]``."""
@@ -126,7 +114,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         return self._summaries(X, "log_probs")[0]
 
     def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
-        """Return entropies by source ``[n]``, in nats: expected entropy and mutual information.
+        """Return expected entropy and mutual information ``[n]``, in nats.
 
         Their sum is the entropy of `predict_proba`.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from os import PathLike
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -69,8 +69,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     """Parameters and attributes that the regressor and the classifier share.
 
     Args:
-        hidden_sizes: numbers of units of the hidden layers, or one number; ``()`` is a linear
-            model.
+        hidden_sizes: units of the hidden layers, or one number; ``()`` is a linear model.
         activation: name, or a function that makes a module, such as ``torch.nn.ReLU``.
         prior: prior of the weights, in any form that `pyro_bbb.priors` takes. ``None`` is
             ``FanInNormal(2.5)`` for chains; for a guide it is ``"fan_in_normal"`` in the regressor
@@ -218,27 +217,19 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             )
 
     def _learn(
-        self,
-        X: NDArray[np.float64],
-        y: Tensor,
-        likelihood: Likelihood,
-        outputs: int,
-        weight: Tensor | None,
-        by_guide: bool,
+        self, rows: Rows, likelihood: Likelihood | None, outputs: int, by_guide: bool
     ) -> None:
-        """Learn a new network from checked rows, and targets in the form of the likelihood."""
-        self._seed = as_random_seed(self.random_state)
-        x, self.x_scaling_ = standardize(torch.tensor(X), sample_weight=weight)
-        rows = Rows(x, y, weight)
-        self.posterior_: FittedPosterior = learn(
-            self, likelihood, rows, outputs, self._seed, by_guide=by_guide
-        )
-
-    def _learn_on(self, X: NDArray[np.float64], y: Tensor, weight: Tensor | None) -> None:
-        """Learn from further checked rows."""
-        self._check_parameters()
-        rows = Rows(self.x_scaling_(torch.tensor(X)), y, weight)
-        self.posterior_ = learn_on(self, self.posterior_, rows, self._seed)
+        """Learn from checked rows: a new network, or without a likelihood on from further rows."""
+        if likelihood is not None:
+            self._seed = as_random_seed(self.random_state)
+            x, self.x_scaling_ = standardize(rows.x, sample_weight=rows.weight)
+            learned = learn(
+                self, likelihood, replace(rows, x=x), outputs, self._seed, by_guide=by_guide
+            )
+        else:
+            rows = replace(rows, x=self.x_scaling_(rows.x))
+            learned = learn_on(self, self.posterior_, rows, self._seed)
+        self.posterior_: FittedPosterior = learned
 
     # --- prediction ---
 
@@ -278,17 +269,17 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             except ValueError as error:  # it counts rows from the start of the pass
                 raise (ValueError(f"from row {start} on, {error}") if start else error) from error
             passes.append([getattr(prediction, name).cpu().numpy() for name in names])
-        return [np.concatenate(parts) for parts in zip(*passes, strict=True)]
+        return list(map(np.concatenate, zip(*passes, strict=True)))
 
     # --- saving ---
 
     def save(
         self, path: str | PathLike[str], *, metadata: Mapping[str, Json] | None = None
     ) -> None:
-        """Save the fitted estimator as a folder that `load` reads without executing anything.
+        """Save the fitted estimator as a folder, created if necessary.
 
         Args:
-            path: the folder, created if necessary; `pyro_bbb.load` reads it, too.
+            path: the folder; `pyro_bbb.load` reads it, too.
             metadata: saved with it, of JSON's types, without the key ``estimator``.
 
         Raises:
@@ -388,7 +379,6 @@ def rows_of_weight(
 
 
 def as_json(scaling: Standardization) -> dict[str, Json]:
-    """Return mean and scale as JSON, exactly."""
     return {"mean": scaling.mean.tolist(), "scale": scaling.scale.tolist()}
 
 

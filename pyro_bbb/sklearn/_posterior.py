@@ -4,7 +4,8 @@ r"""The posterior of a table: learned from rows, updated by further rows, and qu
 `learn` samples the weights by chains or trains a guide, as the estimator's ``inference`` says.
 `learn_on` applies Bayes' rule again (Nguyen et al. 2018): the posterior after n rows is the prior
 of m further rows, and a Gaussian's learned noise becomes its running estimate
-$\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$.
+$\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$. `Plateau` ends the
+training of a guide.
 
 All is in double precision, as networks for tables are small and the prediction of a row is then the
 same to the last digits among any other rows. Only the chains run in single precision.
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,8 +45,7 @@ from pyro_bbb.sklearn._choices import (
     named,
     with_priors,
 )
-from pyro_bbb.sklearn._plateau import Plateau
-from pyro_bbb.training import KLSchedule, fit
+from pyro_bbb.training import EpochEnd, KLSchedule, fit
 from pyro_bbb.training.history import History
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _STEPS, _LEAST_EPOCHS = 4000, 5  # default limit of the steps of training, and i
 _WINDOW = 200  # steps over which the ELBO is averaged by default
 _SMALLEST, _LARGEST, _BATCHES = 64, 1024, 100  # default batch: rows / 100, in [64, 1024]
 _NOISE_DRAWS = 100  # networks drawn for the noise of further rows
+_DECAY = 1.0  # epochs of the falling rate, for each epoch before
 _ONE_THREAD = 2**16  # weights up to which one processor thread is fastest
 
 
@@ -86,15 +88,17 @@ class FittedPosterior:
     def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
         """Return the posterior predictive, by the same networks in each call with one seed."""
         array = x.numpy()  # which is moved to the guide's device
-        if isinstance(self.guide, Chains):
-            draws = evenly_spread(self.guide, num_samples, seed)
+        if isinstance(self.guide, Chains):  # evenly over all chains from a random start
+            with seeded(seed):
+                start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
+            at = ((order + start) * self.guide.diverging.numel() / num_samples).long()
+            draws = {name: values[at] for name, values in self.guide.items()}
             return predict(self.model, draws, array, num_samples=num_samples)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
         with _threads_for(self.model):
             return predict(self.model, self.guide, array, **options)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all fields; a guide leaves its model out of its state, and gets it back below."""
+    def __getstate__(self) -> dict[str, Any]:  # a guide leaves its model out of its state
         if not isinstance(self.guide, Guide | Chains):
             raise TypeError(f"guide must be one of pyro_bbb's to be kept, got {self.guide!r}")
         return dict(vars(self))
@@ -103,14 +107,6 @@ class FittedPosterior:
         if isinstance(state["guide"], Guide):
             state["guide"]._model = (state["model"],)
         vars(self).update(state)
-
-
-def evenly_spread(chains: Chains, num_samples: int, seed: int) -> dict[str, Tensor]:
-    """Return draws evenly spaced over all chains from a random start, in random order."""
-    with seeded(seed):
-        start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
-    rows = ((order + start) * chains.diverging.numel() / num_samples).long()
-    return {name: draws[rows] for name, draws in chains.items()}
 
 
 # --- learning ---
@@ -129,8 +125,9 @@ def learn(
     sizes = [rows.x.shape[1], *hidden_layers(estimator.hidden_sizes), outputs]
     offset = constant_outputs(likelihood, rows.y, outputs, rows.weight)
     if not by_guide and prefers_chains(estimator, sizes, len(rows.x)):
+        prior = FanInNormal(_GAIN) if estimator.prior is None else estimator.prior
         with seeded(seed):
-            network = _network(estimator, sizes, network_prior(estimator, chains=True), offset)
+            network = _network(estimator, sizes, make_prior(prior, torch.float32), offset)
         model = BayesianModel(network, with_priors(likelihood), num_data=len(rows.x))
         learned = [name for name, x in model.named_parameters() if x.requires_grad]
         if not learned:
@@ -140,8 +137,9 @@ def learn(
                 f"inference='chains' samples, and the model has the trained parameter "
                 f"{learned[0]!r}: take a prior without, or inference='variational'"
             )
+    prior = estimator.default_prior if estimator.prior is None else estimator.prior
     with seeded(seed):
-        network = _network(estimator, sizes, network_prior(estimator), offset)
+        network = _network(estimator, sizes, make_prior(prior, torch.float64), offset)
         model, guide = _model_and_guide(estimator, network, likelihood, rows)
     return _train_guide(estimator, model, guide, rows, seed)
 
@@ -172,7 +170,7 @@ def learn_on(
     return after
 
 
-def prefers_chains(estimator: BayesianEstimator[Any], sizes: Sequence[int], rows: int) -> bool:
+def prefers_chains(estimator: BayesianEstimator[Any], sizes: list[int], rows: int) -> bool:
     """Return whether chains learn a network of these layers' sizes from this number of rows."""
     if estimator.inference != "auto":
         return bool(estimator.inference == "chains")
@@ -181,15 +179,8 @@ def prefers_chains(estimator: BayesianEstimator[Any], sizes: Sequence[int], rows
     return max(weights, rows) <= _MOST and on_cpu and not estimator.changed_training_options()
 
 
-def network_prior(estimator: BayesianEstimator[Any], *, chains: bool = False) -> Prior:
-    """Return the weights' prior, in single precision for chains and in double for a guide."""
-    default = FanInNormal(_GAIN) if chains else estimator.default_prior
-    prior = default if estimator.prior is None else estimator.prior
-    return make_prior(prior, torch.float32 if chains else torch.float64)
-
-
 def _network(
-    estimator: BayesianEstimator[Any], sizes: Sequence[int], prior: Prior, offset: Tensor
+    estimator: BayesianEstimator[Any], sizes: list[int], prior: Prior, offset: Tensor
 ) -> BayesianMLP:
     """Return a network whose outputs vary around an offset; an offset of 0 needs no layer."""
     make_activation = named("activation", estimator.activation, ACTIVATIONS)
@@ -273,6 +264,51 @@ def training_length(
     plateau = Plateau(most, window, estimator.tol, constant_nll)
     schedule = {"lr_schedule": plateau, "callbacks": [plateau.callback]}
     return {"epochs": most, "batch_size": size, **schedule}
+
+
+class Plateau:
+    """Learning-rate schedule and callback of `fit` that end training at a plateau.
+
+    The rate stays until the negative ELBO, averaged over ``n_iter_no_change`` epochs, is lower than
+    the lowest average before by less than a fraction ``tol`` of the total decrease since the first
+    one. The negative log-likelihood of the first average is capped at ``constant_nll``, that of
+    constant outputs, so that a bad start does not make every later decrease look small. Then the
+    rate falls to 0 along a cosine, in as many epochs as have passed; ``max_epochs`` is the limit.
+    """
+
+    def __init__(
+        self, max_epochs: int, n_iter_no_change: int, tol: float, constant_nll: float = math.inf
+    ) -> None:
+        self.max_epochs, self.window, self.tol = max_epochs, n_iter_no_change, tol
+        self.constant_nll = constant_nll
+        self.means: list[float] = []  # of the negative ELBO, in each window
+        self.last = max_epochs  # epochs in total, those of the falling rate included
+        self.first = math.ceil(max_epochs / (1 + _DECAY))  # epoch from which on the rate falls
+
+    def __call__(self, progress: float) -> float:
+        """Return the factor of the learning rate after a fraction of ``max_epochs``."""
+        epochs = progress * self.max_epochs
+        falling = (epochs - self.first) / max(1, self.last - self.first)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, falling))))
+
+    def callback(self, end: EpochEnd) -> bool:
+        """Return whether training ends after an epoch."""
+        done = end.epoch + 1
+        if done < self.first and done % self.window == 0 and not self._improves(end):
+            self.first, self.last = done, done + math.ceil(_DECAY * done)
+        return done >= self.last
+
+    def _improves(self, end: EpochEnd) -> bool:
+        self.means.append(fmean(end.history.loss[-self.window :]))
+        *before, mean = self.means
+        if not before:
+            self.first_mean = mean
+            if self.constant_nll < math.inf:
+                nll = fmean(end.history.nll[-self.window :])
+                self.first_mean -= max(0.0, nll - self.constant_nll)
+            return True
+        least = min(before)
+        return least - mean > self.tol * (self.first_mean - least)
 
 
 @torch.no_grad()

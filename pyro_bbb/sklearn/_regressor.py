@@ -34,6 +34,7 @@ from pyro_bbb.sklearn._estimator import (
     from_json,
     rows_of_weight,
 )
+from pyro_bbb.sklearn._posterior import Rows
 
 _LARGEST = 1e150  # of targets, as variances have to be finite
 
@@ -96,13 +97,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         self._fit(X, y, sample_weight, partial=True)
         return self
 
-    def _fit(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: Any, *, partial: bool = False
-    ) -> None:
+    def _fit(self, X: ArrayLike, y: ArrayLike, weight: Any, *, partial: bool = False) -> None:
         self._check_parameters()
         first = not (partial and hasattr(self, "posterior_"))
-        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=first), sample_weight)
+        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=first), weight)
         columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
+        likelihood, outputs = None, columns.shape[1]
         if first:
             scaled, self.y_scaling_ = standardize(columns, sample_weight=weight)
             likelihood = make_noise(self.noise, self.y_scaling_.scale)
@@ -110,13 +110,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
                 zeros = torch.zeros(columns.shape[1], dtype=torch.double)
                 scaled, self.y_scaling_ = columns, Standardization(zeros, torch.ones_like(zeros))
             self._y_shape = targets.shape[1:]
-            outputs = columns.shape[1] * (1 + isinstance(likelihood, HeteroscedasticGaussian))
-            self._learn(rows, scaled, likelihood, outputs, weight, by_guide=partial)
+            outputs *= 1 + isinstance(likelihood, HeteroscedasticGaussian)
+        elif targets.shape[1:] == self._y_shape:
+            scaled = self.y_scaling_(columns)
         else:
-            if targets.shape[1:] != self._y_shape:
-                expected = ", ".join(["n", *map(str, self._y_shape)])
-                raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
-            self._learn_on(rows, self.y_scaling_(columns), weight)
+            expected = ", ".join(["n", *map(str, self._y_shape)])
+            raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
+        self._learn(Rows(torch.tensor(rows), scaled, weight), likelihood, outputs, partial)
         self._warn_if_too_narrow(rows, columns)
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
