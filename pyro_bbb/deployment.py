@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from pyro_bbb._handlers.param_store import own_store
 from pyro_bbb._handlers.sites import declared_names, parts_of_prior, sample_names
-from pyro_bbb._handlers.vmap import choose, one_by_one, stack
+from pyro_bbb._handlers.vmap import batches, one_by_one, stack
 from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import at_least_single
@@ -295,7 +295,7 @@ class DrawnEnsemble(nn.Module):
 
     levels: Tensor
     scores: Tensor
-    _over_draws: Any = None  # in one pass or one by one, chosen at the first call
+    _in_one_pass: bool | None = None  # or one by one, chosen at the first call
 
     def __init__(self, drawn: _Drawn, family: Any, levels: list[float]) -> None:
         super().__init__()
@@ -367,13 +367,14 @@ class DrawnEnsemble(nn.Module):
             columns = zip(*(values.unbind() for values in weights.values()), strict=True)
             draws = (dict(zip(weights, values, strict=True)) for values in columns)
             return stack_draws([innermost(run_one(draw)) for draw in draws])
-        if compiling:  # an exporter would fix the number of inputs of what torch batches
-            arguments = one_by_one(run_one, weights)
-        elif self._over_draws is None:
+        if self._in_one_pass is None and not compiling:
             with GLOBAL_LOCK:
-                self._over_draws, arguments = choose(run_one, weights)
+                self._in_one_pass = batches(run_one, weights)
+        # an exporter would fix the number of inputs of what torch batches
+        if self._in_one_pass and not compiling:
+            arguments = torch.vmap(run_one, randomness="different")(weights)
         else:
-            arguments = self._over_draws(run_one, weights)
+            arguments = one_by_one(run_one, weights)
         _require_numbers(arguments)
         return self._family(**arguments, **self._unchecked)
 

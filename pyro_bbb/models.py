@@ -37,9 +37,9 @@ from pyro_bbb._utils.inputs import (
     Rows,
     as_inputs,
     at_least_single,
+    call_arguments,
     parts_of,
     require_inputs,
-    run_network,
     weight_of,
 )
 from pyro_bbb._utils.locking import locked
@@ -236,8 +236,9 @@ class BayesianModel(PyroModule):
 
     def _outputs_at(self, x: Rows) -> Tensor:
         """Return the outputs, at least in single precision."""
+        args, kwargs = call_arguments(x)
         with autocast_network(next(iter(parts_of(x).values())).device):
-            outputs: Tensor = _tensor_of(run_network(self.network, x))
+            outputs: Tensor = _tensor_of(self.network(*args, **kwargs))
         return at_least_single(outputs) if isinstance(outputs, Tensor) else outputs
 
     def _arguments(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -282,17 +283,19 @@ class BayesianModel(PyroModule):
             for name, value in getattr(part, "_pyro_bbb_initial", {}).items()
         }
 
-    def predictive(self, x: Any) -> dict[str, Tensor]:
-        """Arguments of the likelihood's family at ``x``, for the latents that handlers supply.
+    def predictive(self, x: Any, draw: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Arguments of the likelihood's family at ``x``.
 
         Args:
             x: inputs, ``[batch, ...]``, as for `forward`.
+            draw: values of the latents by site name; by default those that handlers supply.
 
         Returns:
             Tensors by name, each of leading dimension ``batch``; for a user's likelihood the
             ``outputs``, and its latents with a leading dimension of 1.
         """
-        with own_store(self), self._pyro_context:
+        latents = own_store(self) if draw is None else substituted(self, draw)
+        with latents, self._pyro_context:
             return self._arguments(self._outputs_at(as_inputs(x)))
 
     def observed(self, arguments: dict[str, Tensor]) -> Any:
@@ -338,8 +341,9 @@ class BayesianModel(PyroModule):
         made: list[Tensor] = []
         layers = [part for part in self.network.modules() if isinstance(part, _CHANNELS_FIRST)]
         hooks = [part.register_forward_hook(lambda *call: made.append(call[2])) for part in layers]
+        args, kwargs = call_arguments(x[:2])
         try:
-            outputs: Tensor = _tensor_of(run_network(self.network, x[:2]))
+            outputs: Tensor = _tensor_of(self.network(*args, **kwargs))
         except (RuntimeError, IndexError, NotImplementedError) as error:
             parts = parts_of(x).items()
             found = ", ".join(f"{k} of shape {list(v.shape)} and {v.dtype}" for k, v in parts)

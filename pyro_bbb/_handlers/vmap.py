@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -20,28 +21,32 @@ def over_draws(run: Run, draws: Mapping[str, Tensor]) -> Record:
     Draws and results are tensors ``[S, ...]`` by name. Needs the global lock, for the filters of
     warnings.
     """
-    return choose(run, draws)[1]
-
-
-def choose(run: Run, draws: Mapping[str, Tensor]) -> tuple[Callable[..., Record], Record]:
-    """Return `in_one_pass` or `one_by_one`, which suits the operations, and its results."""
+    batched: Record
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # of what torch batches badly
-            # a loop over the draws for attention alone, which takes long by itself
-            warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)
-            return in_one_pass, torch.vmap(run, randomness="different")(dict(draws))
+        with _errors_for_loops():
+            batched = torch.vmap(run, randomness="different")(dict(draws))
     except (RuntimeError, UserWarning):  # the loop does it, or raises what is wrong
-        return one_by_one, one_by_one(run, draws)
-
-
-def in_one_pass(run: Run, draws: Mapping[str, Tensor]) -> Record:
-    """Run the function in one pass, which has worked before."""
-    try:
-        batched: Record = torch.vmap(run, randomness="different")(dict(draws))
-    except RuntimeError:
-        return one_by_one(run, draws)
+        batched = one_by_one(run, draws)
     return batched
+
+
+def batches(run: Run, draws: Mapping[str, Tensor]) -> bool:
+    """Return whether `over_draws` takes one pass."""
+    try:
+        with _errors_for_loops():
+            torch.vmap(run, randomness="different")(dict(draws))
+    except (RuntimeError, UserWarning):
+        return False
+    return True
+
+
+@contextmanager
+def _errors_for_loops() -> Iterator[None]:
+    """Turn torch's warning that it loops over the draws into an error, but for attention."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)  # slow by itself
+        yield
 
 
 def one_by_one(run: Run, draws: Mapping[str, Tensor]) -> Record:

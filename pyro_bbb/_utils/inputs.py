@@ -172,9 +172,9 @@ def weight_of(x: Rows) -> Tensor | None:
     return x.weight if isinstance(x, SeveralInputs) else None
 
 
-def run_network(network: nn.Module, x: Rows) -> Any:
-    """Return the network's outputs; several inputs are its arguments."""
-    return network(*x.args, **x.kwargs) if isinstance(x, SeveralInputs) else network(x)
+def call_arguments(x: Rows) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and named arguments with which a network is called."""
+    return (x.args, x.kwargs) if isinstance(x, SeveralInputs) else ((x,), {})
 
 
 def each(x: Rows, function: Callable[[Tensor], Tensor]) -> Rows:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._utils.inputs import as_inputs, run_network
+from pyro_bbb._utils.inputs import as_inputs, call_arguments
 from pyro_bbb._utils.validation import below_one, count
 from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
@@ -203,7 +203,8 @@ def _renew_running_statistics(
     try:
         with substituted(model, values):
             for x, _ in batches if norms else ():
-                run_network(model.network, as_inputs(x))
+                args, kwargs = call_arguments(as_inputs(x))
+                model.network(*args, **kwargs)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

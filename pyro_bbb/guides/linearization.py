@@ -24,7 +24,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._utils.inputs import Rows, at_least_single, input_tensors, run_network, with_tensors
+from pyro_bbb._utils.inputs import (
+    Rows,
+    at_least_single,
+    call_arguments,
+    input_tensors,
+    with_tensors,
+)
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Kronecker, PartsNormal
 from pyro_bbb.latents import Latents
 
@@ -157,7 +163,8 @@ def _layer_covariance(part: CovariancePart, a: Tensor, g: Tensor) -> Tensor:
 def network_outputs(model: Any, values: Mapping[str, Tensor], x: Rows) -> Tensor:
     """Return the network's outputs ``[n, ...]`` at values of all latents by site name."""
     with substituted(model, values):
-        outputs = run_network(model.network, x)
+        args, kwargs = call_arguments(x)
+        outputs = model.network(*args, **kwargs)
     tensor: Tensor = getattr(outputs, "logits", outputs)
     return tensor
 

@@ -21,7 +21,6 @@ from pyro.infer import MCMC
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._handlers.vmap import over_draws, stack
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
@@ -145,12 +144,12 @@ def per_draw(
         count = _count(draws)
         if block := _batched_rows(model, draws, x, rows):
             # all draws w_s of the chunk in one pass: vmap over s
-            passes = [over_draws(partial(_run, model, xs), draws) for xs in x.split(block)]
+            passes = [over_draws(partial(model.predictive, xs), draws) for xs in x.split(block)]
             yield slice(begin, begin + count), ALL, _joined(passes, 1)
         else:
             for s in range(count):
-                with substituted(model, {name: values[s] for name, values in draws.items()}):
-                    passes = [model.predictive(xs) for xs in x.split(rows)]
+                draw = {name: values[s] for name, values in draws.items()}
+                passes = [model.predictive(xs, draw) for xs in x.split(rows)]
                 arguments = {name: v.unsqueeze(0) for name, v in _joined(passes, 0).items()}
                 yield slice(begin + s, begin + s + 1), ALL, arguments
         begin += count
@@ -164,12 +163,6 @@ def _batched_rows(model: BayesianModel, draws: Draws, x: Rows, rows: int) -> int
     of_convolutions = any(values.dim() > 3 for values in draws.values())  # slow when batched
     all_random = next(model.network.parameters(), None) is None
     return 0 if all_random or of_convolutions else min(rows, max(BATCHED_BELOW, rows // count))
-
-
-def _run(model: BayesianModel, x: Rows, draw: Draws) -> dict[str, Tensor]:
-    """Return the likelihood's arguments for one draw, each ``[n, ...]``."""
-    with substituted(model, draw):
-        return model.predictive(x)
 
 
 def _joined(passes: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:

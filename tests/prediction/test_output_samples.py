@@ -351,8 +351,8 @@ class OwnGuide(bbb.AutoSoftplusNormal):
 class OwnPredictive(bbb.BayesianModel):
     """Predicts what no network says."""
 
-    def predictive(self, x):
-        return {name: value + 1 for name, value in super().predictive(x).items()}
+    def predictive(self, x, draw=None):
+        return {name: value + 1 for name, value in super().predictive(x, draw).items()}
 
 
 def hooked(register="register_forward_hook"):
