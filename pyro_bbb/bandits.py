@@ -10,10 +10,8 @@ arXiv:1802.09127).
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -65,7 +63,6 @@ class ThompsonAgent:
             Adam.
         lr: its learning rate.
         estimator: how gradients are estimated, as in `fit`.
-        num_draws: the old name of ``num_samples``.
 
     Attributes:
         seen: number of observations so far, a tensor on the guide's device.
@@ -92,11 +89,7 @@ class ThompsonAgent:
         optimizer: MakeOptimizer | None = None,
         lr: float = 1e-3,
         estimator: str = "reparam",
-        num_draws: int | None = None,
     ) -> None:
-        if num_draws is not None:
-            warnings.warn("num_draws is called num_samples now", FutureWarning, stacklevel=2)
-            num_samples = checks.count("num_draws", num_draws)
         self.model = checks.kind("model", model, BayesianModel)
         self.guide = checks.kind("guide", guide, nn.Module)
         self.encode = checks.function("encode", encode, "(contexts, action) -> inputs")
@@ -113,7 +106,11 @@ class ThompsonAgent:
         if not self._parameters:
             raise ValueError("guide must have its parameters already, got one without any")
         device = self._parameters[0].device
-        self.epsilon = _probabilities("epsilon", epsilon).to(device)
+        if not isinstance(epsilon, Tensor):
+            epsilon = torch.tensor(checks.fraction("epsilon", epsilon))
+        elif not ((epsilon >= 0) & (epsilon <= 1)).all():
+            raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
+        self.epsilon = epsilon.to(device)
         self._optimizer = _optimizer(optimizer, self._parameters, lr)
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._inputs: Tensor | None = None
@@ -133,27 +130,25 @@ class ThompsonAgent:
         return torch.where(explores, anything, best)
 
     def values(self, contexts: Tensor) -> Tensor:
-        """Return the mean of the rewards that ``num_samples`` newly drawn networks expect.
+        """Return expected rewards ``[actions, n]`` or ``[actions, n, agents]``.
 
-        Args:
-            contexts: ``[n, ...]``, on the guide's device.
-
-        Returns:
-            Expected rewards, ``[actions, n]`` or ``[actions, n, agents]``.
+        They are the mean over ``num_samples`` newly drawn networks; errors are those of `act`.
         """
-        x = self._encoded(contexts)
-        with torch.no_grad(), self._own_parameters():
-            draws = torch.stack([self._draw(x.flatten(0, 1)) for _ in range(self.num_samples)])
-        values = draws.mean(0).unflatten(0, x.shape[:2])
+        x, means = self._encoded(contexts), []
+        rows = x.flatten(0, 1)
+        # Pyro's checks would read numbers from the device
+        with torch.no_grad(), own_store(self.model, self.guide), pyro.validation_enabled(False):
+            for _ in range(self.num_samples):
+                guide_trace = poutine.trace(self.guide).get_trace(rows, None, 1.0)
+                with poutine.replay(trace=guide_trace):
+                    arguments = self.model.predictive(rows)
+                draws = {name: value.unsqueeze(0) for name, value in arguments.items()}
+                means.append(self.model.observed(draws).mean[0])
+        values = torch.stack(means).mean(0).unflatten(0, x.shape[:2])
         return values.squeeze(2) if values.shape[2:] == (1,) else values
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Store actions with their rewards, and learn.
-
-        Args:
-            contexts: ``[n, ...]``.
-            actions: numbers of the actions taken there, integers ``[n]`` or ``[n, agents]``.
-            rewards: of the actions, same shape.
+        """Store actions with their rewards, both ``[n]`` or ``[n, agents]``, and learn.
 
         Raises:
             ValueError: shapes do not fit, there is no such action, or a reward is not finite.
@@ -196,7 +191,11 @@ class ThompsonAgent:
         # pi_i = T |D_i| / n
         kl_weight: Any = self.temperature and self.temperature * self.batch_size / counted
         batches = zip(self._inputs[rows], self._rewards[rows], strict=True)
-        with self._own_parameters(), ESTIMATORS[self.estimator]():
+        with (
+            own_store(self.model, self.guide),
+            pyro.validation_enabled(False),
+            ESTIMATORS[self.estimator](),
+        ):
             for x, y in batches:
                 self._differentiate(x, y, kl_weight)
                 self._optimizer.step()
@@ -214,15 +213,6 @@ class ThompsonAgent:
         q.compute_log_prob()
         p.compute_log_prob()
         return free_energy(terms_of_traces(p, q), kl_weight)
-
-    def _draw(self, x: Tensor) -> Tensor:
-        """Return expected rewards by one network."""
-        guide_trace = poutine.trace(self.guide).get_trace(x, None, 1.0)
-        with poutine.replay(trace=guide_trace):
-            arguments = self.model.predictive(x)
-        draws = {name: value.unsqueeze(0) for name, value in arguments.items()}
-        mean: Tensor = self.model.observed(draws).mean
-        return mean[0]
 
     def _encoded(self, contexts: Tensor) -> Tensor:
         """Return the inputs of every action in every context, ``[actions, n, ...]``."""
@@ -244,12 +234,6 @@ class ThompsonAgent:
         order = keys.where(slots < filled, 2.0).argsort()  # filled slots come first
         turns = torch.arange(self.num_batches * self.batch_size, device=filled.device) % filled
         return order[turns].view(self.num_batches, self.batch_size)
-
-    @contextmanager
-    def _own_parameters(self) -> Iterator[None]:
-        """Keep Pyro's parameter store as it is, and skip checks, which read numbers."""
-        with own_store(self.model, self.guide), pyro.validation_enabled(False):
-            yield
 
 
 class LinearRewards:
@@ -390,25 +374,20 @@ class LastLayerAgent:
         self._observed: deque[tuple[Tensor, ...]] = deque(maxlen=self.memory)
 
     def act(self, contexts: Tensor) -> Tensor:
-        """Return an action ``[n]`` for each context ``[n, ...]``, all by one draw of the weights.
+        """Return an action ``[n]`` for each context ``[n, ...]``, by one draw of the weights."""
+        return self.values(contexts).argmax(0)
+
+    def values(self, contexts: Tensor) -> Tensor:
+        """Return expected rewards ``[actions, n]`` by one draw.
 
         Raises:
             TypeError: the contexts are not a tensor.
             ValueError: they do not fit the network.
         """
-        return self.values(contexts).argmax(0)
-
-    def values(self, contexts: Tensor) -> Tensor:
-        """Return expected rewards ``[actions, n]`` by one draw; errors are those of `act`."""
         return self.rewards.draw() @ self._features(contexts).to(self.rewards.mean).T
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Store actions ``[n]``, integers, with their rewards ``[n]``, and learn.
-
-        Raises:
-            ValueError: shapes do not fit, there is no such action, or a reward is not finite.
-            TypeError: an argument is not a tensor.
-        """
+        """Store actions ``[n]`` with their rewards ``[n]``, and learn, as `ThompsonAgent` does."""
         _check_observation(contexts, actions, rewards, self.num_actions, self._device)
         if actions.dim() != 1:
             raise ValueError(f"actions must have shape [n], got {list(actions.shape)}")
@@ -470,15 +449,6 @@ def _optimizer(
     make = checks.function("optimizer", optimizer or adam, "(parameters, lr=...)")
     made: torch.optim.Optimizer = make(parameters, lr=checks.positive("lr", lr))
     return made
-
-
-def _probabilities(name: str, value: Any) -> Tensor:
-    """Return one number in [0, 1], or a tensor of probabilities."""
-    if not isinstance(value, Tensor):
-        return torch.tensor(checks.fraction(name, value))
-    if not ((value >= 0) & (value <= 1)).all():
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
-    return value
 
 
 def _check_rows(name: str, value: Any, device: torch.device) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents that act by draws of their posterior."""
 
-import math
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -81,16 +79,6 @@ def test_without_spread_it_is_greedy():
     torch.testing.assert_close(values, contexts.T)
 
 
-def test_epsilon_is_the_share_of_random_actions():
-    torch.manual_seed(0)
-    contexts, n = torch.randn(4000, 2), 4000
-    agent = linear("delta", epsilon=0.3)
-    best = agent.values(contexts).argmax(0)
-    other = (agent.act(contexts) != best).double().mean()  # half of what is random
-    assert abs(other - 0.15) < SIGMAS * math.sqrt(0.15 * 0.85 / n)
-    assert linear("delta", epsilon=0.0).epsilon == 0
-
-
 # --- remembering ---
 
 
@@ -167,7 +155,6 @@ def test_temperature_0_leaves_the_prior_out():
 CASES = {
     "learned noise": (likelihoods.Gaussian.learned(), "softplus_normal", {}),
     "Bernoulli": (likelihoods.Bernoulli(), "normal", {}),
-    "local_reparam": (likelihoods.Gaussian(0.5), "softplus_normal", {"estimator": "local_reparam"}),
     "AdamW": (likelihoods.Gaussian(0.5), "low_rank", {"optimizer": torch.optim.AdamW}),
 }
 
@@ -217,8 +204,3 @@ def test_no_number_is_read_from_the_device(guide):
     interact()
     with NoReading():
         interact()
-
-
-def test_the_old_name_of_the_number_of_samples_is_understood():
-    with pytest.warns(FutureWarning, match="num_samples"):
-        assert linear("delta", num_samples=1, num_draws=3).num_samples == 3
