@@ -270,7 +270,8 @@ def snapshot(x: Any) -> Any:
     if isinstance(x, Distribution):
         return "distribution", {k: snapshot(v) for k, v in vars(x).items() if isinstance(v, Tensor)}
     if is_dataclass(x) and not isinstance(x, type):
-        return "record", {f.name: snapshot(getattr(x, f.name)) for f in fields(x)}
+        names = [f.name for f in fields(x) if f.name != "seconds"]  # wall time
+        return "record", {name: snapshot(getattr(x, name)) for name in names}
     if isinstance(x, Mapping):
         return "mapping", {key: snapshot(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
