@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import CheckpointError, LoadError, likelihoods
 from pyro_bbb.persistence import archive as _archive
-from pyro_bbb.persistence.json_codec import decode, encode
 from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.guide_names import ANY_MODEL
@@ -121,7 +120,7 @@ def killer():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", resumable.CASES)
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_path, case):
-    """Five times in each case, two of them inside a write for certain."""
+    """Three times in each case, one of them inside a write for certain."""
     numbers = random.Random(case)
     folder, out, whole = (tmp_path / name for name in ("folder", "out", "whole"))
     assert killer.run(case, None, whole) == 0
@@ -134,7 +133,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_p
         assert content(folder) == expected
 
     kills = 0
-    while kills < 5:
+    while kills < 3:
         out.unlink(missing_ok=True)
         if kills % 2 == 1:
             when = {"write": numbers.randrange(1, 40)}  # a write makes six such calls
@@ -185,7 +184,6 @@ def cold(batch, num_batches):
     return 0.25
 
 
-WARM_UP = bbb.KLSchedule("blundell", temperature=0.5, warmup_epochs=2)
 MAKES = {
     **{guide: {"guide": guide} for guide in ANY_MODEL},
     "stock": {"guide": autoguide.AutoNormal},
@@ -196,7 +194,6 @@ MAKES = {
 }
 OPTIONS = {
     "flipout": {"estimator": "flipout", "num_particles": 2},
-    "schedules": {"kl_schedule": WARM_UP, "lr_schedule": "constant"},
     "functions": {"kl_schedule": cold, "lr_schedule": math.cos},
     "momentum": {"optimizer": partial(torch.optim.SGD, momentum=0.9), "lr": 1e-4},
     "bfloat16": {"autocast": torch.bfloat16},
@@ -234,15 +231,6 @@ def test_every_run_resumes_to_the_bit(tmp_path, name, every):
         assert "seed" in options or torch.equal(torch.rand(()), following)
 
 
-def test_checkpoints_do_not_change_the_run(tmp_path):
-    runs = []
-    for folder in (None, tmp_path):
-        parts = make()
-        every = None if folder is None else 1
-        runs.append((record(fit(parts, folder, checkpoint_every=every)), state(parts)))
-    assert runs[0][0] == runs[1][0] and same(runs[0][1], runs[1][1])
-
-
 def test_a_finished_run_comes_back_without_a_step_or_a_callback(tmp_path):
     first = fit(make(), tmp_path)
     before = content(tmp_path)
@@ -258,22 +246,6 @@ def test_a_run_that_a_callback_ended_is_finished(tmp_path):
     again = make()
     assert record(fit(again, tmp_path)) == record(history) and len(history) == 2
     assert same(state(parts), state(again))
-
-
-def test_a_run_ended_before_its_approximation_is_approximated(tmp_path):
-    calm = make("laplace")
-    fit(calm)
-    parts = make("laplace")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(type(parts[1]), "approximate", stop)
-        fit(parts, tmp_path)
-    again = make("laplace")
-    assert len(fit(again, tmp_path)) == 4
-    assert same(state(calm), state(again))
-
-
-def stop(*_):
-    raise Stop
 
 
 # --- written as one ---
@@ -312,7 +284,7 @@ def full_from(number):
     return fsync
 
 
-@pytest.mark.parametrize("number", [4, 6])  # a write makes four such calls
+@pytest.mark.parametrize("number", [6])  # a write makes four such calls
 def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_path, number):
     folder, states = tmp_path / "run", {}
 
@@ -380,18 +352,10 @@ OTHER_OPTIONS = [
     ({"batch_size": 8}, "batch_size: 16 there, 8 here"),
     ({"lr_schedule": math.sqrt}, "lr_schedule: cosine there, math.sqrt here"),
     ({"kl_schedule": cold}, r"kl_schedule: .*'base': 'uniform'.*'base': '.*\.cold'"),
-    ({"kl_schedule": WARM_UP}, "kl_schedule: .*there, .*'warmup_epochs': 2"),
-    ({"estimator": "flipout", "num_particles": 2}, "estimator: reparam there, flipout here"),
     ({"loss": "mean_field"}, "loss: trace there, mean_field here"),
-    ({"seed": 3}, "seed: None there, 3 here"),
     ({"autocast": torch.bfloat16}, "autocast: None there, torch.bfloat16 here"),
     ({"optimizer": torch.optim.SGD}, r"optimizer: Adam\(.*there, SGD\("),
-    (
-        {"optimizer": partial(torch.optim.Adam, weight_decay=0.1, fused=True)},
-        "optimizer: .*weight_decay=0,.* there, .*weight_decay=0.1",
-    ),
     ({"data": (X + 1e-3, Y)}, "content of data: "),
-    ({"data": (X, Y.unsqueeze(1))}, r"y: float32 \[40\] there, float32 \[40, 1\] here"),
     ({"data": shuffled()()}, "data: None there, DataLoader of 3 batches .*RandomSampler here"),
 ]
 OTHER_PARTS = [
@@ -399,145 +363,21 @@ OTHER_PARTS = [
     ({"guide": "normal"}, r"guide: AutoSoftplusNormal\(.* there, Normal\("),
     ({"guide": pruned}, "pruned weights: "),
     ({"guide": frozen}, r"float32 \[6, 3\] there, float32 \[6, 3\], frozen here"),
-    ({"likelihood": likelihoods.Gaussian}, "model.likelihood.*: float32.* there, None here"),
-]
-
-
-def layers(*middle):
-    return lambda: nn.Sequential(nn.Linear(3, 4), *middle, nn.Linear(4, 1))
-
-
-class Own(nn.Module):
-    """A network of the user's, with a quantity of each kind that is no parameter."""
-
-    rate = 0.5
-
-    def __init__(self, power=1.0, mask=1.0):
-        super().__init__()
-        self.fc, self.power, self.mask = nn.Linear(3, 1), power, mask * torch.ones(3)
-
-    def forward(self, x):
-        return self.rate * self.power * self.fc(x * self.mask)
-
-
-class Faster(Own):
-    rate = 0.7
-
-
-Slower = type("Faster", (Own,), {"rate": 0.3, "__qualname__": "Faster"})
-
-
-class OwnPrior(bbb.priors.Prior):
-    def __init__(self, scale):
-        super().__init__()
-        self._scale = scale
-
-    def forward(self, module, name, shape):
-        return dist.Normal(0.0, self._scale).expand(shape).to_event(len(shape))
-
-
-class OwnLikelihood(likelihoods.Gaussian):
-    def __init__(self, scale=1.0, tail=None):
-        super().__init__(scale)
-        self.tail = tail
-
-
-def prior(make_prior, *args, **options):
-    return {"prior": lambda: make_prior(*args, **options)}
-
-
-def noise(make_likelihood, *args, **options):
-    return {"likelihood": lambda: make_likelihood(*args, **options)}
-
-
-def guide(name, **options):
-    return {"guide": partial(bbb.guides.make, name, **options)}
-
-
-OTHER_MODELS = [
-    (prior(dist.Normal, 0.0, 1.0), prior(dist.Normal, 0.0, 0.5), r"scale=1.0\)\) .*scale=0.5\)\)"),
-    (prior(str, "horseshoe"), prior(str, "inverse_gamma"), "kind='scale'.* there, .*'variance'"),
+    ({"layers": batch_norm}, r"network.1: Tanh\(\) there, BatchNorm1d\("),
+    ({"layers": lambda: plain().eval()}, r"evaluation mode: \[\] there"),
+    ({"prior": partial(dist.Normal, 0.0, 0.5)}, r"scale=1.0\)\) .*scale=0.5\)\)"),
+    ({"likelihood": partial(likelihoods.Gaussian.learned, 0.5)}, "initial=1.0.*initial=0.5"),
     (
-        prior(bbb.priors.make, "horseshoe", scale=0.5),
-        prior(bbb.priors.make, "horseshoe"),
-        r"hyperprior: .*HalfCauchy\(scale=0.5\).* there, .*HalfCauchy\(scale=1.0\)",
-    ),
-    (
-        prior(dict, {"0*": "normal", "*": "laplace"}),
-        prior(dict, {"*bias": "normal", "*": "laplace"}),
-        r"patterns=\['0\*', '\*'\].*patterns=\['\*bias', '\*'\]",
-    ),
-    (prior(OwnPrior, 1.0), prior(OwnPrior, 2.0), r"OwnPrior\(_scale=1.0\) .*_scale=2.0\)"),
-    (prior(lambda: plain_prior), prior(lambda: wide_prior), "function=.*plain_prior.*wide_prior"),
-    (noise(likelihoods.Gaussian, 1.0), noise(likelihoods.Gaussian, 0.5), "scale=1.0.*scale=0.5"),
-    (
-        noise(likelihoods.Gaussian.learned, 1.0),
-        noise(likelihoods.Gaussian.learned, 0.5),
-        "initial=1.0.*initial=0.5",
-    ),
-    (
-        noise(likelihoods.StudentT, 3.0, dist.HalfCauchy(1.0)),
-        noise(likelihoods.StudentT, 3.0, dist.HalfNormal(1.0)),
-        "HalfCauchy.* there, .*HalfNormal",
-    ),
-    (noise(OwnLikelihood, tail=1.0), noise(OwnLikelihood, tail=2.0), "tail=1.0.*tail=2.0"),
-    ({"layers": layers(nn.Dropout(0.1))}, {"layers": layers(nn.Dropout(0.2))}, "p=0.1.*p=0.2"),
-    (
-        {"layers": layers(nn.Tanh(), nn.Identity())},
-        {"layers": layers(nn.Tanh(), nn.Tanh())},
-        r"network.2: Identity\(\) there, Tanh\(\) here",
-    ),
-    ({"layers": layers()}, {"layers": lambda: layers()().eval()}, r"evaluation mode: \[\] there"),
-    ({"layers": Own}, {"layers": partial(Own, 2.0)}, "power=1.0.*power=2.0"),
-    ({"layers": Own}, {"layers": partial(Own, mask=0.5)}, r"mask=torch.float32 \[3\]"),
-    ({"layers": Faster}, {"layers": Slower}, "rate=0.7.* there, .*rate=0.3"),
-    (guide("softplus_normal"), guide("softplus_normal", init_rho=-3.0), "init_rho=-5.0.*-3.0"),
-    (guide("laplace"), guide("laplace", structure="diag"), "structure='full'.*structure='diag'"),
-    (
-        guide("ensemble", size=2, guide="normal"),
-        guide("ensemble", size=2, guide="normal", init_scale=0.2),
-        r"guide.member.0: Normal\(init_scale=.*init_scale=0.2",
-    ),
-    (
-        {"guide": autoguide.AutoNormal},
-        {"guide": partial(autoguide.AutoNormal, init_scale=0.2)},
-        "_init_scale=0.1.*_init_scale=0.2",
+        {"guide": partial(bbb.guides.make, "softplus_normal", init_rho=-3.0)},
+        "init_rho=-5.0.*-3.0",
     ),
 ]
 
 
-def plain_prior(module, name, shape):
-    return dist.Normal(0.0, 1.0)
-
-
-def wide_prior(module, name, shape):
-    return dist.Normal(0.0, 2.0)
-
-
-@pytest.mark.parametrize(("there", "here", "message"), OTHER_MODELS)
-def test_a_checkpoint_of_another_model_is_refused_and_the_difference_named(
-    tmp_path, there, here, message
-):
-    """As many parameters of the same shapes, so that nothing else distinguishes the two."""
-    options = {"epochs": 1, "batch_size": 40}
-    fit(make(**there), tmp_path, **options)
-    parts = make(**here)
-    before = state(parts)
-    with pytest.raises(ValueError, match=f"by a different configuration: .*{message}"):
-        fit(parts, tmp_path, **options)
-    assert same(state(parts)[: len(before)], before)  # a stock guide has got its parameters since
-
-
-def test_many_differences_are_counted(tmp_path):
-    fit(make(layers=layers(*(nn.Tanh() for _ in range(12)))), tmp_path, epochs=1)
-    with pytest.raises(ValueError, match="here; and 4 more. Give the same arguments"):
-        fit(make(layers=layers(*(nn.ReLU() for _ in range(12)))), tmp_path, epochs=1)
-
-
-@pytest.mark.parametrize("name", ["flow", "swag", "ensemble", "buffers", "own"])
+@pytest.mark.parametrize("name", ["swag", "ensemble", "buffers"])
 def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
     """As in a notebook, where training changes the model and the guide that a cell is run on."""
-    build = partial(make, **MAKES.get(name, {"layers": Own}))
+    build = partial(make, **MAKES[name])
     calm = build()
     expected = fit(calm)
     parts = build()
@@ -639,17 +479,6 @@ def test_an_optimiser_whose_state_cannot_be_kept_is_named(tmp_path):
         fit(make(), tmp_path, optimizer=Odd, lr=1e-4)
 
 
-def test_nested_states_go_through_json():
-    value = {"a": [1, 2.5, None, True, "x"], 3: {"b": (torch.ones(2), -math.inf)}, "c": {}}
-    tensors = {}
-    packed = json.loads(json.dumps(encode(value, "s", tensors)))
-    assert list(tensors) == ["s.3.b.0"]
-    found = decode(packed, tensors)
-    assert repr(found) == repr(value)
-    with pytest.raises(TypeError, match="s must have strings or integers as keys, got 1.5"):
-        encode({1.5: 0}, "s", {})
-
-
 # --- Ctrl-C ---
 
 
@@ -720,14 +549,6 @@ def test_a_second_ctrl_c_stops_at_once_and_the_checkpoint_stays(tmp_path):
     calm = make()
     assert record(resumed) == record(fit(calm, optimizer=interrupting(0), **SLOWLY))
     assert same(state(again), state(calm))
-
-
-def test_ctrl_c_from_outside_at_any_time():
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    start = [lambda event: timer.start() if event.epoch == 0 else None]
-    history = fit(make(), epochs=10**6, callbacks=start)
-    assert history.interrupted and len(history.steps) >= 3
-    assert all(map(math.isfinite, history.steps.loss))
 
 
 def test_ctrl_c_in_a_callback_lets_it_finish():
