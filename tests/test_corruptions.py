@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images turned, moved and corrupted, against scipy, the JPEG standard and closed forms."""
+"""Images turned, moved and corrupted, against scipy and closed forms."""
 
 import math
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import fft, ndimage
+from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from pyro_bbb.data import CORRUPTIONS, corrupt, rotate, translate
@@ -149,25 +149,6 @@ def test_pixelation_has_the_means_of_blocks():
     x = noise()
     blocks = F.avg_pool2d(x, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
     torch.testing.assert_close(corrupt(x, "pixelation", 4), blocks)
-
-
-# the luminance quantisation of the standard (ITU-T T.81, Annex K)
-QUANTA = """16 11 10 16 24 40 51 61 12 12 14 19 26 58 60 55 14 13 16 24 40 57 69 56 14 17 22 29 51
-87 80 62 18 22 37 56 68 109 103 77 24 35 55 64 81 104 113 92 49 64 78 87 103 121 120 101 72 92 95
-98 112 100 103 99"""
-
-
-def test_jpeg_rounds_the_cosine_transform_of_blocks(digits):
-    pixels = (255 * F.pad(digits[:20], [2, 2, 2, 2])).round()
-    quanta = np.array(QUANTA.split(), dtype=float).reshape(8, 8)
-    quanta = np.floor((quanta * (5000 // 15) + 50) / 100).clip(1, 255)  # quality 15
-    blocks = (pixels.double().numpy() - 128).reshape(20, 4, 8, 4, 8).transpose(0, 1, 3, 2, 4)
-    rounded = quanta * np.round(fft.dctn(blocks, axes=(3, 4), norm="ortho") / quanta)
-    decoded = fft.idctn(rounded, axes=(3, 4), norm="ortho") + 128
-    expected = decoded.transpose(0, 1, 3, 2, 4).reshape(20, 1, 32, 32).clip(0, 255)
-    found = 255 * corrupt(pixels / 255, "jpeg", 4)
-    errors = np.abs(found.numpy() - expected)
-    assert errors.mean() < 0.5 and (errors > 2).mean() < 0.03  # ties, in whole numbers there
 
 
 # --- turned and moved ---

@@ -6,6 +6,7 @@ Addresses and MD5 checksums are torchvision's; every file is checked each time i
 
 import gzip
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,8 @@ def load_images(
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
-        root: folder with ``MNIST/raw/*.gz`` or ``FashionMNIST/raw/*.gz``; read only. By default
-            ``$PYRO_BBB_DATA``, else the user's cache folder, where missing or damaged files are
-            downloaded.
+        root: folder with ``MNIST/raw/*.gz`` or ``FashionMNIST/raw/*.gz``; by default
+            ``$PYRO_BBB_DATA``, else the cache, where missing or damaged files are downloaded.
         train: the 60,000 training examples, or the 10,000 test examples.
         device: where to put the tensors; the CPU by default.
 
@@ -41,8 +41,7 @@ def load_images(
     Raises:
         ValueError: ``name`` is unknown.
         FileNotFoundError: the given root lacks the set.
-        RuntimeError: the download failed, or a file of the given root is damaged (its MD5 is
-            wrong).
+        RuntimeError: the download failed, or a file of the given root is damaged.
     """
     one_of("name", name, sorted(_CLASSES))
     import torchvision  # here, because it would double the time that importing pyro_bbb takes
@@ -61,13 +60,8 @@ def _read(image_set: Any, root: Any, name: str) -> Tensor:
     base, is_cache = data_folder(root)
     path = base / name
     md5 = dict(image_set.resources)[path.name]
-
-    def check(content: bytes) -> bytes:
-        return verified(path, content, "md5", md5)
-
-    def download() -> bytes:
-        return fetch(*(mirror + path.name for mirror in image_set.mirrors))
-
+    download = partial(fetch, *(mirror + path.name for mirror in image_set.mirrors))
+    check = partial(verified, path, "md5", md5)
     raw = gzip.decompress(read(path, base, check, download if is_cache else None))
     # IDX: two zero bytes, the type, the number of dimensions, their sizes as big-endian int32, data
     dims = raw[3]

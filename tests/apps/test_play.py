@@ -10,7 +10,6 @@ import pyro_bbb as bbb
 from pyro_bbb.apps import digit_classifier as digits
 from pyro_bbb.apps import main
 from pyro_bbb.apps import play_answers as html
-from pyro_bbb.apps.point_regression import GRID, NOISE, bands, examples
 from pyro_bbb.apps.strokes import LONG, pixels, scribble
 from tests._support.synthetic_digits import SCRIBBLES, STYLES, digit, quickly_trained, report
 
@@ -107,20 +106,6 @@ def test_other_models_are_refused_and_kept(capsys, tmp_path):
     assert (tmp_path / "spec.json").read_bytes() == before
 
 
-@pytest.mark.slow
-def test_the_deterministic_network_is_a_point_trained_on_the_same_data(classifier):
-    done = []
-    point = digits.train(2, copies=1, guide=digits.DETERMINISTIC, report=done.append)
-    assert done == [0.5, 1.0]
-    assert [w.shape for w in point.guide.median().values()] == [
-        w.shape for w in classifier.guide.median().values()
-    ]
-    examples = point.model.num_data / 2, classifier.model.num_data / 4  # by the copies and 1
-    assert examples[0] == examples[1]
-    answer, again = point.predict(REAL[:5].flatten(1)), point.predict(REAL[:5].flatten(1))
-    assert len(answer.sample_probs) == 1 and torch.equal(answer.probs, again.probs)
-
-
 def test_rotated_digits_are_in_no_training():
     (seen, _), (x, y) = digits._digits()
     shown = digits.unseen_digits()
@@ -159,22 +144,6 @@ def test_a_click_is_where_the_point_is_drawn():
         place = [float(body.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy")]
         assert html.point_at(*place) == pytest.approx((x, y), abs=1e-3)
     assert html.point_at(0, 0) is None
-
-
-# --- the regression ---
-
-
-@pytest.mark.slow
-def test_the_band_follows_the_points_and_opens_between_them():
-    x, y = examples()["sine with a gap"]
-    first, last = bands(x, y)
-    near = (GRID - x.T).abs().amin(1) < 0.05
-    gap = GRID[:, 0].abs() < 0.2
-    for band, factor in ((first, 1), (last, 2)):
-        error = np.interp(x[:, 0], GRID[:, 0], band.mean[:, 0]) - y[:, 0].numpy()
-        assert np.sqrt((error**2).mean()) < 2 * NOISE
-        assert band.epistemic_std[gap].mean() > factor * band.epistemic_std[near].mean()
-        assert torch.allclose(band.aleatoric_std, torch.tensor(NOISE))
 
 
 # --- the command ---

@@ -24,7 +24,6 @@ import torch
 from sklearn.datasets import load_digits
 
 import pyro_bbb as bbb
-from pyro_bbb.apps import play_answers
 from tests._support.synthetic_digits import digit, zigzag
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -202,14 +201,6 @@ def entropies(panel):
     return [float(part) for part in parts]
 
 
-@pytest.mark.parametrize(("name", "words"), [("4", "4"), ("a face", "I don't know")])
-def test_a_sample_can_be_clicked(page, name, words):
-    page.get_by_role("button", name=f"Draw {name}").click()
-    says(page, words)
-    strokes = page.locator("svg.pad polyline")  # they come after the answers
-    sync_api.expect(strokes).to_have_count(2 if name == "4" else 4)
-
-
 def band(page, *presets):
     """The second tab's plot after a click on each preset, the last one trained."""
     open_tab(page, "Place points")
@@ -219,29 +210,6 @@ def band(page, *presets):
         trained = f"{points[preset]} points; trained"
         sync_api.expect(page.locator(".status")).to_have_text(trained, timeout=PATIENCE)
     return page.locator("svg.plot").inner_html()
-
-
-def test_the_slider_decides_what_is_refused(page):
-    draw(page, three())
-    says(page, "3")
-    slider = page.get_by_role("slider", name="Threshold of the probability")
-    box = slider.bounding_box()
-    slider.click(position={"x": box["width"] - 1, "y": box["height"] / 2})
-    says(page, "I don't know")
-    sync_api.expect(page.get_by_text("more probable than 1.00")).to_be_visible()
-
-
-def test_clearing_ends_the_stroke_under_way(page):
-    pad = page.locator("svg.pad")
-    box = pad.bounding_box()
-    page.mouse.move(box["x"] + 50, box["y"] + 50)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 90, box["y"] + 90)
-    page.get_by_role("button", name="Clear the pad").dispatch_event("click")
-    sync_api.expect(pad.locator("polyline")).to_have_count(0)
-    page.mouse.move(box["x"] + 150, box["y"] + 150)  # what is wrong here, `site` reports
-    page.mouse.up()
-    assert pad.locator("polyline").count() == 0
 
 
 def test_the_band_follows_clicks(page):
@@ -344,17 +312,6 @@ def test_a_digit_is_drawn_by_keys(page):
     says(page, "1")
     spoken = page.get_by_role("status").filter(has_text="100 networks vote: 1, with probability")
     sync_api.expect(spoken).to_have_count(1)
-
-
-def test_a_point_is_placed_by_keys(page):
-    open_tab(page, "Place points")
-    page.get_by_role("spinbutton", name="x").fill("0.5")
-    page.get_by_role("spinbutton", name="y").fill("-0.5")
-    page.get_by_role("button", name="Place point").press("Enter")
-    trained(page, 1)
-    point = page.locator("circle.point")
-    place = [float(point.get_attribute(name)) for name in ("cx", "cy")]
-    assert play_answers.point_at(*place) == pytest.approx((0.5, -0.5), abs=1e-3)
 
 
 CONTRASTS = Path(__file__).with_name("contrasts.js").read_text("utf-8")
