@@ -11,7 +11,7 @@ from torch import nn
 import pyro_bbb as bbb
 from pyro_bbb.mcmc._potential import MinibatchGradient, Potential
 from pyro_bbb.mcmc._run import Shuffled, initial_positions
-from pyro_bbb.mcmc._sgmcmc import Cycles, LangevinRun, baoab, preconditioner_root, rmsprop, sgld
+from pyro_bbb.mcmc._sgmcmc import LangevinRun, baoab, preconditioner_root, rmsprop, sgld
 from tests._support.branching import Branching
 
 SIGMAS = 6  # standard errors
@@ -178,17 +178,24 @@ def test_chains_in_one_pass_are_chains_one_by_one(double, kind):
 # --- cycles and batches ---
 
 
-def test_cycles_warm_up_without_noise_and_take_samples_at_low_rates():
-    cycles = Cycles(count=2, warmup_steps=6, samples=2, thin=2)
-    assert cycles.length == 10 and cycles.steps == 20
-    assert [s for s in range(20) if cycles.takes_sample(s)] == [7, 9, 17, 19]
-    assert [s for s in range(20) if not cycles.is_quiet(s)] == [6, 7, 8, 9, 16, 17, 18, 19]
-    factors = [cycles.lr_factor(s) for s in range(20)]
-    assert factors[:10] == factors[10:] and factors[0] == 1 and factors[5] == 0.5
-    assert factors[9] == pytest.approx(0.5 - 0.5 * math.cos(math.pi / 10))
-    steady = Cycles(count=1, warmup_steps=6, samples=2, thin=2)
-    assert {steady.lr_factor(s) for s in range(10)} == {1.0}
-    assert not any(steady.is_quiet(s) for s in range(10))
+def test_cycles_warm_up_without_noise_and_take_samples_at_low_rates(double):
+    """By gradient descent on the quadratic energy, at rates along half a cosine in each cycle."""
+    model, data = line()
+    loc, precision = posterior(data)
+    options = {"sampler": "sgld", "lr": 0.1, "cycles": 2, "warmup_steps": 6, "init": 0.0, "seed": 0}
+    options |= {"num_samples": 4, "batch_size": N, "progress": False}
+    found = vectors(bbb.run_sgmcmc(model, data, thin=2, temperature=0.0, **options))
+    z, samples = torch.zeros(3), []
+    for step in range(20):
+        if step in (7, 9, 17, 19):
+            samples.append(z)
+        rate = 0.1 / N * (0.5 + 0.5 * math.cos(math.pi * (step % 10) / 10))
+        z = z - rate * precision @ (z - loc)
+    torch.testing.assert_close(found, torch.stack(samples))
+    cold, warm = (
+        vectors(bbb.run_sgmcmc(model, data, thin=1, temperature=t, **options)) for t in (0.0, 1.0)
+    )
+    assert (cold == warm).all(1).tolist() == [True, False, False, False]
 
 
 def test_minibatches_go_over_the_data_in_random_order():

@@ -31,7 +31,7 @@ from torch.distributions import Normal
 import pyro_bbb as bbb
 from _parts.timing import Meter, Take, repeated
 from pyro_bbb.training._captured import has_few_parameters
-from pyro_bbb.training._step import NonFiniteRollback
+from pyro_bbb.training._step import StepRunner
 
 NUM_DATA = 60_000  # examples of the training set that the minibatches pretend to come from
 BATCH = 128  # examples per step
@@ -237,12 +237,12 @@ def metered_steps(meter: Meter) -> Iterator[None]:
 
     The name of its step is all that this knows of what `fit` is made of.
     """
-    real = NonFiniteRollback.step
+    real = StepRunner.step
 
     def metered(*args: Any, **kwargs: Any) -> Any:
         return meter(lambda: real(*args, **kwargs))
 
-    with mock.patch.object(NonFiniteRollback, "step", metered):
+    with mock.patch.object(StepRunner, "step", metered):
         yield
 
 

@@ -186,9 +186,12 @@ class Run(ABC):
     ) -> Chains:
         """Take all steps, from a checkpoint on if there is one, and write others when due."""
         count("checkpoint_every", every)
-        saved = None if checkpoint is None else SavedRun(self, checkpoint, every, options)
-        if saved:
-            saved.resume(self)
+        folder = None
+        if checkpoint is not None:
+            if not isinstance(checkpoint, str | PathLike):
+                raise TypeError(f"checkpoint must be a path, got {checkpoint!r}")
+            folder, self.definition = Path(checkpoint), self._definition(options)
+            self._resume(folder)
         counters = self.counters
         before, began, start = counters.seconds, time.perf_counter(), counters.done
         with progress_bar(total, initial=counters.done, unit="step", shown=progress) as bar:
@@ -201,11 +204,52 @@ class Run(ABC):
                     raise
                 counters.seconds = before + time.perf_counter() - began
                 bar.update(counters.done - done)
-                if saved and counters.done // saved.every > done // saved.every:
-                    saved.write(self)
-        if saved and counters.done > start:
-            saved.write(self)
+                if folder and counters.done // every > done // every:
+                    self._write(folder)
+        if folder and counters.done > start:
+            self._write(folder)
         return self.chains()
+
+    def _definition(self, options: dict[str, Any]) -> dict[str, Json]:
+        """Return what defines the run: options of the function, data, model and start."""
+        model, batches = self.potential.model, self.sampling_batches
+        constants = model.state_dict()  # parameters and buffers that are not sampled
+        return {
+            "version of pyro_bbb": __version__,
+            "version of torch": str(torch.__version__),
+            **options,
+            "batch_size": batches.batch_size,
+            **definition(model, "model"),
+            **{f"model.{name}": in_words(value) for name, value in constants.items()},
+            "init": in_words(options["init"]),
+            "data": digest([*input_tensors(batches.x), batches.y])[:16],
+            "initial positions": list(self.start.shape)
+            if options["seed"] is None
+            else digest([self.start])[:16],
+        }
+
+    def _resume(self, folder: Path) -> None:
+        """Return to the state of the checkpoint in a folder, if there is one."""
+        try:
+            spec, tensors = read(folder)
+        except FileNotFoundError:
+            return
+        tidy(folder)
+        require_run(folder, spec, self.owner, self.owner, self.definition)
+        with loading(folder):
+            form = {"kind": str, "run": dict[str, Any], "counters": type(self.counters)}
+            require_form(spec, form)
+            self.restore(spec["counters"], tensors)
+
+    def _write(self, folder: Path) -> None:
+        """Replace the checkpoint by the present state, with that of random numbers."""
+        tensors = {f"state.{name}": value for name, value in vars(self.state).items()}
+        tensors |= {f"draws.{name}": torch.stack(v) for name, v in self.draws.items() if v}
+        tensors |= {"order": self.batches.order, "random.cpu": torch.get_rng_state()}
+        if self.start.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.start.device)
+        spec = {"kind": self.owner, "run": self.definition, "counters": dict(vars(self.counters))}
+        write(folder, spec, {name: cpu_copy(value) for name, value in tensors.items()})
 
     def restore(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Return to the state of a checkpoint."""
@@ -219,58 +263,3 @@ class Run(ABC):
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], device)
-
-
-class SavedRun:
-    """The checkpoint of a run, in a folder that is complete at every moment.
-
-    ``options`` of the function, data, model and start define the run.
-    """
-
-    def __init__(self, run: Run, folder: Any, every: int, options: dict[str, Any]) -> None:
-        if not isinstance(folder, str | PathLike):
-            raise TypeError(f"checkpoint must be a path, got {folder!r}")
-        self.folder, self.every = Path(folder), every
-        model, batches = run.potential.model, run.sampling_batches
-        constants = model.state_dict()  # parameters and buffers that are not sampled
-        self.definition: dict[str, Json] = {
-            "version of pyro_bbb": __version__,
-            "version of torch": str(torch.__version__),
-            **options,
-            "batch_size": batches.batch_size,
-            **definition(model, "model"),
-            **{f"model.{name}": in_words(value) for name, value in constants.items()},
-            "init": in_words(options["init"]),
-            "data": digest([*input_tensors(batches.x), batches.y])[:16],
-            "initial positions": list(run.start.shape)
-            if options["seed"] is None
-            else digest([run.start])[:16],
-        }
-
-    def resume(self, run: Run) -> None:
-        """Restore the run from the checkpoint, if the folder holds one.
-
-        Raises:
-            LoadError: the folder is damaged, or holds something else.
-            ValueError: the checkpoint is of another run.
-        """
-        try:
-            spec, tensors = read(self.folder)
-        except FileNotFoundError:
-            return
-        tidy(self.folder)
-        require_run(self.folder, spec, run.owner, run.owner, self.definition)
-        with loading(self.folder):
-            form = {"kind": str, "run": dict[str, Any], "counters": type(run.counters)}
-            require_form(spec, form)
-            run.restore(spec["counters"], tensors)
-
-    def write(self, run: Run) -> None:
-        """Replace the checkpoint by the run's present state, with that of random numbers."""
-        tensors = {f"state.{name}": value for name, value in vars(run.state).items()}
-        tensors |= {f"draws.{name}": torch.stack(v) for name, v in run.draws.items() if v}
-        tensors |= {"order": run.batches.order, "random.cpu": torch.get_rng_state()}
-        if run.start.is_cuda:
-            tensors["random.cuda"] = torch.cuda.get_rng_state(run.start.device)
-        spec = {"kind": run.owner, "run": self.definition, "counters": dict(vars(run.counters))}
-        write(self.folder, spec, {name: cpu_copy(value) for name, value in tensors.items()})

@@ -134,11 +134,16 @@ def sample(
     max_steps = count("max_steps", max_steps)
     seconds = None if seconds is None else positive("seconds", seconds)
     x, y = all_data(model, data, device, sample_weight)
-    sampler, batch_size = _choose(sampler, batch_size, len(y))
+    if sampler is None:
+        sampler = "mclmc" if len(y) <= _FULL_BATCH and batch_size is None else "sghmc"
+    if one_of("sampler", sampler, TUNED_SAMPLERS) == "sghmc":
+        batch_size = _BATCH if batch_size is None else count("batch_size", batch_size)
+    elif batch_size is not None:
+        raise ValueError(f"batch_size needs sampler='sghmc', got {batch_size} with {sampler!r}")
     draws = count("num_samples", num_samples)
     with seeded(seed), own_store(model):
         inputs = _compared(model, x, probes)
-        batches = Shuffled(x, y, batch_size)
+        batches = Shuffled(x, y, batch_size or len(y))
         potential = Potential(model, *batches.first())
         if num_chains is None:
             work = potential.latents.size * len(batches.first()[1])
@@ -469,15 +474,3 @@ def _compared(model: BayesianModel, x: Rows, probes: Any) -> list[Rows]:
     elif isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
         inputs.append(probe_inputs(x))
     return inputs
-
-
-def _choose(sampler: str | None, batch_size: int | None, rows: int) -> tuple[str, int]:
-    """Return the sampler and the rows of its minibatches."""
-    if sampler is None:
-        sampler = "mclmc" if rows <= _FULL_BATCH and batch_size is None else "sghmc"
-    one_of("sampler", sampler, TUNED_SAMPLERS)
-    if sampler == "sghmc":
-        return sampler, min(rows, _BATCH if batch_size is None else count("batch_size", batch_size))
-    if batch_size is not None:
-        raise ValueError(f"batch_size needs sampler='sghmc', got {batch_size} with {sampler!r}")
-    return sampler, rows

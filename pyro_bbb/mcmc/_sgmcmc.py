@@ -99,8 +99,8 @@ def run_sgmcmc(
         warmup_steps: steps before the first sample, in each cycle.
         thin: steps from one sample to the next.
         cycles: with 1 the learning rate is constant. With more it falls to 0 along half a
-            cosine in each of them; the warm-up of each cycle then has no noise, and
-            ends in another mode (Zhang et al. 2020).
+            cosine in each of them; the warm-up of each cycle then has no noise, and ends in another
+            mode (Zhang et al. 2020, "Cyclical Stochastic Gradient MCMC").
         num_chains: number of chains, independent but for the minibatches, which they share.
         batch_size: examples per minibatch; all data where it is ``num_data`` or more.
         momentum: of ``"sghmc"``, in [0, 1), by default 0.9.
@@ -135,7 +135,6 @@ def run_sgmcmc(
     num_chains, batch_size = count("num_chains", num_chains), count("batch_size", batch_size)
     if num_samples % cycles:
         raise ValueError(f"num_samples must be a multiple of cycles={cycles}, got {num_samples}")
-    schedule = Cycles(cycles, warmup_steps, num_samples // cycles, thin)
     one_of("sampler", sampler, SAMPLERS)
     if preconditioner is not None:
         one_of("preconditioner", preconditioner, ["rmsprop"])
@@ -147,16 +146,20 @@ def run_sgmcmc(
         0.9 if momentum is None else below_one("momentum", momentum),
         preconditioner is not None,
         at_least_zero("temperature", temperature),
+        cycles,
+        warmup_steps,
+        thin,
+        warmup_steps + num_samples // cycles * thin,
     )
     x, y = all_data(model, data, device, sample_weight)
     with seeded(seed), own_store(model):
         batches = Shuffled(x, y, batch_size)
         potential = Potential(model, *batches.first())
         z = initial_positions(potential, init, [None] * num_chains)
-        run = LangevinRun(potential, batches, z, langevin, schedule)
-        options = vars(langevin) | {f"cycles.{name}": v for name, v in vars(schedule).items()}
-        options |= {"seed": seed, "init": init}
-        return run.finish(schedule.steps, progress, checkpoint, checkpoint_every, options)
+        run = LangevinRun(potential, batches, z, langevin)
+        options = vars(langevin) | {"seed": seed, "init": init}
+        total = cycles * langevin.length
+        return run.finish(total, progress, checkpoint, checkpoint_every, options)
 
 
 # --- steps ---
@@ -197,57 +200,17 @@ def preconditioner_root(square_avg: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Langevin:
-    """Settings of the steps."""
+    """Options of the steps, and when samples are taken."""
 
     sampler: str  # "sgld" or "sghmc"
     lr: float  # for the mean loss of an example
     momentum: float
     preconditioned: bool
     temperature: float
-
-
-@dataclass(frozen=True)
-class Cycles:
-    """Schedule of the steps: warm-up, samples and learning rate.
-
-    The learning rate of one cycle is constant. With several it falls from its value to 0 along half
-    a cosine in each, and steps that warm up have no noise (Zhang et al. 2020, "Cyclical Stochastic
-    Gradient MCMC for Bayesian Deep Learning", Algorithm 1).
-    """
-
-    count: int
+    cycles: int
     warmup_steps: int
-    samples: int  # of each cycle
     thin: int  # steps from one sample to the next
-
-    @property
-    def length(self) -> int:
-        """Steps of a cycle."""
-        return self.warmup_steps + self.samples * self.thin
-
-    @property
-    def steps(self) -> int:
-        """Steps of all cycles."""
-        return self.count * self.length
-
-    def warms_up(self, step: int) -> bool:
-        """Return whether a step is before its cycle's first sample."""
-        return step % self.length < self.warmup_steps
-
-    def is_quiet(self, step: int) -> bool:
-        """Return whether a step has no noise."""
-        return self.count > 1 and self.warms_up(step)
-
-    def takes_sample(self, step: int) -> bool:
-        """Return whether the position before a step is a sample."""
-        after = step % self.length - self.warmup_steps + 1
-        return after > 0 and after % self.thin == 0
-
-    def lr_factor(self, step: int) -> float:
-        """Return the factor of the learning rate in a step."""
-        if self.count == 1:
-            return 1.0
-        return 0.5 + 0.5 * math.cos(math.pi * (step % self.length) / self.length)
+    length: int  # steps of a cycle
 
 
 @dataclass
@@ -265,36 +228,35 @@ class LangevinRun(Run):
     owner = "run_sgmcmc"
 
     def __init__(
-        self, potential: Potential, batches: Shuffled, z: Tensor, langevin: Langevin, cycles: Cycles
+        self, potential: Potential, batches: Shuffled, z: Tensor, langevin: Langevin
     ) -> None:
         super().__init__(potential, batches, z)
-        self.langevin, self.cycles, self.counters = langevin, cycles, Counters()
+        self.langevin, self.counters = langevin, Counters()
         self.state = LangevinState(z, torch.zeros_like(z), torch.zeros_like(z))
         self.draws = {"z": [], "log_density": []}
 
     def over(self) -> bool:
         """Return whether all cycles are done."""
-        return self.counters.done >= self.cycles.steps
+        return self.counters.done >= self.langevin.cycles * self.langevin.length
 
     def step(self) -> None:
         """Take a gradient, a sample when it is due, and a step."""
-        number, cycles, state, langevin = (
-            self.counters.done,
-            self.cycles,
-            self.state,
-            self.langevin,
-        )
+        number, state, langevin = self.counters.done, self.state, self.langevin
         energy, gradient = self.evaluate(state.z)
         require_finite(energy, gradient, number + 1)
-        if cycles.takes_sample(number):
+        at = number % langevin.length  # step of the cycle
+        warms_up, after = at < langevin.warmup_steps, at - langevin.warmup_steps + 1
+        if not warms_up and after % langevin.thin == 0:
             self.draws["z"].append(state.z)
             self.draws["log_density"].append(-energy)
         num_data = self.potential.model.num_data
-        eta = langevin.lr * cycles.lr_factor(number) / num_data
-        temperature = 0.0 if cycles.is_quiet(number) else langevin.temperature
+        eta, temperature = langevin.lr / num_data, langevin.temperature
+        if langevin.cycles > 1:  # Zhang et al. 2020, Algorithm 1
+            eta *= 0.5 + 0.5 * math.cos(math.pi * at / langevin.length)
+            temperature = 0.0 if warms_up else temperature
         root = torch.ones((), dtype=gradient.dtype, device=gradient.device)
         if langevin.preconditioned:
-            if cycles.warms_up(number):
+            if warms_up:
                 state.square_avg = rmsprop(state.square_avg, gradient / num_data, number == 0)
             root = preconditioner_root(state.square_avg)
         if langevin.sampler == "sgld":
@@ -313,7 +275,7 @@ class LangevinRun(Run):
             log_density=log_density,
             diverging=torch.zeros_like(log_density, dtype=torch.bool),
             acceptance=torch.ones_like(log_density),
-            num_gradients=torch.full_like(log_density, self.cycles.thin, dtype=torch.long),
+            num_gradients=torch.full_like(log_density, self.langevin.thin, dtype=torch.long),
             step_size=torch.full((len(log_density),), self.langevin.lr),
             seconds=self.counters.seconds,
         )

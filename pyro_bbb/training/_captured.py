@@ -29,7 +29,7 @@ from pyro_bbb._utils.validation import require
 from pyro_bbb.elbo import NonFiniteError, loss_parts
 from pyro_bbb.training._flat_adam import FlatAdam
 from pyro_bbb.training._ivon import NaturalGradient
-from pyro_bbb.training._step import Parts, StepProgram, numbered
+from pyro_bbb.training._step import Parts, StepProgram, StepRunner, numbered
 from pyro_bbb.training.optim import JointOptim
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class TracingDevice:
         return record_step(step, inputs, state)
 
 
-class CapturedRunner:
-    """A `StepRunner` that replays a captured step.
+class CapturedRunner(StepRunner):
+    """Replays a captured step.
 
     ``required``: whether a step that cannot be captured is an error; else it is run as it is.
     """
@@ -141,16 +141,16 @@ class CapturedRunner:
         self, program: StepProgram, device: CudaDevice | TracingDevice, required: bool
     ) -> None:
         elbo = program.elbo.without_reads()
-        self.svi = program.svi(partial(CapturedOptim, elbo=elbo), elbo)
-        self.optim: CapturedOptim = self.svi.optim
-        self.program, self.device, self.required = program, device, required
-        self.buffers = [buffer for module in program.modules for buffer in module.buffers()]
+        super().__init__(program, program.svi(partial(CapturedOptim, elbo=elbo), elbo))
+        self.device, self.required = device, required
+        if device.asynchronous:  # a step reads no loss after which it could be undone
+            self._changing, self._first = [], False
         like = self.optim.parameters[0]
         self.kl_weight = torch.zeros((), dtype=like.dtype, device=like.device)
         self.captured: dict[torch.Size, tuple[Batch, Run]] = {}  # with the minibatch that it reads
         self._unrecorded: list[tuple[Tensor, float, float]] = []
 
-    def step(self, parts: Parts, lr: float) -> None:
+    def run(self, parts: Parts, lr: float) -> None:
         """Run one step on the one part."""
         ((x, y, kl_weight),) = parts
         self.optim.set_lr(lr)
@@ -172,7 +172,7 @@ class CapturedRunner:
 
     def flush(self) -> None:
         """Record the steps since the last call; NonFiniteError if one was not finite."""
-        self.optim.flush()
+        super().flush()
         unrecorded, self._unrecorded = self._unrecorded, []
         if unrecorded:
             rows = torch.stack([row for row, *_ in unrecorded]).tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from pyro_bbb.elbo import NonFiniteError
 from pyro_bbb.training._step import (
     Parts,
     StepProgram,
+    StepRunner,
     gradients,
     mean_parts,
     numbered,
@@ -74,17 +74,16 @@ class DistributedOptim(JointOptim):
         return NonFiniteError(what, names)
 
 
-class DistributedRunner:
-    """A `StepRunner` of one among several processes; `flush` records the steps of all."""
+class DistributedRunner(StepRunner):
+    """Runs the steps of one among several processes; `flush` records the steps of all."""
 
     def __init__(self, program: StepProgram, group: Processes, interrupts: Interrupts) -> None:
-        self.program, self.group = program, group
-        self.svi = program.svi(partial(DistributedOptim, group=group, interrupts=interrupts))
-        self.optim: DistributedOptim = self.svi.optim
-        self._buffers = list(chain(*(module.buffers() for module in program.modules)))
+        optim = partial(DistributedOptim, group=group, interrupts=interrupts)
+        super().__init__(program, program.svi(optim))
+        self.group = group
         self._unrecorded: list[tuple[list[float], float]] = []
 
-    def step(self, parts: Parts, lr: float) -> None:
+    def run(self, parts: Parts, lr: float) -> None:
         """Run one step on this process's parts of the minibatch; there may be none."""
         self.optim.set_lr(lr)
         row = [0.0] * 7
@@ -102,11 +101,11 @@ class DistributedRunner:
 
     def flush(self) -> None:
         """Record the steps since the last call; buffers become those of the first process."""
-        self.optim.flush()
+        super().flush()
         unrecorded, self._unrecorded = self._unrecorded, []
         if unrecorded:
             rows = torch.tensor([row for row, _ in unrecorded], dtype=torch.float64)
             rows = self.group.all_reduce(rows.to(self.group.device))
             for row, (_, lr) in zip(rows.tolist(), unrecorded, strict=True):
                 self.program.history.steps.append(mean_parts(row), lr)
-        self.group.align(self._buffers)
+        self.group.align(self.buffers)

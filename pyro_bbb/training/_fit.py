@@ -66,7 +66,6 @@ from pyro_bbb.training._lr_schedule import default_lr, lr_factor
 from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
 from pyro_bbb.training._step import (
     EagerRunner,
-    NonFiniteRollback,
     Parts,
     StepProgram,
     StepRunner,
@@ -132,13 +131,10 @@ def fit(
 
     Args:
         model: the model.
-        guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function. A
-            `Laplace` guide is approximated at the end, a `SWAG` guide collects iterates before it.
+        guide: one of `pyro_bbb.guides`, any `pyro.infer.autoguide`, or a guide function.
         data: a pair ``(x, y)`` of tensors, a map-style dataset of pairs (both in memory on
             the device), or a `DataLoader` of batches. A minibatch weighs the KL by its examples
-            over ``num_data``, also where a sampler repeats rows or leaves some out
-            (`docs/questions/kl_weight.md`). Several processes pass the same data and split every
-            batch; a `DistributedSampler` or a stream must yield each its shard.
+            over ``num_data`` (`docs/questions/kl_weight.md`).
         epochs: passes over the data, at least 1.
         batch_size: examples per minibatch, in all processes together; a `DataLoader` has its own.
             With batch normalisation in training, a last minibatch of one row joins the one before.
@@ -164,43 +160,37 @@ def fit(
         checkpoint: a folder. A call with the same arguments, on a model and guide made in the same
             way, resumes the run in it (on a CPU to the bit) or returns the result of a finished
             one; another run is an error that names the differences. Functions are compared by name,
-            and random numbers other than torch's are not saved. Not for a `DataLoader` of a stream.
-            Callbacks of an epoch are called again if the run ended before its checkpoint.
+            and random numbers other than torch's are not saved.
         checkpoint_every: steps from one checkpoint to the next; by default one after each epoch.
         nonfinite: what to do where the loss or a gradient is not finite: ``"raise"``, or ``"skip"``
-            the step, which `History.skipped` then has (100 in a row at most; not with
-            ``cuda_graph``). Gradients are not checked with a `PyroOptim`.
+            the step, which `History.skipped` then has (100 in a row at most). Gradients are not
+            checked with a `PyroOptim`.
         device: where to train; by default where the guide's parameters are.
         autocast: ``torch.bfloat16`` runs the network's products and convolutions in it; draws,
             log-densities and parameters stay in theirs.
-        accumulate: minibatches per step, each with its own draws: a minibatch this many times as
-            large, in the memory of one.
-        cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch.
-            It needs data in memory, Adam or AdamW, a guide that is a module, and no number that is
-            read or made on the host (as by `StudentT` and low-rank guides). The result is the same,
-            but for a learning rate in single precision; a loss or gradient that is not finite is
+        accumulate: minibatches per step, each with its own draws.
+        cuda_graph: on a GPU, captures the step in a CUDA graph and replays it for each minibatch;
+            `docs/performance.md` has what it needs. A loss or gradient that is not finite is
             reported at the end of its epoch. Changes in Python by a callback (a dropout rate, what
             is frozen) do not reach replayed steps.
-        engine: how steps are run: ``"eager"``; ``"compiled"``, recorded once and replayed (a list
-            of operations on a CPU, a CUDA graph on a GPU), which falls back to eager
-            (`docs/performance.md`); ``"auto"``, compiled on a CPU for a million parameters or fewer
-            in 100 steps or more without callbacks. The result is the same, to rounding.
+        engine: how steps are run: ``"eager"``; ``"compiled"``, recorded once and replayed, which
+            falls back to eager (`docs/performance.md`); ``"auto"``, compiled on a CPU for a million
+            parameters or fewer in 100 steps or more without callbacks. The result is the same, to
+            rounding.
         progress: whether to show a progress bar, in the first process.
         seed: makes the run a function of this number, and leaves torch's random state as it was.
         sample_weight: weights ``[n]`` of the examples in the likelihood, finite and at least 0:
             $\log p(D|w) = \sum_j s_j \log p(y_j|x_j, w)$; ``num_data`` and minibatches count rows.
             For a `DataLoader` ``True``: its batches are then ``(x, y, weight)``.
         validation: further data, as ``data``. After each epoch `History.validation_loss` gets their
-            negative log predictive density by ten draws of the weights; random numbers of the
-            training stay as they are.
+            negative log predictive density by ten draws of the weights.
         patience: epochs without a lower validation loss after which training ends. Model and guide
             then get back their parameters after the best epoch, `History.best_epoch`, however the
-            training ended. The learning rate is that of all ``epochs``. Not with `SWAG`.
+            training ended. Not with `SWAG`.
 
     Returns:
-        The record of the loss and its parts. Ctrl-C ends the training after the step under way:
-        the record so far is returned, with ``interrupted`` set, and model and guide keep what they
-        have learned (a second Ctrl-C raises KeyboardInterrupt at once).
+        The record of the loss and its parts. Ctrl-C ends the training after the step under way,
+        with ``interrupted`` set; a second Ctrl-C raises KeyboardInterrupt at once.
 
     Warns:
         UndertrainedWarning: training ended where a posterior that ignores the data has a better
@@ -250,7 +240,14 @@ def fit(
             optim.frozen = frozen.parameters
         state = TrainingState(model, guide, runner.optim, batches, history, done, device)
         stopping = None if validation is None else EarlyStopping(state, validation, patience)
-        checkpoints = _checkpoints(options, state, program.elbo, runner, stopping)
+        checkpoints = None
+        if checkpoint is not None or group.size > 1:
+            run = fingerprint(options, state, program.elbo)
+            run |= stopping.definition if stopping else {}
+            check_alike(run, group)
+            if checkpoint is not None:
+                folder = Path(checkpoint)
+                checkpoints = Checkpoint(folder, checkpoint_every, state, run, runner.flush)
         if checkpoints:
             checkpoints.begin()
             if done.finished:
@@ -519,36 +516,12 @@ def _runner(
     interrupts: Interrupts,
 ) -> StepRunner:
     """Return the runner of the steps: captured, of several processes, or eager."""
-    runner: StepRunner
     if group.size > 1:
-        runner = DistributedRunner(program, group, interrupts)
-    elif capture is None:
-        runner = EagerRunner(program)
-    else:
+        return DistributedRunner(program, group, interrupts)
+    if capture is not None:
         try:
-            runner = CapturedRunner(program, capture, required=options.cuda_graph)
+            return CapturedRunner(program, capture, required=options.cuda_graph)
         except UnsupportedOptimizerError:
             if options.cuda_graph:
                 raise
-            runner = EagerRunner(program)
-        if capture.asynchronous:
-            return runner  # it reads no loss that could be rolled back
-    return NonFiniteRollback(runner, program, options.nonfinite)
-
-
-def _checkpoints(
-    options: Options,
-    state: TrainingState,
-    elbo: Any,
-    runner: StepRunner,
-    stopping: EarlyStopping | None,
-) -> Checkpoint | None:
-    """Return the checkpoint of the run, if any; all processes must have the same run."""
-    folder, group = options.checkpoint, state.batches.processes
-    if folder is None and group.size == 1:
-        return None
-    run = fingerprint(options, state, elbo) | (stopping.definition if stopping else {})
-    check_alike(run, group)
-    if folder is None:
-        return None
-    return Checkpoint(Path(folder), options.checkpoint_every, state, run, runner.flush)
+    return EagerRunner(program)

@@ -87,6 +87,7 @@ def make_program(
         options.initial_lr(len(batches)),
         MAX_LR_OF_LOCS if options.lr is None else None,
         history,
+        options.nonfinite,
         scope,
     )
 

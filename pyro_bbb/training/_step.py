@@ -8,11 +8,12 @@ once, as the mean of $J$ estimates.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pyro
 import torch
@@ -40,6 +41,7 @@ class StepProgram:
     lr: float  # at the start
     max_lr_of_locs: float | None  # of the default optimiser
     history: History
+    nonfinite: str  # "raise", or "skip"
     scope: Callable[[], AbstractContextManager[None]]  # around each step
 
     def svi(self, joint: Callable[..., JointOptim] = JointOptim, elbo: Any = None) -> SVI:
@@ -48,28 +50,64 @@ class StepProgram:
         return SVI(self.model, self.guide, optim, elbo or self.elbo)
 
 
-class StepRunner(Protocol):
-    """Runs the steps of `fit` and records them."""
+class StepRunner(ABC):
+    """Runs and records the steps of `fit`; one that is not finite leaves everything as it was.
 
-    @property
-    def optim(self) -> Any:
-        """The optimiser that moves the parameters."""
+    With ``nonfinite="skip"`` the history has the numbers of such steps.
+    """
 
-    def step(self, parts: Parts, lr: float) -> None:
+    def __init__(self, program: StepProgram, svi: SVI) -> None:
+        self.program, self.svi = program, svi
+        self.optim: Any = svi.optim
+        self.modules = [module for module in program.modules if isinstance(module, nn.Module)]
+        self.buffers = list(chain(*(module.buffers() for module in self.modules)))
+        self._changing, self._first, self._in_a_row = self.buffers, True, 0
+
+    @abstractmethod
+    def run(self, parts: Parts, lr: float) -> None:
         """Run one step on the parts of a minibatch; no parameter moves on a NonFiniteError."""
 
+    def step(self, parts: Parts, lr: float) -> None:
+        """Run one step; NonFiniteError if it must not be skipped, or too many were."""
+        saved = [(buffer, buffer.clone()) for buffer in self._changing]
+        try:
+            self.run(parts, lr)
+        except NonFiniteError as error:
+            self._undo(saved)
+            self._in_a_row += 1
+            if self._in_a_row > _MOST_SKIPPED:
+                error.add_note(f"{_MOST_SKIPPED} steps before it were skipped in a row.")
+            if self.program.nonfinite == "raise" or self._in_a_row > _MOST_SKIPPED:
+                raise
+            self.program.history.skipped.append(error.step or 0)
+        else:
+            if self._first:  # from now on only what a step does change, such as running averages
+                self._changing = [buffer for buffer, value in saved if not buffer.equal(value)]
+            self._first, self._in_a_row = False, 0
+
+    @torch.no_grad()
+    def _undo(self, saved: list[tuple[Tensor, Tensor]]) -> None:
+        for buffer, value in saved:
+            buffer.copy_(value)
+        of_functions = pyro.get_param_store()._params.values()
+        of_modules = (module.parameters() for module in self.modules)
+        for parameter in chain(of_functions, *of_modules, getattr(self.optim, "parameters", ())):
+            parameter.grad = None  # of the particles before
+        self.program.elbo.particles.clear()
+
     def flush(self) -> None:
-        """Add the steps since the last call to the history, where they are not yet recorded."""
+        """Write what the optimiser keeps, and record the steps that are not recorded yet."""
+        if isinstance(self.optim, JointOptim):
+            self.optim.flush()
 
 
-class EagerRunner:
-    """A `StepRunner` that runs `SVI.step`, operation by operation."""
+class EagerRunner(StepRunner):
+    """Runs `SVI.step`, operation by operation."""
 
     def __init__(self, program: StepProgram) -> None:
-        self.program, self.svi = program, program.svi()
-        self.optim: Any = self.svi.optim
+        super().__init__(program, program.svi())
 
-    def step(self, parts: Parts, lr: float) -> None:
+    def run(self, parts: Parts, lr: float) -> None:
         """Run one step; a `PyroOptim` keeps its own learning rates."""
         elbo, history = self.program.elbo, self.program.history
         if isinstance(self.optim, JointOptim):
@@ -83,57 +121,6 @@ class EagerRunner:
             raise numbered(error, history) from None
         losses.append(elbo.take_parts())
         history.steps.append(mean_parts(sums(losses)), lr)
-
-    def flush(self) -> None:
-        """Write what the optimiser keeps; each step is recorded at once."""
-        if isinstance(self.optim, JointOptim):
-            self.optim.flush()
-
-
-class NonFiniteRollback:
-    """A `StepRunner` around another one: a failed step leaves buffers and objective as they were.
-
-    ``nonfinite`` is ``"raise"``, or ``"skip"``: then the history has the numbers of skipped steps.
-    """
-
-    def __init__(self, runner: StepRunner, program: StepProgram, nonfinite: str) -> None:
-        self.runner, self.program, self.nonfinite = runner, program, nonfinite
-        self.optim: Any = runner.optim
-        self.modules = [module for module in program.modules if isinstance(module, nn.Module)]
-        self._buffers = list(chain(*(module.buffers() for module in self.modules)))
-        self._first, self._in_a_row = True, 0
-
-    def step(self, parts: Parts, lr: float) -> None:
-        """Run one step; NonFiniteError if it must not be skipped, or too many were."""
-        saved = [(buffer, buffer.clone()) for buffer in self._buffers]
-        try:
-            self.runner.step(parts, lr)
-        except NonFiniteError as error:
-            self._undo(saved)
-            self._in_a_row += 1
-            if self._in_a_row > _MOST_SKIPPED:
-                error.add_note(f"{_MOST_SKIPPED} steps before it were skipped in a row.")
-            if self.nonfinite == "raise" or self._in_a_row > _MOST_SKIPPED:
-                raise
-            self.program.history.skipped.append(error.step or 0)
-        else:
-            if self._first:  # from now on only what a step does change, such as running averages
-                self._buffers = [buffer for buffer, value in saved if not buffer.equal(value)]
-            self._first, self._in_a_row = False, 0
-
-    def flush(self) -> None:
-        """Add the steps since the last call to the history."""
-        self.runner.flush()
-
-    @torch.no_grad()
-    def _undo(self, saved: list[tuple[Tensor, Tensor]]) -> None:
-        for buffer, value in saved:
-            buffer.copy_(value)
-        of_functions = pyro.get_param_store()._params.values()
-        of_modules = (module.parameters() for module in self.modules)
-        for parameter in chain(of_functions, *of_modules, getattr(self.optim, "parameters", ())):
-            parameter.grad = None  # of the particles before
-        self.program.elbo.particles.clear()
 
 
 def gradients(svi: SVI, elbo: Any, parts: Parts) -> list[LossParts]:

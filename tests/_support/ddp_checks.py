@@ -144,11 +144,11 @@ def forced(seed):
         self.program.history.steps.append(mean_parts(sums(found)), lr)
 
     distributed.gradients = gradients
-    EagerRunner.step, alone = step, EagerRunner.step
+    EagerRunner.run, alone = step, EagerRunner.run
     try:
         yield
     finally:
-        distributed.gradients, EagerRunner.step = real, alone
+        distributed.gradients, EagerRunner.run = real, alone
 
 
 # --- gradients ---

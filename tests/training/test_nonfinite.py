@@ -103,7 +103,7 @@ def same(a, b):
 @pytest.fixture
 def seen(monkeypatch):
     """State before and after each step that is taken or tried: parameters, buffers, moments."""
-    seen, real = [], _step.NonFiniteRollback.step
+    seen, real = [], _step.StepRunner.step
 
     def whole(runner):
         moments = [
@@ -118,7 +118,7 @@ def seen(monkeypatch):
         finally:
             seen.append((before, whole(self)))
 
-    monkeypatch.setattr(_step.NonFiniteRollback, "step", watched)
+    monkeypatch.setattr(_step.StepRunner, "step", watched)
     return seen
 
 
