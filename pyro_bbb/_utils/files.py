@@ -124,30 +124,6 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-def write_json(path: str | os.PathLike[str], kind: str, content: dict[str, Any]) -> None:
-    """Write a small record of a kind, atomically."""
-    with replacing(as_path(path)) as part:
-        part.write_bytes(seal(content, kind, 2))
-
-
-@contextmanager
-def reading_json(
-    path: str | os.PathLike[str], kind: str, form: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield what `write_json` wrote; errors in its use become LoadError.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        LoadError: it is not a record of that kind and form, or is altered.
-        TypeError: the path is of another type.
-    """
-    file = as_path(path)
-    content = unseal(read_file(file), file, kind, newest=2)
-    with loading(file):
-        require_form(content, form)
-        yield content
-
-
 @contextmanager
 def loading(path: str | os.PathLike[str], versions: Any = None) -> Iterator[None]:
     """Turn every error inside into a `LoadError` that names the file."""

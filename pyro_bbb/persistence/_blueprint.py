@@ -90,10 +90,6 @@ LAYERS = {
 }
 
 
-def _saved_class(name: str) -> SavedClass:
-    return LAYERS[name] if name in LAYERS else SAVED_CLASSES[name]
-
-
 # --- to a blueprint ---
 
 
@@ -113,8 +109,12 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
         if module in paths:
             return paths[module]
         paths[module] = path
-        name, form = class_of(module, path)
-        arguments, inside = read_arguments(name, module, path)
+        name, saved, form = _saved_class(module, path)
+        try:
+            arguments, inside = saved.arguments(module), saved.modules(module)
+        except (KeyError, AttributeError) as error:
+            lacks = f"lacks an argument of its constructor: {error}"
+            raise CannotDescribe(f"{path}, a {name}, {lacks}") from error
         own, random = vars(module), declared_shapes(module)
         if any(hooks for key, hooks in own.items() if key.endswith("_hooks")):
             raise CannotDescribe(f"{path} has hooks")
@@ -139,28 +139,17 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
     return blueprint
 
 
-def class_of(module: nn.Module, path: str) -> tuple[str, dict[str, bool]]:
-    """Return the registered name of a module's class, and how Pyro was mixed in."""
+def _saved_class(module: nn.Module, path: str) -> tuple[str, SavedClass, dict[str, bool]]:
+    """Return a module's registered class with its name, and how Pyro was mixed in."""
     converted = isinstance(module, Converted)
     cls: Any = type(module).plain_class if converted else type(module)  # type: ignore[attr-defined]
     form = {"converted": True} if converted else {}
     for name, saved in (LAYERS | SAVED_CLASSES).items():
         if saved.cls is cls:
-            return name, form
+            return name, saved, form
         if name in LAYERS and saved.cls in cls.__bases__ and PyroModule[saved.cls] is cls:
-            return name, {"pyro": True, **form}
+            return name, saved, {"pyro": True, **form}
     raise CannotDescribe(f"{path} is a {cls.__module__}.{cls.__qualname__}")
-
-
-def read_arguments(name: str, module: nn.Module, path: str) -> tuple[Arguments, Modules]:
-    """Return the constructor's arguments, and the submodules that it does not make."""
-    saved = _saved_class(name)
-    try:
-        return saved.arguments(module), saved.modules(module)
-    except (KeyError, AttributeError) as error:
-        raise CannotDescribe(
-            f"{path}, a {name}, lacks an argument of its constructor: {error}"
-        ) from error
 
 
 # --- from a blueprint ---
@@ -196,7 +185,7 @@ def _build(
     parts = {key: modules[path] for key, path in inside.items()}
     values = {key: decode(value, tensors) for key, value in arguments.items()}
     prior: Any = parts.pop("prior") if random else None
-    saved = _saved_class(kind)
+    saved = (LAYERS | SAVED_CLASSES)[kind]
     module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, parts)
     if converted:
         mix_in(module, _Context())

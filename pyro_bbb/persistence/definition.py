@@ -26,8 +26,8 @@ from torch.distributions import Distribution, Transform
 
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Likelihood
-from pyro_bbb.persistence._blueprint import FOREIGN, class_of, read_arguments
-from pyro_bbb.persistence.json_codec import CannotDescribe
+from pyro_bbb.networks import Converted
+from pyro_bbb.persistence._blueprint import FOREIGN
 from pyro_bbb.persistence.state import digest
 from pyro_bbb.priors import Prior
 from pyro_bbb.priors.declaration import declared_shapes
@@ -53,7 +53,7 @@ def definition(root: nn.Module, path: str) -> dict[str, str]:
             for x, name in modules.items()
             if isinstance(x, AutoGuide) or not _is_of_library(type(x))
         }
-    return {name: _line(module, name) for module, name in modules.items()}
+    return {name: _line(module) for module, name in modules.items()}
 
 
 def in_words(value: Any) -> str | None:
@@ -92,7 +92,7 @@ def name_of(function: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _line(module: nn.Module, path: str) -> str:
+def _line(module: nn.Module) -> str:
     """Return the name of a module's class, and its attributes, as text."""
     own, declared = vars(module), declared_shapes(module)
     if isinstance(module, Guide):
@@ -102,11 +102,9 @@ def _line(module: nn.Module, path: str) -> str:
             initialise = numbers or initialise.func
         name, values = type(module).__name__, {**module.options, "init_loc": initialise}
     else:
-        try:
-            name, _ = class_of(module, path)
-            values = read_arguments(name, module, path)[0]
-        except CannotDescribe:
-            name, values = name_of(type(module)), _attributes(module)
+        cls = module.plain_class if isinstance(module, Converted) else type(module)
+        name = cls.__name__ if _is_of_library(cls) else name_of(cls)
+        values = _attributes(module)
     sites = {k: x for k, x in own.get("_pyro_samples", {}).items() if isinstance(x, FOREIGN)}
     # learned quantities are trained from their initial values
     further = {"initial": own.get("_initial"), "random": list(declared) or None}
@@ -114,7 +112,7 @@ def _line(module: nn.Module, path: str) -> str:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module whose class is not registered."""
+    """Return what a module and its class have besides parameters and submodules."""
     values: dict[str, Any] = {}
     for cls in reversed(type(module).__mro__):
         if not _is_of_library(cls):

@@ -10,12 +10,21 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
 
-from pyro_bbb._utils.files import reading_json, write_json
+from pyro_bbb._utils.files import (
+    as_path,
+    loading,
+    read_file,
+    require_form,
+    seal,
+    unseal,
+    write_file,
+)
 from pyro_bbb._utils.validation import function
 from pyro_bbb.data import as_tensors
 from pyro_bbb.prediction._classification import ClassificationPrediction
 from pyro_bbb.prediction._regression import Prediction, RegressionPrediction
 
+_VERSION = 2  # of the files
 PredictFn: TypeAlias = Callable[[Any], Prediction]
 
 
@@ -60,7 +69,7 @@ class Calibrated:
         """
         values = {name: getattr(self, name) for name in self._FORM}
         content = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values.items()}
-        write_json(path, self._FORMAT, content)
+        write_file(as_path(path), seal(content, self._FORMAT, _VERSION))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], predict_fn: PredictFn) -> Self:
@@ -71,5 +80,8 @@ class Calibrated:
             LoadError: the file is damaged or altered, or of another kind.
         """
         function("predict_fn", predict_fn, "from inputs to a Prediction")
-        with reading_json(path, cls._FORMAT, cls._FORM) as content:
+        file = as_path(path)
+        content = unseal(read_file(file), file, cls._FORMAT, _VERSION)
+        with loading(file):
+            require_form(content, cls._FORM)
             return cls(predict_fn=predict_fn, **content)  # type: ignore[call-arg]

@@ -135,7 +135,7 @@ def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
 
 
 saveable_by_name = saveable(
-    lambda prior: {"patterns": prior._patterns, "prefix": prior._prefix},
+    lambda prior: {"patterns": prior.patterns, "prefix": prior._prefix},
     modules=lambda prior: children(prior.priors),
     build=_by_name,
 )
@@ -161,7 +161,7 @@ class ByName(Prior):
                 raise TypeError(f"the patterns of a prior must be strings, got {pattern!r}")
         if not patterns:
             raise ValueError("prior must not be an empty dict")
-        self._prefix, self._patterns = _prefix, tuple(patterns)
+        self._prefix, self.patterns = _prefix, tuple(patterns)
         self.priors = nn.ModuleList(as_prior(prior) for prior in patterns.values())
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
@@ -180,16 +180,16 @@ class ByName(Prior):
             ValueError: no pattern matches.
         """
         full_name = self._prefix + name
-        for pattern, prior in zip(self._patterns, self.priors, strict=True):
+        for pattern, prior in zip(self.patterns, self.priors, strict=True):
             if fnmatchcase(full_name, pattern):
                 chosen: Prior = prior.for_weight(name)  # type: ignore[operator]
                 return chosen
-        raise ValueError(self._missing.format(name=full_name, patterns=list(self._patterns)))
+        raise ValueError(self._missing.format(name=full_name, patterns=list(self.patterns)))
 
     def scoped(self, prefix: str) -> ByName:
         """Return the priors seen from below ``prefix``."""
         scoped = [prior.scoped(prefix) for prior in self.priors]  # type: ignore[operator]
-        patterns = dict(zip(self._patterns, scoped, strict=True))
+        patterns = dict(zip(self.patterns, scoped, strict=True))
         return type(self)(patterns, _prefix=f"{self._prefix}{prefix}.")
 
 
