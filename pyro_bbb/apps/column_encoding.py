@@ -51,7 +51,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Return the number of columns that it becomes."""
+        """Number of columns that it becomes."""
         return (1 if self.values is None else len(self.values)) + self.gaps
 
     def encode(
@@ -85,7 +85,7 @@ def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str
     """Return the encodings of a training table's columns, and the names of constant columns."""
     columns, constant = [], []
     for series in table.with_columns(cs.float().fill_nan(None)):
-        gaps, values, median = bool(series.null_count()), None, 0.0
+        gaps, values, median = series.has_nulls(), None, 0.0
         if series.drop_nulls().n_unique() + gaps < 2:
             constant.append(series.name)
             continue

@@ -40,6 +40,7 @@ ANSWERED = 0.95  # fraction of held-out digits that the threshold lets through
 BAYESIAN, DETERMINISTIC = "softplus_normal", "delta"  # names of guides
 _OPTIONS: dict[str, dict[str, float]] = {BAYESIAN: {"init_rho": -4.0}, DETERMINISTIC: {}}
 _STYLED = 60  # drawn digits of each style
+_SCRIBBLES = 0.25  # number of scribbles per digit
 _KEY = "threshold"  # in the metadata of the save
 _SEED = 0
 
@@ -84,7 +85,6 @@ def train(
     epochs: int = 25,
     *,
     copies: int = 4,
-    scribbles: float = 0.25,
     guide: str = BAYESIAN,
     report: Callable[[float], object] = lambda fraction: None,
 ) -> Classifier:
@@ -93,11 +93,10 @@ def train(
     Args:
         epochs: passes over the pictures.
         copies: varied copies of each picture.
-        scribbles: number of scribbles per digit.
         guide: `BAYESIAN` or `DETERMINISTIC`.
         report: called after each epoch with the fraction done.
     """
-    data, (held_out, _) = _pictures(copies, scribbles), _digits()[1]
+    data, (held_out, _) = _pictures(copies), _digits()[1]
 
     def after_epoch(end: EpochEnd) -> None:
         report((end.epoch + 1) / epochs)
@@ -120,14 +119,14 @@ def unseen_digits() -> dict[str, Tensor]:
     return {str(label): x[y == label][0] for label in range(CLASSES)}
 
 
-def _pictures(copies: int, scribbles: float) -> tuple[Tensor, Tensor]:
+def _pictures(copies: int) -> tuple[Tensor, Tensor]:
     """Return digits, drawn digits, scribbles with random labels, and varied copies of all."""
     (x, y), _ = _digits()
     generator = torch.Generator().manual_seed(_SEED)
     rng = np.random.default_rng(_SEED)
     styled = torch.tensor(list(STYLES)).repeat(_STYLED)
     x = torch.cat([x, *(pixels(styled_digit(int(number), rng))[None] for number in styled)])
-    others = [pixels(scribble(rng))[None] for _ in range(int(scribbles * len(x)))]
+    others = [pixels(scribble(rng))[None] for _ in range(int(_SCRIBBLES * len(x)))]
     once = torch.cat([x, *others])
     pictures = torch.cat([once, _varied(once.repeat(copies, 1), generator)])
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)

@@ -21,11 +21,12 @@ from pyro_bbb._utils.colors import BLACK, BLUE, SKY, VERMILLION
 from pyro_bbb._utils.files import replacing
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.apps.command_line import Report
-from pyro_bbb.apps.table_commands import predicted_rows
+from pyro_bbb.apps.table_commands import read_labelled
 from pyro_bbb.apps.table_model import About, Model
 from pyro_bbb.apps.table_scores import (
     CLASS_COLUMNS,
     SCORE_NAMES,
+    by_row,
     cautions,
     class_rows,
     refusal,
@@ -51,23 +52,20 @@ class Section:
 def report(options: Report) -> dict[str, Any]:
     """Score a model on a table, if there is one, and write the page."""
     model = Model.load(options.model)
-    about, scores, number = model.about, model.about.scores, model.about.held_out
-    held_out = f"{number} rows that were held out from training"
-    text = (
-        f"On {held_out if number else 'the rows of training'}; it learned from {about.rows} rows."
-    )
+    about, scores = model.about, model.about.scores
+    scored = f"{about.held_out} rows that were held out from" if about.held_out else "the rows of"
+    text = f"On {scored} training; it learned from {about.rows} rows."
     sections = [Section("Scores when trained", text, *_table(scores)), _network(model)]
-    number = number or about.rows
     if options.data is not None:
-        rows = predicted_rows(model, options, options.data)
-        scores, number = score(rows, model), len(rows["y"])
+        rows = by_row(model, *read_labelled(model, options, options.data), options.shows_progress)
+        scores = score(rows, model)
         sections = [*_scored(model, rows, scores, options.data.name), *sections]
-    warnings = [f"{words}." for words in cautions(scores)]
+    warnings, refused = cautions(scores), refusal(scores)
     loader = PackageLoader("pyro_bbb.apps", ".")
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     page = jinja.get_template("report.html").render(
         title=f"{options.model.name}: predicting {about.target}",
-        verdict=[words for words in verdict(about, scores, number) if words not in warnings],
+        verdict=[about.verdict] * bool(about.verdict) + [f"{refused}."] * (refused not in warnings),
         warnings=warnings,
         about=about,
         sections=sections,
@@ -77,41 +75,6 @@ def report(options: Report) -> dict[str, Any]:
         temporary.write_text(page, encoding="utf-8")
     options.say(f"written to {options.out}")
     return {"report": str(options.out), "scores": scores}
-
-
-def verdict(about: About, scores: dict[str, Any], number: int) -> list[str]:
-    """Return three sentences: how good the predictions are, the refusal, the coverage."""
-    if "accuracy" in scores:
-        counts = scores["classes"]
-        present = [name for name in counts if counts[name]["rows"]]
-        worst = min(present, key=lambda x: counts[x]["answered_right"] / counts[x]["rows"])
-        rows, right, answered, answered_right = counts[worst].values()
-        quality = (
-            f"The predicted {about.target!r} is right in {scores['accuracy']:.1%} of {number} "
-            f"rows; always the commonest class would be in {scores['base_rate']:.1%}. Of the "
-            f"{rows} rows of {worst!r} it would be right in {right} ({right / rows:.0%}); it "
-            f"answers {answered} and is right in {answered_right}"
-        )
-        sets = _compared(scores["set_coverage"], about.level, number, "small")
-        certainty = f"Its sets of classes hold the true one {sets}"
-    else:
-        explained = f", {scores['r2']:.0%} of the variance explained" if "r2" in scores else ""
-        quality = (
-            f"The RMSE of {about.target!r} is {scores['rmse']:.4g} on {number} rows{explained}"
-        )
-        intervals = _compared(scores["coverage"], about.level, number, "narrow", "wide")
-        certainty = f"Its intervals hold the true value {intervals}"
-    return [f"{quality}.", f"{refusal(scores)}.", certainty]
-
-
-def _compared(coverage: float, level: float, number: int, less: str, more: str = "") -> str:
-    """Compare coverage with its level, by two standard errors of a binomial proportion."""
-    words = f"in {coverage:.1%} of rows, where {level:.0%} is intended: "
-    if abs(coverage - level) <= 2 * (level * (1 - level) / number) ** 0.5:
-        return f"{words}that agrees."
-    if coverage > level and not more:
-        return f"{words}a set has one class at least."
-    return f"{words}they are too {less if coverage < level else more}."
 
 
 def _scored(
@@ -154,17 +117,14 @@ def _network(model: Model) -> Section:
     sites = model.estimator.posterior_.model.latent_shapes()
     weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
     pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
-    words = (
-        f"The network has {weights} weights{pruned}, their {model.posterior()}.",
-        about.verdict,
-    )
-    text = " ".join([*filter(None, words), "It takes these columns."])
+    words = f"The network has {weights} weights{pruned}, their {model.posterior()}."
     pictures = []
     if getattr(guide, "is_factorised", False):
         ratios = pruning.signal_to_noise(guide)
         caption = "Means of the weights over their standard deviations; pruning begins on the left."
         pictures = [_draw(lambda ax: plots.snr_density_and_cdf(ax, ratios), "Weights", caption)]
     headings = ("column", "kind", "values", "some missing")
+    text = f"{words} It takes these columns."
     return Section("Network and columns", text, headings, rows, pictures)
 
 

@@ -24,19 +24,10 @@ from pyro_bbb.apps.column_encoding import (
     targets,
     with_dates,
 )
-from pyro_bbb.apps.command_line import (
-    BadInput,
-    Evaluate,
-    Predict,
-    Prune,
-    Reading,
-    Task,
-    Train,
-)
+from pyro_bbb.apps.command_line import BadInput, Evaluate, Predict, Prune, Reading, Task, Train
 from pyro_bbb.apps.csv_format import column, listed, read_table, write_table
-from pyro_bbb.apps.table_model import About, Estimator, Model
+from pyro_bbb.apps.table_model import ESTIMATORS, About, Estimator, Model
 from pyro_bbb.apps.table_scores import by_row, cautions, score, text_of, with_refusal
-from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 _FEWEST = 4  # rows to learn from
 _FEWEST_HOLDOUT = 10  # with fewer, the scores would say nothing
@@ -116,7 +107,7 @@ def predict(options: Predict) -> dict[str, Any]:
 def evaluate(options: Evaluate) -> dict[str, Any]:
     """Score a model on a table whose targets are known."""
     model = Model.load(options.model)
-    rows = predicted_rows(model, options, options.data)
+    rows = by_row(model, *read_labelled(model, options, options.data), options.shows_progress)
     scores = score(rows, model)
     options.say(f"scores on the {len(rows['y'])} rows of {options.data}:\n{text_of(scores)}")
     result = {"model": str(options.model), "rows": len(rows["y"])}
@@ -136,31 +127,28 @@ def prune(options: Prune) -> dict[str, Any]:
     ratios = pruning.signal_to_noise(guide).values()
     total, left = sum(x.numel() for x in ratios), sum(int((x > 0).sum()) for x in ratios)
     options.say(f"{left} of {total} weights are left")
-    before = score(predicted_rows(model, options, options.data), model)
-    rows = predicted_rows(pruned, options, options.data)
+    data = read_labelled(model, options, options.data)
+    before = score(by_row(model, *data, options.shows_progress), model)
+    rows = by_row(pruned, *data, options.shows_progress)
     pruned = with_refusal(pruned.described(held_out=len(rows["y"])), rows)
     about = pruned.about
     for words, scores in (("before", before), ("after", about.scores)):
         options.say(f"{words}:\n{text_of(scores)}")
     pruned.save(options.out)
     options.say(f"saved as {options.out}")
-    return {
-        "model": str(options.out),
-        "weights": total,
-        "left": left,
-        "before": before,
-        "after": about.scores,
-        "uncertainty": about.uncertainty,
-        "threshold": about.threshold,
-    }
+    result = {"model": str(options.out), "weights": total, "left": left, "before": before}
+    chosen = {"uncertainty": about.uncertainty, "threshold": about.threshold}
+    return result | {"after": about.scores} | chosen
 
 
-def predicted_rows(model: Model, options: Reading, data: Path) -> dict[str, Any]:
-    """Return answers and truth by row, for a file."""
+def read_labelled(
+    model: Model, options: Reading, data: Path
+) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Return a file's rows as the network takes them, and their numbers or class indices."""
     table = model.read(options, data, truth=True)
     target = column(table, model.about.target, "the target")
     truth = model.indices(targets(target, model.about.task))
-    return by_row(model, model.inputs(table, options.say), truth, options.shows_progress)
+    return model.inputs(table, options.say), truth
 
 
 def _target(options: Train, table: pl.DataFrame) -> tuple[NDArray[Any], Task]:
@@ -213,7 +201,7 @@ def _fit(options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any]) -> E
     if options.noise is not None and task == "classification":
         raise BadInput("--noise is an option of regressions, this is a classification")
     chosen = {name: getattr(options, name) for name in ("prior", "inference", "noise")}
-    make: Any = BayesianRegressor if task == "regression" else BayesianClassifier
+    make: Any = ESTIMATORS[task]
     try:
         estimator: Estimator = make(
             hidden_sizes=list(options.hidden),

@@ -27,6 +27,7 @@ from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
 Prediction: TypeAlias = RegressionPrediction | ClassificationPrediction
+ESTIMATORS = {"regression": BayesianRegressor, "classification": BayesianClassifier}
 ROWS = 4096  # rows predicted at once
 _KEY = "table"  # in the metadata of the save
 
@@ -78,11 +79,10 @@ class Model:
                 about: Any = loaded.metadata[_KEY]
                 require_form(about, About, f"metadata[{_KEY!r}]")
                 columns = [Column(**fields) for fields in about.pop("columns")]
-                regression = about["task"] == "regression"
-                kind: Any = BayesianRegressor if regression else BayesianClassifier
+                kind: Any = ESTIMATORS[about["task"]]
                 estimator = kind.from_loaded(loaded)
-                if (width := sum(x.width for x in columns)) != estimator.n_features_in_:
-                    expected = estimator.n_features_in_
+                width, expected = sum(x.width for x in columns), estimator.n_features_in_
+                if width != expected:
                     raise ValueError(f"columns must become {expected} numbers, got {width}")
                 return cls(estimator, About(columns=columns, **about))
         except OSError as error:
@@ -157,10 +157,8 @@ class Model:
                 **{f"p({label})": probs[:, i] for i, label in enumerate(classes)},
             }
         columns["refused"] = uncertainties(prediction)[about.uncertainty] > about.threshold
-        for name, values in columns.items():
-            if isinstance(values, torch.Tensor):
-                columns[name] = values.reshape(-1).cpu().numpy()
-        return pl.DataFrame(columns)
+        tensors = {k: v.reshape(-1).cpu().numpy() for k, v in columns.items() if torch.is_tensor(v)}
+        return pl.DataFrame(columns | tensors)
 
     def posterior(self) -> str:
         """Describe the inference; of chains their number, and whether they agree."""

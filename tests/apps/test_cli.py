@@ -20,13 +20,12 @@ import torch
 
 from pyro_bbb import __version__
 from pyro_bbb.apps import column_encoding as columns
-from pyro_bbb.apps import main, report, table_commands
+from pyro_bbb.apps import main, table_commands
 from pyro_bbb.apps.command_line import COMMANDS
 from pyro_bbb.apps.table_model import About, Model
 from pyro_bbb.apps.table_scores import SCORE_NAMES, cautions, score, with_refusal
 from pyro_bbb.sklearn import _posterior
 
-ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 AREA = RNG.uniform(30, 200, 120)
 TOWN = RNG.choice(["Bonn", "Oslo", "Rome"], 120)
@@ -74,22 +73,17 @@ def folder(tmp_path_factory):
 # --- training ---
 
 
-@pytest.mark.slow
-def test_train_says_what_it_found_and_how_good_it_is(capsys, folder, tmp_path):
-    table = folder / "houses.parquet"
-    words = ("train", table, "--target", "price", "--drop", "id", "--epochs", "80")
+def test_train_says_what_it_found(capsys, folder, tmp_path):
+    words = ("train", folder / "houses.parquet", "--target", "price", "--drop", "id", "--epochs", 2)
     code, out, err = run(capsys, *words, "--out", tmp_path / "model")
     assert code == 0 and err == ""
     assert "'price' makes this a regression: it holds 120 different numbers" in out
     assert "left out, as they have one value only: 'country'" in out
     assert "120 rows; 4 columns become 6 numbers" in out
     assert "scores on 12 rows held out" in out and "RMSE" in out
-    again = as_json(capsys, *words, "--out", tmp_path / "again")
-    assert again["task"] == "regression" and (again["rows"], again["held_out"]) == (108, 12)
-    assert again["scores"]["r2"] > 0.8 and again["scores"].keys() <= SCORE_NAMES.keys()
-    both = [Model.load(tmp_path / name) for name in ("model", "again")]
-    rows = both[0].inputs(HOUSES, print)
-    assert np.array_equal(*(model.estimator.predict(rows) for model in both))  # one seed
+    about = Model.load(tmp_path / "model").about
+    assert (about.task, about.rows, about.held_out) == ("regression", 108, 12)
+    assert about.scores.keys() <= SCORE_NAMES.keys()
 
 
 @pytest.mark.slow
@@ -335,11 +329,7 @@ def test_a_rare_class_that_is_refused_is_said_on_top(capsys, rare, tmp_path):
     assert re.search(row, printed)
     run(capsys, "report", *words, "--out", tmp_path / "r.html", "--quiet")
     top = (tmp_path / "r.html").read_text().partition("<h2>")[0]
-    assert f"Of the {counts['rows']} rows of &#39;yes&#39; it would be right in" in top
-    assert f"it answers {counts['answered']} and is right in {counts['answered_right']}" in top
-    assert f"Warning: {warning} of &#39;yes&#39;" in top
-    run(capsys, "report", rare / "model", "--out", tmp_path / "s.html", "--quiet")  # of training
-    assert "rows of &#39;yes&#39; it would be right in" in (tmp_path / "s.html").read_text()
+    assert f"Warning: {warning} of &#39;yes&#39;" in top and "rust the band" in top
 
 
 def test_a_pruned_model_refuses_by_a_threshold_of_its_own(capsys, rare, tmp_path):
@@ -390,24 +380,6 @@ def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, m
     assert path.read_text().count("It refuses ") == 1  # as a verdict or as a warning
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("coverage", "words"),
-    [(0.5, "too narrow"), (0.85, "agrees"), (0.95, "agrees"), (0.99, "too wide")],
-)
-def test_the_verdict_compares_coverage_and_level(coverage, words):
-    """Of 100 rows at 90 % from 84 to 96 % agree."""
-    scores = {"coverage": coverage, "r2": 0.5, "rmse": 2.0, "refused": 0.1}
-    scores |= {"rmse_answered": 1.5, "rmse_refused": 3.0, "refusal_p": 0.01}
-    about = Namespace(level=0.9, target="price")
-    quality, refusal, certainty = report.verdict(about, scores, 100)
-    assert quality == "The RMSE of 'price' is 2 on 100 rows, 50% of the variance explained."
-    assert refusal == (
-        "It refuses 10.0% of rows, which are worse than those answered: RMSE 3 against 1.5 "
-        "(p = 0.01)."
-    )
-    assert f"{coverage:.1%} of rows, where 90% is intended" in certainty and words in certainty
 
 
 def test_what_a_table_says_is_no_markup(capsys, tmp_path):
@@ -702,7 +674,7 @@ def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyro_bbb.apps.table_commands.predicted_rows", interrupt)
+    monkeypatch.setattr("pyro_bbb.apps.table_commands.by_row", interrupt)
     code, _, err = run(capsys, "evaluate", folder / "price", folder / "houses.csv")
     assert code == 130 and err == "interrupted\n"
 
@@ -716,20 +688,6 @@ def test_an_interrupted_training_keeps_what_was_learned(capsys, folder, tmp_path
     assert Model.load(tmp_path / "m").about.target == "price"
 
 
-# --- as a program ---
-
-
-@pytest.mark.slow
-def test_the_program_itself(folder):
-    command = [sys.executable, "-m", "pyro_bbb", "evaluate", folder / "price"]
-    done = subprocess.run(
-        [*command, folder / "houses.csv", "--json"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows"] == 120
-    assert "rmse" in done.stderr
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help(capsys, command):
     code, out, _ = run(capsys, command, "--help")
@@ -737,9 +695,3 @@ def test_every_option_has_help(capsys, command):
     assert code == 0
     for name in re.findall(r"--[a-z][a-z-]+", text.partition("options")[0]):
         assert re.search(rf"{name}\b[^(]* [a-z]+ ", text.partition("options")[2]), name
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_the_commands(capsys, shell):
-    code, out, _ = run(capsys, "--tyro-print-completion", shell)
-    assert code in (0, None) and all(command in out for command in COMMANDS)
