@@ -254,10 +254,11 @@ def _repeated(
         shown = {ref.memory for ref in x.inputs}
         depends = x.target not in _SHAPE_ONLY and not shown.isdisjoint(changing)
         made = {ref.memory for ref in x.outputs} - shown
+        overwritten = x.target not in _EMPTY and made & written
         if isinstance(x.result, bool | int | float | complex):
             if depends:
                 raise RuntimeError(f"{x.target} reads a number on the host")
-        elif x.written or x.is_random or (made and depends) or (made & written - _empty(x)):
+        elif x.written or x.is_random or (made and depends) or overwritten:
             repeated.append(x)
             changing |= made
             if not made.isdisjoint(returned) or not _takes_out(x):
@@ -280,11 +281,6 @@ def _takes_out(x: _Operation) -> bool:
     except (TypeError, RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def _empty(x: _Operation) -> set[int]:
-    """Return the memory that an operation allocates without a content."""
-    return {ref.memory for ref in x.outputs} if x.target in _EMPTY else set()
 
 
 def _compiled(

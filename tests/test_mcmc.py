@@ -19,7 +19,6 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import mcmc
-from pyro_bbb.mcmc import _chains as chains_module
 from pyro_bbb.mcmc import _nuts
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._run import initial_positions
@@ -56,11 +55,6 @@ class Accumulating(Branching):
 class Dropping(Branching):
     def forward(self, x):
         return nn.functional.dropout(self.fc(x), training=self.training)
-
-
-class Noisy(Branching):
-    def forward(self, x):
-        return self.fc(x) + torch.randn(len(x), 1)
 
 
 class Recurrent(PyroModule):
@@ -137,14 +131,6 @@ def test_the_potential_is_pyros_own(double, name):
             found = ours(z)
             torch.testing.assert_close(found[0], energy, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(found[1], gradient, rtol=1e-12, atol=1e-11)
-
-
-def test_random_operations_stay_random(double):
-    """Training mode is not the sampler's, but a network may be noisy by itself."""
-    _, x, y = problem()
-    model = bbb.BayesianModel(Noisy(), bbb.likelihoods.Gaussian(), 7)
-    noisy = _nuts.fastest(Potential(model, x, y), torch.zeros(3), compile=False)
-    assert len({noisy(torch.zeros(3))[0].item() for _ in range(3)}) == 3
 
 
 def test_networks_are_in_evaluation_mode(double):
@@ -371,22 +357,6 @@ def test_arviz_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"pyro-bbb\[mcmc\]"):
         of_draws(torch.randn(2, 9)).to_arviz()
-
-
-@pytest.mark.parametrize("version", ["0.23.4", "1.3.0"])
-def test_both_interfaces_of_arviz_are_served(monkeypatch, version):
-    class Fake:
-        __version__ = version
-
-        @staticmethod
-        def from_dict(*args, **kwargs):
-            return args, kwargs
-
-    monkeypatch.setattr(chains_module, "_arviz", Fake)
-    args, kwargs = of_draws(torch.randn(2, 9)).to_arviz()
-    groups = args[0] if version.startswith("1") else kwargs
-    assert set(groups) == {"posterior", "sample_stats"}
-    assert len(args) + bool(kwargs) == 1
 
 
 # --- slow ---

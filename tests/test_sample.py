@@ -156,16 +156,6 @@ def test_deep_networks_stay_finite(prior):
 # --- what ends a run, and what it returns ---
 
 
-def test_minibatches_above_some_thousand_rows():
-    torch.manual_seed(0)
-    x = torch.randn(5000, 2)
-    y = (x[:, 0] > 0).long()
-    model = bbb.BayesianModel(bbb.BayesianMLP([2, 4, 2]), bbb.likelihoods.Categorical(), 5000)
-    chains = bbb.sample(model, (x, y), **QUICK | {"max_steps": 400})
-    probs = bbb.predict(model, chains, x).probs
-    assert (probs.argmax(1) == y).float().mean() > 0.97
-
-
 def test_budgets_and_counts():
     model, data = curve()
     chains = bbb.sample(model, data, **QUICK)

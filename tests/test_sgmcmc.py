@@ -136,20 +136,6 @@ def test_the_preconditioner_is_rmsprops(double):
     torch.testing.assert_close(z, parameter.detach(), rtol=1e-10, atol=1e-12)
 
 
-def test_gradients_of_minibatches_average_to_that_of_all_data(double):
-    model, data = line()
-    z = torch.randn(3, 3)
-    x, y = data
-    parts = list(zip(x.split(10), y.split(10), strict=True))
-    gradient = MinibatchGradient(Potential(model, *parts[0]), z, parts[0])
-    energies, gradients = zip(*(gradient(z, *part) for part in parts), strict=True)
-    whole = Potential(model, *data)
-    for i in range(3):
-        energy, slope = whole.value_and_gradient(z[i])
-        torch.testing.assert_close(torch.stack(energies).mean(0)[i], energy)
-        torch.testing.assert_close(torch.stack(gradients).mean(0)[i], slope)
-
-
 NETWORKS = {
     "mlp": lambda: bbb.BayesianMLP([2, 4, 1], activation=nn.Tanh),
     "mixture": lambda: bbb.BayesianMLP([2, 4, 1], prior="scale_mixture"),

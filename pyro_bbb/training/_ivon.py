@@ -96,12 +96,6 @@ class IVON:
         if self.beta2 is not None:
             probability("beta2", self.beta2)
 
-    def hessian_decay(self, num_steps: int) -> tuple[float, float]:
-        """Return ``beta2`` in a run of ``num_steps``, and the part of 1 - beta2 a step adds."""
-        if self.beta2 is not None:
-            return self.beta2, 1.0
-        return 1 - min(_WINDOWS / num_steps, 0.1), 4 / num_steps
-
 
 class NaturalGradient(Adam):
     """IVON's step for the latents of a posterior; Adam's, at most at ``max_lr``, for the others."""
@@ -122,7 +116,8 @@ class NaturalGradient(Adam):
         if others := [p for p in parameters if p not in latents]:
             self.add_param_group({"params": others, "max_lr": max_lr})
         self.posterior, self.beta1 = posterior, options.beta1
-        self.beta2, self.ramp = options.hessian_decay(num_steps)
+        self.ramp = 4 / num_steps if options.beta2 is None else 1.0  # of 1 - beta2, at each step
+        self.beta2 = 1 - min(_WINDOWS / num_steps, 0.1) if options.beta2 is None else options.beta2
         self.defaults.update(asdict(options), beta2=self.beta2)
         self.found_inf: Tensor | None = None  # 1 if a step must leave the state as it is
         self.state[posterior.totals] = posterior.state
@@ -187,14 +182,6 @@ class NaturalGradient(Adam):
         for name, value in self.state[totals].items():
             vectors[name].copy_(value)
         self.state[totals] = vectors
-
-    def write(self) -> None:
-        """Write the posterior to the guide's parameters."""
-        self.posterior.write()
-
-    def close(self) -> None:
-        """Write the posterior, and give the guide's parameters their own memory back."""
-        self.posterior.close()
 
 
 class FlatPosterior:

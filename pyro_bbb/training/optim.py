@@ -103,12 +103,12 @@ class JointOptim(PyroOptim):
     def flush(self) -> None:
         """Have the optimiser write to the parameters what it keeps elsewhere, as `IVON` does."""
         if isinstance(self.optimizer, NaturalGradient):
-            self.optimizer.write()
+            self.optimizer.posterior.write()
 
     def close(self) -> None:
         """End the training; the optimiser makes no further step."""
         if isinstance(self.optimizer, NaturalGradient):
-            self.optimizer.close()
+            self.optimizer.posterior.close()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters, of each group at most its ``max_lr``.

@@ -64,7 +64,6 @@ EXEMPT = {
     "BayesianModel.log_likelihood": "a step of elbo.terms",
     "latents.*": "descriptions that guides and samplers make of a model's sites",
     "optim.make_optim": "a step of fit, with its arguments",
-    "optim.IVON.hessian_decay": "a step of fit, of its number of steps",
     "deployment.DrawnEnsemble*": "what to_ensemble makes",
     "prediction.posterior_draws": "a step of predict, with its arguments",
     "prediction.class_log_probs": "a step of predict, with the outputs of networks",

@@ -198,6 +198,7 @@ OPTIONS = {
     "momentum": {"optimizer": partial(torch.optim.SGD, momentum=0.9), "lr": 1e-4},
     "bfloat16": {"autocast": torch.bfloat16},
     "seed": {"seed": 7},
+    "accumulate": {"accumulate": 2},
     "captured": {"engine": "compiled"},
 }
 LOADERS = {"loader": shuffled(), "generator": own_generator, "noise": augmented}

@@ -17,7 +17,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X, X_NEW = torch.randn(N, 4, generator=GENERATOR), torch.randn(60, 4, generator=GENERATOR)
 Y, Y_NEW = (x[:, 0] + 0.5 * torch.randn(len(x), generator=GENERATOR) for x in (X, X_NEW))
 NEW = (X_NEW, Y_NEW)
-GUIDES = ["low_rank", "laplace", "swag", "ensemble", "rank1_ensemble", "vbll"]
+GUIDES = ["laplace", "swag", "ensemble", "vbll"]
 OVERFIT = {"epochs": 40, "lr": 0.05, "lr_schedule": "constant", "batch_size": N}
 
 
@@ -53,7 +53,7 @@ def snapshots(found):
 @pytest.mark.parametrize(
     ("guide", "form"),
     [
-        *(("softplus_normal", form) for form in ("tensors", "dataset", "loader")),
+        *(("softplus_normal", form) for form in ("tensors", "loader")),
         *((guide, "tensors") for guide in ("stock", *GUIDES)),
     ],
 )
@@ -62,7 +62,6 @@ def test_validation_moves_nothing(guide, form):
     rows = TensorDataset(*NEW)
     validation = {
         "tensors": NEW,
-        "dataset": rows,
         "loader": DataLoader(rows, batch_size=25, shuffle=True),
     }[form]
     data = (X, Y) if form == "tensors" else DataLoader(TensorDataset(X, Y), 8, shuffle=True)
@@ -89,10 +88,8 @@ def test_the_loss_is_the_negative_log_predictive_density():
 @pytest.mark.parametrize(
     "options",
     [
-        {"engine": "eager"},
         {"engine": "compiled"},
         {"optimizer": "ivon", "lr": 0.3},
-        {"guide": "ensemble"},
         {"norm": True, "lr": 0.2},
     ],
     ids=str,
@@ -109,15 +106,6 @@ def test_patience_ends_the_training_and_the_best_epoch_remains(options):
     )
     assert f"after epoch {best + 1}" in repr(history) and "validation" in history._repr_markdown_()
     assert f"{losses[0]:.4g}" in history._repr_markdown_()
-
-
-def test_the_best_epoch_remains_where_patience_is_not_exhausted():
-    seen = []
-    how = OVERFIT | {"epochs": 20, "callbacks": [snapshots(seen)]}
-    *_, found, history = trained(validation=NEW, patience=20, **how)
-    assert len(history) == 20 and history.best_epoch < 19
-    assert equal(found, seen[history.best_epoch])
-    assert equal(seen[19], trained(**how)[2])
 
 
 @pytest.mark.filterwarnings("ignore::pyro_bbb.guides.LinearizationWarning")

@@ -81,18 +81,6 @@ def test_callbacks_freeze_and_unfreeze():
     assert moved == [(False, True), (True, False), (False, True)]
 
 
-def test_a_partly_frozen_guide_is_resumed(tmp_path):
-    def run(epochs):
-        torch.manual_seed(0)
-        model, guide = in_model(bbb.BayesianMLP([2, 3, 1]))
-        guide.rhos.requires_grad_(False)
-        fit(model, guide, epochs=epochs, checkpoint=tmp_path, lr_schedule="constant")
-        return [p.detach().clone() for p in guide.parameters()]
-
-    first = run(2)
-    assert all(map(torch.equal, first, run(2)))
-
-
 # --- several draws ---
 
 
@@ -156,24 +144,3 @@ def test_a_model_with_a_program_of_its_own_sees_one_draw():
     model = Summed(bbb.BayesianLinear(2, 1), bbb.likelihoods.Gaussian(), num_data=len(X))
     fit(model, bbb.AutoSoftplusNormal(model), num_particles=3)
     assert model.total.shape == ()
-
-
-class Average(nn.Module):
-    """Keeps a moving average of what passes."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("average", torch.zeros(1))
-
-    def forward(self, x):
-        if self.training:
-            self.average.mul_(0.9).add_(0.1 * x.mean(0).detach())
-        return x
-
-
-def test_a_buffer_of_the_users_sees_every_draw_once():
-    network = bbb.bayesianize(nn.Sequential(nn.Linear(2, 1), Average()))
-    model, guide = in_model(network, init_loc=1.0, init_rho=-20.0)
-    bbb.fit(model, guide, (X, Y), epochs=1, lr=1e-12, num_particles=3, progress=False)
-    mean = (X.sum(1) + 1).mean().item()  # of every draw, as the posterior is a point
-    assert model.network[1].average.item() == pytest.approx(mean * (1 - 0.9**3), rel=1e-4)

@@ -123,14 +123,10 @@ def test_mean_and_scale_reach_the_exact_posterior(name):
     assert ratio == pytest.approx(1, abs=0.06)
 
 
-LONG = [pytest.param(steps, marks=pytest.mark.slow) for steps in (4000, 20_000)]
-
-
-@pytest.mark.parametrize("steps", [500, *LONG])
-def test_intervals_of_90_percent_cover_90_percent(steps):
+def test_intervals_of_90_percent_cover_90_percent():
     """The exact posterior's probability of the intervals; an initial scale would give 1 or 0."""
     model, guide, data, (mean, scale) = regression(dist.Normal(0.0, 0.5), inputs=20)
-    fit(model, guide, data, epochs=steps // 10, batch_size=20)
+    fit(model, guide, data, epochs=50, batch_size=20)
     m, s = posterior(guide)
     low, high = ((m + sign * 1.6449 * s - mean) / scale for sign in (-1, 1))
     coverage = (torch.special.ndtr(high) - torch.special.ndtr(low)).mean().item()
@@ -205,14 +201,6 @@ def test_ordinary_parameters_and_those_of_priors_are_trained_too():
     assert len(moved) >= 4
 
 
-def test_latents_that_are_positive_are_trained():
-    prior = bbb.priors.HierarchicalNormal(per="layer")
-    model, guide, data = classifier(prior)
-    history = fit(model, guide, data, epochs=60, batch_size=20)
-    assert history.loss[-1] < history.loss[0]
-    assert math.isfinite(history.kl[-1])
-
-
 def test_minibatches_can_be_accumulated():
     """The sum over four of five rows is that over twenty, whose draws are four."""
     model, guide, data, exact = regression(dist.Normal(0.0, 0.5), num_data=20, noise=2.0)
@@ -220,16 +208,6 @@ def test_minibatches_can_be_accumulated():
     off, ratio = distance(guide, exact)
     assert off < 0.3
     assert ratio == pytest.approx(1, abs=0.15)
-
-
-@pytest.mark.filterwarnings("ignore:targets have mean")
-def test_a_step_that_is_not_finite_moves_nothing():
-    model, guide, (x, y), _ = regression(dist.Normal(0.0, 0.5), num_data=20)
-    before = posterior(guide)[0].clone()
-    y[3] = 1e200
-    with pytest.raises(bbb.NonFiniteError, match="step 1"):
-        fit(model, guide, (x, y), epochs=1)
-    assert posterior(guide)[0].equal(before)
 
 
 BAD_OPTIONS = {

