@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported networks: the mean network's outputs, and nothing of Pyro."""
 
-import gzip
-import io
 import pickle
 import subprocess
 import sys
@@ -27,12 +25,6 @@ def make(network, fraction=0.0):
         for name in guide.site_names:
             guide.loc(name).normal_()  # distinct values everywhere, biases too
     return model, bbb.prune(guide, fraction) if fraction else guide
-
-
-def saved_bytes(module):
-    buffer = io.BytesIO()
-    torch.save(module.state_dict(), buffer)
-    return buffer.getvalue()
 
 
 def outputs(model, guide, x):
@@ -273,15 +265,6 @@ def test_torch_compiles_it_whole_with_the_same_outputs(name):
 def large_and_pruned(fraction):
     """784-2000-10: of its first layer hardly anything is left, where the fraction is large."""
     return bbb.to_module(*make(bbb.BayesianMLP([784, 2000, 10]), fraction))
-
-
-def test_a_pruned_network_is_of_torchs_own_layers_and_its_file_is_small_compressed():
-    sizes = {}
-    for fraction in (0.0, 0.75, 0.95):
-        module = bbb.to_module(*make(bbb.BayesianMLP([100, 200, 200, 10]), fraction))
-        assert [type(part) for part in module.children()] == [nn.Linear, nn.ReLU] * 2 + [nn.Linear]
-        sizes[fraction] = len(gzip.compress(saved_bytes(module)))
-    assert sizes[0.75] < 0.4 * sizes[0.0] and sizes[0.95] < 0.15 * sizes[0.0]
 
 
 def test_weights_become_sparse_in_the_layers_that_they_make_faster():

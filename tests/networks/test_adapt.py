@@ -134,16 +134,6 @@ def test_outputs_are_those_of_the_sum_of_the_weights(case):
     assert not torch.allclose(outputs(module, x), found, atol=1e-2)
 
 
-@pytest.mark.parametrize("alpha", [None, 3.0])
-def test_the_sum_is_as_published(alpha):
-    module = nn.Linear(8, 4)
-    network = with_values(module, alpha=alpha)
-    model, guide = in_model(network)
-    a = guide.median()["network.lora_A"]
-    expected = module.weight + (alpha or 2) / 2 * network.lora_B @ a
-    assert torch.allclose(bbb.to_module(model, guide).weight, expected, atol=1e-6)
-
-
 class Points:
     """A posterior of one point."""
 
@@ -193,16 +183,6 @@ def test_the_base_is_shared_and_stays():
     bbb.fit(model, guide, (WORDS, torch.arange(6) % 3), epochs=3, progress=False)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert not torch.equal(network.head.weight, module.head.weight)
-
-
-def test_it_learns_what_the_frozen_network_does_not_know():
-    torch.manual_seed(0)
-    module, y = Words(), torch.arange(6) % 3
-    model, guide = in_model(bbb.adapt(module, 4, random="both"))
-    schedule = bbb.KLSchedule(temperature=1e-3)
-    options = {"epochs": 150, "lr": 3e-2, "kl_schedule": schedule, "progress": False, "seed": 0}
-    bbb.fit(model, guide, (WORDS, y), **options)
-    assert bbb.predict(model, guide, WORDS, num_samples=20, seed=0).label.equal(y)
 
 
 @pytest.mark.parametrize("estimator", ["reparam", "local_reparam", "flipout"])

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import nn
 
@@ -352,19 +351,6 @@ def test_what_is_not_selected_trains_beside_the_guide_and_is_saved_with_it():
         assert torch.equal(other.network[0].weight, model.network[0].weight)
 
 
-def test_a_partly_bayesian_network_alone_in_raw_pyro():
-    network = bayesianize(plain(), NORMAL, where="3.last")
-    x, before = torch.randn(6, 3), copy.deepcopy(network.state_dict())
-
-    def model():
-        outputs = network(x)
-        with pyro.plate("data", 6):
-            pyro.sample("obs", dist.Normal(outputs, 1.0).to_event(1), obs=torch.zeros(6, 2))
-
-    SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.1}), Trace_ELBO()).step()
-    assert all(not torch.equal(p, before[name]) for name, p in network.named_parameters())
-
-
 def test_frozen_parameters_stay_as_they_are():
     original = plain()
     original[0].requires_grad_(False)
@@ -520,21 +506,6 @@ def test_converted_networks_copy_and_pickle(name):
     for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert type(twin) is type(network)
         assert torch.equal(poutine.condition(twin, draws)(x), expected)
-
-
-def test_a_batch_norm_in_evaluation_sees_no_other_example():
-    x, y = torch.randn(6, 3), torch.randn(6, 2)
-    model, guide = in_model(bayesianize(plain(), NORMAL))
-    norm = model.network[1]
-    train(model, guide, x, y)
-    steps, mean = norm.num_batches_tracked.item(), norm.running_mean.clone()
-    assert steps == 2 and mean.abs().min() > 0
-    together = bbb.predict(model, guide, x, num_samples=5, seed=0).sample_means
-    alone = [bbb.predict(model, guide, x[i : i + 1], num_samples=5, seed=0) for i in range(6)]
-    single = torch.cat([prediction.sample_means for prediction in alone], 1)
-    torch.testing.assert_close(single, together, rtol=1e-5, atol=1e-6)
-    assert norm.num_batches_tracked.item() == steps and torch.equal(norm.running_mean, mean)
-    assert model.network.training
 
 
 # --- bad input ---

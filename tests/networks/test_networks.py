@@ -146,18 +146,6 @@ def test_sites_are_those_declared_whatever_the_forward_pass_uses():
     assert sites == ["network.b", "network.a", "network.unused"]
 
 
-@pytest.mark.parametrize("make", [lambda: BayesianMLP([2, 3, 1]), HandWritten, Twice])
-def test_a_network_that_ran_by_itself_can_enter_a_model(make):
-    used, fresh = make(), make()
-    x = torch.randn(4, 3 if make is Twice else 2)
-    used(x)
-    trace = poutine.trace(used).get_trace(x)
-    assert not any(name.startswith("network.") for name in trace.stochastic_nodes)
-    sites = latents(model_of(used, 4), x)
-    assert sites == latents(model_of(fresh, 4), x)
-    assert sites and all(name.startswith("network.") for name in sites)
-
-
 # --- ordinary modules that hold Bayesian layers ---
 
 

@@ -16,7 +16,6 @@ from torch import nn
 import pyro_bbb as bbb
 from pyro_bbb.persistence import LoadError, archive
 from pyro_bbb.persistence.archive import read, write
-from pyro_bbb.sklearn import BayesianRegressor
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.forged import sealed
 
@@ -147,11 +146,6 @@ def checkpointed(folder):
     bbb.fit(model, guide, DATA, epochs=1, checkpoint=folder, progress=False)
 
 
-def sampled(folder):
-    options = {"num_samples": 1, "warmup_steps": 0, "thin": 1, "progress": False}
-    bbb.run_sgmcmc(pair()[0], DATA, checkpoint=folder, **options)
-
-
 def predictor(x):
     raise AssertionError("is not called")
 
@@ -160,9 +154,6 @@ DATA = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
 READERS = {
     "load": bbb.load,
     "fit": checkpointed,
-    "run_sgmcmc": sampled,
-    "regressor": BayesianRegressor.load,
-    "conformal": lambda folder: bbb.ConformalPredictor.load(folder / "spec.json", predictor),
     "temperature": lambda folder: bbb.TemperatureScaled.load(folder / "spec.json", predictor),
 }
 

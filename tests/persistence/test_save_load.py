@@ -20,7 +20,6 @@ from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.saving import SAVED_CLASSES, attributes, saveable
 from pyro_bbb.likelihoods import Gaussian
 from pyro_bbb.persistence import LoadError
-from pyro_bbb.persistence.json_codec import decode, encode
 from tests._support.guide_names import ANY_MODEL
 
 GOLDEN = Path(__file__).parents[1] / "saved" / "format_1"
@@ -145,15 +144,6 @@ def test_every_prior_is_the_same_again(tmp_path, prior, network):
         replayed = pyro.poutine.replay(model.eval(), trace=guide_trace)
         log_probs.append(pyro.poutine.trace(replayed).get_trace(X, y).log_prob_sum())
     assert torch.equal(*log_probs)
-
-
-def test_the_numbers_of_a_mixture_are_those_of_its_parameters():
-    mixture = bbb.ScaleMixtureNormal(0.3, 1.0, math.exp(-6))
-    record = encode(mixture, "prior", {})
-    assert decode(record, {}).numbers == (0.3, 1.0, math.exp(-6))
-    record["given"][0] = 0.9
-    with pytest.raises(ValueError, match="must be given by its parameters"):
-        decode(record, {})
 
 
 @pytest.mark.parametrize(
@@ -317,27 +307,6 @@ def test_latents_of_other_spaces_are_refused_before_anything_is_written(tmp_path
     with pytest.raises(ValueError, match="latent 'shares', .* real or positive values"):
         bbb.save(tmp_path / "saved", model, guide)
     assert not (tmp_path / "saved").exists()
-
-
-@pytest.mark.parametrize("name", ["softplus_normal", "laplace", "swag", "ensemble"])
-def test_training_goes_on_as_it_would_have(tmp_path, name):
-    model, guide = trained(converted(priors.LearnedScaleMixture()), guide=name)
-    options = {"size": 3} if name == "ensemble" else {}
-    guide = guides.make(name, model, **options)
-    data = X, torch.arange(6) % 2
-    run = {"epochs": 2, "batch_size": 3, "seed": 1, "progress": False}
-    try:
-        bbb.fit(model, guide, data, **run)
-    except guides.NoModeError:
-        guide.reset()
-    pairs = [(model, guide), tuple(round_trip(tmp_path, model, guide))]
-    for pair in pairs:
-        try:
-            bbb.fit(*pair, data, **run)
-        except guides.NoModeError:
-            pass
-    for original, new in zip(*pairs, strict=True):
-        assert_same_state(original, new)
 
 
 # --- a new prior and a new guide ---

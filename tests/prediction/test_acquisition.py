@@ -109,9 +109,3 @@ def test_rare_values_do_not_underflow():
     assert sorted(rows) == list(range(42))
     entropy = sampled_entropy(found.sample_probs, rows, 50, seed=0)
     torch.testing.assert_close(entropy, torch.zeros(42).double())
-
-
-def test_the_last_inputs_come_too():
-    found = prediction(draws=2, n=9, classes=3)
-    for choose in (bbb.batch_bald, bbb.diverse_bald):
-        assert sorted(choose(found, size=9).tolist()) == list(range(9))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conformal sets: the exact law of their coverage, and sets spelled out in numpy."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -158,12 +157,6 @@ def test_targets_that_tie_with_the_threshold_are_inside(dtype, std):
         assert ((lower <= y) & (y <= upper)).sum() >= 251
 
 
-def test_intervals_of_counts_begin_at_zero():
-    x, y = sample_counts(50)
-    lower, upper = bbb.conformal(low_rates, (x, y)).interval(x)
-    assert (lower >= 0).all() and (lower == 0).any() and (upper > lower).all()
-
-
 def spelled_out(probs, u):
     """Scores of adaptive sets by loops over examples and classes."""
     scores = np.zeros_like(probs)
@@ -253,9 +246,7 @@ def test_saved_and_loaded(kind, tmp_path):
         ({"version": 3}, "has format version 3, this pyro_bbb reads up to 2"),
         ({"level": 1.5}, "level must be in"),
         ({"score": "best"}, "score must be one of"),
-        ({"num_calibration": 0}, "num_calibration must be"),
         ({"threshold": "high"}, "threshold must be .*, got 'high'"),
-        ({"threshold": []}, "threshold must be finite"),
         ({"threshold": [-1.0]}, "at least 0"),
     ],
 )
@@ -266,17 +257,3 @@ def test_altered_files_are_errors(altered, message, tmp_path):
     with pytest.raises(bbb.LoadError, match=message) as caught:
         bbb.ConformalPredictor.load(path, CLASSIFIERS["right"])
     assert str(path) in str(caught.value)
-
-
-def test_an_edited_number_is_noticed(tmp_path):
-    path, first = tmp_path / "sets.json", calibrated("standardized")
-    first.save(path)
-    text = path.read_text()
-    path.write_text(text.replace('"num_calibration": 40', '"num_calibration": 41'))
-    with pytest.raises(bbb.LoadError, match="does not have the sha256 that it states"):
-        bbb.ConformalPredictor.load(path, first.predict_fn)
-    content = json.loads(text)
-    del content["sha256"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(bbb.LoadError, match="does not have the sha256"):
-        bbb.ConformalPredictor.load(path, first.predict_fn)

@@ -55,14 +55,6 @@ def test_predictions_are_those_of_a_tensor(family, source):
         torch.testing.assert_close(numbers(predict(given)), numbers(predict(X)))
 
 
-def test_without_a_seed_batches_share_their_draws():
-    """Of equal rows the predictions are equal, whatever batch they are in."""
-    model, guide, _ = trained("known noise")
-    same = DataLoader(X[:1].expand(6, 4), batch_size=2)
-    mean = bbb.predict(model, guide, same, num_samples=2).mean
-    torch.testing.assert_close(mean, mean[:1].expand(6, 1))
-
-
 @pytest.mark.parametrize("source", ["tensor", "array", "loader"])
 def test_numbers_too_large_for_the_networks_precision_are_named_by_row(source):
     large = X.double()

@@ -124,24 +124,6 @@ def test_inputs_are_independent_where_drawn_weights_join_them(double):
     assert abs(correlation) < SIGMAS / math.sqrt(DRAWS)
 
 
-def test_without_scale_it_is_the_mean_network(double):
-    model, guide = posterior(mlp(3, 6, 5, 2))
-    with torch.no_grad():
-        for rho in guide.rhos.parameters():
-            rho.fill_(-math.inf)
-    x = torch.randn(4, 3)
-    expected = bbb.predict_mean(model, guide, x).sample_means.expand(7, -1, -1)
-    actual = per_input(model, guide, x, 7).sample_means
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_pruned_weights_are_exactly_zero(double):
-    model, guide = posterior(mlp(3, 6, 5, 2))
-    x = torch.randn(2, 3)
-    assert (per_input(model, bbb.prune(guide, 1.0), x, 7).sample_means == 0).all()
-    assert_same_predictive(model, bbb.prune(guide, 0.6), x[:1])
-
-
 def test_latent_noise_and_scales_of_priors_are_drawn_from_the_guide(double):
     prior = bbb.priors.HierarchicalNormal()
     noise = bbb.likelihoods.Gaussian(dist.LogNormal(-1.0, 1.0))
@@ -184,20 +166,6 @@ def test_seeds_fix_the_draws_whatever_the_batches(double):
         again = per_input(model, guide, x, 300, seed=3, batch_size=batch_size)
         assert torch.equal(again.sample_means, first)
     assert not torch.equal(per_input(model, guide, x, 300, seed=4).sample_means, first)
-
-
-def test_no_weight_is_drawn(monkeypatch):
-    model, guide = posterior(mlp(50, 40, 30, 2))
-    drawn, randn = [], torch.randn
-
-    def counting(*shape, **options):
-        noise = randn(*shape, **options)
-        drawn.append(noise.numel())
-        return noise
-
-    monkeypatch.setattr(torch, "randn", counting)
-    bbb.predict(model, guide, randn(1, 50), num_samples=100)
-    assert sum(drawn) == 100 * (40 + 30 + 2)
 
 
 # Where it is not exact

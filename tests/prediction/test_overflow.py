@@ -93,13 +93,6 @@ def test_a_class_that_is_masked_by_minus_infinity_has_probability_0():
     assert prediction.epistemic.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("log_rate", [89.0, 1e30])
-def test_a_rate_that_overflows_is_refused(log_rate):
-    with pytest.raises(ValueError, match="^row 1 of x: the network's log_rate is"):
-        given_logits((0.0, 0.0), (log_rate, 0.0), likelihood=likelihoods.Poisson())
-    assert given_logits((88.0, -1e3), likelihood=likelihoods.Poisson()).mean.isfinite().all()
-
-
 def test_probabilities_of_nan_are_always_refused():
     log_probs = torch.tensor([[[math.nan, math.nan], [0.0, -math.inf]]])
     prediction = bbb.ClassificationPrediction(log_probs)

@@ -102,12 +102,6 @@ def test_equals_a_loop_over_draws(double, name, n):
         assert len(prediction.components.variance[:, 0, 0].unique()) == 4
 
 
-def test_batches_of_inputs_join_in_order(double):
-    model, x = classifier(), torch.randn(BATCHED_BELOW + 7, 2)  # leaves a short rest
-    draws = draw(model, 3)
-    assert_equals_loop(bbb.predict(model, draws, x, batch_size=4), model, draws, x)
-
-
 def test_ordinary_layers_in_front_see_each_input_once(double):
     layers = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3))
     network = bbb.bayesianize(layers, dist.Normal(0.0, 1.0), where="2.*")
@@ -181,16 +175,6 @@ def test_networks_predict_in_evaluation_mode_and_get_their_modes_back(double, n)
     assert [part.training for part in model.modules()] == modes
     assert model.network.norm.num_batches_tracked == 0
     assert_equals_loop(prediction, model, draws, x)
-
-
-def test_no_gradient_graph_is_kept():
-    model = line(bbb.likelihoods.Gaussian.learned())
-    guide, x = bbb.AutoSoftplusNormal(model), torch.ones(2, 1, requires_grad=True)
-    given = {name: value.requires_grad_() for name, value in draw(model, 3).items()}
-    for posterior in (guide, given):
-        for prediction in (bbb.predict(model, posterior, x), bbb.predict_mean(model, posterior, x)):
-            assert not prediction.std.requires_grad
-    assert torch.is_grad_enabled()
 
 
 # Seeds
@@ -383,12 +367,6 @@ def test_certain_and_impossible_classes_give_no_nan():
     for value in (prediction.entropy, prediction.epistemic):
         assert value.item() == pytest.approx(math.log(2), rel=1e-6)
     assert prediction.log_prob(torch.tensor([2])).item() == -math.inf
-
-
-def test_tiny_probabilities_do_not_underflow():
-    logs = torch.tensor([[[0.0, -200.0]], [[0.0, -300.0]]])
-    log_prob = ClassificationPrediction(logs).log_prob(torch.tensor([1]))
-    assert log_prob.item() == pytest.approx(-200 - math.log(2), rel=1e-6)
 
 
 def test_refuses_where_no_class_exceeds_the_threshold():

@@ -115,21 +115,6 @@ def test_datasets_and_loaders_of_several_inputs_are_read(form):
     assert len(bbb.fit(again, other, loader, **settings).steps) == 12
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path):
-    wide, deep, y = data()
-    _, _, known = trained(WideAndDeep, (wide, deep), y)
-
-    def interrupt(end):
-        if end.epoch == 1:
-            raise RuntimeError("stop here")
-
-    options = {"checkpoint": tmp_path / "run"}
-    with pytest.raises(RuntimeError, match="stop here"):
-        trained(WideAndDeep, (wide, deep), y, callbacks=[interrupt], **options)
-    _, _, history = trained(WideAndDeep, (wide, deep), y, **options)
-    assert history.steps.loss == known.steps.loss
-
-
 def test_exported_networks_take_them_as_arguments():
     wide, deep, y = data()
     model, guide, _ = trained(WideAndDeep, (wide, deep), y)
