@@ -22,11 +22,11 @@ WIDTH, HEIGHT, STEP = 100.0, 7.0, 11.0  # of the figure, of a package, from laye
 PACKAGES: dict[str, tuple[int, float, float, str]] = {
     "_recorder": (1, 20, 40, "recorded operations"),
     "_utils": (1, 43, 60, "torch helpers"),
-    "metrics": (2, 76, 95, "accuracy, NLL, ECE"),
-    "data": (2, 4, 16, "x, y"),
-    "distributions": (2, 20, 46, "densities, closed-form KLs"),
-    "latents": (2, 49, 60, "one vector z"),
-    "_handlers": (3, 20, 73, "effect handlers, Pyro workarounds"),
+    "metrics": (3, 76, 95, "accuracy, NLL, ECE"),
+    "data": (3, 4, 16, "x, y"),
+    "distributions": (3, 20, 46, "densities, closed-form KLs"),
+    "latents": (3, 49, 60, "one vector z"),
+    "_param_store": (2, 20, 60, "parameters of their module"),
     "priors": (4, 20, 31, "p(w)"),
     "pruning": (4, 34, 45, "S/N ratio"),
     "guides": (4, 48, 59, "q(w)"),
@@ -51,7 +51,7 @@ PARTS = {"batches": (22, 31), "objective": (36, 51), "step runner": (54, 64), "H
 # what flows: the corners of its arrow, as (x, layer, shift in heights of a package), and a label
 Corner = tuple[float, int, float]
 FLOWS: list[tuple[list[Corner], str]] = [
-    ([(10, 2, 0.5), (10, 8, -0.17), (22, 8, -0.17)], "data"),
+    ([(10, 3, 0.5), (10, 8, -0.17), (22, 8, -0.17)], "data"),
     ([(25.5, 4, 0.5), (25.5, 5, -0.5)], ""),
     ([(25.5, 5, 0.5), (25.5, 6, -0.5)], ""),
     ([(39.5, 5, 0.5), (39.5, 6, -0.5)], ""),
@@ -66,7 +66,7 @@ FLOWS: list[tuple[list[Corner], str]] = [
     ([(69, 8, 0.08), (69, 9, 0), (76, 9, 0)], ""),
     ([(80, 8, -0.5), (80, 7, 0.5)], "chains"),
     ([(91, 7, 0.5), (91, 8, -0.5)], "draws"),
-    ([(85.5, 7, -0.5), (85.5, 2, 0.5)], "probs, intervals"),
+    ([(85.5, 7, -0.5), (85.5, 3, 0.5)], "probs, intervals"),
     ([(85.5, 9, 0.5), (85.5, 10, -0.5)], ""),
     ([(95, 7, 0), (98.5, 7, 0), (98.5, 9, 0), (95, 9, 0)], ""),
 ]

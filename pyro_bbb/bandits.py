@@ -21,7 +21,7 @@ from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils import validation as checks
 from pyro_bbb._utils.locking import lock_methods
 from pyro_bbb.elbo import free_energy, terms_of_traces

@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.func import functional_call
 
-from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._handlers.sites import declared_names, parts_of_prior, sample_names
-from pyro_bbb._handlers.vmap import batches, one_by_one, stack
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.bisection import bisect, with_derivatives
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import at_least_single
@@ -35,6 +33,14 @@ from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb._utils.validation import count, kind, probabilities, require_numbers, tensor
 from pyro_bbb.distributions.observation import family_of, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
+from pyro_bbb.latents import (
+    batches,
+    declared_names,
+    one_by_one,
+    parts_of_prior,
+    sample_names,
+    stack,
+)
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import merge_adapters
 from pyro_bbb.prediction import (

@@ -34,13 +34,12 @@ from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
-from pyro_bbb._handlers.particle_plate import PlateOfDraws
-from pyro_bbb._handlers.sites import declared_names, sample_names
 from pyro_bbb._utils.validation import count, one_of
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_validation
 from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
 from pyro_bbb.estimators import DetachScores, Draws
 from pyro_bbb.guides import AutoSoftplusNormal, Ensemble, Guide
+from pyro_bbb.latents import PlateOfDraws, declared_names, sample_names
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors.declaration import SitePrior, prior_of
 

@@ -10,21 +10,38 @@ $$\theta_i = T_i(z_{[a_i, b_i)}), \qquad
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Size, Tensor
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from pyro.nn.module import _Context
+from pyro.poutine.broadcast_messenger import BroadcastMessenger
+from pyro.poutine.indep_messenger import IndepMessenger
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.util import site_is_subsample
+from torch import Size, Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, ExpTransform, Transform, biject_to, constraints
 
+from pyro_bbb._param_store import own_store
+from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb._utils.memory import joined
+
+__all__ = ["Latent", "Latents", "base_support", "is_real", "role_of"]
 
 Site: TypeAlias = dict[str, Any]  # a node of a Pyro trace
 Role: TypeAlias = Literal["weight", "adapter", "prior", "likelihood"]
+Record: TypeAlias = dict[str, Tensor]
+Run: TypeAlias = Callable[[Record], Record]
 Bijection: TypeAlias = Callable[[Any], Any]  # from a support to a transform
 
 _REAL = (constraints.real, constraints.real_vector)
@@ -241,3 +258,191 @@ class _Ravel(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         pieces = grad.split([shape.numel() for shape in ctx.shapes])
         return tuple(x.view(shape) for x, shape in zip(pieces, ctx.shapes, strict=True))
+
+
+# --- sample sites of modules and traces ---
+
+
+def sample_names(module: PyroModule) -> list[str]:
+    """Return the names of a module's `PyroSample` attributes, decorated methods included."""
+    return list(dict.fromkeys([*module._pyro_samples, *_decorated_names(type(module))]))
+
+
+@functools.cache
+def _decorated_names(cls: type) -> tuple[str, ...]:
+    """Return the names of the methods of a class that Pyro's decorator made random."""
+    return tuple(
+        name
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, PyroSample)
+    )
+
+
+def parts_of_prior(module: nn.Module) -> list[str]:
+    """Return the names of what priors have registered on a module beside its weights."""
+    if not isinstance(module, PyroModule):
+        return []
+    weights = sample_names(module)
+    names = dict.fromkeys([*weights, *module._pyro_params, *module._parameters])
+    return [
+        name
+        for name in names
+        if role_of(name) == "prior" and name.partition("_prior_")[0] in weights
+    ]
+
+
+def declared_names(root: nn.Module) -> set[str]:
+    """Return the full names of the `PyroSample` attributes below ``root``."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in root.named_modules()
+        if isinstance(module, PyroModule)
+        for name in sample_names(module)
+    }
+
+
+def drawn(trace: Any) -> dict[str, Any]:
+    """Return the drawn sites of a trace by name, without a plate's choice of its rows."""
+    sites = trace.iter_stochastic_nodes()
+    return {name: site for name, site in sites if not site_is_subsample(site)}
+
+
+def draw_all(root: nn.Module) -> None:
+    """Draw every declared `PyroSample` below ``root``, whatever path the forward pass takes."""
+    for module in root.modules():
+        if isinstance(module, PyroModule):
+            for name in sample_names(module):
+                getattr(module, name)
+
+
+@contextmanager
+def unseen(module: nn.Module) -> Iterator[None]:
+    """Draw a module's sites for nobody: no handler sees them, torch's random state stays."""
+    devices = {x.device.index for x in module.parameters() if x.is_cuda}
+    with GLOBAL_LOCK, torch.no_grad(), torch.random.fork_rng(devices), poutine.block():
+        yield
+
+
+def repr_unseen(module: nn.Module) -> str:
+    """Return a module's printed form, for which torch reads the weights."""
+    with unseen(module):
+        return nn.Module.__repr__(module)
+
+
+def name_parts(root: PyroModule) -> None:
+    """Name every part by its first path, in one context; Pyro names a shared part by its last."""
+    context = Context()
+    for path, part in root.named_modules():
+        if isinstance(part, PyroModule):
+            part._pyro_name, part._pyro_context = path, context
+
+
+class Context(_Context):
+    """Pyro's cache of a running module's values; a copy begins without them, a saved one too."""
+
+    def __reduce__(self) -> Any:
+        return Context, ()
+
+
+# --- values from outside, many at once or one by one ---
+
+
+class SubstituteMessenger(Messenger):
+    """Gives the latents inside their values."""
+
+    def __init__(self, draw: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not msg["is_observed"] and not site_is_subsample(msg):
+            if msg["name"] not in self.draw:
+                raise ValueError(f"the posterior's draws lack the latent {msg['name']!r}")
+            msg["value"] = self.draw[msg["name"]]
+
+
+@contextmanager
+def substituted(model: Any, draw: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run parts of a model inside with these values of its latents, by site name."""
+    with SubstituteMessenger(draw), own_store(model), model._pyro_context:
+        for name, value in draw.items():
+            model._pyro_context.set(name, value)
+        yield
+
+
+def over_draws(run: Run, draws: Mapping[str, Tensor]) -> Record:
+    """Run a function of one draw for S draws: as one batched pass if its operations allow it.
+
+    Draws and results are tensors ``[S, ...]`` by name. Needs the global lock, for the filters of
+    warnings.
+    """
+    batched: Record
+    try:
+        with _errors_for_loops():
+            batched = torch.vmap(run, randomness="different")(dict(draws))
+    except (RuntimeError, UserWarning):  # the loop does it, or raises what is wrong
+        batched = one_by_one(run, draws)
+    return batched
+
+
+def batches(run: Run, draws: Mapping[str, Tensor]) -> bool:
+    """Return whether `over_draws` takes one pass."""
+    try:
+        with _errors_for_loops():
+            torch.vmap(run, randomness="different")(dict(draws))
+    except (RuntimeError, UserWarning):
+        return False
+    return True
+
+
+@contextmanager
+def _errors_for_loops() -> Iterator[None]:
+    """Turn torch's warning that it loops over the draws into an error, but for attention."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)  # slow by itself
+        yield
+
+
+def one_by_one(run: Run, draws: Mapping[str, Tensor]) -> Record:
+    """Run the function in a loop."""
+    columns = (values.unbind() for values in draws.values())  # gradients are stacked, not added up
+    return stack([run(dict(zip(draws, one, strict=True))) for one in zip(*columns, strict=True)])
+
+
+def stack(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack records of tensors by name along a new first dimension."""
+    return {name: torch.stack([record[name] for record in records]) for name in records[0]}
+
+
+class PlateOfDraws(IndepMessenger):
+    """The plate of several draws at once: each site is one of them all, and counts as it is.
+
+    `pyro.plate` multiplies every site's factor by their number and divides by it, which can round,
+    and makes different tensors of one.
+    """
+
+    def _process_message(self, msg: Any) -> None:
+        super()._process_message(msg)
+        BroadcastMessenger._pyro_sample(msg)
+
+
+def in_plate() -> bool:
+    """Return whether a plate is around the call."""
+    return bool(_around())
+
+
+def plate_shape() -> Size | None:
+    """Return the batch shape around the call, ``None`` in other plates than draws."""
+    plates = _around()
+    if not plates:
+        return Size()
+    one = plates[0]
+    if len(plates) > 1 or not isinstance(one, PlateOfDraws) or one.dim is None:
+        return None
+    return Size([one.size] + [1] * (-one.dim - 1))
+
+
+def _around() -> list[IndepMessenger]:
+    return [handler for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -19,19 +20,9 @@ from pyro.nn.module import _Context
 from torch import Size, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.overrides import _get_current_function_mode_stack
 
-from pyro_bbb._handlers.param_store import HandlersParams, own_param, own_store
-from pyro_bbb._handlers.particle_plate import in_plate
-from pyro_bbb._handlers.recompute import same_draws
-from pyro_bbb._handlers.sites import (
-    declared_names,
-    draw_all,
-    name_parts,
-    repr_unseen,
-    unseen,
-)
-from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._handlers.vmap import Record, Run, one_by_one, over_draws
+from pyro_bbb._param_store import HandlersParams, own_param, own_store
 from pyro_bbb._utils.context import autocast_network, evaluating
 from pyro_bbb._utils.inputs import (
     Rows,
@@ -42,11 +33,24 @@ from pyro_bbb._utils.inputs import (
     require_inputs,
     weight_of,
 )
-from pyro_bbb._utils.locking import locked
+from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
 from pyro_bbb._utils.validation import count, tensor
 from pyro_bbb.distributions.observation import Stacked, stack_draws
 from pyro_bbb.distributions.summed_event import innermost
 from pyro_bbb.guides.scale_kl import scale_kl, scale_rows
+from pyro_bbb.latents import (
+    Record,
+    Run,
+    declared_names,
+    draw_all,
+    in_plate,
+    name_parts,
+    one_by_one,
+    over_draws,
+    repr_unseen,
+    substituted,
+    unseen,
+)
 from pyro_bbb.likelihoods import Categorical, Likelihood, align
 from pyro_bbb.priors import Prior
 
@@ -266,7 +270,31 @@ class BayesianModel(PyroModule):
         Returns:
             A context for the first run, and one for the second.
         """
-        return nullcontext(), same_draws(self)
+        modes = list(_get_current_function_mode_stack())  # such as a gradient estimator
+        noise = [mode.as_now() for mode in modes if hasattr(mode, "as_now")]
+        values, thread = dict(self._pyro_context.cache), threading.get_ident()
+        return nullcontext(), self._as_then(values, modes, noise, thread)
+
+    @contextmanager
+    def _as_then(
+        self,
+        values: dict[str, Any],
+        modes: list[Any],
+        noise: list[AbstractContextManager[None]],
+        thread: int,
+    ) -> Iterator[None]:
+        """Give the running model the weights and noise of the first run, for the second."""
+        active = _get_current_function_mode_stack()
+        with ExitStack() as stack:
+            for context in [*(mode for mode in modes if mode not in active), *noise]:
+                stack.enter_context(context)
+            # a thread of autograd's cannot wait: the training that waits for it has lock and store
+            if GLOBAL_LOCK.acquire(blocking=threading.get_ident() == thread):
+                stack.callback(GLOBAL_LOCK.release)
+                stack.enter_context(own_store(self))
+            stack.enter_context(self._pyro_context)
+            self._pyro_context.cache.update(values)
+            yield
 
     __repr__ = repr_unseen
 

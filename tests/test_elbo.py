@@ -14,10 +14,10 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
-from pyro_bbb._handlers.particle_plate import PlateOfDraws, in_plate, plate_shape
 from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms, vector_prior
 from pyro_bbb.estimators import ESTIMATORS, Draws
 from pyro_bbb.guides import _mean_field
+from pyro_bbb.latents import PlateOfDraws, in_plate, plate_shape
 from pyro_bbb.pruning import keeping
 
 SIZES, DRAWS = [5, 7, 3], 5

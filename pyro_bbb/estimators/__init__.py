@@ -6,7 +6,7 @@ r"""Gradient estimators of the ELBO, as effect handlers around any Pyro inferenc
 - `sticking_the_landing` (Roeder et al. 2017): the draws stay as they are, and the part of the
   gradient of $\ln q$ whose expectation is zero is dropped.
 
-Imports the packages up to `_handlers`. A new estimator is a module here with a context manager,
+Imports the packages up to `latents`. A new estimator is a module here with a context manager,
 and one entry of `ESTIMATORS`, its name in `fit`.
 """
 

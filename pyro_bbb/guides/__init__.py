@@ -18,7 +18,7 @@
 `Guide` is their interface: draws, moments, outputs and state. A guide that is Normal has a tangent,
 in ``linearization.py``: outputs of a network linear in its weights.
 
-Imports the packages up to `_handlers`, never `priors`. A new guide is one module here and its name
+Imports the packages up to `latents`, never `priors`. A new guide is one module here and its name
 in `GUIDES`.
 """
 

@@ -33,7 +33,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.validation import count, positive, probabilities
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.covariance import (

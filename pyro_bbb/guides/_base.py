@@ -23,8 +23,7 @@ from pyro.infer.autoguide.guides import prototype_hide_fn
 from torch import Size, Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_bbb._handlers.param_store import own_param, own_store
-from pyro_bbb._handlers.sites import Context
+from pyro_bbb._param_store import own_param, own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import lock_methods, locked
@@ -33,7 +32,7 @@ from pyro_bbb.guides.covariance import PartsNormal
 from pyro_bbb.guides.initial_values import InitLoc, as_initialiser, refuse_unknown
 from pyro_bbb.guides.linearization import OutputMoments, not_normal, tangent_moments
 from pyro_bbb.guides.scale_kl import position_of_kl_weight, scale_kl
-from pyro_bbb.latents import Bijection, Latent, Latents, Site
+from pyro_bbb.latents import Bijection, Context, Latent, Latents, Site
 
 Self = TypeVar("Self", bound="Guide")
 

@@ -17,14 +17,13 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
-from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._utils.validation import count, function
 from pyro_bbb.distributions import SoftplusNormal
 from pyro_bbb.guides._autoguides import Delta, PointThenNormal
 from pyro_bbb.guides._base import Approximated, Guide
 from pyro_bbb.guides._mean_field import AutoSoftplusNormal, VectorDraw, reparameterize
 from pyro_bbb.guides.scale_kl import scale_kl
-from pyro_bbb.latents import Latents
+from pyro_bbb.latents import Latents, plate_shape
 
 
 class Ensemble(Guide):

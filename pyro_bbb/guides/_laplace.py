@@ -38,9 +38,6 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
-from pyro_bbb._handlers.sites import sample_names
-from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, as_inputs, each, weight_of
 from pyro_bbb._utils.validation import kind, one_of, tensor
@@ -49,7 +46,7 @@ from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.initial_values import InitLoc
 from pyro_bbb.guides.linearization import LayerUse, LayerUses, jacobians, network_outputs, root_of
-from pyro_bbb.latents import Latent, role_of
+from pyro_bbb.latents import Latent, over_draws, role_of, sample_names, substituted
 
 Batch: TypeAlias = tuple[Any, Tensor]
 STRUCTURES = ("full", "kron", "diag", "last_layer")

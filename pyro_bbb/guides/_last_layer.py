@@ -41,7 +41,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.transforms import SoftplusTransform
 from torch.nn import functional as F
 
-from pyro_bbb._handlers.param_store import own_param, own_store
+from pyro_bbb._param_store import own_param, own_store
 from pyro_bbb._utils.inputs import Rows, at_least_single
 from pyro_bbb._utils.validation import count, one_of, positive
 from pyro_bbb.distributions import observation, softplus

@@ -30,7 +30,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributions import kl_divergence
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.memory import FlatMemory, pieces

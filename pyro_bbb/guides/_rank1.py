@@ -26,12 +26,11 @@ from torch import Size, Tensor
 from torch.distributions import register_kl
 from torch.distributions.transforms import SoftplusTransform
 
-from pyro_bbb._handlers.particle_plate import plate_shape
 from pyro_bbb._utils.validation import at_least_zero, count, one_of, positive
 from pyro_bbb.distributions import softplus
 from pyro_bbb.guides._base import Guide
 from pyro_bbb.guides.initial_values import InitLoc, initial_loc
-from pyro_bbb.latents import Latent, Site
+from pyro_bbb.latents import Latent, Site, plate_shape
 
 INITS = ("normal", "signs")
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import as_inputs, call_arguments
 from pyro_bbb._utils.validation import below_one, count
 from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides.covariance import CovariancePart, LateTensors, LowRankPlusDiagonal
 from pyro_bbb.guides.initial_values import InitLoc
+from pyro_bbb.latents import substituted
 
 
 class TooFewIteratesError(RuntimeError):

@@ -23,7 +23,6 @@ from torch.func import jacrev
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from pyro_bbb._handlers.substitute import substituted
 from pyro_bbb._utils.inputs import (
     Rows,
     at_least_single,
@@ -32,7 +31,7 @@ from pyro_bbb._utils.inputs import (
     with_tensors,
 )
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Kronecker, PartsNormal
-from pyro_bbb.latents import Latents
+from pyro_bbb.latents import Latents, substituted
 
 _NUMBERS = 2**25  # of derivatives at once
 _ROWS = 64  # examples in one graph of `moments_by_layer`

@@ -14,13 +14,13 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_bbb import metrics
-from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._handlers.vmap import one_by_one
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.extras import extra
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import as_device, count, floating, kind
 from pyro_bbb.data import as_tensors
+from pyro_bbb.latents import one_by_one
 from pyro_bbb.models import BayesianModel
 
 

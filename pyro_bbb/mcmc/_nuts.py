@@ -22,7 +22,7 @@ import torch
 from pyro.infer import NUTS
 from torch import Tensor, multiprocessing
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._recorder import Function, record
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked

@@ -22,14 +22,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_bbb._handlers.param_store import own_store
-from pyro_bbb._handlers.sites import drawn
+from pyro_bbb._param_store import own_store
 from pyro_bbb._recorder import record
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows, input_tensors, with_tensors
 from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.latents import Latents
+from pyro_bbb.latents import Latents, drawn
 from pyro_bbb.models import BayesianModel
 
 # families on the real line, whose parameters can be joined along a vector

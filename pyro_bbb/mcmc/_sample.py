@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.inputs import Rows, SeveralInputs, as_inputs, require_inputs, to_precision
 from pyro_bbb._utils.locking import locked

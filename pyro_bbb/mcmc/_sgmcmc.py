@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.validation import at_least_zero, below_one, count, kind, one_of, positive

@@ -20,9 +20,9 @@ from pyro.nn.module import _Context
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pyro_bbb._handlers.param_store import own_param
-from pyro_bbb._handlers.sites import name_parts, unseen
+from pyro_bbb._param_store import own_param
 from pyro_bbb._utils.locking import locked
+from pyro_bbb.latents import name_parts, unseen
 from pyro_bbb.networks._select import ParameterPath, Where, modules_of, parameter_paths, select
 from pyro_bbb.priors import Prior, PriorLike, as_prior, declare
 

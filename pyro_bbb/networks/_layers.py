@@ -16,9 +16,9 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.sites import repr_unseen
 from pyro_bbb._utils.saving import Arguments, Modules, attributes, children, saveable
 from pyro_bbb._utils.validation import count, one_of, tensor
+from pyro_bbb.latents import repr_unseen
 from pyro_bbb.priors import PriorLike, as_prior, declare
 
 PaddingMode: TypeAlias = Literal["zeros", "reflect", "replicate", "circular"]

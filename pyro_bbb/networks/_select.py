@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pyro_bbb._handlers.sites import parts_of_prior
+from pyro_bbb.latents import parts_of_prior
 from pyro_bbb.priors import Prior
 
 Criterion: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]

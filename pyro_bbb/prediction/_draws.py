@@ -21,11 +21,11 @@ from pyro.infer import MCMC
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.vmap import over_draws, stack
 from pyro_bbb._utils.distributed import Processes
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.locking import locked
 from pyro_bbb.guides import Guide
+from pyro_bbb.latents import over_draws, stack
 from pyro_bbb.models import BayesianModel
 
 Draws: TypeAlias = Mapping[str, Tensor]  # [s, ...] by site name

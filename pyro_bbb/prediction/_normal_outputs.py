@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from pyro_bbb._handlers.sites import declared_names
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb.guides.linearization import output_moments
-from pyro_bbb.latents import role_of
+from pyro_bbb.latents import declared_names, role_of
 from pyro_bbb.likelihoods import Categorical, Gaussian
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.prediction._draws import ALL, Part

@@ -23,11 +23,8 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.sites import declared_names, sample_names
-from pyro_bbb._handlers.substitute import substituted
-from pyro_bbb._handlers.vmap import over_draws
 from pyro_bbb._utils.inputs import Rows, at_least_single
-from pyro_bbb.latents import role_of
+from pyro_bbb.latents import declared_names, over_draws, role_of, sample_names, substituted
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.networks import BayesianLinear, BayesianMLP, Converted
 from pyro_bbb.prediction._draws import Part, default_rows

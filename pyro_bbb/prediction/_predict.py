@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.distributed import processes
 from pyro_bbb._utils.inputs import Rows, input_batches, parts_of, require_inputs, to_precision

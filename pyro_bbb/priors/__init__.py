@@ -17,7 +17,7 @@ a dict from name patterns to any of these. `make` takes a name with options:
 | ``horseshoe`` | `HierarchicalNormal`, half-Cauchy scale | ``scale=1``, ``per="unit"`` |
 | ``inverse_gamma`` | `HierarchicalNormal` | ``concentration=1``, ``rate=1``, ``per="layer"`` |
 
-Imports the packages up to `_handlers`. A new prior is one module here: `named` gives it a name in
+Imports the packages up to `latents`. A new prior is one module here: `named` gives it a name in
 `PRIORS`, `saveable` defines how its class is saved.
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.saving import saveable
 from pyro_bbb.priors._base import ByName, Independent, Prior, PriorLike, saveable_by_name

@@ -11,7 +11,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_bbb._handlers.param_store import own_param
+from pyro_bbb._param_store import own_param
 from pyro_bbb.priors._base import Prior
 
 

@@ -27,7 +27,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_bbb import guides
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import GLOBAL_LOCK
 from pyro_bbb.guides import Guide

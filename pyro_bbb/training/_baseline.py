@@ -23,10 +23,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_bbb._handlers.sites import drawn
 from pyro_bbb._utils.context import evaluating, seeded
 from pyro_bbb._utils.inputs import Rows, weight_of
 from pyro_bbb.data import Minibatches
+from pyro_bbb.latents import drawn
 from pyro_bbb.likelihoods import Bernoulli, Categorical
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.training._batches import Batch, Batches

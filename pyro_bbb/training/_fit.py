@@ -24,7 +24,7 @@ from pyro.optim import PyroOptim
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from pyro_bbb._handlers.param_store import callers_store, own_store
+from pyro_bbb._param_store import callers_store, own_store
 from pyro_bbb._utils.context import explained_batchnorm, network_precision, seeded
 from pyro_bbb._utils.distributed import Processes, processes
 from pyro_bbb._utils.interrupts import Interrupts

@@ -9,7 +9,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import explained_batchnorm
 from pyro_bbb._utils.inputs import as_inputs, weighted
 from pyro_bbb._utils.locking import locked

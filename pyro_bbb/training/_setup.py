@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.modules.conv import _ConvNd
 
-from pyro_bbb._handlers.sites import declared_names, drawn
 from pyro_bbb._utils.context import evaluating
 from pyro_bbb._utils.inputs import Rows
 from pyro_bbb._utils.validation import as_device, require
 from pyro_bbb.elbo import MinibatchELBO, minibatch_elbo
 from pyro_bbb.guides import ClosedForm, Guide
 from pyro_bbb.guides.scale_kl import with_kl_weight
+from pyro_bbb.latents import declared_names, drawn
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors import Function, Prior
 from pyro_bbb.pruning import keeping

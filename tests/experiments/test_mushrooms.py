@@ -12,7 +12,7 @@ from torch import nn
 
 import pyro_bbb as bbb
 from pyro_bbb import bandits, guides, likelihoods
-from pyro_bbb._handlers.param_store import own_store
+from pyro_bbb._param_store import own_store
 from tests.training.test_captured import NoReading
 
 SIGMAS = 6  # of a share, about 2e-9 for each
