@@ -23,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from scipy.stats import binomtest
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
@@ -87,7 +88,7 @@ def _as_numpy(x: Tensor) -> Array:
 
 
 def _rows(name: str, x: Tensor, rows: int) -> Array:
-    """Return a tensor's numbers as a vector, if it has so many rows."""
+    """Return a tensor's numbers as a vector, if it has this number of rows."""
     if list(tensor(name, x).shape[:1]) != [rows]:
         raise ValueError(f"{name} must have {rows} rows, got shape {list(x.shape)}")
     return _flat(x)
@@ -171,13 +172,11 @@ def image(ax: Axes, x: Tensor) -> Axes:
 def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
     """Draw the votes of the sampled networks on input ``index``, with their mean probabilities.
 
-    Bars are the fraction of networks whose most probable class it is, diamonds the mean
-    probability. The legend is left to the caller, who may have many such plots.
+    Bars are the fraction of networks whose most probable class it is. The legend is the caller's.
     """
     draws = _draws_at(prediction, index)
     number, classes = draws.shape
-    voted = np.bincount(draws.argmax(1), minlength=classes) / number
-    where = np.arange(classes)
+    where, voted = np.arange(classes), np.bincount(draws.argmax(1), minlength=classes) / number
     ax.bar(where, voted, color=SKY, label=f"votes of {number} networks")
     mean = _as_numpy(prediction.probs[index])
     ax.plot(where, mean, "D", color=VERMILLION, markersize=4, label="mean probability")
@@ -187,15 +186,10 @@ def votes(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
 
 
 def class_probabilities(ax: Axes, prediction: ClassificationPrediction, index: int) -> Axes:
-    """Draw the class probabilities of every draw for input ``index``, and their average as bars.
-
-    The draws of a class are side by side. Where its points lie apart, the weights leave the answer
-    open.
-    """
+    """Draw the class probabilities of every draw for input ``index``, and their average as bars."""
     draws = _draws_at(prediction, index)
     number, classes = draws.shape
-    where = np.arange(classes)
-    offset = np.linspace(-0.35, 0.35, number) if number > 1 else np.zeros(1)
+    where, offset = np.arange(classes), np.linspace(-0.35, 0.35, number) * (number > 1)
     ax.bar(where, _as_numpy(prediction.probs[index]), width=0.8, color=SKY, label="average")
     positions = (where + offset[:, None]).ravel()
     (points,) = ax.plot(positions, draws.ravel(), "o", color=BLACK, label=f"each of {number} draws")
@@ -227,14 +221,12 @@ def reliability(ax: Axes, probs: Tensor, y: Tensor, *, bins: int = 10) -> Axes:
     where = np.minimum((c * bins).astype(int), bins - 1)
     number = np.bincount(where, minlength=bins)
     full = number > 0
-    n = number[full]
-    x = np.bincount(where, c, bins)[full] / n
-    accuracy = np.bincount(where, hit, bins)[full] / n
-    z2 = 1.96**2
-    centre = (accuracy + z2 / (2 * n)) / (1 + z2 / n)
-    half = np.sqrt(z2 * accuracy * (1 - accuracy) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    n, hits = number[full], np.bincount(where, hit, bins)[full]
+    x, accuracy = np.bincount(where, c, bins)[full] / n, hits / n
+    pairs = zip(hits.astype(int).tolist(), n.tolist(), strict=True)
+    wilson = [binomtest(*pair).proportion_ci(0.95, "wilson") for pair in pairs]
     ax.plot([0, 1], [0, 1], ":", color=BLACK, linewidth=1.0)
-    ax.vlines(x, centre - half, centre + half, color=SKY, linewidth=4, alpha=0.6)
+    ax.vlines(x, *np.transpose(wilson), color=SKY, linewidth=4, alpha=0.6)
     ax.plot(x, accuracy, "o-", color=BLUE, markersize=4)
     _percent(ax.xaxis, ax.yaxis)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
@@ -258,10 +250,9 @@ def risk_coverage(
         raise ValueError("minimum must be below 1, got 1")
     styles = zip(cycle(("-", "--", "-.", ":")), cycle(CYCLE))  # noqa: B905, both are endless
     for (name, answer), (line, colour) in zip(answers.items(), styles, strict=False):
-        labels = tensor("y", y).to(answer.label.device)
-        if labels.shape != answer.label.shape:
-            shapes = f"{list(answer.label.shape)}, got {list(labels.shape)}"
-            raise ValueError(f"y must have the shape of the predicted labels, {shapes}")
+        labels, shape = tensor("y", y).to(answer.label.device), list(answer.label.shape)
+        if list(labels.shape) != shape:
+            raise ValueError(f"y must have the shape of the labels {shape}, got {list(y.shape)}")
         covered, risk = metrics.risk_coverage(answer.confidence, torch.eq(answer.label, labels))
         shown = covered >= minimum
         ax.plot(covered[shown], risk[shown], line, color=colour, label=name)
@@ -286,10 +277,9 @@ def entropy_histogram(
     values = {}
     for name, x in {"in distribution": inside, **kinds}.items():
         argument = "inside" if name == "in distribution" else f"outside, {name}"
-        x = tensor(argument, x)
-        if x.ndim != 1 or x.numel() == 0 or not x.isfinite().all():
-            shape = list(x.shape)
-            raise ValueError(f"{argument} must hold finite entropies, [n], got shape {shape}")
+        if tensor(argument, x).ndim != 1 or len(x) == 0 or not np.isfinite(_as_numpy(x)).all():
+            got = f"shape {list(x.shape)}"
+            raise ValueError(f"{argument} must hold finite entropies, [n], got {got}")
         values[name] = _as_numpy(x)
     edges = np.linspace(0.0, max(float(v.max()) for v in values.values()), count("bins", bins) + 1)
     for (name, v), colour in zip(values.items(), CYCLE, strict=False):
@@ -357,13 +347,9 @@ def function_band(
         functions: values of S sampled functions there, ``[S, n]`` or ``[S, n, 1]``.
         reference: functions of another posterior; its band and median are outlined.
         data: training inputs and targets, drawn as points.
-        level: fraction of the functions inside the band, at each input.
-
-    Raises:
-        ValueError: ``level`` is outside (0, 1), or shapes do not fit.
+        level: fraction of the functions inside the band, at each input, in (0, 1).
     """
-    level = probability("level", level)
-    functions = tensor("functions", functions)
+    level, functions = probability("level", level), tensor("functions", functions)
     if functions.dim() < 2 or functions.numel() == 0:
         raise ValueError(f"functions must have shape [S, n], got {list(functions.shape)}")
     at = _rows("x", x, functions[0].numel())
@@ -386,9 +372,6 @@ def coverage(ax: Axes, pit: Tensor) -> Axes:
 
     ``pit`` is the predictive's distribution function at the targets, ``prediction.cdf(y)``, of any
     shape. On the dotted diagonal the intervals are calibrated, below it too narrow.
-
-    Raises:
-        ValueError: ``pit`` is empty, or a value outside [0, 1].
     """
     values = _flat(tensor("pit", pit))
     if not len(values) or not ((values >= 0) & (values <= 1)).all():
@@ -524,8 +507,7 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
 
     Args:
         ax: where to draw the density; the cumulative fraction gets a twin of it, on the right.
-        snr: what `pyro_bbb.signal_to_noise` returned. Ratios that are 0 or
-            infinite (pruned or deterministic weights) are left out.
+        snr: what `pyro_bbb.signal_to_noise` returned; ratios of 0 or infinity are left out.
     """
     ratios = [_flat(tensor(name, r)) for name, r in kind("snr", snr, Mapping).items()]
     ratio = np.concatenate([np.zeros(0), *ratios])

@@ -78,18 +78,16 @@ def evaluate(
         print(evaluation)
         evaluation.plot().savefig("evaluation.png")
 
-    For classes, on test data and each shift: ``accuracy``, ``base_rate`` (the accuracy of always
-    predicting the commonest class), ``recall`` (the lowest of a class), ``auroc`` (one class
-    against the others), ``nll`` (nats per label), ``brier``, ``ece``, ``aurc`` and
-    ``aurc_epistemic`` (areas under the risk-coverage curves of the confidence and of the epistemic
-    uncertainty), and the means of ``entropy`` and ``epistemic`` (nats). For real targets and counts
-    ``rmse``, ``nll`` (nats per example), ``coverage_50``, ``coverage_90`` and ``coverage_95`` of
-    the central intervals, ``aurc_std`` and ``aurc_epistemic_std`` (mean RMSE of the 1, 2, ..., n
-    most certain examples), and the means of ``std`` and ``epistemic_std``. For both ``refusal_p``:
-    at most 0.05 where the 5 % least certain (by confidence or ``std``) are worse than the others,
-    by `metrics.refusal_p_value`. Out of distribution: the means of both uncertainties, and how well
-    each tells those inputs from the test data, ``auroc_entropy`` and ``auroc_epistemic``
-    (``auroc_std`` and ``auroc_epistemic_std``).
+    For classes, on test data and each shift: ``accuracy``, ``base_rate`` (of always predicting the
+    commonest class), ``recall`` (the lowest of a class), ``auroc`` (one class against the others),
+    ``nll`` (nats per label), ``brier``, ``ece``, ``aurc`` and ``aurc_epistemic`` (areas under the
+    risk-coverage curves of the confidence and of the epistemic uncertainty), and the means of
+    ``entropy`` and ``epistemic`` (nats). For real targets and counts ``rmse``, ``nll`` (nats per
+    example), ``coverage_50``, ``coverage_90`` and ``coverage_95`` of the central intervals,
+    ``aurc_std`` and ``aurc_epistemic_std`` (mean RMSE of the 1, 2, ..., n most certain examples),
+    and the means of ``std`` and ``epistemic_std``. For both ``refusal_p``, `refusal_p_value` of the
+    5 % least certain. Out of distribution: the means of both uncertainties, and their AUROCs
+    against the test data, as ``auroc_entropy``.
 
     Args:
         model: the model.
@@ -117,7 +115,7 @@ class _Printed:
     """Scores by name that print as a table, and show as one in a notebook."""
 
     scores: dict[str, Any]
-    _labels: ClassVar[int] = 1  # columns that are no numbers
+    _labels: ClassVar[int] = 1  # columns that are not numbers
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.scores)})"
@@ -265,9 +263,9 @@ def test_scores(prediction: Prediction, y: Tensor) -> Scores:
         present = recall[~recall.isnan()]
         confidence, label = probs.max(-1)
         scores |= {"accuracy": metrics.accuracy(probs, y), "base_rate": _mean(y == y.mode().values)}
-        scores |= {"recall": float(present.min())}
+        scores |= {"recall": float(present.min()), "brier": metrics.brier(probs, y)}
         scores |= {"auroc": metrics.macro_auroc(probs, y)} if len(present) > 1 else {}
-        scores |= {"brier": metrics.brier(probs, y), "ece": metrics.ece(probs, y)}
+        scores["ece"] = metrics.ece(probs, y)
         refused_by = {"": -confidence, "epistemic": prediction.epistemic.flatten()}
         return scores | _refusal_scores((label != y).double(), refused_by, False) | common
     with suppress(NotImplementedError):  # a distribution without moments or cdf

@@ -180,12 +180,8 @@ class Verdict:
     def plot(self, figure: Figure | None = None) -> Figure:
         """Draw the calibration, and the functions' deviations against those of the reference.
 
-        Args:
-            figure: an empty figure to draw on, as for `Evaluation.plot`.
-
-        Returns:
-            The figure. To the right a dot is an input; above the line the posterior is wider than
-            the reference, or without one than the first half of the posterior's draws.
+        To the right a dot is an input; above the line the posterior is wider than the reference, or
+        without one than the first half of its own draws. ``figure`` is as for `Evaluation.plot`.
         """
         from matplotlib.figure import Figure
 
