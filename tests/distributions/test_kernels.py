@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import pyro_bbb as bbb
-from pyro_bbb.distributions.normal import SquaredDistance
 from pyro_bbb.distributions.scale_mixture import LogMixture, log_mixture
 from pyro_bbb.elbo import minibatch_elbo
 from pyro_bbb.guides._mean_field import reparameterize
-from pyro_bbb.training._setup import can_vectorise
 from pyro_bbb.training.optim import JointOptim
 
 SIZES = [5, 7, 3]
@@ -62,27 +60,6 @@ def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
 
 
 # --- the mixture's log-density, summed ---
-
-
-def naive_mixture(w, pi, sigma1, sigma2):
-    parts = [
-        torch.log(torch.as_tensor(share)) + torch.distributions.Normal(0.0, scale).log_prob(w)
-        for share, scale in ((pi, sigma1), (1 - pi, sigma2))
-    ]
-    return torch.logaddexp(*parts)
-
-
-@pytest.mark.filterwarnings("ignore:sigma1=")
-@pytest.mark.parametrize("sigma2", [0.05, 1e-3, 2.0, 1.2])
-def test_the_first_derivative_in_place_is_the_one_by_the_graph(sigma2):
-    # widths from far inside the narrow component to where its share underflows
-    w = (torch.randn(2000).sign() * torch.logspace(-6, 2, 2000)).requires_grad_()
-    mixture = bbb.ScaleMixtureNormal(0.3, 1.2, sigma2).expand(w.shape).to_event(1)
-    (in_place,) = torch.autograd.grad(3 * mixture.log_prob(w), w)
-    (graph,) = torch.autograd.grad(3 * mixture.log_prob(w), w, create_graph=True)
-    (naive,) = torch.autograd.grad(3 * naive_mixture(w, 0.3, 1.2, sigma2).sum(), w)
-    torch.testing.assert_close(in_place, graph.detach(), rtol=1e-13, atol=0)
-    torch.testing.assert_close(in_place, naive, rtol=1e-9, atol=0)
 
 
 def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
@@ -185,19 +162,6 @@ def test_parameters_of_the_model_train_with_a_guide_of_none():
     assert not torch.equal(network[0].weight, before)
 
 
-@pytest.mark.parametrize(("most", "vectorised"), [(33, True), (32, False)])
-def test_many_weights_of_convolutions_are_drawn_one_particle_after_another(
-    most, vectorised, monkeypatch
-):
-    monkeypatch.setattr("pyro_bbb.training._setup.OF_CONVOLUTIONS", most)
-    network = bbb.bayesianize(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 4)))
-    model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=20)
-    guide = bbb.AutoSoftplusNormal(model)
-    latents = {name: guide.loc(name).numel() for name in guide.site_names}
-    assert sum(latents.values()) == 32
-    assert can_vectorise(model, guide, latents, 2) == vectorised
-
-
 def test_a_step_leaves_nothing_for_the_garbage_collector():
     # what it did leave would hold a step's memory until the collector's next turn
     (x, y), (model, guide) = data(), ours()
@@ -211,19 +175,6 @@ def test_a_step_leaves_nothing_for_the_garbage_collector():
     finally:
         gc.enable()
     assert left <= 3 * len(list(guide.parameters()))  # gradients' places and the optimiser's state
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (1, 3), ()])
-def test_the_squared_distance_of_a_fixed_normal_has_all_derivatives(shape):
-    loc, scale = torch.randn(shape), torch.rand(shape) + 0.5
-    value = torch.randn(2, 4, 3, requires_grad=True)
-
-    def found(value):
-        return SquaredDistance.apply(value, loc, scale, 2)
-
-    torch.testing.assert_close(found(value), ((value - loc) / scale).square().sum((1, 2)))
-    assert gradcheck(found, value) and gradgradcheck(found, value)
-    assert torch.equal(torch.vmap(found, in_dims=1)(value[:, None]), found(value)[None])
 
 
 # --- the mixture of numbers ---

@@ -115,13 +115,6 @@ def test_the_weight_of_the_kl_counts_once():
     assert bbb.guides.weighs_kl(guide)
 
 
-def test_the_models_own_parameters_are_shared_and_trained():
-    model, guide = make(likelihood=bbb.likelihoods.Gaussian.learned())
-    before = model.likelihood.scale_unconstrained.clone()
-    bbb.fit(model, guide, data(), epochs=1, progress=False)
-    assert not torch.equal(model.likelihood.scale_unconstrained, before)
-
-
 # --- draws ---
 
 
@@ -132,14 +125,6 @@ def test_draws_are_spread_evenly_and_in_turn():
         draws = guide.sample_posterior(count)
         assert list(draws) == guide.site_names
         assert torch.equal(draws[KERNEL], medians[torch.arange(count) % 3])
-
-
-def test_draws_of_random_members_are_their_own():
-    _, guide = make("softplus_normal", init_rho=-12.0)  # scales of 6e-6
-    medians = torch.stack([member.median()[KERNEL] for member in guide.members])
-    draws = guide.sample_posterior(30)[KERNEL]
-    assert (draws - medians[torch.arange(30) % 3]).abs().max() < 1e-4
-    assert len(draws.unique(dim=0)) == 30
 
 
 def test_predictions_average_the_members_evenly_however_they_are_chunked(monkeypatch):

@@ -251,20 +251,6 @@ def test_captured_steps_are_collected_too(double, name):
     torch.testing.assert_close(*states, rtol=1e-7, atol=1e-9)
 
 
-def test_each_member_of_an_ensemble_is_as_if_trained_alone(double):
-    """With SGD: the gradient of a member is its own over the size, which the rate makes good."""
-    model, data = regression((3, 4, 1))
-    guide = bbb.guides.make("ensemble", model, guide="swag", size=3, rank=4)
-    alone = [copy.deepcopy(member) for member in guide.members]
-    options, stackable = {"epochs": 12, "batch_size": 16, "seed": 1}, []
-    callbacks = [lambda end: stackable.append(guide.stackable)]
-    fit(model, guide, data, lr=3e-3, callbacks=callbacks, **options)
-    assert all(stackable) and not guide.stackable
-    for member, expected in zip(guide.members, alone, strict=True):
-        fit(model, expected, data, lr=1e-3, **options)
-        torch.testing.assert_close(member.state_dict(), expected.state_dict(), **EXACT)
-
-
 def test_points_of_constrained_latents_are_trained_one_by_one():
     network = bbb.BayesianMLP([3, 1], prior="inverse_gamma")
     model, data = regression(network=network)

@@ -11,7 +11,6 @@ import scipy.stats
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.poutine.messenger import Messenger
 from torch import nn
 
@@ -238,16 +237,6 @@ def test_the_best_log_normal_of_a_variance_is_stationary():
 
     assert slopes(0.0, 1.0).abs().max() < 1e-9
     assert slopes(0.1, 1.0)[0] > 1 and slopes(0.0, 1.2)[1] > 0.05  # and uphill from there
-
-
-@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
-def test_guides_train_and_predict(guide):
-    model, (x, y) = small_model("horseshoe"), small_data()
-    guide = guide(model)
-    history = bbb.fit(model, guide, (x, y), epochs=2, progress=False)
-    assert all(map(math.isfinite, history.loss))
-    assert bbb.predict(model, guide, x, num_samples=3).mean.isfinite().all()
-    assert bbb.predict_mean(model, guide, x).mean.isfinite().all()
 
 
 def test_pruning_and_export_leave_the_latents_out():
