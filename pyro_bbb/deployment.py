@@ -109,7 +109,9 @@ def plain_copy(part: nn.Module, path: str, weights: Mapping[str, Tensor]) -> nn.
 
 def _strip(module: PyroModule, values: dict[str, Tensor]) -> None:
     """Turn a Pyro module into one of its plain class, with parameters for its random weights."""
-    for name in _param_names(module):
+    attributes = (item for cls in type(module).__mro__ for item in vars(cls).items())
+    decorated = [name for name, value in attributes if isinstance(value, PyroParam)]
+    for name in dict.fromkeys([*module._pyro_params, *decorated]):
         values[name] = getattr(module, name).detach().clone()
         del module._parameters[f"{name}_unconstrained"]
     for name in parts_of_prior(module):
@@ -130,13 +132,6 @@ def _strip(module: PyroModule, values: dict[str, Tensor]) -> None:
         module.register_parameter(name, owner._parameters[owner_name])
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()
-
-
-def _param_names(module: PyroModule) -> list[str]:
-    """Return the names of the `PyroParam` attributes of one module, decorated methods included."""
-    attributes = (item for cls in type(module).__mro__ for item in vars(cls).items())
-    decorated = [name for name, value in attributes if isinstance(value, PyroParam)]
-    return list(dict.fromkeys([*module._pyro_params, *decorated]))
 
 
 @cache
@@ -291,9 +286,10 @@ def to_ensemble(
         name = type(guide).__name__
         raise TypeError(f"guide must be an autoguide, an MCMC or a dict of draws, got {name}")
     num_samples, levels = count("num_samples", num_samples), _levels(model, quantiles)
-    with seeded(seed), own_store(model, guide):
-        draws = _all_draws(model, guide, num_samples)
-    return DrawnEnsemble(_stacked(model, draws), model.likelihood.family, levels).eval()
+    nowhere = torch.zeros(1)  # autoguides do not use the inputs
+    with seeded(seed), own_store(model, guide), torch.no_grad():
+        drawn = _stacked(model, posterior_draws(model, guide, nowhere, num_samples))
+    return DrawnEnsemble(drawn, model.likelihood.family, levels).eval()
 
 
 class DrawnEnsemble(nn.Module):
@@ -334,11 +330,7 @@ class DrawnEnsemble(nn.Module):
         if log_probs is not None:
             _require_numbers({"sample_log_probs": log_probs})
             classes = ClassificationPrediction(log_probs)
-            return {
-                "probs": classes.probs,
-                "aleatoric": _entropy(classes.sample_log_probs).mean(0),
-                "epistemic": classes.epistemic,
-            }
+            return {name: getattr(classes, name) for name in ("probs", "aleatoric", "epistemic")}
         mixture = RegressionPrediction(observed)
         names = ("mean", "aleatoric_std", "epistemic_std")
         answer = {name: getattr(mixture, name) for name in names}
@@ -388,8 +380,6 @@ class DrawnEnsemble(nn.Module):
 class _Drawn(nn.Module):
     """Network and likelihood; their random weights are buffers, ``[S, ...]`` each."""
 
-    standard = True  # whether the likelihood is one of ours; also in modules saved before
-
     def __init__(self, network: nn.Module, likelihood: Any) -> None:
         super().__init__()
         self.network, self.likelihood = network, likelihood
@@ -427,22 +417,12 @@ def _levels(model: BayesianModel, quantiles: Any) -> list[float]:
     return levels
 
 
-def _all_draws(model: BayesianModel, guide: Any, num_samples: int) -> list[dict[str, Tensor]]:
-    """Return the draws one by one, in the order of `predict`."""
-    nowhere = torch.zeros(1)  # autoguides do not use the inputs
-    with torch.no_grad():
-        return [
-            {name: values[s] for name, values in chunk.items()}
-            for chunk in posterior_draws(model, guide, nowhere, num_samples)
-            for s in range(len(next(iter(chunk.values()))))
-        ]
-
-
-def _stacked(model: BayesianModel, draws: list[dict[str, Tensor]]) -> _Drawn:
+def _stacked(model: BayesianModel, chunks: Iterable[Mapping[str, Tensor]]) -> _Drawn:
     """Return network and likelihood with every draw's weights, as their layers use them."""
     random = declared_names(model)
     records = []
-    for draw in draws:
+    for chunk, s in ((x, s) for x in chunks for s in range(len(next(iter(x.values()))))):
+        draw = {name: values[s] for name, values in chunk.items()}
         plain = (plain_copy(getattr(model, name), name, draw) for name in ("network", "likelihood"))
         drawn = _Drawn(*plain).requires_grad_(False)
         own = {name: value for name, value in drawn.named_parameters() if name in random}
@@ -466,7 +446,10 @@ def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
     low, high = ends.amin(0), ends.amax(0)
 
     def centred_cdf(x: Tensor) -> Tensor:  # 2 F(x) - 1
-        return _erf((x - loc) / (scale * math.sqrt(2))).mean(0)
+        z = (x - loc) / (scale * math.sqrt(2))
+        # an exported module computes erf in float32, as ONNX needs
+        erf = z.float().erf().double() if torch.compiler.is_compiling() else z.erf()
+        return erf.mean(0)
 
     def slope(x: Tensor) -> Tensor:
         z = (x - loc) / scale
@@ -474,11 +457,6 @@ def _quantiles(levels: Tensor, scores: Tensor, normal: Any) -> Tensor:
 
     root = bisect(lambda x: centred_cdf(x) < 2 * levels - 1, low, high, _HALVINGS)
     return with_derivatives(root, centred_cdf, slope).to(dtype)
-
-
-def _erf(x: Tensor) -> Tensor:
-    """Return erf in float64; an exported module computes it in float32, as ONNX needs."""
-    return x.float().erf().double() if torch.compiler.is_compiling() else x.erf()
 
 
 def _require_numbers(outputs: dict[str, Tensor]) -> None:
@@ -489,9 +467,3 @@ def _require_numbers(outputs: dict[str, Tensor]) -> None:
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         require_numbers(outputs)
-
-
-def _entropy(log_probs: Tensor) -> Tensor:
-    """Return entropies ``[...]`` in nats, in operations that older exporters to ONNX have."""
-    probs = log_probs.exp()
-    return -(probs * log_probs).where(probs != 0, torch.zeros_like(probs)).sum(-1)

@@ -154,8 +154,7 @@ def test_temperature_0_leaves_the_prior_out():
 
 CASES = {
     "learned noise": (likelihoods.Gaussian.learned(), "softplus_normal", {}),
-    "Bernoulli": (likelihoods.Bernoulli(), "normal", {}),
-    "AdamW": (likelihoods.Gaussian(0.5), "low_rank", {"optimizer": torch.optim.AdamW}),
+    "Bernoulli": (likelihoods.Bernoulli(), "normal", {"optimizer": torch.optim.AdamW}),
 }
 
 
