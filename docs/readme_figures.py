@@ -5,7 +5,7 @@
 
 writes ``docs/images/gap.png``, a regression with a gap in its data, and
 ``docs/images/answers.png``, digits and other images. A deterministic network of the same layers
-stands beside each.
+stands next to each.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def uci_methods() -> Table:
 
 
 def uci_scores(score: str) -> Table:
-    """Scores on the UCI tables beside published ones."""
+    """Return scores on the UCI tables next to published ones."""
     tables = record("uci_regression_ours")
     return uci_regression.score_table(
         {name: tables[name] for name in uci_regression.PUBLISHED}, score

@@ -43,7 +43,7 @@ SCORES: dict[str, Score] = {
     "entropy": lambda prediction: prediction.entropy,
 }
 RANDOM = "random"
-# from a prediction by draws of the weights common to all candidates to so many of their rows
+# from a prediction by draws of the weights common to all candidates to this number of their rows
 TOGETHER: dict[str, Callable[[bbb.ClassificationPrediction, int], Tensor]] = {
     "BatchBALD": partial(bbb.batch_bald, num_configurations=1000),  # a tenth of the time
     "diverse BALD": bbb.diverse_bald,
@@ -72,7 +72,7 @@ class Pool:
         return self._x[self.rows], self._y[self.rows]
 
     def candidates(self, count: int) -> tuple[Tensor, Tensor]:
-        """Rows without a label, at most so many and drawn at random, and their inputs."""
+        """Return random rows without a label, at most this many, and their inputs."""
         hidden = self._hidden.nonzero().flatten()
         rows = hidden[torch.randperm(len(hidden), generator=self._generator)[:count]]
         return rows, self._x[rows]

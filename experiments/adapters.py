@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian adapters of pretrained networks, beside MAP, dropout, ensembles and Laplace.
+"""Bayesian adapters of pretrained networks, compared with MAP, dropout, ensembles and Laplace.
 
     python experiments/adapters.py [--tasks mnist_hundredth decimal] [--seeds 3]
 

@@ -11,7 +11,7 @@ before (`pyro_bbb.priors.from_guide`), where the guide starts, too. Beside it ar
 in sequence (what EWC, Kirkpatrick et al. 2017, approximates), Laplace with Kronecker factors
 (Ritter et al. 2018, arXiv:1805.07810), fine-tuning, all tasks at once, and VCL with coresets:
 images kept from each task (random, or by `pyro_bbb.data.k_center`), which it learns again before it
-predicts. ``split_one_head`` is split MNIST where nothing tells the task.
+predicts. ``split_one_head`` is split MNIST where the task is not given.
 """
 
 import statistics
@@ -184,7 +184,7 @@ class Protocol:
     hidden: tuple[int, int]  # units of the hidden layers
     outputs: int  # classes of a task
     own_heads: bool
-    """Each task has a last layer of its own, and its name is known when it is scored."""
+    """Each task has a separate last layer, and its name is known when it is scored."""
     tasks: Callable[[Data, Data, int, bool], list[Task]]
     """Makes them, of training and scored images, and a seed."""
     coreset: int  # images of each task that a coreset keeps

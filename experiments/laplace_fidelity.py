@@ -6,7 +6,7 @@
 The reference posterior of the sine (`pyro_bbb.data.reference`): a network is trained to its MAP,
 and every structure of the curvature is computed there, with the model's prior and with the one of
 largest marginal likelihood. Each predicts by draws of its weights in the network, and by the
-network's tangent at the MAP (Immer et al. 2021). Repeats have seeds of their own for the training.
+network's tangent at the MAP (Immer et al. 2021). Each repeat trains with another seed.
 """
 
 import warnings

@@ -48,7 +48,7 @@ class Config(DataSettings):
 
 
 def start(config: Config, sets: Sets) -> Trained:
-    """Return the trained network, from its folder or anew."""
+    """Return the trained network, from its folder, or train it."""
     if config.posterior is None:
         recipe = recipe_of(config.preset, MIXTURE, WIDTH, config.epochs)
         return train(recipe, 24 if config.smoke else WIDTH, config.seed, sets)

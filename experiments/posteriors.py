@@ -78,7 +78,7 @@ def draw_costs(run: Run, results: dict[str, Summaries]) -> Picture:
 
 
 def draw_methods(ax: Axes, summaries: Summaries) -> None:
-    """Plot a point for each method, with a marker and a colour of its own, the best first."""
+    """Plot a point for each method, with a different marker and colour, the best first."""
     names, colors = list(METHODS), plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for name in sorted(summaries, key=lambda name: float(summaries[name]["mean"]["nll"])):
         mean, number = summaries[name]["mean"], names.index(name)

@@ -10,7 +10,7 @@ shuffled pixels, noise); how many of each are refused.
 
 A quarter of the digits is the test set, read at the end. A tenth of the rest is never trained on:
 the refusal threshold comes from it. An ordinary torch network of the same layers, batches and
-epochs is trained beside the Bayesian one (Adam, 1e-3). The library's defaults are used, and the
+epochs is trained, too (Adam, 1e-3). The library's defaults are used, and the
 temperature 0.1: docs/guide/trained.md compares it with 1.
 Two CPU cores need less than a minute; ``--smoke`` runs the same path in seconds.
 """

@@ -41,7 +41,7 @@ PIXELS = range(0, 15, 2)
 
 
 def measure(predict: Predict, data: Data, *, moved: bool) -> Scores:
-    """Scores on clean and on shifted images, ``moved`` ones among them if that is asked for.
+    """Scores on clean and on shifted images, with ``moved`` ones on request.
 
     ``corruptions`` are by severity and name, ``severity`` has their means over the names, and
     ``shifted`` those over the severities too.

@@ -167,7 +167,7 @@ class Config(DataSettings):
     datasets: tuple[str, ...] = SETS
     """Names of the sets."""
     splits: int = 5
-    """Of each set the first so many splits."""
+    """Return the first splits of each set."""
     output: Path = Path("results/sklearn_comparison")
     """Folder for results."""
 

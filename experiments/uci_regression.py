@@ -94,7 +94,7 @@ def summary_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rows_of(name: str, summary: dict[str, Any], score: str) -> dict[str, Figure]:
-    """Return a table's figures by method, the published ones where there are any."""
+    """Return a table's figures by method, with the published ones, if any."""
     ours = summary[score]["mean"], summary[score]["standard_error"]
     published = PUBLISHED.get(name, {}).get(score, ())
     return dict(zip(PUBLISHED_METHODS, published, strict=False)) | {THIS_RUN: ours}

@@ -179,7 +179,7 @@ class Bootstrap:
         return self.members[int(torch.randint(len(self.members), ()))].act(contexts)
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Each member remembers by its own coin."""
+        """Add an observation to the memory of each member with probability 1/2."""
         for member in self.members:
             if torch.rand(()) < 0.5:
                 member.observe(contexts, actions, rewards)

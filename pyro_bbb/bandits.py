@@ -45,7 +45,7 @@ class ThompsonAgent:
 
     Args:
         model: predicts the rewards, from what `encode` gives. Outputs are ``[rows]`` or
-            ``[rows, 1]``; those of several agents, each of which decides for itself,
+            ``[rows, 1]``; those of several agents, each of which decides separately,
             ``[rows, agents]``.
         guide: its posterior, a module that has its parameters already.
         encode: from contexts ``[n, ...]`` and the number of an action to inputs ``[n, ...]``.

@@ -280,7 +280,7 @@ def _decorated_names(cls: type) -> tuple[str, ...]:
 
 
 def parts_of_prior(module: nn.Module) -> list[str]:
-    """Return the names of what priors have registered on a module beside its weights."""
+    """Return the names of what priors have registered on a module besides its weights."""
     if not isinstance(module, PyroModule):
         return []
     weights = sample_names(module)
@@ -309,7 +309,7 @@ def drawn(trace: Any) -> dict[str, Any]:
 
 
 def draw_all(root: nn.Module) -> None:
-    """Draw every declared `PyroSample` below ``root``, whatever path the forward pass takes."""
+    """Draw every declared `PyroSample` below ``root``, for any path of the forward pass."""
     for module in root.modules():
         if isinstance(module, PyroModule):
             for name in sample_names(module):
@@ -401,7 +401,7 @@ def _errors_for_loops() -> Iterator[None]:
     """Turn torch's warning that it loops over the draws into an error, but for attention."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)  # slow by itself
+        warnings.filterwarnings("ignore", ".*scaled_dot_product", UserWarning)  # which is slow
         yield
 
 

@@ -159,7 +159,7 @@ class BayesianModel(PyroModule):
     def draw_latents(self) -> None:
         """Sample all declared latents, and announce the ordinary parameters to SVI.
 
-        Without data, so that a guide knows the latents from the start.
+        Without data, so that a guide has its latents from the start.
         """
         with self._pyro_context:
             draw_all(self)
@@ -343,7 +343,7 @@ class BayesianModel(PyroModule):
 
         Raises:
             ValueError: the inputs do not fit the network, or the targets the likelihood.
-            TypeError: an argument is no tensor.
+            TypeError: an argument is not a tensor.
         """
         x = require_inputs(x)
         quiet = pyro.validation_enabled(False)  # outputs may be infinite
@@ -364,7 +364,7 @@ class BayesianModel(PyroModule):
     def _outputs_of_two(self, x: Rows) -> tuple[Tensor, bool]:
         """Return outputs of two examples, and whether a layer with channels first gave them.
 
-        Their shape does not show it where there are as many classes as rows and columns.
+        Their shape does not show it if classes, rows and columns are equally many.
         """
         made: list[Tensor] = []
         layers = [part for part in self.network.modules() if isinstance(part, _CHANNELS_FIRST)]

@@ -47,7 +47,7 @@ def unvalidated():
 
 @pytest.fixture
 def real_root():
-    """Folder of the real MNIST and Fashion-MNIST; tests of them are skipped where there is none."""
+    """Folder of the real MNIST and Fashion-MNIST; tests of them are skipped without it."""
     root = Path(os.environ.get("PYRO_BBB_DATA") or BESIDE)
     if not (root / "MNIST").is_dir():
         pytest.skip("PYRO_BBB_DATA names no folder with MNIST")

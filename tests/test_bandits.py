@@ -39,7 +39,7 @@ def state(agent):
 
 @pytest.mark.parametrize("num_samples", [1, 2])
 def test_actions_have_the_frequencies_of_exact_thompson_sampling(num_samples):
-    """On the exact posterior the better arm's probability is that of a Normal difference."""
+    """The better arm's probability is that of a Normal difference, at the exact posterior."""
     torch.manual_seed(0)
     contexts = torch.tensor([[1.0, 0.0], [0.6, -0.8], [0.0, 1.0]])
     agent = linear("full_rank", noise=4.0, num_samples=num_samples)
@@ -114,7 +114,7 @@ def test_minibatches_hold_every_observation_equally_often_in_random_order(filled
 @pytest.mark.parametrize("weigh_by", ["seen", "memory"])
 @pytest.mark.parametrize("guide", ["softplus_normal", "low_rank", "delta"])
 def test_a_step_is_that_of_pyros_svi(guide, weigh_by):
-    """The same minibatch and noise, the KL weighed by the share of the data."""
+    """Losses agree for the same minibatch and noise, the KL weighed by the share of the data."""
     sides = []
     for own in (True, False):
         torch.manual_seed(0)
@@ -160,7 +160,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_with_other_networks_likelihoods_and_guides(name):
-    """One arm pays, by a context that tells which; at last nearly every action is right."""
+    """One arm pays, which one is in the context; at last nearly every action is right."""
     torch.manual_seed(0)
     likelihood, guide, options = CASES[name]
     prior = bbb.ScaleMixtureNormal(0.5, 1.0, 0.1)

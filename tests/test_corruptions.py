@@ -127,7 +127,7 @@ def test_occlusion_hides_a_square_anywhere():
 
 
 def test_elastic_moves_pixels_by_that_much():
-    """Of an image whose value is the place, the change is the displacement."""
+    """An image whose value is the place changes by the displacement."""
     ramp = torch.linspace(0, 1, 112).expand(20, 1, 112, 112)
     moved = [corrupt(images, "elastic", 1) - images for images in (ramp, ramp.mT.contiguous())]
     across, down = (111 * images[..., 20:-20, 20:-20].square().mean().sqrt() for images in moved)

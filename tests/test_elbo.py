@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("double", "unvalidated")
 
 
 def model_of(prior=None, likelihood=None):
-    """By default a classifier under the scale mixture."""
+    """Return a model, by default a classifier under the scale mixture."""
     network = bbb.BayesianMLP(SIZES, prior=prior or bbb.ScaleMixtureNormal(0.3, 1.2, 0.05))
     return bbb.BayesianModel(network, likelihood or likelihoods.Categorical(), num_data=20)
 

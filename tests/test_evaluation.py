@@ -39,7 +39,7 @@ def of_images(images):
 
 
 def refusal_p(loss, uncertainty):
-    """Of the 2 of 40 examples of most uncertainty."""
+    """Return the p-value of refusing the 2 most uncertain of 40 examples."""
     refused = torch.zeros(40).bool()
     refused[uncertainty.argsort(descending=True)[:2]] = True
     return metrics.refusal_p_value(loss, refused)

@@ -17,7 +17,7 @@ def observations(n, dim, num_actions, seed=0):
 
 
 def test_each_action_has_the_conjugate_posterior():
-    """By the marginal t: pyro's own densities, and the whole data at once against one by one."""
+    """The marginal t agrees with Pyro's density, and all data at once with one by one."""
     z, actions, rewards = observations(40, 3, 2)
     at_once, one_by_one = (LinearRewards(2, 3, 0.5, 3.0, 2.0, z.device) for _ in range(2))
     at_once.add(z, actions, rewards)
@@ -27,7 +27,7 @@ def test_each_action_has_the_conjugate_posterior():
         torch.testing.assert_close(getattr(at_once, name), getattr(one_by_one, name))
 
     def log_joint(w, variance, action):
-        """Of weights, variance of the noise, and the action's rewards."""
+        """Return the log-density of weights, variance of the noise, and the action's rewards."""
         mine = actions == action
         terms = (
             dist.InverseGamma(3.0, 2.0).log_prob(variance),

@@ -151,7 +151,7 @@ class Shrinking(bbb.priors.Prior):
 
 @pytest.mark.parametrize(("loss", "num_particles"), [("trace", 3), ("mean_field", 1)])
 def test_removed_weights_do_not_teach_a_learned_prior(loss, num_particles):
-    """Of 30 weights in 33 that are removed, a prior that counted them would learn a scale of .3 s.
+    """A prior that counted the 30 removed weights in 33 would learn a scale of .3 s.
 
     The best scale is the root of the mean of mu^2 + sigma^2 over the weights that are left.
     """

@@ -45,7 +45,7 @@ QUICK = {"num_chains": 4, "max_steps": 120, "num_samples": 64, "progress": False
 
 @pytest.mark.parametrize("sampler", TUNED_SAMPLERS)
 def test_a_normal_posterior_is_found(sampler):
-    """In whitened coordinates all means are 0 and all variances 1."""
+    """All means are 0 and all variances 1 in whitened coordinates."""
     torch.manual_seed(0)
     model, data, mean, precision = regression()
     options = {"sampler": sampler, "num_chains": 32, "num_samples": 2000, "seed": 1}
@@ -65,7 +65,7 @@ def test_a_normal_posterior_is_found(sampler):
 
 
 def test_the_turn_is_the_papers_equation():
-    """By cosh and sinh, in double precision; and for a force whose cosh overflows."""
+    """It is that by cosh and sinh, in double precision; finite for a force whose cosh overflows."""
     torch.manual_seed(1)
     u = nn.functional.normalize(torch.randn(5, 7), dim=1).double()
     force = torch.randn(5, 7, dtype=torch.double)
@@ -83,7 +83,7 @@ def test_the_turn_is_the_papers_equation():
 
 
 def test_the_band_opens_in_a_gap_and_nowhere_else():
-    """As `BayesianRegressor` samples a curve.
+    """The chains have the settings of `BayesianRegressor`.
 
     Where chains that err keep their step size, the ratio of the bands is 2 instead of 5.
     """
@@ -108,7 +108,7 @@ def test_the_band_opens_in_a_gap_and_nowhere_else():
 
 
 def test_diverged_chains_return_and_are_counted(monkeypatch):
-    """One of four chains has an infinite error in its first step of sampling."""
+    """A chain of four has an infinite error in its first step of sampling."""
     model, data = curve()
     calls = 0
 

@@ -165,7 +165,7 @@ def test_chains_in_one_pass_are_chains_one_by_one(double, kind):
 
 
 def test_cycles_warm_up_without_noise_and_take_samples_at_low_rates(double):
-    """By gradient descent on the quadratic energy, at rates along half a cosine in each cycle."""
+    """The path is gradient descent on the quadratic energy, at rates along half a cosine."""
     model, data = line()
     loc, precision = posterior(data)
     options = {"sampler": "sgld", "lr": 0.1, "cycles": 2, "warmup_steps": 6, "init": 0.0, "seed": 0}

@@ -2,7 +2,7 @@
 """Networks of several bandit agents as one.
 
 The weights of A networks are one tensor; each row of inputs holds one input for each of them. The
-ELBO is a sum over the agents and Adam works on every weight by itself, so they learn as if each
+ELBO is a sum over the agents and Adam is elementwise, so they learn as if each
 were alone, in one step instead of A.
 """
 

@@ -113,7 +113,7 @@ class Task:
 
 
 def classifier(network: nn.Module, prior: Any, where: str, num_data: int) -> bbb.BayesianModel:
-    """Return the network with weights that match ``where`` random, from a prior of its own."""
+    """Return the network with weights that match ``where`` random, from a separate prior."""
     network = bbb.bayesianize(network, copy.deepcopy(prior), where=where)
     return bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data)
 
@@ -244,7 +244,7 @@ def cyclical(prior: Any, temperature: float, times: float) -> Callable[[Task], P
 def ensemble_of(
     size: int, train: Callable[[Task], Posterior], draws: int = 1
 ) -> Callable[[Task], Posterior]:
-    """Train guides one after the other, each from a seed of its own, and draw from each."""
+    """Train guides one after the other, each from another seed, and draw from each."""
 
     def train_all(task: Task) -> Posterior:
         drawn = []
@@ -422,7 +422,7 @@ class Sets:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainings:
-    """Trainings of the current commit, each in a folder of its own."""
+    """Trainings of the current commit, each in a separate folder."""
 
     root: Path  # the folder of them all
     data_root: Path | None  # folder of the data sets, see `images`
@@ -432,7 +432,7 @@ class Trainings:
     def sets(self, name: str, *, testing: bool = True, unknown: int | None = None) -> Sets:
         """Return the problem's images: scored are test images or those of validation.
 
-        The out-of-distribution images are so many, or all.
+        The out-of-distribution images are at most this many.
         """
         get = partial(images, root=self.data_root, smoke=self.smoke)
         dataset = PROBLEMS[name].dataset

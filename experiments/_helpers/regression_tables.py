@@ -37,9 +37,9 @@ class Recipe:
     lr: float  # Adam's learning rate at the start
     lr_schedule: str
     least_batch: int  # rows per step, at least; larger tables have more...
-    most_batches: int  # ... so that there are at most so many steps per epoch
+    most_batches: int  # ... so that an epoch has at most this number of steps
     least_epochs: int  # passes over the rows, at least...
-    least_steps: int  # ... and as many more as make so many steps
+    least_steps: int  # ... and as many more as make this number of steps
     draws: int = 100  # draws from each member's posterior for predictions
     units: int = 50  # hidden units...
     units_of_large: int = 100  # ... and those for a table of more than LARGE rows

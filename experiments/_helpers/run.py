@@ -91,7 +91,7 @@ def check_names(option: str, names: Iterable[str], known: Iterable[str]) -> None
 
 
 def chosen(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
-    """Those of ``names`` that are wanted; all if none is."""
+    """Return those of ``names`` that are wanted; all if none is."""
     return [name for name in names if not wanted or name in wanted]
 
 
@@ -290,7 +290,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def cached(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of a JSON file, made and written first where there is none."""
+    """Return the content of a JSON file, made and written first if it is missing."""
     if not path.exists():
         write_json(path, make())
     return read_json(path)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that appear complete or not at all, and descriptions in JSON that are checked when read.
 
-A description contains the SHA-256 of its own text, computed with zeros for it.
+A description contains the SHA-256 of its text, computed with zeros for it.
 """
 
 import dataclasses

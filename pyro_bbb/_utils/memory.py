@@ -40,7 +40,7 @@ def joined(vectors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(vectors))
 
 
-_IN_CACHE = 2**17  # numbers; some ten vectors of so many fit in a processor's cache
+_IN_CACHE = 2**17  # numbers; about ten vectors of this length fit in a processor's cache
 
 
 def pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:

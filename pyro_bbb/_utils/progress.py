@@ -14,7 +14,7 @@ LINES = 30.0  # seconds from one line to the next, in a file or pipe
 
 
 class _Lines(io.TextIOBase):
-    """A stream on which every drawing is a line of its own."""
+    """A stream that writes every drawing as a separate line."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -35,7 +35,7 @@ SAVED_CLASSES: dict[str, SavedClass] = {}
 
 
 def attributes(*names: str) -> Callable[[Any], Arguments]:
-    """Return a reader of attributes; ``bias`` tells whether the module has such a parameter."""
+    """Return a reader of attributes; ``bias``: whether the module has such a parameter."""
     return lambda module: {
         name: _has_bias(module) if name == "bias" else getattr(module, name) for name in names
     }

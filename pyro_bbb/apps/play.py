@@ -26,7 +26,7 @@ from pyro_bbb.apps.digit_classifier import DETERMINISTIC, Classifier, open_saved
 from pyro_bbb.data.cache import cache_folder
 
 ERRORS = (OSError, ValueError, RuntimeError)  # of data, files and trainings
-_SUBFOLDER = "deterministic"  # of the folder of the Bayesian network
+_SUBFOLDER = "deterministic"  # of the folder of the Bayesian neural network
 
 
 @dataclass
@@ -79,7 +79,7 @@ def play(options: Play) -> dict[str, Any]:
         raise BadInput(f"cannot answer at {place}: {error}; try another --port") from error
     networks = Networks(options.model or cache_folder() / "play-digits")
     try:
-        if (networks.folder / "spec.json").exists():  # the Bayesian network is saved last
+        if (networks.folder / "spec.json").exists():  # the Bayesian neural network is saved last
             networks.open()
         else:
             threading.Thread(target=networks.train, args=(options.say,), daemon=True).start()

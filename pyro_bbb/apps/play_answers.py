@@ -86,7 +86,7 @@ def _place(x: float, y: float) -> tuple[float, float]:
 
 
 def plot(points: list[tuple[float, float]], prediction: RegressionPrediction | None) -> str:
-    """Draw the points, and where there are some the mean with its two bands."""
+    """Draw the points, and the mean with its two bands once trained."""
 
     def path(x: list[float], y: list[float]) -> str:
         return " ".join("{:.1f},{:.1f}".format(*_place(*at)) for at in zip(x, y, strict=True))

@@ -53,7 +53,7 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         sigma2: standard deviation of the second component, positive. The three broadcast
             together to the batch shape.
         validate_args: whether to check arguments and values; with ``None`` arguments are checked,
-            and values where torch's global setting says so.
+            and values where torch's global setting is on.
 
     Raises:
         ValueError: a parameter is outside its domain.

@@ -17,7 +17,7 @@ from pyro_bbb.estimators._per_example import Use, per_example
 
 
 def flipout() -> AbstractContextManager[None]:
-    """Linear layers and convolutions perturb each example by random signs of its own."""
+    """Linear layers and convolutions perturb each example by its random signs."""
     return per_example(perturb_by_signs)
 
 

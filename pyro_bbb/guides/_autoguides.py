@@ -364,7 +364,7 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
         return PartsNormal(self.loc, self.covariance)
 
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
-        self.unconstrained_normal()  # raises where there is none
+        self.unconstrained_normal()  # raises if it has none
         return super().sample_posterior(num_samples)
 
     @property

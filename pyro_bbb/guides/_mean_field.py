@@ -52,7 +52,7 @@ class VectorDraw(NamedTuple):
     values: dict[str, Tensor]  # the latents by site name
     log_q: Tensor  # log-density of the latents under the guide
     loc: Tensor  # means, [n]; [S, n] where each draw has its own
-    scale: Tensor  # standard deviations, likewise
+    scale: Tensor  # standard deviations, by latent
 
 
 class AutoSoftplusNormal(Guide):
@@ -206,7 +206,7 @@ class AutoSoftplusNormal(Guide):
 
         Raises:
             KeyError: there is no latent of such a name.
-            TypeError: ``removed`` is no dict.
+            TypeError: ``removed`` is not a dict.
             ValueError: a mask is not a bool tensor of its latent's shape.
         """
         if not isinstance(removed, Mapping):
@@ -234,7 +234,7 @@ class AutoSoftplusNormal(Guide):
         loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
         q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:
-            # a cache of its own: stored in the guide, it would hold the graph of the latest step
+            # a separate cache: stored in the guide, it would hold the graph of the latest step
             q = dist.TransformedDistribution(q, [latent.transform.with_cache()])
         return q.to_event(latent.event_dim - len(q.event_shape))
 

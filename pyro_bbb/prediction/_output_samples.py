@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""A network's outputs drawn for each input on its own, without drawing a weight.
+r"""A network's outputs drawn for each input separately, without drawing a weight.
 
 The weights of a layer, $W \sim N(M, S^2)$ and $b \sim N(m, s^2)$ elementwise, reach an input only
 through its pre-activations. Given the layer before, these are independent,

@@ -83,7 +83,7 @@ def predict(
             once, in a linear layer on one row per input. ``None`` is ``"local_reparam"`` where both
             have the same distribution: for a single input of linear layers, elementwise
             activations, dropout and LayerNorm; and for a `LastLayer` guide, whose outputs are
-            Normal. Else it is ``"reparam"``. The result's ``sampler`` tells which.
+            Normal. Else it is ``"reparam"``. The result's ``sampler`` is its name.
         linearized: whether the network is replaced by its tangent at the means of a Normal guide:
             its outputs are Normal then, in closed form (Immer et al. 2021). Meant for ``laplace``.
             Drawn are the outputs of each input, or for classes nothing by ``"probit"``.

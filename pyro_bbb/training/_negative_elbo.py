@@ -102,8 +102,8 @@ class NegativeELBO(nn.Module):
         Args:
             x: inputs ``[batch, ...]``, as for `fit`; a tuple or dict of several.
             y: targets ``[batch, ...]``.
-            kl_weight: weight of the KL, as of a schedule; by default the examples of the minibatch
-                over ``num_data``, times the temperature, whatever sampler chose them.
+            kl_weight: weight of the KL; by default the examples of the minibatch
+                over ``num_data``, times the temperature, for any sampler.
             sample_weight: weights ``[batch]`` of the examples in the likelihood, as for `fit`.
 
         Raises:

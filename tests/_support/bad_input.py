@@ -42,7 +42,7 @@ class Row:
 
     Args:
         of: its dotted name below ``pyro_bbb``; of a method, with the class.
-        good: arguments by name with which it works, made anew at each call.
+        good: arguments by name with which it works, new at each call.
         bad: an argument, its value and a pattern that the error matches; or what replaces several
             arguments, and a pattern.
         fine: what replaces some of the arguments so that it works.
@@ -133,7 +133,7 @@ def left(argument: str, *words: str, why: str) -> dict[str, str]:
 
 
 def no_counts(*names: str) -> list[tuple[str, Any, str]]:
-    """For `Row.bad`, what is no integer of at least 1 in place of each argument."""
+    """Return entries of `Row.bad`: each argument replaced by what is no positive integer."""
     message = "{} must be an integer of at least 1, got"
     return [(name, value, message.format(name)) for name in names for value in (0, True, 2.0)]
 
@@ -359,7 +359,7 @@ OBJECTS = numbers({"text": "something", "a number": 3.5, "an object": object()},
 
 
 def read_only(x: Tensor) -> Tensor:
-    """The same values in memory of numpy that must not be written."""
+    """Return the same values in memory of numpy that must not be written."""
     array = x.numpy().copy()
     array.setflags(write=False)
     with warnings.catch_warnings():
@@ -368,7 +368,7 @@ def read_only(x: Tensor) -> Tensor:
 
 
 def spread(x: Tensor) -> Tensor:
-    """The same values, every other number in memory."""
+    """Return the same values, every other number in memory."""
     return torch.stack([x, x], -1)[..., 0]
 
 

@@ -99,7 +99,7 @@ def fit(parts, data=None, folder=None, **options):
 
 @contextmanager
 def raising(kind, *words):
-    """The same error in both processes, of these words."""
+    """Expect the same error in both processes, with these words."""
     try:
         yield
     except kind as error:
@@ -110,7 +110,7 @@ def raising(kind, *words):
 
 
 class Line(nn.Module):
-    """Remembers the weights that it meets."""
+    """Appends the weights of each call to a list."""
 
     met: list = []
 
@@ -420,7 +420,7 @@ def rows_of(data, **options):
 
 @check
 def a_loader_gives_its_minibatches_to_all_and_each_takes_its_share():
-    def noisy(pairs):  # noise of its own in every batch, the same in both processes
+    def noisy(pairs):  # new noise in every batch, the same in both processes
         x, y = (torch.stack(values) for values in zip(*pairs, strict=True))
         return x + 0.1 * torch.randn_like(x), y
 

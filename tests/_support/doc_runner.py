@@ -113,7 +113,7 @@ def run_command(words: list[str], folder: Path) -> None:
 
 
 def exit_code(words: list[str]) -> int | str:
-    """Of the command line, in this process."""
+    """Run the command line in this process."""
     try:
         return main(words)
     except SystemExit as end:

@@ -22,7 +22,7 @@ ROWS, WIDTH, BLOCK = 100_000, 1000, 2000  # 400 MB of float32, 8 of a block
 
 
 class Blocks(Dataset):
-    """Blocks of a file's rows, read where they are asked for."""
+    """Blocks of a file's rows, read on access."""
 
     def __init__(self, path):
         self.path = path
@@ -32,7 +32,7 @@ class Blocks(Dataset):
 
     def __getitem__(self, number):
         rows = slice(number * BLOCK, (number + 1) * BLOCK)
-        # mapped anew, so that what was read is given back
+        # mapped again, so that what was read is given back
         x = np.memmap(self.path, np.float32, "r", shape=(ROWS, WIDTH))[rows].copy()
         return torch.from_numpy(x), torch.arange(BLOCK) % 2
 

@@ -63,7 +63,7 @@ def run(case, folder, **more):
 
 
 def die(*, half):
-    """As `kill -9` does, and perhaps with only half of a file written."""
+    """End as by `kill -9`, perhaps with only half of a file written."""
 
     def kill(descriptor):
         if half and stat.S_ISREG((found := os.fstat(descriptor)).st_mode):
@@ -74,7 +74,7 @@ def die(*, half):
 
 
 def die_in_a_write(number):
-    """From now on the given one of the calls that make a file whole is not survived."""
+    """Let the process die in the given one of the calls that complete a file."""
     left, real = [number], {name: getattr(os, name) for name in ("fsync", "replace")}
 
     def counted(name, last, *args):
@@ -88,7 +88,7 @@ def die_in_a_write(number):
 
 
 def in_a_child(case, folder, out, seconds=None, write=None):
-    """Forks; the child's wait status, negative if it did not end by itself."""
+    """Fork; return the child's wait status, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
         if write:

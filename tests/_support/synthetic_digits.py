@@ -154,7 +154,7 @@ SCRIBBLES: dict[str, Callable[[np.random.Generator], Drawing]] = {
 
 @cache
 def quickly_trained() -> Classifier:
-    """As the first start trains it, in a quarter of the time."""
+    """Train it as the first start does, in a quarter of the time."""
     return train(8, copies=3)
 
 

@@ -70,7 +70,7 @@ def of_wide():
 
 
 def of_posterior():
-    """The same, as `check` names it."""
+    """Return the same with the names of `check`."""
     wide = of_wide()
     return {"model": wide["model"], "posterior": wide["guide"]}
 
@@ -106,7 +106,7 @@ def of_other_names():
 
 
 def of_more():
-    """Its first layer is that of the model."""
+    """Return a guide of a longer network with the model's first layer."""
     return of_another(bbb.BayesianMLP([3, 2, 2]))
 
 

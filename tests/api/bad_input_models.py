@@ -36,11 +36,11 @@ class Box(PyroModule):
     """A place for weights."""
 
 
-TORCH = {  # networks called by themselves are torch's
+TORCH = {  # networks called directly are torch's
     "why": "torch says which dtype and device a module takes; fit and predict check both before",
     "words": ("without values", "bool", "complex", "double", "half", "integers"),
 }
-PYRO = {  # a model called by itself is a Pyro program
+PYRO = {  # a model called directly is a Pyro program
     "why": "Pyro validates the distributions of a program that runs by itself",
     "words": ("NaN", "infinite", "minus infinite"),
 }

@@ -279,7 +279,7 @@ def test_8_the_tensors_of_a_prior_follow_the_network(prior):
         stock(x.double(), y.double())  # the prior stayed in float32
 
     model, _ = make(bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0)), PRIORS[prior]())
-    model(x, y)  # whatever is computed once is computed now
+    model(x, y)  # what is computed only once is computed now
     model.to(torch.float64)
     guide = bbb.AutoSoftplusNormal(model)
     trace = poutine.trace(model).get_trace(x.double(), y.double())

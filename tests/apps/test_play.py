@@ -119,7 +119,7 @@ def test_rotated_digits_are_in_no_training():
 
 
 def answer(probs):
-    """Of two networks."""
+    """Return a prediction by networks of these probabilities."""
     return bbb.ClassificationPrediction(torch.tensor(probs).log()[:, None])
 
 

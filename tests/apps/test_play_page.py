@@ -50,7 +50,7 @@ pytestmark = [
 
 @contextmanager
 def served(model):
-    """The command in a process of its own; the address of its page."""
+    """Run the command in another process; yield the address of its page."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["play", "--no-browser", "--model", str(model), "--port", str(port)]
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_the_training(tmp_path):
 
 
 def draw(page, strokes):
-    """By mouse, from point to point."""
+    """Draw by mouse, from point to point."""
     box = page.locator("svg.pad").bounding_box()
     places = [np.array(s) * [box["width"], box["height"]] + [box["x"], box["y"]] for s in strokes]
     for stroke in places:

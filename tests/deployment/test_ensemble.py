@@ -124,7 +124,7 @@ def exported(name):
 
 
 def assert_says(answer, prediction):
-    """The same numbers as a prediction, to float32's rounding."""
+    """It predicts the numbers of `predict`, to float32's rounding."""
     expected = {name: getattr(prediction, name) for name in answer if name != "quantiles"}
     if "quantiles" in answer:
         expected["quantiles"] = torch.stack([prediction.quantile(p) for p in LEVELS], -1)

@@ -98,7 +98,7 @@ class Inherited(Nested):
 
 
 class Residual(bbb.BayesianMLP):
-    """A library network with a forward pass of its own."""
+    """A library network with another forward pass."""
 
     def forward(self, x):
         return super().forward(x) + x[:, :2]
@@ -113,7 +113,7 @@ class PyroFirst(PyroModule, nn.Sequential):
 
 
 class Squared:
-    """A mix-in that is no module."""
+    """A mix-in that is not a module."""
 
     def forward(self, x):
         return super().forward(x).square()

@@ -84,7 +84,7 @@ def test_density_cdf_and_moments_agree_with_numerical_integration(pi, sigma1, si
         return mixture.log_prob(torch.tensor(w, dtype=torch.float64)).exp().item()
 
     def integral(function, upper):
-        """From -40 standard deviations, in pieces that end where a component does."""
+        """Integrate from -40 standard deviations, in pieces that end at a component's tails."""
         ends = sorted({k * s for k in (-40, -8, -2, 0, 2, 8, 40) for s in (sigma1, sigma2)})
         ends = [end for end in ends if end < upper] + [upper]
         pieces = zip(ends[:-1], ends[1:], strict=True)
@@ -383,7 +383,7 @@ def test_what_is_no_number_is_refused_only_where_values_are_validated(family):
 
 
 def nested():
-    """One of each way in which distributions hold others."""
+    """Distributions that hold others, one of each kind."""
     normal = dist.Normal(torch.zeros(3), torch.ones(3))
     mixed = dist.MixtureSameFamily(dist.Categorical(torch.ones(3)), normal)
     affine = transforms.AffineTransform(torch.tensor(1.0), torch.tensor(2.0))
@@ -433,14 +433,14 @@ def test_a_copy_without_validation_runs_in_vmap_and_leaves_the_original(kind):
 
 
 class Tempered(ScaleMixtureNormal):
-    """A mixture with a log-density of its own."""
+    """A mixture with another log-density."""
 
     def log_prob(self, value):
         return 0.1 * super().log_prob(value)
 
 
 class Shifted(SoftplusNormal):
-    """Likewise a Normal."""
+    """A Normal with another log-density."""
 
     def log_prob(self, value):
         return super().log_prob(value) + 1.0

@@ -63,7 +63,7 @@ def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
 
 
 def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
-    w = torch.tensor([1e20, 1e18], dtype=torch.float32)  # the first one's square is no number
+    w = torch.tensor([1e20, 1e18], dtype=torch.float32)  # the first one's square is NaN
     mixture = bbb.distributions.map_tensors(
         bbb.ScaleMixtureNormal(0.5, 900.0, 1.0), lambda x: x.float()
     )
@@ -87,7 +87,7 @@ def ours():
 
 
 def plain_pyro(guide):
-    """The same posterior and model from Pyro's own distributions, parameters in its store."""
+    """Build posterior and model from Pyro's distributions, parameters in its store."""
     names = guide.site_names
     weights = dist.Categorical(torch.tensor([MIXTURE["pi"], 1 - MIXTURE["pi"]]))
     scales = torch.tensor([MIXTURE["sigma1"], MIXTURE["sigma2"]])
@@ -119,7 +119,7 @@ def plain_pyro(guide):
 @pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, validated):
-    """Without validation the weights are drawn and scored side by side."""
+    """The weights are drawn and scored together if Pyro does not validate."""
     (x, y), (model, guide) = data(), ours()
     p, q = plain_pyro(guide)
     pyro.clear_param_store()

@@ -76,7 +76,7 @@ def test_derivatives_are_those_of_finite_differences(kind):
 
 
 def test_far_from_the_prior_the_laplace_slope_is_finite_and_right():
-    """There d / scale^2 overflows, which a derivative of each term by itself multiplies by 0."""
+    """There d / scale^2 overflows, which the derivatives of single terms multiply by 0."""
     loc = torch.tensor([1.0, -3.0, 0.0], requires_grad=True)
     rho = torch.tensor([-60.0, -80.0, -60.0], requires_grad=True)
     q = SoftplusNormal(loc, rho)
@@ -116,7 +116,7 @@ def test_the_divergence_of_a_pruned_normal_leaves_removed_entries_out(kind, libr
 
 @pytest.mark.parametrize("prior", ["normal", "laplace", "fan_in_normal", "learned_normal"])
 def test_mean_field_objectives_use_it(prior):
-    """Without noise in the KL two losses differ by the data's part alone, which here is none."""
+    """Two losses are equal if the KL has no noise and there are no data."""
     network = bbb.BayesianMLP([3, 4, 1], prior=prior)
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=5)
     guide = bbb.AutoSoftplusNormal(model)

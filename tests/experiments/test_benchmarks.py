@@ -121,7 +121,7 @@ def test_contenders_train_equally_many_numbers(methods, work):
 
 @pytest.mark.parametrize("draws", [1, 3])
 def test_plain_pytorch_and_ours_have_one_loss(methods, work, draws, monkeypatch):
-    """With the same means, scales and noise, in float64, to rounding."""
+    """Losses agree for the same means, scales and noise, in float64, to rounding."""
     torch.set_default_dtype(torch.float64)
     x, y = work.data()
     kl_weight = len(x) / methods.NUM_DATA
@@ -281,7 +281,7 @@ def test_the_model_of_one_worker_is_the_line_and_a_ring_the_textbooks(load):
 
 
 def test_the_scaling_benchmark_runs(load):
-    """By one process; two are started by other tests."""
+    """One process runs here; two are started by other tests."""
     worker = load("_parts.ddp_worker")
     found = worker.main(worker.Task(batch_sizes=[4, 8], width=3, steps=2, epochs=1, threads=1))
     assert set(found["steps"]) == {"4", "8"} and min(found["steps"].values()) > 0

@@ -106,7 +106,7 @@ def test_each_network_side_by_side_is_the_plain_one(bandit):
 
 @pytest.mark.parametrize("bayesian", [True, False])
 def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypatch):
-    """With the same noise: the ELBO is a sum over the agents, and Adam is elementwise."""
+    """The noise is the same, the ELBO a sum over the agents, and Adam elementwise."""
     length = sum(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0.0, 1.0)).lengths)
     source = torch.Generator().manual_seed(1)
     noise = torch.randn(100, 2, length, generator=source)

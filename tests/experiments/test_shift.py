@@ -15,7 +15,7 @@ def shifts(load):
 
 
 def sure(p, x):
-    """A prediction that is class 0 with probability ``p``, whatever the images."""
+    """A prediction that is class 0 with probability ``p``, for any images."""
     rest = torch.full((len(x), 9), (1 - p) / 9)
     probs = torch.cat([torch.full((len(x), 1), p), rest], dim=-1)
     return bbb.ClassificationPrediction(probs.log()[None])

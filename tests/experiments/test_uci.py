@@ -138,7 +138,7 @@ def task(parts, experiment, path, **changes):
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_scores_are_of_rows_that_are_not_trained_on(parts, experiment, tmp_path, monkeypatch, part):
     y = np.arange(10.0) ** 2
-    path = write(tmp_path, y=y, X=np.stack([y, -y], 1))  # a row's input says which it is
+    path = write(tmp_path, y=y, X=np.stack([y, -y], 1))  # a row's input is its number
     seen = {}
     train, predict = parts.train, bbb.predict
 
@@ -248,7 +248,7 @@ def test_a_broken_table_stops_the_run_before_the_first_split(experiment, quick, 
     assert not quick
 
 
-# --- beside what is published ---
+# --- compared with published scores ---
 
 
 # --- gap splits ---

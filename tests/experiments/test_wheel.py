@@ -51,7 +51,7 @@ def test_an_agent_plays(wheel, name, radii=RADII):
 
 
 def test_wheels_are_learned_apart(wheel):
-    """With one wheel's rewards changed, an agent's values on the other remain as they are."""
+    """An agent's values on one wheel do not depend on the other's rewards."""
     learning = wheel.Learning(hidden=8, learn_every=10, num_batches=3, batch_size=4, memory=30)
     contexts = torch.randn(20, 1, 2, generator=torch.Generator().manual_seed(1)).expand(-1, 2, -1)
     actions = torch.arange(40).view(20, 2) % 5

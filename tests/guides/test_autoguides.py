@@ -68,7 +68,7 @@ def by_module(model, guide, args):
     optimizer.step()
 
 
-# --- parameters of their own ---
+# --- separate parameters ---
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -284,7 +284,7 @@ def test_copying_or_pickling_leaves_a_guide_as_it_is(name):
     assert both[1].model is both[0]
 
 
-# --- latents that a forward pass samples by itself ---
+# --- latents sampled in the forward pass ---
 
 
 class Shifted(PyroModule):

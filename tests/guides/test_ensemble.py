@@ -77,7 +77,7 @@ def test_calls_go_round_the_members():
 
 @pytest.mark.parametrize("particles", [1, 2])
 def test_a_step_of_fit_trains_each_member_as_if_alone(particles):
-    """With SGD: the gradient of a member is its own over the size, which the rate makes good."""
+    """A member's gradient is divided by the size; the rate of SGD is multiplied by it."""
     model, guide = make(size=3)
     args = data()
     alone = [copy.deepcopy(member) for member in guide.members]

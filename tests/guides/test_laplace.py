@@ -356,7 +356,7 @@ STRUCTURES = ("full", "kron", "diag", "last_layer")
     ],
 )
 def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, structure, kind):
-    """And the prior's precision its best value there, which is found by 100 steps of Adam."""
+    """The prior's precision has its best value there, found by 100 steps of Adam."""
     net, x = network(), torch.randn(30, *shape)
     classes = net(x).shape[1]
     y = torch.arange(30) % classes if kind == "classification" else torch.randn(30, classes)
@@ -378,7 +378,7 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
 
 
 def test_a_trunk_of_ordinary_parameters_is_one_of_known_latents(double):
-    """Its gradients are not asked for, so no batch leaves a graph behind."""
+    """No batch leaves a graph, as its gradients are not needed."""
     x, y, net, found = torch.randn(N, 4), torch.arange(N) % 3, mlp(), []
     for where, structure in [("*", "last_layer"), ("4.*", "full")]:
         network = bbb.bayesianize(net, prior=dist.Normal(0.0, PRIOR), where=where)

@@ -99,7 +99,7 @@ def test_the_posterior_is_that_of_the_iterates_of_gradient_descent(
 
 
 def test_the_iterates_of_sgd_have_the_stationary_covariance_of_lyapunovs_equation(double):
-    r"""Of $z_{t+1} = A z_t + \eta\epsilon$, $A = I - \eta H$ (Mandt et al. 2017, section 3.2).
+    r"""$z_{t+1} = A z_t + \eta\epsilon$ with $A = I - \eta H$ (Mandt et al. 2017, section 3.2).
 
     The rank is the number of iterates, so that the low-rank part is their covariance. An estimate's
     variance is $\frac1n\sum_k \Gamma_{k,ii}\Gamma_{k,jj} + \Gamma_{k,ij}\Gamma_{k,ji}$ over lags
@@ -135,7 +135,7 @@ def test_the_iterates_of_sgd_have_the_stationary_covariance_of_lyapunovs_equatio
 
 
 def test_moments_far_from_0_keep_their_precision():
-    """In float32, where the mean of squares less the square of the mean would be of 1e8."""
+    """The mean of squares less the square of the mean would be 1e8 in float32."""
     z = 1e4 + torch.randn(50, 6)
     seen = Iterates()
     for each in z:

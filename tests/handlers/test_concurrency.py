@@ -65,7 +65,7 @@ def same(one, other):
 
 
 def in_threads(*functions):
-    """Results of functions that all start at once, each in a thread of its own."""
+    """Return results of functions that all start at once, each in a thread."""
     results, barrier = [None] * len(functions), threading.Barrier(len(functions))
 
     def run(i):
@@ -137,7 +137,7 @@ def test_a_turn_is_for_one_thread_which_may_go_on():
 
     @locked
     def outer(depth):
-        """Says how deep it is."""
+        """Return the depth of the recursion."""
         inside.append(depth)
         most.append(len({threading.get_ident(), *waiting()}))
         found = outer(depth - 1) if depth else 0
@@ -296,7 +296,7 @@ def test_every_public_function_in_threads_gives_what_it_gives_alone(owner, outsi
 
 
 def test_backward_passes_that_compute_again_take_turns():
-    """With gradient checkpointing they run the model outside of the loss that holds the lock."""
+    """They run the model outside of the loss that holds the lock."""
 
     def job(seed):
         model, guide = make(seed, width=20)

@@ -92,7 +92,7 @@ def extreme(ranks):
     "guide, correlated", [("full_rank", True), ("full_rank", False), ("mean_field", False)]
 )
 def test_ranks_are_uniform_where_the_posterior_is_exact(double, guide, correlated):
-    """Without correlation the diagonal posterior is exact too."""
+    """The diagonal posterior is exact, too, if there is no correlation."""
     regression = Regression(correlated)
     ranks = weight_ranks(regression, *getattr(regression, guide)())
     for each in ranks.T:
@@ -100,7 +100,7 @@ def test_ranks_are_uniform_where_the_posterior_is_exact(double, guide, correlate
 
 
 def test_ranks_see_that_mean_field_is_too_narrow(double):
-    """By as much as theory says.
+    """It is too narrow by the factor of theory.
 
     In units of the guide's scale the true weight has variance $v = \\Lambda_{jj} \\Sigma_{jj}$,
     here 3.7. Its rank is binomial given how far out it is.

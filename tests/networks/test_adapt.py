@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters: the network with W + (alpha / r) B A in place of W, whatever the layer."""
+"""Adapters: the network with W + (alpha / r) B A in place of W, for every kind of layer."""
 
 import copy
 import pickle

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converted networks: the original's outputs at the original's weights, whatever the layers."""
+"""Converted networks: the original's outputs at the original's weights, for every kind of layer."""
 
 import copy
 import math

@@ -166,7 +166,7 @@ def sequential():
 
 
 def of_pyro(network):
-    """The same network with Pyro mixed into every module."""
+    """Return the network with Pyro mixed into every module."""
     to_pyro_module_(network)
     return network
 
@@ -187,7 +187,7 @@ def train_and_use(network, estimator):
 
 @pytest.mark.parametrize(("make", "estimator"), [(sequential, "reparam"), (Enclosing, "flipout")])
 def test_an_ordinary_module_that_holds_bayesian_layers_is_a_network(make, estimator):
-    """To the bit as the network of Pyro modules."""
+    """Its outputs are those of the network of Pyro modules, to the bit."""
     found = []
     for wrap in (of_pyro, lambda network: network):
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was saved and loaded is the same model: whatever network, prior, likelihood and guide."""
+"""What was saved and loaded is the same model, for any network, prior, likelihood and guide."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def converted(prior=None, outputs=2):
 
 
 def disturb(model, guide):
-    """As if trained: no parameter or buffer is what a constructor makes."""
+    """Change all parameters and buffers from what a constructor makes."""
     with torch.no_grad():
         for part in (model, guide):
             for tensor in (*part.parameters(), *part.buffers()):

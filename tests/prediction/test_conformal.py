@@ -32,7 +32,7 @@ def classes(probs):
 
 
 # --- the law of coverage ---
-# Several targets of one example are calibrated each for itself: as many repetitions at once.
+# Several targets of one example are calibrated separately: as many repetitions at once.
 
 
 def sample_regression(n, repetitions=1, seed=0):

@@ -87,7 +87,7 @@ class WithLogits(nn.Module):
 
 
 def test_the_logits_of_an_output_are_taken():
-    """As of the network inside, to the bit."""
+    """Outputs are those of the network inside, to the bit."""
     plain = trained("classes", network=bbb.BayesianMLP([4, 8, 3]))
     wrapped = trained("classes", network=WithLogits())
     assert wrapped[2].loss == plain[2].loss

@@ -21,7 +21,7 @@ def x():
 
 
 def make(name, outputs=2, likelihood=None):
-    """A guide with moments of its own for a 3-4-2 network, and the network in plain torch."""
+    """A guide with random moments for a 3-4-2 network, and the network in plain torch."""
     plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))
     network = bbb.bayesianize(plain, prior=dist.Normal(0.0, 1.0))
     likelihood = likelihood or bbb.likelihoods.Gaussian(0.3)

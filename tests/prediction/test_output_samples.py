@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs drawn for each input by itself: closed forms, drawn weights as the oracle, refusals."""
+"""Outputs drawn for each input separately: closed forms, drawn weights as the oracle, refusals."""
 
 import math
 

@@ -135,7 +135,7 @@ def test_each_draw_moves_what_classes_lose():
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
 def test_improbable_classes_keep_their_digits(temperature):
-    """In single precision, where the probabilities themselves underflow."""
+    """The probabilities underflow in single precision."""
     logits = torch.tensor([[[0.0, -90.0, -300.0]], [[-2.0, -70.0, -math.inf]]], dtype=torch.float32)
     plain = classes(logits)
     scaled = bbb.TemperatureScaled(lambda x: plain, temperature)(None)

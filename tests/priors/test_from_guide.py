@@ -37,7 +37,7 @@ def prior_sites(model, dtype=torch.float32):
 
 
 class Task:
-    """Orthogonal inputs: the exact posterior of each weight is Normal by itself."""
+    """Orthogonal inputs: the exact posteriors of the weights are independent Normals."""
 
     def __init__(self):
         q, _ = torch.linalg.qr(torch.randn(8, 4))
@@ -67,7 +67,7 @@ def guide_at(model, loc, scale):
 
 
 def test_two_tasks_in_turn_are_both_tasks_at_once():
-    """With the exact posterior every draw's ELBO is the log evidence, of task 2 given task 1."""
+    """Every draw's ELBO is the log evidence of task 2 given task 1, at the exact posterior."""
     torch.set_default_dtype(torch.float64)
     first, second = Task(), Task()
     start = torch.zeros(4), torch.full((4,), S)
@@ -146,7 +146,7 @@ def test_without_data_the_old_guide_is_the_new_optimum():
 
 
 def test_latents_that_are_not_normal_are_left_to_the_default():
-    """Of a hierarchical model the weights are passed on, their scales are not."""
+    """The weights of a hierarchical model are passed on, their scales are not."""
     guide = bbb.AutoSoftplusNormal(build("horseshoe"), init_rho=-1.0)
     prior = from_guide(guide)
     assert set(prior_sites(build(prior))) == {n for n in guide.site_names if "_prior_" not in n}

@@ -29,7 +29,7 @@ def mixture_draws(count):
 
 
 def standard_errors(weights):
-    """Of the maximum-likelihood logit and log-scales, by the observed information at the truth."""
+    """Errors of the maximum-likelihood logit and log-scales, by the observed information."""
     pi, sigma1, sigma2 = TRUE
     truth = torch.tensor([math.log(pi / (1 - pi)), math.log(sigma1), math.log(sigma2)])
 

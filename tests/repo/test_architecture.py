@@ -84,7 +84,7 @@ def imported_names(source: str, package: str) -> set[str]:
 
 
 def sibling_imports(source: str, siblings: set[str]) -> set[str]:
-    """Experiments that a file beside them imports, as ``experiments.x``, ``.x`` or plain ``x``."""
+    """Experiments that a file next to them imports, as ``experiments.x``, ``.x`` or plain ``x``."""
     found = set()
     for name in imported_names(source, "experiments"):
         parts = name.removeprefix("experiments.").split(".")

@@ -20,7 +20,7 @@ CONDA_NAMES = {
     "build": "python-build",
     "playwright": "playwright-python",
 }  # others are called the same
-# extras of packages that conda-forge does not have, or not beside the others
+# extras of packages that conda-forge does not have, or not with the others
 PIP_ONLY = {"benchmarks", "peers", "comparison"}
 EXTRAS = {"apps": "play"}  # of packages that are not called as their extra
 
@@ -105,7 +105,7 @@ def requirements(extra=None):
 
 
 def imported(files):
-    """Packages beside the standard library that files of the library import, anywhere."""
+    """Packages outside the standard library that files of the library import, anywhere."""
     for path in ROOT.glob(f"pyro_bbb/{files}"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -17,7 +17,7 @@ ROW = re.compile(r"^\| `(test_\w+)::(test_\w+)` \| ([\d,]+) \| (.+) \| (\S+) \|$
 
 
 def ledger():
-    """Of each statistical test its number of comparisons and probability of a false alarm."""
+    """Return each statistical test's number of comparisons and chance of a false alarm."""
     text = (ROOT / "docs" / "guarantees.md").read_text()
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
     (section,) = [part for part in sections if part.startswith("Statistical tests")]
@@ -37,7 +37,7 @@ def suite():
         if path.name == Path(__file__).name:
             continue
         source = path.read_text()
-        lines = source.splitlines()  # get_source_segment splits them for each test anew
+        lines = source.splitlines()  # get_source_segment would split them again for each test
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 source_lines = lines[node.lineno - 1 : node.end_lineno]

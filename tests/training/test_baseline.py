@@ -32,7 +32,7 @@ def classifier(num_data, prior=None, sizes=(64, 100, 100, 10)):
 
 
 def baselines(model, data, kl_weight=1.0, num_steps=1_000, batch_size=128):
-    """Of the objective and of the data cost."""
+    """Return the baselines of the objective and of the data cost."""
     batches = Batches(data, batch_size, model, torch.device("cpu"))
     return _baseline.baseline_per_example(batches, num_steps, kl_weight)
 
@@ -56,7 +56,7 @@ def guide_ignoring_data(model, scales):
     ],
 )
 def test_it_is_the_elbo_of_a_guide_that_ignores_the_data(digits, prior, scales):
-    """By Pyro's estimate for that guide with all data; four draws vary by 2 %."""
+    """Pyro's estimate for that guide with all data; four draws vary by 2 %."""
     model = classifier(1347, prior)
     guide = guide_ignoring_data(model, scales)
     with torch.no_grad():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps captured once and replayed: the same run as operation by operation, whatever is trained.
+"""Steps captured once and replayed: the same run as operation by operation, for all training.
 
 A CPU replays a list of operations. Where a GPU would replay a graph, these tests run the function
 that it is captured from, and forbid it to read a number.

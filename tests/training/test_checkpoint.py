@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupted training goes on to the bit, whatever ended it, and nothing on disk is ever half."""
+"""Interrupted training goes on to the bit, however it ended, and no file on disk is ever half."""
 
 import errno
 import json
@@ -163,7 +163,7 @@ def own_generator():
 
 
 def augmented():
-    """Noise of its own in every batch, between the draws of the steps."""
+    """New noise in every batch, between the draws of the steps."""
 
     def collate(pairs):
         x, y = (torch.stack(values) for values in zip(*pairs, strict=True))
@@ -377,7 +377,7 @@ OTHER_PARTS = [
 
 @pytest.mark.parametrize("name", ["swag", "ensemble", "buffers"])
 def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
-    """As in a notebook, where training changes the model and the guide that a cell is run on."""
+    """A notebook's cell is run again on the model and the guide that it has changed."""
     build = partial(make, **MAKES[name])
     calm = build()
     expected = fit(calm)

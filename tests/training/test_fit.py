@@ -193,7 +193,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_form_of_the_same_data_gives_the_same_loss(kind):
-    """Of the mean network, as the guide has no spread: that of its prediction."""
+    """The loss is that of the mean network's prediction, as the guide has no spread."""
     (x, y), (model, guide) = data(), make(init_rho=-20.0)
     history = quiet_fit(model, guide, KINDS[kind](x, y), batch_size=40, lr=1e-12)
     nlls = -bbb.predict_mean(model, guide, x).log_prob(y)
@@ -249,7 +249,7 @@ def test_targets_outside_the_likelihoods_range_are_refused(likelihood, y, messag
     assert_refused(make(likelihood(), sizes=(3, 8, outputs)), (X, y), ValueError, message)
 
 
-BAD_OPTIONS = [  # beside those of tests/api
+BAD_OPTIONS = [  # more than those of tests/api
     ({"kl_schedule": "linear"}, ValueError, r"kl_schedule.*\['blundell', 'uniform'\].*'linear'"),
     ({"loss": "elbo"}, ValueError, r"loss.*\['mean_field', 'trace'\].*'elbo'"),
     ({"loss": pyro.infer.RenyiELBO()}, TypeError, "loss must be Trace_ELBO or TraceMeanField_ELBO"),

@@ -27,7 +27,7 @@ def in_model(network, **options):
 
 
 class Half(PyroModule):
-    """An ordinary layer as Pyro's module, which Pyro announces by itself, and a Bayesian one."""
+    """An ordinary layer as Pyro's module, which Pyro announces, and a Bayesian one."""
 
     def __init__(self):
         super().__init__()

@@ -73,7 +73,7 @@ def loader(**options):
 
 
 def batches(*sampler):
-    """A loader with a batch sampler of its own."""
+    """A loader with a batch sampler."""
     made = sampler[0] if len(sampler) == 1 else BatchSampler(*sampler)
     return DataLoader(PAIRS, batch_sampler=made)
 

@@ -165,7 +165,7 @@ def test_so_in_a_loop_of_ones_own_where_the_estimator_is_gone(estimator):
 
 
 def test_the_second_run_may_be_in_another_thread_of_a_training():
-    """On a GPU the backward pass has a thread of its own, while `fit` holds the lock."""
+    """The backward pass runs in another thread on a GPU, while `fit` holds the lock."""
     model, _ = checkpointed(bbb.bayesianize)
     second = model.checkpoint_contexts()[1]
 

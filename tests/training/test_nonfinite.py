@@ -146,7 +146,7 @@ def test_training_stops_at_the_step_with_the_last_good_state(seen, what, names):
 @pytest.mark.parametrize("num_particles", [1, 2])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_such_a_step_is_skipped_and_counted(seen, what, num_particles):
-    """With two draws, one by one, it is the second of them; the first has left a gradient."""
+    """The second of two draws, one by one, is bad; the first has left a gradient."""
     parts = poisoned(what, (6,), layers=batch_norm)
     history = fit(parts, nonfinite="skip", num_particles=num_particles, estimator="flipout")
     skipped = 6 // num_particles
@@ -158,7 +158,7 @@ def test_such_a_step_is_skipped_and_counted(seen, what, num_particles):
 
 
 def test_what_a_skipped_step_computed_is_in_no_later_one():
-    """With steps too small to see and one batch, losses and gradients are those of a calm run."""
+    """Losses and gradients are those of a calm run, for tiny steps and one batch."""
     options = {"batch_size": 40, "num_particles": 2, "estimator": "flipout", "lr": 1e-30}
     gradients, losses = [], []
 
@@ -216,7 +216,7 @@ def with_outlier(place):
 @pytest.mark.parametrize("kind", [NaNLoss, InfiniteLoss])
 @pytest.mark.parametrize(("place", "step"), [(16, 2), (39, 3)])
 def test_captured_steps_stop_as_eager_ones_do(monkeypatch, kind, place, step):
-    """In the second minibatch of the first epoch, or in its last and smaller one."""
+    """The outlier is in the second minibatch of the first epoch, or in the last, smaller one."""
     found, y = {}, with_outlier(place)
     for engine in ("eager", "compiled", "graph"):
         parts = make(kind(0.5))

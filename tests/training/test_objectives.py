@@ -227,7 +227,7 @@ def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
     assert parts.loss == pytest.approx(parts.kl_weight * parts.kl + parts.nll, rel=1e-13)
     assert parts.kl == pytest.approx(parts.log_guide - parts.log_prior, rel=1e-13)
     first, second = (recorded("mean_field", kl_weight, seed=seed)[1].kl for seed in (3, 4))
-    assert first == pytest.approx(second, rel=1e-9)  # the closed form, whatever was drawn
+    assert first == pytest.approx(second, rel=1e-9)  # the closed form, for any draw
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def by_hand(guide, num_particles):
 
 
 def assert_same_gradients(model, guide, args, num_particles, free_energy):
-    """Of one SVI step and of ``free_energy(w, log_q)``, averaged over the same draws."""
+    """Return gradients of one SVI step and of ``free_energy``, averaged over the same draws."""
     pyro.set_rng_seed(7)
     elbo = minibatch_elbo("trace", num_particles, vectorize=True)
     svi = SVI(model, guide, pyro.optim.Adam({}), elbo)
