@@ -239,14 +239,7 @@ def _refs(value: Any) -> Iterator[_Ref]:
 def _repeated(
     operations: Sequence[_Operation], changing: set[int], new: set[int], returned: set[int]
 ) -> list[_Operation]:
-    """Select the operations to replay.
-
-    Args:
-        operations: all operations, in order.
-        changing: memory with another content in each replay; all of it afterwards.
-        new: memory that is elsewhere in each replay; all of it afterwards.
-        returned: memory of the function's results.
-    """
+    """Select the operations to replay; ``changing`` and ``new`` grow to all such memory."""
     written = {ref.memory for x in operations for ref in x.written}
     changing |= written
     repeated = []

@@ -24,10 +24,7 @@ _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Run `fit` and `predict` inside on this process only, though it was started with others.
-
-    For a prediction by the first process alone, or runs that are independent of each other.
-    """
+    """Run `fit` and `predict` inside on this process only, though it was started with others."""
     token = _ALONE.set(True)
     try:
         yield

@@ -54,12 +54,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def read_file(path: Path, size: int | None = None) -> bytes:
-    """Read a regular file of a known size, or a description of at most 64 MiB.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        LoadError: it has another size, or is a pipe or a device, which may have no end.
-    """
+    """Read a regular file of a known size, or a description of at most 64 MiB; else LoadError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise LoadError(f"{path} must be a regular file, not a folder, a pipe or a device")
@@ -71,11 +66,7 @@ def read_file(path: Path, size: int | None = None) -> bytes:
 
 
 def seal(content: dict[str, Any], kind: str, version: int) -> bytes:
-    """Return the content as JSON that begins with the format, its version and the text's hash.
-
-    Raises:
-        ValueError: the text is larger than a description may be.
-    """
+    """Return the content as JSON that begins with the format, its version and the text's hash."""
     head = {"format": kind, "version": version, "sha256": _ZEROS}
     text = json.dumps({**head, **content}, indent=1, allow_nan=False).encode() + b"\n"
     if len(text) > _LARGEST:
@@ -84,14 +75,7 @@ def seal(content: dict[str, Any], kind: str, version: int) -> bytes:
 
 
 def unseal(text: bytes, path: Path, kind: str, newest: int) -> dict[str, Any]:
-    """Return the content that `seal` wrote; LoadError for any other text.
-
-    Args:
-        text: content of the file.
-        path: the file, for errors.
-        kind: the format's name.
-        newest: version of the format up to which it is read.
-    """
+    """Return the content that `seal` wrote, up to version ``newest``; LoadError for other text."""
     try:
         content = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -137,12 +121,9 @@ def loading(path: str | os.PathLike[str], versions: Any = None) -> Iterator[None
 
 
 def require_form(value: Any, hint: Any, where: str = "the description") -> None:
-    """Raise LoadError, which names the field, unless a value that was JSON is of a type.
+    """Raise LoadError, which names the field, unless a value from JSON has a type.
 
-    Args:
-        value: the value; lists may have become tuples.
-        hint: a type as in an annotation, a dataclass, or a dict with the type of each key.
-        where: name of the value.
+    ``hint`` is a type as in an annotation, a dataclass, or a dict with the type of each key.
     """
     if found := _misfit(value, hint, where):
         raise LoadError(found)

@@ -10,13 +10,10 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is open, the first Ctrl-C is noted; a second one raises KeyboardInterrupt at once.
+    """Inside, the first Ctrl-C is noted; a second one raises KeyboardInterrupt at once.
 
     Where Python's own handler is not installed, or in another thread than the main one, Ctrl-C does
-    what it did before.
-
-    Args:
-        agreed: whether ``stop`` is left to the next step, by which several processes agree on it.
+    what it did before. ``agreed`` leaves ``stop`` to the next step, in which processes agree on it.
     """
 
     def __init__(self, *, agreed: bool = False) -> None:

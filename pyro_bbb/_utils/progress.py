@@ -29,14 +29,7 @@ class _Lines(io.TextIOBase):
 
 
 def progress_bar(total: int, *, initial: int = 0, unit: str, shown: bool) -> Any:
-    """Return a bar on the standard error, or one that shows nothing.
-
-    Args:
-        total: units in all.
-        initial: units that are done already.
-        unit: name of a unit.
-        shown: whether it shows anything.
-    """
+    """Return a bar on the standard error, or one that shows nothing."""
     of_file = isinstance(sys.stderr, io.TextIOWrapper) and not sys.stderr.isatty()
     where: dict[str, Any] = {"mininterval": REDRAWN, "dynamic_ncols": True}
     if of_file:

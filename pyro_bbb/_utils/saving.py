@@ -19,11 +19,7 @@ C = TypeVar("C", bound=type[nn.Module])
 
 @dataclass(frozen=True)
 class SavedClass:
-    """A class, and how its instances are read and built.
-
-    ``arguments`` reads the constructor's arguments off an instance, ``modules`` the submodules that
-    these do not determine; ``build`` makes an instance from the class and both.
-    """
+    """A class; how its arguments and undetermined submodules are read, and an instance is built."""
 
     cls: type[nn.Module]
     arguments: Callable[[Any], Arguments]

@@ -33,11 +33,7 @@ def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int 
 
 
 def first_rows(columns: Mapping[str, Tensor]) -> str:
-    """Return Markdown of the first five entries of tensors of one shape, by their index.
-
-    Args:
-        columns: tensors ``[n, ...]`` by the head of their column.
-    """
+    """Return Markdown of the first five entries of tensors ``[n, ...]``, by their index."""
     shape = next(iter(columns.values())).shape
     indices = islice(product(*map(range, shape)), _ROWS)
     values = zip(*(part.flatten()[:_ROWS].tolist() for part in columns.values()), strict=True)

@@ -103,10 +103,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 
 def require_numbers(outputs: Mapping[str, Tensor]) -> None:
-    """Raise ValueError at an input whose prediction ``[s, n, ...]`` is NaN, infinite or of scale 0.
-
-    A logarithm may be minus infinity.
-    """
+    """Raise ValueError where a prediction ``[s, n, ...]`` is NaN, infinite or of scale 0."""
     for name, value in outputs.items():
         least, most = value.aminmax()
         if not (_is_number(name, least) & _is_number(name, most)):

@@ -27,7 +27,7 @@ from pyro_bbb._recorder import Function, record
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb._utils.validation import as_number, as_seed, count, kind
+from pyro_bbb._utils.validation import as_seed, count, kind, probability
 from pyro_bbb.mcmc._chains import Chains
 from pyro_bbb.mcmc._potential import Potential
 from pyro_bbb.mcmc._run import all_data, initial_positions
@@ -65,7 +65,7 @@ def run_nuts(
             them.
         num_samples: draws per chain after warm-up.
         warmup_steps: draws per chain, thrown away, in which step size and mass matrix adapt.
-        num_chains: number of independent chains; at least 2 to see whether they agree.
+        num_chains: number of independent chains.
         num_workers: processes among which the chains are divided. With more than one a script must
             start from ``if __name__ == "__main__":``, and the model must be picklable.
         init: where the chains start, each at another draw. ``None`` or ``"he"``: kernels from
@@ -73,12 +73,10 @@ def run_nuts(
             at their weights. ``"prior"``: a draw from the prior. A trained guide: a draw from it,
             which saves warm-up. A number, a dict of tensors, a network or a function of a site, as
             in `AutoSoftplusNormal`.
-        target_accept_prob: mean acceptance that the step size adapts to; nearer to 1 makes smaller
-            steps and fewer divergences.
+        target_accept_prob: mean acceptance that the step size adapts to.
         max_tree_depth: a draw takes at most 2 to this power leapfrog steps.
         full_mass: whether the mass matrix has correlations; for at most some hundred latents.
-        compile: whether to compile the gradient by `torch.compile`. It takes some seconds and a
-            C++ compiler, and makes gradients of small nets two or three times faster.
+        compile: whether to compile the gradient by `torch.compile`, which takes some seconds.
         seed: makes the result a function of this number, and leaves torch's random state alone.
         progress: whether to show a progress bar.
         sample_weight: weights ``[n]`` of the examples in the likelihood, as for `fit`.
@@ -92,9 +90,7 @@ def run_nuts(
         TypeError: an argument of the wrong kind.
     """
     kind("model", model, BayesianModel)
-    number = isinstance(as_number(target_accept_prob), (int, float))
-    if not number or not 0 < target_accept_prob < 1:
-        raise ValueError(f"target_accept_prob must be in (0, 1), got {target_accept_prob!r}")
+    probability("target_accept_prob", target_accept_prob)
     counts = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains}
     counts |= {"num_workers": num_workers, "max_tree_depth": max_tree_depth}
     for name, value in counts.items():

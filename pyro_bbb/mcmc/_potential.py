@@ -38,11 +38,7 @@ _JOINABLE = (dist.Normal, SummedNormal, dist.Laplace, dist.StudentT, ScaleMixtur
 class Potential:
     """The potential energy of a model given data, as a function of one flat vector.
 
-    Networks are in evaluation mode; parameters that are not random stay as they are.
-
-    Attributes:
-        latents: the latents, and their slices of the vector.
-        sites: their sample sites, by name.
+    ``latents`` has the slices of the vector, ``sites`` the latents' sample sites by name.
     """
 
     def __init__(self, model: BayesianModel, x: Rows, y: Tensor) -> None:

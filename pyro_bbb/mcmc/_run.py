@@ -106,10 +106,7 @@ def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tens
 
 
 class Shuffled:
-    """Minibatches of equal size without end, in a new random order for each pass.
-
-    Rows after the last full batch of a pass are left out.
-    """
+    """Minibatches of equal size without end, in a new order for each pass; its rest is left out."""
 
     def __init__(self, x: Rows, y: Tensor, batch_size: int) -> None:
         self.x, self.y, self.batch_size = x, y, min(batch_size, len(y))
@@ -143,12 +140,8 @@ class Counters:
 class Run(ABC):
     """All chains, from their start to the last draw.
 
-    Attributes:
-        owner: the public function.
-        counters: numbers that change.
-        state: a dataclass of tensors that change.
-        draws: quantities of each draw, by name, ``[chains, ...]``.
-        batches: the minibatches, with the rows still to come.
+    ``owner`` is the public function; ``counters`` and the tensors of ``state`` change, and
+    ``draws`` has quantities of each draw by name, ``[chains, ...]``.
     """
 
     owner: str

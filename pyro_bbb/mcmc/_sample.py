@@ -84,12 +84,11 @@ def sample(
 ) -> Chains:
     r"""Sample from the posterior of all latents by chains that tune themselves.
 
-    The chains are trained first, all at once (Adam, until the energy stops falling), then sampled
-    in rounds of doubling length. Sampling stops when the chains agree on the network's function:
-    at 95 % of the compared outputs the effective sample size is at least 400 (for four chains
-    $\hat R$ is then below 1.01) and $\hat R$ at most 1.2 (for many short ones); or when
-    ``seconds`` or ``max_steps`` are used up. A chain whose energy error is infinite or above 1,000
-    nats returns to its last position with half the step; ``restarts`` counts it.
+    The chains are trained first, all at once, then sampled in rounds of doubling length. Sampling
+    stops when the chains agree on the network's function: at 95 % of the compared outputs the
+    effective sample size is at least 400 and $\hat R$ at most 1.2; or when ``seconds`` or
+    ``max_steps`` are used up. A chain whose energy error is infinite or above 1,000 nats returns to
+    its last position with half the step; ``restarts`` counts it.
 
     Networks are in evaluation mode; parameters that are not random stay as they are.
 

@@ -77,12 +77,7 @@ class ChainState:
 
 
 class Sampler(ABC):
-    """A sampler: its step, and how the step's size is tuned.
-
-    Attributes:
-        epsilon: the first step size.
-        gradients: gradients of a step.
-    """
+    """A sampler: its first step size, its gradients of a step, its step, and how this is tuned."""
 
     epsilon: float
     gradients = 1

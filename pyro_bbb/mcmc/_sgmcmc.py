@@ -81,12 +81,8 @@ def run_sgmcmc(
     The target is proportional to $p(D, z)^{1/T}$, for all latents in unconstrained space. Without
     noise a chain is stochastic gradient descent of the mean loss, so a rate ``lr`` (and a momentum)
     that trains the network is a good first guess. Larger steps and smaller batches spread the
-    samples more than the posterior does (equations in ``mcmc/_sgmcmc.py``). Networks are in
-    evaluation mode; parameters that are not random stay as they are.
-
-    Several chains are one vectorised pass per step where the network's operations can be batched
-    over weights. For a small network and data set a hundred short chains with all data in each step
-    take seconds.
+    samples more than the posterior does. Networks are in evaluation mode; parameters that are not
+    random stay as they are.
 
     Args:
         model: the model; any prior and likelihood with continuous latents.
@@ -105,9 +101,8 @@ def run_sgmcmc(
         batch_size: examples per minibatch; all data where it is ``num_data`` or more.
         momentum: of ``"sghmc"``, in [0, 1), by default 0.9.
         preconditioner: ``"rmsprop"`` scales steps by the inverse root of the mean squared gradient
-            of each latent (Li et al. 2016, "Preconditioned Stochastic Gradient Langevin
-            Dynamics"), as found in the warm-up and kept for the samples. A good ``lr`` is then near
-            Adam's.
+            of each latent in the warm-up (Li et al. 2016, "Preconditioned Stochastic Gradient
+            Langevin Dynamics"). A good ``lr`` is then near Adam's.
         temperature: T; below 1 the posterior is colder, and at 0 the chains descend without noise.
         init: where the chains start, as for `run_nuts`: by default the He initialisation.
         checkpoint: folder of a checkpoint, as for `sample`.

@@ -62,10 +62,7 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
 
 
 def _entropy_of_labels(batches: Batches) -> float:
-    """Return the least data cost of constant class probabilities, in nats per example.
-
-    It is the entropy of the labels in memory, and 0 for other targets or weighted examples.
-    """
+    """Return the entropy of the labels in memory, in nats per example; 0 for other targets."""
     source = batches.source
     of_classes = type(batches.model.likelihood) in (Categorical, Bernoulli)
     if not (of_classes and isinstance(source, Minibatches) and source.y.dim() == 1):

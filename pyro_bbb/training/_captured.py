@@ -48,11 +48,7 @@ _UNCAPTURABLE = (
 
 
 def capture_device(options: Options, device: torch.device) -> CudaDevice | TracingDevice | None:
-    """Return the device that captures the steps of a run, if they may be captured.
-
-    Raises:
-        ValueError: ``cuda_graph=True`` for what no captured step can have.
-    """
+    """Return the device that captures the steps of a run; ValueError where a graph cannot."""
     guide, data = options.guide, options.data
     lacking = {
         "a guide that is a module, with parameters of its own": not isinstance(guide, nn.Module),
@@ -73,10 +69,7 @@ def capture_device(options: Options, device: torch.device) -> CudaDevice | Traci
 
 
 def is_faster_captured(options: Options, program: StepProgram, num_steps: int) -> bool:
-    """Return whether to capture the steps: if required, or where it is as good and faster.
-
-    A callback may change in Python what has been captured.
-    """
+    """Return whether to capture the steps; a callback may change in Python what was captured."""
     if options.cuda_graph or options.engine == "compiled":
         return True
     few = has_few_parameters(*program.modules)
@@ -132,10 +125,7 @@ class TracingDevice:
 
 
 class CapturedRunner(StepRunner):
-    """Replays a captured step.
-
-    ``required``: whether a step that cannot be captured is an error; else it is run as it is.
-    """
+    """Replays a captured step; one that cannot be captured runs as it is, or is an error."""
 
     def __init__(
         self, program: StepProgram, device: CudaDevice | TracingDevice, required: bool

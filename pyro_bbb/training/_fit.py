@@ -416,10 +416,7 @@ class Loop:
         )
 
     def steps(self) -> Iterator[tuple[Parts, float]]:
-        """Yield each step's minibatch and learning rate until the training has ended.
-
-        Ctrl-C, a callback or the validation may end it before the last epoch.
-        """
+        """Yield each step's minibatch and learning rate until the training has ended."""
         at, count = self.state.progress, len(self.state.batches)
         lr, factor = self.options.initial_lr(count), lr_factor(self.options.lr_schedule)
         while not (at.trained or self.interrupts.stop):

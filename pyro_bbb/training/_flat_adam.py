@@ -19,10 +19,7 @@ SMALL = 2**15  # numbers; above, a pass over memory costs more than an operation
 
 
 class FlatAdam:
-    """The steps of an Adam or AdamW that has made one, on vectors of its small tensors.
-
-    Parameters and moments of the given optimiser become views of the vectors.
-    """
+    """Steps of an Adam that has made one, on vectors of which its small tensors become views."""
 
     def __init__(self, optimizer: Adam) -> None:
         self._memory: list[FlatMemory] = []

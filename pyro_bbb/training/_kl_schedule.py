@@ -87,10 +87,6 @@ class KLSchedule:
             num_data: examples in the whole training set, N.
             epoch: number of the epoch, from 0.
 
-        Returns:
-            A non-negative weight; those of an epoch sum to the temperature once warm-up and
-            cooling are over.
-
         Raises:
             ValueError: a function of the user's gave a negative weight, or NaN; or a number is out
                 of range.

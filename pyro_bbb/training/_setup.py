@@ -101,10 +101,7 @@ def objective(
     num_particles: int,
     estimator: str,
 ) -> MinibatchELBO:
-    """Return the objective, with several draws at once where that is faster.
-
-    ``latents`` has the sizes of the model's latents by name.
-    """
+    """Return the objective, with several draws at once where that is faster."""
     wanted = minibatch_elbo(loss, num_particles)
     if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
         draws_nothing = estimator == "reparam" and wanted.num_particles == 1
@@ -137,10 +134,7 @@ def can_vectorise(
 
 
 def _draws_apart(root: nn.Module) -> bool:
-    """Return whether each declared latent has one distribution for every draw, as far as known.
-
-    A function of a user's may read other latents, and work on several draws as if on one.
-    """
+    """Return whether each declared latent surely has one distribution for every draw."""
 
     def is_ours(prior: Any) -> bool:
         return type(prior).__module__.startswith("pyro_bbb.")
@@ -155,10 +149,7 @@ def _draws_apart(root: nn.Module) -> bool:
 
 
 class Frozen:
-    """The parameters of a model and a guide that need no gradient.
-
-    Pyro requires a gradient of every parameter that a `PyroModule` announces.
-    """
+    """The parameters without gradient, of which Pyro requires one that a `PyroModule` announces."""
 
     def __init__(self, *modules: Any) -> None:
         self._modules = [part for part in modules if isinstance(part, nn.Module)]

@@ -71,15 +71,10 @@ class JointOptim(PyroOptim):
             self._add_parameters(list(parameters.values()))
 
     def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> None:
-        """One step of all parameters that have a gradient; their gradients are dropped after it.
+        """Step all parameters that have a gradient; their gradients are dropped after it.
 
         Entries of minus infinity, as pruning leaves in the guide's ``rho``, are 0 for the
         optimiser and stay what they are: weight decay of an infinity would be NaN.
-
-        Args:
-            params: the unconstrained parameters that SVI found.
-            *args: as for `PyroOptim`; unused.
-            **kwargs: as for `PyroOptim`; unused.
 
         Raises:
             NonFiniteError: a gradient is infinite or not a number; no parameter has moved.
