@@ -135,15 +135,6 @@ def test_one_class_has_no_auroc_and_real_targets_no_recall():
         _ = bbb.evaluate(model, guide, (torch.randn(9, 2), torch.randn(9)), **DRAWS).recall
 
 
-def test_refusal_is_scored_in_half_precision():
-    log_probs = torch.randn(3, 50, 2, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    found = bbb.Evaluation.of(
-        lambda _: ClassificationPrediction(log_probs.bfloat16()),
-        (torch.zeros(50, 1), torch.arange(50) % 2),
-    )
-    assert 0 < found.scores["test"]["refusal_p"] <= 1 and found.scores["test"]["auroc"] > 0
-
-
 def test_a_function_of_ones_own_is_scored(images, of_images):
     x, y, noise = images
     ask = partial(bbb.predict, *of_images, **DRAWS)

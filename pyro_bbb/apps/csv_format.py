@@ -65,13 +65,10 @@ def read_table(
     Args:
         options: the command, whose separator and decimal sign are recognised where None.
         path: a Parquet file by its ending, else CSV with a header.
-        kinds: kind of each column of a CSV file, as `_typed` takes it.
-        default: kind of the columns without an entry.
+        kinds: kind of each column, as `_typed` takes it; the others have the ``default``.
+        default: see ``kinds``.
         usual: decimal sign where all values fit both.
         missing: texts that mean a missing value, besides `MISSING`.
-
-    Raises:
-        BadInput: the file cannot be read, or has no rows.
     """
     kind = "Parquet" if path.suffix in PARQUET else "CSV"
     decimal: str | None = options.decimal

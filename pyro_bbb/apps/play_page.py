@@ -116,11 +116,12 @@ class Digits:
         self.strokes: list[list[list[float]]] = []
         self.answers: dict[str, ClassificationPrediction] = {}
         self.panels: dict[str, ui.html] = {}
+        self.spoken = _announcer()
         with ui.element("div").classes("columns digits"):
             with _card("Draw a digit from 0 to 9"):
                 self.pad = _Pad().classes("pad")
                 self.pad.on("drawn", lambda event: self.draw(event.args))
-                self.pad.on("down", self.announce_pen)
+                self.pad.on("down", lambda: self.spoken.set_text("The pen is down."))
                 words = "Keys: arrows move the pen, space sets it down or lifts it."
                 ui.label(words).classes("soft")
                 with ui.element("div").classes("buttons"):
@@ -139,12 +140,7 @@ class Digits:
                 label = "Threshold of the probability"
                 self.threshold = _Slider(label, most=1, step=0.01, value=0.5, action=self.show)
                 ui.label(_SCRIBBLES).classes("soft")
-        self.spoken = _announcer()
         self.draw([])
-
-    def announce_pen(self) -> None:
-        """Tell a screen reader that the keys draw."""
-        self.spoken.text = "The pen is down."
 
     def enable(self, classifier: Classifier) -> None:
         """Answer by the trained network, first about the drawing on the pad."""
