@@ -30,7 +30,7 @@ from pyro.nn import PyroModule
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
-from pyro.poutine.util import is_validation_enabled, prune_subsample_sites
+from pyro.poutine.util import is_validation_enabled
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
@@ -420,18 +420,6 @@ class MinibatchELBO(Trace_ELBO):
     def _vectorized_num_particles(self, fn: Any) -> Any:
         name, dim = "num_particles_vectorized", -int(self.max_plate_nesting)
         return PlateOfDraws(name, self.num_particles, dim)(fn) if self.num_particles > 1 else fn
-
-    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
-        """Return both traces; with a KL in closed form the model's latents are not scored."""
-        if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
-            return super()._get_trace(model, guide, args, kwargs)
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        replayed = poutine.replay(model, trace=guide_trace)
-        model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
-        guide_trace, model_trace = map(prune_subsample_sites, (guide_trace, model_trace))
-        model_trace.compute_log_prob(lambda _, site: site["is_observed"] or not self.closed_form)
-        guide_trace.compute_score_parts()
-        return model_trace, guide_trace
 
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
         """Return the surrogate loss of `Trace_ELBO`, and keep its numbers."""

@@ -308,14 +308,6 @@ def drawn(trace: Any) -> dict[str, Any]:
     return {name: site for name, site in sites if not site_is_subsample(site)}
 
 
-def draw_all(root: nn.Module) -> None:
-    """Draw every declared `PyroSample` below ``root``, for any path of the forward pass."""
-    for module in root.modules():
-        if isinstance(module, PyroModule):
-            for name in sample_names(module):
-                getattr(module, name)
-
-
 @contextmanager
 def unseen(module: nn.Module) -> Iterator[None]:
     """Draw a module's sites for nobody: no handler sees them, torch's random state stays."""
@@ -428,21 +420,12 @@ class PlateOfDraws(IndepMessenger):
         BroadcastMessenger._pyro_sample(msg)
 
 
-def in_plate() -> bool:
-    """Return whether a plate is around the call."""
-    return bool(_around())
-
-
 def plate_shape() -> Size | None:
     """Return the batch shape around the call, ``None`` in other plates than draws."""
-    plates = _around()
+    plates = [handler for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]
     if not plates:
         return Size()
     one = plates[0]
     if len(plates) > 1 or not isinstance(one, PlateOfDraws) or one.dim is None:
         return None
     return Size([one.size] + [1] * (-one.dim - 1))
-
-
-def _around() -> list[IndepMessenger]:
-    return [handler for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]

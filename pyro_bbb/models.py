@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -42,12 +41,12 @@ from pyro_bbb.latents import (
     Record,
     Run,
     declared_names,
-    draw_all,
-    in_plate,
     name_parts,
     one_by_one,
     over_draws,
+    plate_shape,
     repr_unseen,
+    sample_names,
     substituted,
     unseen,
 )
@@ -134,7 +133,7 @@ class BayesianModel(PyroModule):
         """
         x = require_inputs(x)
         with scale_kl(kl_weight):
-            if in_plate():
+            if plate_shape() != Size():  # in a plate
                 with poutine.trace() as drawn:
                     self.draw_latents()
                 observation, outputs = self._in_plates(x, drawn.trace)
@@ -162,7 +161,10 @@ class BayesianModel(PyroModule):
         Without data, so that a guide has its latents from the start.
         """
         with self._pyro_context:
-            draw_all(self)
+            for module in self.modules():  # whatever path the forward pass takes
+                if isinstance(module, PyroModule):
+                    for name in sample_names(module):
+                        getattr(module, name)
             for name, parameter in self.named_parameters():
                 if parameter.requires_grad:
                     own_param(name, parameter)
@@ -215,7 +217,13 @@ class BayesianModel(PyroModule):
         draws = {
             name: site["value"].reshape(-1, *site["fn"].event_shape) for name, site in sites.items()
         }
-        arguments = self._over_draws(partial(self._with_latents, x), draws)
+
+        def with_latents(draw: dict[str, Tensor]) -> dict[str, Tensor]:
+            for name, value in draw.items():
+                self._pyro_context.set(name, value)
+            return self._arguments(self._outputs_at(x))
+
+        arguments = self._over_draws(with_latents, draws)
         outputs = next(iter(arguments.values()))
         if not self.likelihood.is_standard:
             return Stacked(self._observations(arguments), plates), outputs
@@ -232,11 +240,6 @@ class BayesianModel(PyroModule):
             if any(id(buffer) not in constant for buffer in self.network.buffers()):
                 return one_by_one(run, draws)
         return over_draws(run, draws)
-
-    def _with_latents(self, x: Rows, draw: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name, value in draw.items():
-            self._pyro_context.set(name, value)
-        return self._arguments(self._outputs_at(x))
 
     def _outputs_at(self, x: Rows) -> Tensor:
         """Return the outputs, at least in single precision."""

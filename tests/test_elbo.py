@@ -17,7 +17,7 @@ from pyro_bbb import likelihoods
 from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms, vector_prior
 from pyro_bbb.estimators import ESTIMATORS, Draws
 from pyro_bbb.guides import _mean_field
-from pyro_bbb.latents import PlateOfDraws, in_plate, plate_shape
+from pyro_bbb.latents import PlateOfDraws, plate_shape
 from pyro_bbb.pruning import keeping
 
 SIZES, DRAWS = [5, 7, 3], 5
@@ -357,14 +357,14 @@ def test_a_plate_of_draws_counts_each_site_as_it_is():
     assert site["log_prob"].shape == (DRAWS, 1)
     expected = 0.3 * dist.Normal(0.0, 1.0).log_prob(site["value"]).sum(-1)
     torch.testing.assert_close(site["log_prob"], expected)
-    assert shapes == [torch.Size([DRAWS, 1])] and plate_shape() == torch.Size() and not in_plate()
+    assert shapes == [torch.Size([DRAWS, 1])] and plate_shape() == torch.Size()
 
 
 def test_of_other_plates_the_shape_is_unknown():
     with pyro.plate("draws", DRAWS, dim=-2):
-        assert in_plate() and plate_shape() is None
+        assert plate_shape() is None
     with PlateOfDraws("draws", DRAWS, -2), pyro.plate("others", 3, dim=-3):
-        assert in_plate() and plate_shape() is None
+        assert plate_shape() is None
 
 
 def test_latents_with_dimensions_of_their_own_count_each_draw_once():

@@ -87,7 +87,12 @@ class ScaleMixtureNormal(dist.TorchDistribution):
             ratio, most = self.sigma1 / self.sigma2, torch.finfo(self.pi.dtype).max ** 0.5
             apart = (ratio >= most) | (ratio <= 1 / most)  # its square overflows
             _require("sigma1 / sigma2", ratio, ~apart, f"within a factor of {most:.0e} of 1")
-            _warn_if_swapped(numbers)
+            if numbers and numbers[1] < numbers[2] and numbers[0] != 0.5:
+                warnings.warn(
+                    f"sigma1={numbers[1]} is below sigma2={numbers[2]}, but pi={numbers[0]} is "
+                    "the weight of sigma1, by custom the wide part: were they swapped?",
+                    stacklevel=2,
+                )
         if validate_args is not None:
             self._validate_args = validate_args
 
@@ -330,16 +335,6 @@ def _exponent(w: Tensor, c: Coefficients, sign: int) -> Tensor:
 
 
 # --- arguments ---
-
-
-def _warn_if_swapped(numbers: tuple[Any, ...] | None) -> None:
-    """Warn where the first part of an uneven mixture is the narrow one."""
-    if numbers and numbers[1] < numbers[2] and numbers[0] != 0.5:
-        warnings.warn(
-            f"sigma1={numbers[1]} is below sigma2={numbers[2]}, but pi={numbers[0]} is the weight "
-            "of sigma1, by custom the wide part: were they swapped?",
-            stacklevel=3,
-        )
 
 
 def _as_tensors(**parameters: float | Tensor) -> list[Tensor]:

@@ -33,7 +33,13 @@ class Event(dist.Independent):
 def to_event(distribution: Any, dims: int | None) -> Any:
     """Return ``distribution.to_event(dims)``, an `Event` if it sums its own log-density."""
     dims = len(distribution.batch_shape) if dims is None else dims
-    if dims > 0 and _sums_its_own(type(distribution)):
+    kind: Any = type(distribution)
+    # a subclass may override `log_prob`, of which `sum_log_prob` then is not the sum
+    summed, single = (
+        next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
+        for name in ("sum_log_prob", "log_prob")
+    )
+    if dims > 0 and summed <= single:
         return Event(distribution, dims)
     return dist.TorchDistribution.to_event(distribution, dims)
 
@@ -63,12 +69,3 @@ def batches(
         x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
         for x, dim in zip(tensors, in_dims, strict=False)
     ]
-
-
-def _sums_its_own(kind: type) -> bool:
-    """Return whether ``sum_log_prob`` is the sum of ``log_prob``, which a subclass may override."""
-    defining = [
-        next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
-        for name in ("sum_log_prob", "log_prob")
-    ]
-    return defining[0] <= defining[1]

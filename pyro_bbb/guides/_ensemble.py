@@ -53,7 +53,14 @@ class Ensemble(Guide):
         for _ in range(size):
             self.add(make_member(model))
         self._kl_weight_at = None  # the members weigh theirs
-        self._refuse_equal_points()
+        states = [list(member.parameters()) for member in self.members[:2]]
+        points = all(member.is_point for member in self.members)
+        if points and len(states) == 2 and states[0]:
+            if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
+                raise ValueError(
+                    "init_loc must give each member different initial values, got equal ones; use "
+                    "init_loc='he'"
+                )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.size} members, the first {self.members[0]!r})"
@@ -187,16 +194,6 @@ class Ensemble(Guide):
             if not member._complete:
                 member._find_latents(*args, **kwargs)
         self._complete = True
-
-    def _refuse_equal_points(self) -> None:
-        states = [list(member.parameters()) for member in self.members[:2]]
-        points = all(member.is_point for member in self.members)
-        if points and len(states) == 2 and states[0]:
-            if all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
-                raise ValueError(
-                    "init_loc must give each member different initial values, got equal ones; use "
-                    "init_loc='he'"
-                )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

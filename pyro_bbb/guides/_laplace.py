@@ -46,7 +46,7 @@ from pyro_bbb.guides._base import as_batches
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Diagonal, Kronecker
 from pyro_bbb.guides.initial_values import InitLoc
 from pyro_bbb.guides.linearization import LayerUse, LayerUses, jacobians, network_outputs, root_of
-from pyro_bbb.latents import Latent, over_draws, role_of, sample_names, substituted
+from pyro_bbb.latents import over_draws, role_of, sample_names, substituted
 
 Batch: TypeAlias = tuple[Any, Tensor]
 STRUCTURES = ("full", "kron", "diag", "last_layer")
@@ -191,7 +191,9 @@ class Laplace(PointThenNormal):
                 fraction = len(x) / model.num_data  # of the prior
                 args = (model, guide, each(x, _double), _double(y), fraction)
                 if self._curvature == "hessian":
-                    total.blocks[0].sum += _hessian(*args)
+                    neg_log_joint = Trace_ELBO().differentiable_loss(*args)
+                    (slope,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
+                    total.blocks[0].sum += _jacobian(slope, guide.loc)
                 else:
                     total.add(Linearization(*args, watched=watched))
                 count += len(x)
@@ -204,7 +206,12 @@ class Laplace(PointThenNormal):
         if self._structure == "diag":
             return [Diagonal(everything)]
         if self._structure == "kron":
-            return [_kron_part(x, slices[x.name]) for x in self._latents.values()]
+            return [
+                Diagonal(slices[x.name])
+                if x.transform is not None or x.role == "likelihood"
+                else (Kronecker if len(x.shape) > 1 else Dense)(slices[x.name])
+                for x in self._latents.values()
+            ]
         if self._structure == "last_layer":
             layer = [slices[name] for name in self._last_layer()]
             everything = slice(layer[0].start, layer[-1].stop)
@@ -225,15 +232,6 @@ class Laplace(PointThenNormal):
         )
         *_, last = [[name for name in layer if name in self._latents] for layer in layers if layer]
         return last
-
-    def _check_size(self, latent_dim: int) -> None:
-        """Leave sizes to `_unknown_parts`, which checks the parts."""
-
-
-def _kron_part(latent: Latent, where: slice) -> CovariancePart:
-    if latent.transform is not None or latent.role == "likelihood":
-        return Diagonal(where)
-    return Kronecker(where) if len(latent.shape) > 1 else Dense(where)
 
 
 class TotalCurvature:
@@ -547,13 +545,6 @@ class Linearization:
         used = [name for use in self.uses for name in (use.weight, use.bias)]
         network = self.guide.latents.of_role("weight", "adapter", "prior")
         return [latent.name for latent in network if used.count(latent.name) != 1]
-
-
-def _hessian(model: Any, guide: Any, x: Any, y: Tensor, fraction: float) -> Tensor:
-    """Return the exact Hessian of one batch's part of the negative log joint."""
-    neg_log_joint = Trace_ELBO().differentiable_loss(model, guide, x, y, fraction)
-    (gradient,) = torch.autograd.grad(neg_log_joint, guide.loc, create_graph=True)
-    return _jacobian(gradient, guide.loc)
 
 
 def _jacobian(values: Tensor, at: Tensor, rows: int = 256) -> Tensor:

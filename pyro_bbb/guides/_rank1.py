@@ -105,7 +105,9 @@ class Rank1Ensemble(Guide):
         """
         frames = self._create_plates(*args, **kwargs) if self._prototype_frames else {}
         plates, draws = plate_shape() or Size(), {}
-        members = self._take_turns(plates.numel())
+        turns = torch.arange(plates.numel(), device=self._turn.device)
+        members = (self._turn + turns) % self._size
+        self._turn.copy_((self._turn + len(turns)) % self._size)
         loc, scale = self._factors(members)
         kl = self._by_kernel(_kl(loc, scale, self._prior_scale))
         values = self._values(members, loc + scale * torch.randn_like(loc))
@@ -156,12 +158,6 @@ class Rank1Ensemble(Guide):
                 "member alone, guide.member(0)"
             )
         return self.member(0)
-
-    def _take_turns(self, number: int) -> Tensor:
-        """Return the next members, ``[number]``."""
-        members = (self._turn + torch.arange(number, device=self._turn.device)) % self._size
-        self._turn.copy_((self._turn + number) % self._size)
-        return members
 
     def _factors(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and standard deviations of the members' factors, ``[m, n]`` each."""

@@ -102,17 +102,14 @@ def _constant(number: float, site: Site) -> Tensor:
 def _by_name(tensors: Mapping[str, Tensor], site: Site) -> Tensor:
     for key in (site["name"], _in_network(site["name"])):
         if key in tensors:
-            return _as_tensor(key, tensors[key]).to(site["value"])
+            try:
+                return torch.as_tensor(of_array(tensors[key])).to(site["value"])
+            except (TypeError, ValueError, RuntimeError) as error:
+                what = f"init_loc[{key!r}] must be a tensor, got {tensors[key]!r}"
+                raise TypeError(what) from error
     return _he(site)
 
 
 def _in_network(name: str) -> str:
     """Return a site's name in its network alone."""
     return name.removeprefix("network.")
-
-
-def _as_tensor(key: str, value: Any) -> Tensor:
-    try:
-        return torch.as_tensor(of_array(value))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"init_loc[{key!r}] must be a tensor, got {value!r}") from error
