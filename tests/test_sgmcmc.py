@@ -53,7 +53,7 @@ def test_the_stationary_distribution_is_known(double, sampler, temperature):
         lr=eta * N,
         temperature=temperature,
         momentum=0.5 if sampler == "sghmc" else None,
-        num_chains=800,  # independent, each of one sample
+        num_chains=300,  # independent, each of one sample
         num_samples=1,
         warmup_steps=120,
         thin=1,
@@ -82,7 +82,7 @@ def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
         data,
         lr=0.05,
         preconditioner="rmsprop",
-        num_chains=500,
+        num_chains=200,
         num_samples=1,
         warmup_steps=100,
         thin=100,
@@ -91,8 +91,8 @@ def test_a_preconditioner_leaves_the_posterior_as_it_is(double):
         progress=False,
     )
     z = torch.linalg.cholesky(precision).T @ (vectors(chains) - loc).T
-    assert (z.mean(1).abs() < SIGMAS / math.sqrt(500)).all()
-    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / 500)).all()
+    assert (z.mean(1).abs() < SIGMAS / math.sqrt(200)).all()
+    assert ((z.square().mean(1) - 1).abs() < SIGMAS * math.sqrt(2 / 200)).all()
 
 
 # --- steps ---
@@ -241,8 +241,6 @@ def curve(prior=None, activation=nn.Tanh, likelihood=None, shift=0.0, **init):
 
 OTHERS = [
     ({"prior": dist.Normal(0.0, 0.5)}, r"prior: Independent\(.*scale=1.0.* there, .*scale=0.5"),
-    ({"activation": nn.ReLU}, r"activation1: Tanh\(\) there, ReLU\(inplace=False\) here"),
-    ({"likelihood": bbb.likelihoods.StudentT(4.0)}, "Gaussian.* there, StudentT"),
     ({"shift": 0.5}, "model.network.1.bias: 0.0 there, 0.5 here"),
     ({"init": "prior"}, "init: None there, 'prior' here"),
 ]

@@ -2,14 +2,10 @@
 """Interrupted training goes on to the bit, however it ended, and no file on disk is ever half."""
 
 import errno
-import json
 import math
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from functools import partial
 from itertools import cycle
@@ -26,7 +22,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import pyro_bbb as bbb
 from pyro_bbb import CheckpointError, LoadError, likelihoods
 from pyro_bbb.persistence import archive as _archive
-from tests._support import resume_worker as resumable
 from tests._support.crash_injection import Crash, crash_at
 from tests._support.guide_names import ANY_MODEL
 
@@ -85,70 +80,6 @@ def content(folder):
     tensors.pop("history.seconds")
     spec["progress"].pop("seconds")
     return spec, {name: value.tolist() for name, value in tensors.items()}
-
-
-# --- killed ---
-
-
-class Killer:
-    """A process that runs and kills children; see `resumable`."""
-
-    def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, resumable.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-            text=True,
-        )
-
-    def run(self, case, folder, out, **when):
-        command = {"case": case, "folder": folder and str(folder), "out": str(out), **when}
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def killer():
-    killer = Killer()
-    yield killer
-    killer.process.communicate(timeout=60)
-    assert killer.process.returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", resumable.CASES)
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(killer, tmp_path, case):
-    """Three times in each case, one of them inside a write for certain."""
-    numbers = random.Random(case)
-    folder, out, whole = (tmp_path / name for name in ("folder", "out", "whole"))
-    assert killer.run(case, None, whole) == 0
-    assert killer.run(case, tmp_path / "calm", out) == 0
-    expected = content(tmp_path / "calm")
-    assert expected[0]["progress"]["finished"]
-
-    def assert_done():
-        assert out.read_text() == whole.read_text()
-        assert content(folder) == expected
-
-    kills = 0
-    while kills < 3:
-        out.unlink(missing_ok=True)
-        if kills % 2 == 1:
-            when = {"write": numbers.randrange(1, 40)}  # a write makes six such calls
-        else:
-            when = {"seconds": numbers.uniform(0.02, 0.5)}
-        status = killer.run(case, folder, out, **when)
-        if status == 0:  # it was done before that moment
-            assert_done()
-            shutil.rmtree(folder)
-            continue
-        assert status == -signal.SIGKILL
-        kills += 1
-    assert killer.run(case, folder, out) == 0
-    assert_done()
-    assert len(list(folder.iterdir())) == 2  # nothing that was left behind
 
 
 # --- resumed in this process ---
