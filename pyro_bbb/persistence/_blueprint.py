@@ -94,12 +94,7 @@ LAYERS = {
 
 
 def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprint:
-    """Return the blueprint of a network or a likelihood at a path.
-
-    ``tensors`` gets the constants that are tensors, by names that begin with ``constants.``. The
-    error is CannotDescribe where the format does not know a class, or a module has hooks, its own
-    ``forward`` or a random weight that was not declared by a prior of this library.
-    """
+    """Return the blueprint of a network or a likelihood, and add its constants to ``tensors``."""
     blueprint: Blueprint = {}
     paths: dict[nn.Module, str] = {}
     constants: dict[str, Tensor] = {}

@@ -40,10 +40,7 @@ _LEFT_BEHIND = re.compile(rf"{_TENSORS}|\.({_TENSORS}|spec\.json)\.[0-9a-f]{{8}}
 
 
 def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) -> None:
-    """Write or replace a folder's pair of files; other files in it stay.
-
-    The tensors must be on the CPU, contiguous, without shared memory.
-    """
+    """Write or replace a folder's pair of files, of contiguous tensors on the CPU."""
     data = serialise(dict(tensors))
     identity = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
     text = seal({"tensors": identity, **spec}, FORMAT, VERSION)
@@ -57,12 +54,7 @@ def write(folder: Path, spec: dict[str, Json], tensors: Mapping[str, Tensor]) ->
 
 
 def read(folder: Path) -> tuple[dict[str, Json], dict[str, Tensor]]:
-    """Return the description and the tensors of a folder.
-
-    Raises:
-        FileNotFoundError: nothing is saved at that path.
-        LoadError: a file is damaged or missing, or of a newer format.
-    """
+    """Return the description and the tensors of a folder; LoadError for damaged files."""
     while True:
         text, spec = _read_spec(folder)
         file = folder / _tensors_name(spec["tensors"])
@@ -98,12 +90,7 @@ def differences(saved: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]
 def require_run(
     folder: Path, spec: Mapping[str, Json], kind: str, owner: str, run: Mapping[str, Json]
 ) -> None:
-    """Raise unless a checkpoint was written by ``owner`` in this run.
-
-    Raises:
-        LoadError: it is of another kind.
-        ValueError: its run had another configuration.
-    """
+    """Raise unless a checkpoint was written by ``owner`` in a run of this configuration."""
     if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
     if found := differences(spec["run"], run):

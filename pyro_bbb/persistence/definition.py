@@ -41,11 +41,7 @@ _LONGEST = 200  # characters of an attribute; beyond, its hash
 
 
 def definition(root: nn.Module, path: str) -> dict[str, str]:
-    """Return for each module, by its path, its class and the attributes that define it.
-
-    Parameters are left out, and buffers other than the constants of priors and likelihoods: they
-    are state, which a checkpoint restores.
-    """
+    """Return for each module, by its path, its class and the attributes that define it."""
     modules = {x: name for name, x in root.named_modules(prefix=path) if type(x) not in _CONTAINERS}
     if isinstance(root, AutoGuide):  # its parts follow from its options
         modules = {

@@ -50,9 +50,9 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Json:
         tensors[key] = value
         return {"tensor": key}
     if isinstance(value, dict):
-        return {
-            "dict": [[_key(key, k), encode(v, f"{key}.{k}", tensors)] for k, v in value.items()]
-        }
+        if wrong := [k for k in value if not isinstance(k, str | int)]:
+            raise CannotDescribe(f"{key} must have strings or integers as keys, got {wrong[0]!r}")
+        return {"dict": [[k, encode(v, f"{key}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple | list):
         items = [encode(item, f"{key}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, tuple) else {"list": items}
@@ -80,14 +80,9 @@ def decode(value: Json, tensors: dict[str, Tensor]) -> Any:
         return float(content)
     if kind == "dict":
         return {key: decode(item, tensors) for key, item in content}
-    sequence: Any = {"list": list, "tuple": tuple}[kind]  # tuples were marked, too, at first
-    return sequence(decode(item, tensors) for item in content)
-
-
-def _key(where: str, key: Any) -> Json:
-    if not isinstance(key, str | int):
-        raise CannotDescribe(f"{where} must have strings or integers as keys, got {key!r}")
-    return key
+    if kind == "list":
+        return [decode(item, tensors) for item in content]
+    raise ValueError(f"a value must be of a known kind, got {kind!r}")
 
 
 def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> Json:

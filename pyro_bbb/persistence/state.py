@@ -108,17 +108,7 @@ def take_base(model: nn.Module, state: State) -> dict[str, Any]:
 
 
 def add_base(base: Any, part: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
-    """Add frozen parameters to saved tensors.
-
-    Args:
-        base: result of `take_base`.
-        part: a model or its network, with the same adapters.
-        prefix: of the names of the part's tensors in the save.
-        tensors: of the save, changed in place.
-
-    Raises:
-        LoadError: the frozen parameters or the adapters differ from the saved ones.
-    """
+    """Add frozen parameters of a model or network to saved tensors, if they are the saved ones."""
     require_form(base, {"names": list[str], "sha256": str, "scales": dict[str, float]}, "base")
     present = {prefix + name: value for name, value in part.named_parameters()}
     if missing := [name for name in base["names"] if name not in present]:

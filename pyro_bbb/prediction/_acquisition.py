@@ -100,15 +100,7 @@ def _with_last(
     limit: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor | None]:
-    """Add the last label to the values m of those chosen before; sample above ``limit`` values.
-
-    Args:
-        log_prob: log-probabilities of the values, ``[draws, M]``.
-        source: the draw by which each value was sampled, ``[M]``; ``None`` for all values.
-        probs: class probabilities of all chosen inputs, ``[draws, chosen, classes]``.
-        limit: largest number of values.
-        generator: source of sampled values.
-    """
+    """Return ``log_prob [draws, M]`` of values with one label more, and the draw of each sample."""
     if source is None and log_prob.shape[1] * probs.shape[2] <= limit:
         return (log_prob[:, :, None] + probs[:, -1].log()[:, None]).flatten(1), None
     inputs = [-1]

@@ -44,11 +44,7 @@ _KNOWN = (
 
 
 def per_input(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Part]:
-    """Yield the likelihood's arguments for every draw and input, each ``[s, n, ...]``.
-
-    Raises:
-        ValueError: the outputs of an input are not independent given those of the layer before.
-    """
+    """Yield the likelihood's arguments for every draw and input, each ``[s, n, ...]``."""
     trunk, random, reason = _walk(model, guide, x)
     if reason:
         raise ValueError(f"estimator 'local_reparam' is not exact here, use 'reparam': {reason}")
@@ -128,21 +124,15 @@ def arguments_of(
 
 
 def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
-    """Return whether one input's draws by `per_input` are, in distribution, those by drawn weights.
-
-    Within known layers no module can hide another use of a weight.
-    """
+    """Return whether draws of one input by `per_input` have the law of drawn weights."""
     trunk, _, reason = _walk(model, guide, x)
+    # within known layers no module can hide another use of a weight
     known = all(_acts_row_by_row(part, cls) for _, part, cls in trunk)
     return not reason and known and model.likelihood.is_standard
 
 
 def _walk(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Layer], list[Layer], str]:
-    """Return layers before the first random one, the others, and why outputs cannot be drawn.
-
-    They can for independent Normals, each weight in one linear layer, and rows that never meet
-    after the first of these layers; what is before it draws nothing and may be any module.
-    """
+    """Return layers before the first random one, the others, and why outputs cannot be drawn."""
     layers = list(_layers(model.network, "network"))
     trunk = list(takewhile(lambda layer: not declared_names(layer[1]), layers))
     random = layers[len(trunk) :]

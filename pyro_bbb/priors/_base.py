@@ -124,13 +124,8 @@ class Function(Prior):
 
 
 def _by_name(cls: Any, arguments: Arguments, modules: Modules) -> nn.Module:
-    patterns = arguments.get("patterns") or [
-        *arguments["names"],
-        "*",
-    ]  # names: before they were patterns
-    prior: ByName = cls(
-        dict(zip(patterns, modules.values(), strict=False)), _prefix=arguments["prefix"]
-    )
+    patterns = dict(zip(arguments["patterns"], modules.values(), strict=True))
+    prior: ByName = cls(patterns, _prefix=arguments["prefix"])
     return prior
 
 
