@@ -384,11 +384,10 @@ def coverage(ax: Axes, pit: Tensor) -> Axes:
     return ax
 
 
-def _quantiles(functions: Tensor, level: float) -> Array:
+def _quantiles(functions: Tensor, level: float) -> Any:
     """Return lower end, median and upper end at each input, ``[3, n]``."""
     values = _as_numpy(functions).reshape(len(functions), -1)
-    quantiles: Array = np.quantile(values, [0.5 - level / 2, 0.5, 0.5 + level / 2], axis=0)
-    return quantiles
+    return np.quantile(values, [0.5 - level / 2, 0.5, 0.5 + level / 2], axis=0)
 
 
 # --- weights ---
@@ -401,8 +400,7 @@ def weight_locs(ax: Axes, guide: AutoSoftplusNormal, *, sites: Sequence[str] | N
     and each row is as high as its fullest bin. ``sites`` are from top to bottom, by default all
     weight matrices and kernels, that is the latents of two or more dimensions.
     """
-    names = _sites(guide, sites)
-    _ridges(ax, {name: _as_numpy(guide.loc(name)) for name in names})
+    _ridges(ax, {name: _as_numpy(guide.loc(name)) for name in _sites(guide, sites)})
     ax.set_xlabel("posterior mean of a weight")
     return ax
 
@@ -414,8 +412,7 @@ def weight_scales(
 
     Scales of exactly 0 (pruned weights) are left out.
     """
-    names = _sites(guide, sites)
-    scales = {name: _as_numpy(guide.scale(name)) for name in names}
+    scales = {name: _as_numpy(guide.scale(name)) for name in _sites(guide, sites)}
     _ridges(ax, {name: scale[scale > 0] for name, scale in scales.items()}, log=True)
     ax.set_xlabel("posterior standard deviation of a weight")
     return ax
@@ -445,10 +442,7 @@ def weight_density(
 def prior_density(ax: Axes, distribution: Distribution) -> Axes:
     """Draw a prior's density, and the two weighted components of a scale mixture.
 
-    Args:
-        ax: where to draw, with a logarithmic density axis of eight decades at most.
-        distribution: a scalar distribution over the real line with a finite ``stddev``; one with
-            ``pi``, ``sigma1`` and ``sigma2`` is a scale mixture.
+    ``distribution`` is a scalar one over the real line with a finite ``stddev``.
     """
     if kind("distribution", distribution, Distribution).batch_shape:
         raise ValueError(f"distribution must be a scalar one, got {distribution}")
@@ -526,8 +520,7 @@ def snr_density_and_cdf(ax: Axes, snr: Mapping[str, Tensor]) -> Axes:
 
 
 def _density(distribution: Distribution, w: Tensor) -> Array:
-    log_density: Tensor = distribution.log_prob(w)
-    return _as_numpy(log_density.exp())
+    return _as_numpy(distribution.log_prob(w).exp())
 
 
 def _with_scales(guide: Any) -> AutoSoftplusNormal:

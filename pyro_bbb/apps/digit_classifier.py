@@ -90,11 +90,7 @@ def train(
 ) -> Classifier:
     """Train on scikit-learn's 1,797 digits; a tenth is held out for the threshold.
 
-    Args:
-        epochs: passes over the pictures.
-        copies: varied copies of each picture.
-        guide: `BAYESIAN` or `DETERMINISTIC`.
-        report: called after each epoch with the fraction done.
+    ``copies`` are varied ones of each picture; ``report`` is called with the fraction done.
     """
     data, (held_out, _) = _pictures(copies), _digits()[1]
 

@@ -43,10 +43,7 @@ def in_words(prediction: ClassificationPrediction, threshold: float) -> str:
 
 
 def answer(prediction: ClassificationPrediction, threshold: float, *, votes: bool) -> str:
-    """Draw verdict, votes or probabilities by class, and entropies.
-
-    A single network has the aleatoric entropy only.
-    """
+    """Draw verdict, votes or probabilities by class, and entropies."""
     probs, marks = prediction.probs[0].tolist(), []
     bars = [(p, f"{p:.2f}") for p in probs]
     if votes:
@@ -62,7 +59,7 @@ def answer(prediction: ClassificationPrediction, threshold: float, *, votes: boo
         bool(prediction.refuse(threshold)),
         bars,
         marks,
-        entropies[: len(prediction.sample_probs)],
+        entropies[: len(prediction.sample_probs)],  # a single network has no epistemic one
         math.log(len(probs)),
     )
 

@@ -7,9 +7,7 @@ top row above its leftmost ink in the bottom row, and covers about the same area
 1994). Then the pixels with ink of each 4x4 block were counted (E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI, 1998).
 
-Strokes are lists of points ``[m, 2]``, x to the right and y down, in any unit. Three kinds of
-drawings are made here: examples to click, digits in styles that scikit-learn's lack (nearly all of
-its 7s have a bar, its 4s a closed or slanted top, and few of its 1s a long flag), and scribbles.
+Strokes are lists of points ``[m, 2]``, x to the right and y down, in any unit.
 """
 
 from __future__ import annotations
@@ -33,7 +31,8 @@ _STRETCH = 2.5  # at most, of one direction against the other, or a straight 1 w
 _PEN = (1.0, 12.0)  # narrowest and widest, pixels
 LONG = 3.5  # length of a scribble against the diagonal of its box; a digit has 1 to 3
 
-# Corners of straight strokes, on a square of side 1.
+# Corners of straight strokes, on a square of side 1, in styles that scikit-learn's digits lack:
+# nearly all of its 7s have a bar, its 4s a closed or slanted top, and few of its 1s a long flag.
 STYLES: dict[int, list[list[tuple[float, float]]]] = {
     1: [[(0.1, 0.3), (0.5, 0.0)], [(0.5, 0.0), (0.5, 1.0)]],
     4: [[(0.1, 0.0), (0.0, 0.6), (0.8, 0.6)], [(0.6, 0.0), (0.6, 1.0)]],

@@ -34,10 +34,7 @@ _KEY = "table"  # in the metadata of the save
 
 @dataclass(frozen=True)
 class About:
-    """Description of a model's table, saved as JSON with the model.
-
-    Scores and threshold are those of the rows held out, or without any of the training rows.
-    """
+    """Description of a model's table, saved as JSON with the model."""
 
     target: str  # name of the column that it predicts
     task: Task
@@ -49,7 +46,7 @@ class About:
     answered: float = 0.95  # fraction of those rows that is not refused
     uncertainty: str = "total"  # or "epistemic": the one compared with the threshold
     threshold: float = math.inf  # rows of a larger uncertainty are refused
-    scores: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, Any] = field(default_factory=dict)  # of rows held out, or of training rows
     pruned: float = 0.0  # fraction of the weights that were removed
     decimal: str | None = None  # sign of the training file
     missing_values: Sequence[str] = ()  # texts that mean a missing value
@@ -183,10 +180,7 @@ class Model:
 
 
 def uncertainties(prediction: Prediction) -> dict[str, torch.Tensor]:
-    """Return scores by which rows may be refused, ``[n]`` each.
-
-    Total and epistemic standard deviation, or 1 - confidence and the mutual information (nats).
-    """
+    """Return scores ``[n]`` by which rows may be refused; of classes 1 - confidence, and nats."""
     if isinstance(prediction, RegressionPrediction):
         return {"total": prediction.std[:, 0], "epistemic": prediction.epistemic_std[:, 0]}
     return {"total": 1 - prediction.confidence, "epistemic": prediction.epistemic}

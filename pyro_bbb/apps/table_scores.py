@@ -77,28 +77,23 @@ def score(rows: dict[str, Tensor], model: Model) -> dict[str, Any]:
         probs = rows["probs"]
         ordered, labels = probs.sort(-1, descending=True)
         rank, sizes = (labels == y[:, None]).int().argmax(-1), set_sizes(ordered, about.level)
-        scores["accuracy"] = metrics.accuracy(probs, y)
-        scores["base_rate"] = _fraction(y == y.mode().values)
-        if len(y.unique()) > 1:
-            scores["auroc"] = metrics.macro_auroc(probs, y)
-        scores["nll"] = -float(rows["log_prob"].mean())
-        scores |= {"brier": metrics.brier(probs, y), "ece": metrics.ece(probs, y)}
-        scores["set_coverage"] = _fraction(rank < sizes)
-        scores["set_size"] = float(sizes.double().mean())
+        scores |= {"accuracy": metrics.accuracy(probs, y), "base_rate": _mean(y == y.mode().values)}
+        scores |= {"auroc": metrics.macro_auroc(probs, y)} if len(y.unique()) > 1 else {}
+        scores |= {"nll": -_mean(rows["log_prob"]), "brier": metrics.brier(probs, y)}
+        scores |= {"ece": metrics.ece(probs, y), "set_coverage": _mean(rank < sizes)}
+        scores["set_size"] = _mean(sizes)
     else:
         mean, lower, upper = (rows[name] for name in ("mean", "lower", "upper"))
-        scores["rmse"] = metrics.rmse(mean, y)
-        scores["mae"] = float((y - mean).abs().mean())
-        scores["log_likelihood"] = float(rows["log_prob"].mean())
+        scores |= {"rmse": metrics.rmse(mean, y), "mae": _mean((y - mean).abs())}
+        scores |= {"log_likelihood": _mean(rows["log_prob"]), "width": _mean(upper - lower)}
         scores["coverage"] = metrics.coverage(lower, upper, y)
-        scores["width"] = float((upper - lower).mean())
         if (spread := float((y - y.mean()).square().sum())) > 0:
             scores["r2"] = 1 - float((y - mean).square().sum()) / spread
-    scores["aurc"] = float(risk_coverage(rows, about.uncertainty)[1].mean())
-    scores["refused"] = _fraction(refused)
+    scores["aurc"] = _mean(risk_coverage(rows, about.uncertainty)[1])
+    scores["refused"] = _mean(refused)
     for name, which in (("answered", ~refused), ("refused", refused)):
         if which.any():
-            loss = float(rows["loss"][which].mean())
+            loss = _mean(rows["loss"][which])
             key, value = ("accuracy", 1 - loss) if classes else ("rmse", loss**0.5)
             scores[f"{key}_{name}"] = value
     if 0 < scores["refused"] < 1:
@@ -189,5 +184,5 @@ def cautions(scores: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def _fraction(which: Tensor) -> float:
-    return float(which.double().mean())
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())

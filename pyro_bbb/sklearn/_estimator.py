@@ -82,8 +82,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             defaults.
         seconds: limit of the chains' time; they stop earlier where they agree. A result that time
             ends is not a function of ``random_state``.
-        guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function that
-            makes a guide of a model.
+        guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function from a
+            model to a guide.
         estimator: estimator of the gradients, as in `pyro_bbb.fit`; ``"auto"`` suits the guide.
         epochs: passes over the rows, at a rate that falls along a cosine. By default training ends
             at a plateau, which the next three describe.
@@ -240,8 +240,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             X: inputs, ``[n, features]``.
 
         Returns:
-            A `RegressionPrediction` in the targets' units, or a `ClassificationPrediction` of the
-            classes as in ``classes_``.
+            A prediction in the targets' units, or of the classes as in ``classes_``.
         """
         return self._predictive(self._rows(X))
 

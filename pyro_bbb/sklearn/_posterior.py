@@ -194,7 +194,6 @@ def _network(
 def _model_and_guide(
     estimator: BayesianEstimator[Any], network: BayesianMLP, likelihood: Likelihood, rows: Rows
 ) -> tuple[BayesianModel, Any]:
-    """Return the model of rows in double precision, and an untrained guide."""
     model = BayesianModel(network, likelihood, num_data=len(rows.x)).double()
     guide = named("guide", estimator.guide, guides.GUIDES)(model)
     return model, guide.double() if isinstance(guide, nn.Module) else guide
@@ -249,16 +248,13 @@ def _train_guide(
 def training_length(
     estimator: BayesianEstimator[Any], guide: Any, num_rows: int, constant_nll: float = math.inf
 ) -> dict[str, Any]:
-    """Return the options of `fit` that set its batch size and its epochs.
-
-    A guide that collects iterates trains for all epochs, as its iterates begin at the plateau.
-    """
+    """Return the options of `fit` that set its batch size and its epochs."""
     size = estimator.batch_size or min(max(_SMALLEST, num_rows // _BATCHES), _LARGEST)
     if estimator.epochs:
         return {"epochs": estimator.epochs, "batch_size": size}
     steps_per_epoch = math.ceil(num_rows / size)
     most = estimator.max_epochs or max(_LEAST_EPOCHS, round(_STEPS / steps_per_epoch))
-    if guides.collected(guide):
+    if guides.collected(guide):  # its iterates begin at the plateau
         return {"epochs": most, "batch_size": size}
     window = estimator.n_iter_no_change or max(1, round(_WINDOW / steps_per_epoch))
     plateau = Plateau(most, window, estimator.tol, constant_nll)

@@ -37,7 +37,6 @@ from pyro_bbb.sklearn._estimator import (
 from pyro_bbb.sklearn._posterior import Rows
 
 _LARGEST = 1e150  # of targets, as variances have to be finite
-
 _LEVEL = 0.9  # of the intervals that are compared with the training targets
 _CHECKED, _DRAWS = 512, 32  # rows compared at most, evenly spread, and networks drawn for them
 _FALSE_ALARM = 1e-4
