@@ -171,16 +171,13 @@ def terms_of_traces(model_trace: Any, guide_trace: Any, closed_form: bool = Fals
 
 
 def _closed_form(q: Any, model_trace: Any, name: str) -> Tensor:
-    """Return the KL of a site: its closed form, or else that of the draw.
-
-    Pyro's KL of a Delta leaves out its log-density.
-    """
+    """Return the KL of a site: its closed form, or else that of the draw."""
     if is_validation_enabled():
         check_fully_reparametrized(q)
     site = model_trace.nodes[name]
     try:
         kl: Tensor = kl_divergence(q["fn"], site["fn"])
-        if isinstance(q["fn"], Delta):
+        if isinstance(q["fn"], Delta):  # Pyro's KL leaves out its log-density
             kl = kl + q["unscaled_log_prob"]
     except NotImplementedError:
         model_trace.compute_log_prob(lambda other, _: other == name)
@@ -347,30 +344,26 @@ class MinibatchELBO(Trace_ELBO):
             )
 
     def _one_vector(self, model: Any, guide: Any) -> tuple[bool, Event | None]:
-        """Return whether all weights are drawn and scored as one vector, and the vector's prior.
-
-        They are for our model and our guide, where no handler around changes a site.
-        """
+        """Return whether all weights are drawn and scored as one vector, and the vector's prior."""
         if type(guide) not in (AutoSoftplusNormal, Ensemble) or is_validation_enabled():
             return False, None
-        if not isinstance(model, BayesianModel) or not all(map(_only_watches, _PYRO_STACK)):
+        changes = [  # handlers besides SVI's record of parameters, and an estimator
+            handler
+            for handler in _PYRO_STACK
+            if not isinstance(handler, Draws | DetachScores)
+            and not (isinstance(handler, TraceMessenger) and handler.param_only)
+        ]
+        if not isinstance(model, BayesianModel) or changes:
             return False, None
-        like = next(guide.parameters())
-        key = (
-            model,
-            guide,
-            guide.is_one_vector,
-            like.dtype,
-            like.device,
-            bool(_active(DetachScores)),
-        )
+        like, detached = next(guide.parameters()), bool(_active(DetachScores))
+        key = (model, guide, guide.is_one_vector, like.dtype, like.device, detached)
         if self._cached is None or not all(map(operator.eq, key, self._cached[0])):
             one = guide.is_one_vector and type(model).forward is BayesianModel.forward
             one = one and set(guide.site_names) <= declared_names(model)
             prior = vector_prior(model) if one else None
             if isinstance(guide, Ensemble):
                 one = one and self.vectorize_particles and self.num_particles % guide.size == 0
-            if self.vectorize_particles or self.closed_form or _active(DetachScores):
+            if self.vectorize_particles or self.closed_form or detached:
                 one = one and prior is not None
             self._cached = key, (one, prior if one else None)
         return self._cached[1]
@@ -391,10 +384,7 @@ class MinibatchELBO(Trace_ELBO):
         self.particles.append(torch.stack(row).double())
 
     def _not_finite(self, draw: Terms, model: Any) -> list[str]:
-        """Return the names of the sites whose log-density is not finite at a draw.
-
-        The network does not run again, as a model may change in each run.
-        """
+        """Return the names of the sites whose log-density is not finite at a draw."""
         names, draws = [], range(self.num_particles if self.vectorize_particles else 1)
         for s in draws if isinstance(model, BayesianModel) else ():
             values = {n: v[s, 0] if len(draws) > 1 else v for n, v in draw.values.items()}
@@ -430,12 +420,6 @@ class MinibatchELBO(Trace_ELBO):
         nll = -sum(site["log_prob_sum"] for site in _observed(model_trace).values())
         self._keep(torch.as_tensor(loss) / self.num_particles, log_q - log_prior, log_q, nll)
         return loss, surrogate
-
-
-def _only_watches(handler: Messenger) -> bool:
-    """Return whether a handler changes no site: SVI's record of parameters, or an estimator."""
-    only_params = isinstance(handler, TraceMessenger) and handler.param_only
-    return bool(only_params or isinstance(handler, Draws | DetachScores))
 
 
 def minibatch_elbo(loss: Any, num_particles: int, *, vectorize: bool = False) -> MinibatchELBO:

@@ -365,10 +365,7 @@ class BayesianModel(PyroModule):
                 self.likelihood.check(outputs, y)
 
     def _outputs_of_two(self, x: Rows) -> tuple[Tensor, bool]:
-        """Return outputs of two examples, and whether a layer with channels first gave them.
-
-        Their shape does not show it if classes, rows and columns are equally many.
-        """
+        """Return outputs of two examples, and whether a layer with channels first gave them."""
         made: list[Tensor] = []
         layers = [part for part in self.network.modules() if isinstance(part, _CHANNELS_FIRST)]
         hooks = [part.register_forward_hook(lambda *call: made.append(call[2])) for part in layers]

@@ -30,13 +30,10 @@ def perturb_by_signs(use: Use) -> Tensor:
 
 
 def _signs(use: Use, role: str, like: Tensor) -> Tensor:
-    """Return signs per example and channel, the same at every use of this weight's draw.
-
-    What a matrix takes in, its transpose puts out.
-    """
+    """Return signs per example and channel, the same at every use of this weight's draw."""
     weight, channel, signs = use.weight, use.channel, use.posterior.signs
     if channel == -1 and weight.dim() == 2 and weight.stride(0) < weight.stride(1):
-        role = {"in": "out", "out": "in"}[role]
+        role = {"in": "out", "out": "in"}[role]  # a transpose puts out what the matrix takes in
     shape = [1] * like.dim()
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
     key = (role, weight.storage_offset(), *shape)

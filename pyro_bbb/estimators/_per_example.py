@@ -194,7 +194,17 @@ class _Perturb(TorchFunctionMode):
     def as_now(self) -> AbstractContextManager[None]:
         """Return a context in which noise that was drawn later than now is drawn again."""
         known = [(p, dict(p.signs), set(p.used)) for p in self.draws.posteriors.values()]
-        return _as_then(known)
+
+        @contextmanager
+        def as_then() -> Iterator[None]:
+            later = [(posterior, posterior.signs, posterior.used) for posterior, *_ in known]
+            for posterior, signs, used in known:
+                posterior.signs, posterior.used = dict(signs), set(used)
+            yield
+            for posterior, signs, used in later:
+                posterior.signs, posterior.used = signs, used
+
+        return as_then()
 
     def _weighted(
         self, func: Any, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **options: Any
@@ -223,16 +233,6 @@ class _Perturb(TorchFunctionMode):
             what = "a product with the weight on the left cannot perturb each example"
             self.draws.warn(func, f"{what}, {_ONE_DRAW}")
         return func(left, right)
-
-
-@contextmanager
-def _as_then(known: list[tuple[Posterior, dict[Any, Tensor], set[Any]]]) -> Iterator[None]:
-    later = [(posterior, posterior.signs, posterior.used) for posterior, _, _ in known]
-    for posterior, signs, used in known:
-        posterior.signs, posterior.used = dict(signs), set(used)
-    yield
-    for posterior, signs, used in later:
-        posterior.signs, posterior.used = signs, used
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:

@@ -74,10 +74,7 @@ class Guide(AutoGuide):
         self._complete = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lock construction and every public method, as those of this class are locked.
-
-        They may draw or run Pyro's statements.
-        """
+        """Lock construction and every public method: they may draw or run Pyro's statements."""
         super().__init_subclass__(**kwargs)
         lock_methods(cls, "_repr_markdown_")
 

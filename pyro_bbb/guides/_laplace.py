@@ -315,7 +315,11 @@ class TotalCurvature:
     def _is_coupled(self, batch: Linearization) -> bool:
         """Return whether the Hessian has entries besides J's and the diagonal."""
         structure = self.guide._structure
-        if batch.is_separable():
+        # the Hessian of the rest is diagonal if its product with random signs is the diagonal's
+        generator = torch.Generator().manual_seed(0)
+        random = torch.randint(2, batch.by_z.shape, generator=generator)
+        signs = (2.0 * random - 1).to(batch.by_z)
+        if torch.allclose(batch.rest_times(signs), signs * batch.diagonal_of_rest):
             return structure == "full" and bool(self.guide.latents.of_role("likelihood"))
         if structure != "full":
             raise ValueError(
@@ -458,7 +462,7 @@ class Linearization:
         rows = self.by_f.flatten(1).sum(0).unbind()
         # Lambda, [n, K, K]
         self.curvature = torch.stack([_gradient(row, cut_off).flatten(1) for row in rows], dim=2)
-        self.diagonal_of_rest = self._rest_times(torch.ones_like(self.by_z))
+        self.diagonal_of_rest = self.rest_times(torch.ones_like(self.by_z))
         weight = weight_of(x)
         self.weight = self.f.new_ones(len(self.f)) if weight is None else weight
 
@@ -469,12 +473,6 @@ class Linearization:
             yield jacobian, self.curvature[begin : begin + len(jacobian)] @ jacobian
             begin += len(jacobian)
 
-    def is_separable(self) -> bool:
-        """Return whether the Hessian of the rest is diagonal, by its product with random signs."""
-        fixed = torch.Generator().manual_seed(0)
-        signs = (torch.randint(2, self.by_z.shape, generator=fixed) * 2.0 - 1).to(self.by_z)
-        return torch.allclose(self._rest_times(signs), signs * self.diagonal_of_rest)
-
     def coupled(self) -> Tensor:
         r"""Return the Hessian ``[D, D]`` of all but the network, and its mixed terms with f.
 
@@ -484,7 +482,8 @@ class Linearization:
         mixed = slope.T @ _jacobian(self.by_f.flatten(), self.guide.loc)
         return mixed + mixed.T + _jacobian(self.by_z, self.guide.loc)
 
-    def _rest_times(self, vector: Tensor) -> Tensor:
+    def rest_times(self, vector: Tensor) -> Tensor:
+        """Return the Hessian of all but the network times a vector."""
         return _gradient((self.by_z * vector).sum(), self.guide.loc).detach()
 
     def _pulled_back(self, vector: Tensor) -> Iterator[tuple[LayerUse, Tensor]]:

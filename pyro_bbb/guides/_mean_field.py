@@ -247,11 +247,7 @@ class AutoSoftplusNormal(Guide):
 
 @torch.no_grad()
 def _as_table(guide: AutoSoftplusNormal) -> str:
-    """Return a table of the latents' moments in unconstrained space, and of their KLs in nats.
-
-    The prior is known where a `BayesianModel` declares the latent. A KL without closed form is that
-    of one draw. With removed weights there is none.
-    """
+    """Return a table of the latents' moments in unconstrained space, and of their KLs in nats."""
     left, priors = guide.unpruned, {}
     with seeded(0):
         draw = {name: value[0] for name, value in guide.sample_posterior(1).items()}

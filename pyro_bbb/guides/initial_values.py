@@ -23,12 +23,7 @@ InitLoc: TypeAlias = "float | str | Mapping[str, Tensor] | nn.Module | Callable[
 
 
 def as_initialiser(init_loc: InitLoc | None) -> Callable[[Site], Tensor]:
-    """Convert any accepted ``init_loc`` to a function from a site to its initial value.
-
-    Raises:
-        ValueError: an unknown name, or a number that is not finite.
-        TypeError: ``init_loc`` has no accepted form.
-    """
+    """Convert any accepted ``init_loc`` to a function from a site to its initial value."""
     init_loc = as_number(init_loc)
     if init_loc is None or init_loc == "he":
         return _he
@@ -49,11 +44,7 @@ def as_initialiser(init_loc: InitLoc | None) -> Callable[[Site], Tensor]:
 
 
 def initial_loc(latent: Latent, site: Site, initialise: Callable[[Site], Tensor]) -> Tensor:
-    """Return the initial mean of a latent, in unconstrained space.
-
-    Raises:
-        ValueError: the initial value has another shape, or is outside the support.
-    """
+    """Return the initial mean of a latent, in unconstrained space."""
     value = tensor(f"init_loc of {latent.name!r}", initialise(site))
     return latent.unconstrain(value, "init_loc").detach().to(site["value"].dtype)
 

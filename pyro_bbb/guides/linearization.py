@@ -80,14 +80,7 @@ def not_normal(guide: Any) -> TypeError:
 
 
 def tangent_moments(model: Any, latents: Latents, normal: PartsNormal, x: Rows) -> OutputMoments:
-    r"""Return means $f(x, m)$ and covariances $J \Sigma J^\top$ of the tangent's outputs.
-
-    Args:
-        model: a `BayesianModel`.
-        latents: its latents.
-        normal: their Normal.
-        x: inputs, each of which decides its own outputs alone.
-    """
+    r"""Return means $f(x, m)$ and covariances $J \Sigma J^\top$ of the tangent's outputs."""
     by_layer = any(isinstance(part, Kronecker) for part in normal.parts)
     return (moments_by_layer if by_layer else moments_by_jacobian)(model, latents, normal, x)
 

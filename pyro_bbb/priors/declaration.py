@@ -22,11 +22,7 @@ class SitePrior:
         self.name, self.shape = name, Size(shape)
 
     def __call__(self, module: nn.Module) -> Distribution:
-        """Return the prior of the module's weight.
-
-        Raises:
-            RuntimeError: the backward pass needs a weight, which it would draw again.
-        """
+        """Return the prior of the module's weight."""
         if torch._C._current_graph_task_id() != -1:  # a backward pass is under way
             raise RuntimeError(
                 f"the backward pass computes a part of the network again and needs {self.name!r} "

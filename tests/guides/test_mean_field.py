@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
@@ -294,34 +294,3 @@ def test_removed_weights_stay_exactly_0_in_further_training(loss, optimizer):
         assert (pruned.scale(name)[~mask] > 0).all()
     names = pruned.weight_names[2:]
     assert all((pruned.scale(name) > 0).all() for name in names)
-
-
-def test_a_guide_without_nothing_is_the_same_posterior():
-    model, guide = trained()
-    same = guide.without({KERNEL: torch.zeros(4, 3, dtype=torch.bool)})
-    args, losses = data(), []
-    for each in (guide, same):
-        pyro.set_rng_seed(3)
-        losses.append(Trace_ELBO().loss(model, each, *args))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-def test_removing_a_weight_takes_its_share_out_of_the_guides_density():
-    _, guide = trained()
-    mask = torch.zeros(4, 3, dtype=torch.bool)
-    mask[0, 0] = True
-    site = poutine.trace(guide.without({KERNEL: mask})).get_trace(*data()).nodes[KERNEL]
-    unpruned = dist.Normal(guide.loc(KERNEL), guide.scale(KERNEL)).log_prob(site["value"])[~mask]
-    assert site["fn"].log_prob(site["value"]).item() == pytest.approx(
-        unpruned.sum().item(), rel=1e-5
-    )
-
-
-# --- by name ---
-
-
-def test_options_of_a_named_guide_reach_it():
-    model = bbb.BayesianModel(bbb.BayesianMLP([3, 2]), bbb.likelihoods.Categorical(), 20)
-    guide = bbb.guides.make("softplus_normal", model, init_rho=0.5)
-    expected = torch.nn.functional.softplus(torch.tensor(0.5))
-    assert torch.allclose(guide.scale("network.fc1.weight"), expected.expand(2, 3))

@@ -99,8 +99,3 @@ def test_real_predictions_show_each_target():
     shown = rows(bbb.RegressionPrediction(components)._repr_markdown_())
     assert [row[0] for row in shown] == ["0, 0", "0, 1", "1, 0", "1, 1"]
     assert [float(row[3]) for row in shown] == [0.5] * 4
-
-
-def test_a_model_says_how_many_values_are_random():
-    model, _ = posterior(Normal(0.0, 1.0))
-    assert "num_data=20, 23 random values" in repr(model)

@@ -27,9 +27,9 @@ GUIDES = (
 )
 
 
-def make_model(prior=None, likelihood=None, hidden=4):
+def make_model(prior=None, likelihood=None):
     pyro.clear_param_store()
-    network = bbb.BayesianMLP([3, hidden, 1], activation=torch.nn.Tanh, prior=prior)
+    network = bbb.BayesianMLP([3, 4, 1], activation=torch.nn.Tanh, prior=prior)
     return bbb.BayesianModel(network, likelihood or bbb.likelihoods.Gaussian(0.2), len(X))
 
 
@@ -120,15 +120,14 @@ def test_auto_reparam_learns_its_centring():
     assert all((value != 0.5).any() for value in centred)  # 0.5 at the start
 
 
-@pytest.mark.parametrize("hidden", [4, 300])  # large tensors come from a pool
 @pytest.mark.parametrize("prior", [None, "mixture", "learned", "hierarchical"])
-def test_dependencies_are_those_of_the_graphical_model(prior, hidden):
+def test_dependencies_are_those_of_the_graphical_model(prior):
     priors = {
         "mixture": bbb.ScaleMixtureNormal(0.5, 1.0, 0.1),
         "learned": bbb.priors.LearnedScaleMixture(),
         "hierarchical": bbb.priors.HierarchicalNormal(),
     }
-    model = make_model(priors.get(prior), hidden=hidden)
+    model = make_model(priors.get(prior))
     scales = {name for name in model.latent_shapes() if "_prior_" in name}
     found = {
         name: set(upstream) - {name}
