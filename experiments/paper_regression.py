@@ -15,6 +15,7 @@ x < -0.05 and x > 0.55.
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ import torch
 import tyro
 from _helpers.run import Data, Picture, RepeatedSettings, Run
 from _helpers.tables import Table, at, table
-from _helpers.training import Training, mlp, normal_means, train_plain
+from _helpers.training import Training, normal_means, train_plain
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -34,7 +35,11 @@ class Plain(nn.Module):
 
     def __init__(self, units: tuple[int, ...]) -> None:
         super().__init__()
-        self.mean = mlp([1, *units, 1])
+        layers: list[nn.Module] = []
+        for n_in, n_out in pairwise([1, *units, 1]):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU()]  # torch's biases spread the kinks over x
+            nn.init.kaiming_normal_(layers[-2].weight)
+        self.mean = nn.Sequential(*layers[:-1])
         self.log_scale = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Normal:
