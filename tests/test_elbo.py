@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 import pyro_bbb as bbb
 from pyro_bbb import likelihoods
 from pyro_bbb.elbo import NonFiniteError, free_energy, minibatch_elbo, terms, vector_prior
-from pyro_bbb.estimators import ESTIMATORS, Draws
+from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.guides import _mean_field
 from pyro_bbb.latents import PlateOfDraws, plate_shape
 from pyro_bbb.pruning import keeping
@@ -254,21 +254,6 @@ def test_an_estimator_around_several_draws_changes_no_mean(context):
             elbo.loss_and_grads(model, guide, *data(model))
         nll.append(elbo.take_parts().nll)
     assert nll[0] == pytest.approx(nll[1], rel=1e-9)
-
-
-def test_an_estimator_identifies_each_weight_of_the_vector():
-    _, guide = normal()
-    for rho in guide.rhos.parameters():
-        rho.data.uniform_(-3, 0)
-    draws, draw = Draws(), guide.draw()
-    draws.add(draw.values, guide.latents.unravel(draw.loc), guide.latents.unravel(draw.scale))
-    for name, value in draw.values.items():
-        for weight, turned in ((value, False), (value.t(), True)):
-            loc, scale = draws.find(weight).seen_as(weight)
-            expected = guide.loc(name), guide.scale(name)
-            expected = [x.t() if turned else x for x in expected]
-            assert torch.equal(loc, expected[0])
-            torch.testing.assert_close(scale, expected[1])
 
 
 def test_the_sum_is_the_weighted_kl_and_the_negative_log_likelihood():

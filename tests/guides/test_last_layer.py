@@ -293,20 +293,6 @@ def test_predictions_have_the_moments_of_the_features(covariance):
     assert (draws.std(0) / sd - 1).abs().max() < 6 / math.sqrt(4000)
 
 
-def test_one_pass_of_the_trunk_predicts_as_drawn_weights_do():
-    """Mean probabilities of 3,000 draws each way; 6 standard errors of their difference."""
-    model, guide = make(likelihoods.Categorical(), init_scale=1.0)
-    x, runs = torch.randn(N, 3), []
-    handle = model.network.trunk.register_forward_hook(lambda *args: runs.append(0))
-    outputs = bbb.predict(model, guide, x, num_samples=3000)
-    assert len(runs) == 1
-    handle.remove()
-    weights = bbb.predict(model, guide, x, num_samples=3000, estimator="reparam")
-    assert (outputs.sampler, weights.sampler) == ("outputs", "weights")
-    error = weights.sample_probs.std(0) * math.sqrt(2 / 3000)
-    assert ((outputs.probs - weights.probs) / error).abs().max() < 6
-
-
 def test_the_head_may_be_the_network_and_a_layer_of_a_sequence():
     x, y = torch.randn(N, 3), torch.randn(N, 1)
     for layers in ([nn.Linear(3, 4), nn.ReLU(), bbb.BayesianLinear(4, 1)], [nn.Linear(3, 1)]):
