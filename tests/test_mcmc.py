@@ -57,16 +57,6 @@ class Dropping(Branching):
         return nn.functional.dropout(self.fc(x), training=self.training)
 
 
-class Recurrent(PyroModule):
-    def __init__(self):
-        super().__init__()
-        self.lstm = bbb.bayesianize(nn.LSTM(2, 3, batch_first=True))
-        self.head = bbb.BayesianLinear(3, 1)
-
-    def forward(self, x):
-        return self.head(self.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0][:, -1])
-
-
 def mlp(prior, outputs=1):
     return bbb.BayesianMLP([2, 4, outputs], activation=nn.Tanh, prior=prior)
 
@@ -84,20 +74,16 @@ def latent():
 CASES = {  # network and likelihood
     "normal": lambda: (mlp(dist.Normal(0.0, 1.0)), bbb.likelihoods.Gaussian(0.3)),
     "mixture": lambda: (mlp(bbb.ScaleMixtureNormal(0.3, 1.0, 0.01)), bbb.likelihoods.Gaussian(0.3)),
-    "student": lambda: (mlp(dist.StudentT(3.0)), bbb.likelihoods.Gaussian(0.3)),
     "mixed": lambda: (mlp(mixed()), bbb.likelihoods.Gaussian(0.3)),
     "latent-noise": lambda: (mlp(None), bbb.likelihoods.Gaussian(latent())),
     "latent-df": lambda: (mlp(None), bbb.likelihoods.StudentT(dist.Gamma(9.0, 1.0), latent())),
-    "bounded": lambda: (mlp(None), bbb.likelihoods.Gaussian(dist.Uniform(0.1, 2.0))),
     "learned-noise": lambda: (mlp(None), bbb.likelihoods.Gaussian.learned(0.3)),
-    "heteroscedastic": lambda: (mlp(None, 2), bbb.likelihoods.HeteroscedasticGaussian()),
     "hierarchical": lambda: (Hierarchical(), bbb.likelihoods.Gaussian(0.3)),
     "converted": lambda: (
         bbb.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))),
         bbb.likelihoods.Gaussian(0.3),
     ),
     "classes": lambda: (mlp(None, 3), bbb.likelihoods.Categorical()),
-    "recurrent": lambda: (Recurrent(), bbb.likelihoods.Gaussian(0.3)),
     "accumulating": lambda: (Accumulating(), bbb.likelihoods.Gaussian(0.3)),
     "dropout": lambda: (Dropping().eval(), bbb.likelihoods.Gaussian(0.3)),
     "branching": lambda: (Branching(), bbb.likelihoods.Gaussian(0.3)),

@@ -99,6 +99,7 @@ class Batches:
         size = self.source.batch_size
         # examples of a minibatch in all processes, where that is known
         self.batch_size = size * self.processes.size if self.own and size else size
+        self._streams = isinstance(getattr(self.source, "dataset", None), IterableDataset)
         length = None if self.own and self._streams else _length(self.source)
         if length is None:
             length = math.ceil(model.num_data / (self.batch_size or 1))
@@ -167,10 +168,6 @@ class Batches:
             batches, read = self._begin(), steps * self.accumulate
             ahead = deque(islice(batches, read), maxlen=0) if read else [next(batches)]
             self._begun = chain(ahead, batches)
-
-    @property
-    def _streams(self) -> bool:
-        return isinstance(getattr(self.source, "dataset", None), IterableDataset)
 
     def _count(self) -> int | None:
         """Return the examples of an epoch where they are known, once num_data agrees with them."""

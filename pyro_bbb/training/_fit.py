@@ -307,10 +307,9 @@ class Options(SimpleNamespace):
         one_of("nonfinite", self.nonfinite, ("raise", "skip"))
         one_of("engine", self.engine, ("auto", "eager", "compiled"))
         count("accumulate", self.accumulate)
-        if self.checkpoint_every is not None:
-            count("checkpoint_every", self.checkpoint_every)
-        if self.patience is not None:
-            count("patience", self.patience)
+        for name in ("checkpoint_every", "patience"):
+            if getattr(self, name) is not None:
+                count(name, getattr(self, name))
         if not isinstance(self.checkpoint, str | PathLike | None):
             raise TypeError(f"checkpoint must be a path, got {self.checkpoint!r}")
         lr_factor(self.lr_schedule)
@@ -444,7 +443,6 @@ class Loop:
             self._end_epoch()
 
     def _shards(self) -> Iterator[Shard]:
-        """Yield the data of the steps of an epoch."""
         try:
             yield from self.state.batches.shards()
         except RuntimeError:  # from a loader whose workers Ctrl-C has ended

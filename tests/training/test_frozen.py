@@ -121,7 +121,6 @@ DEPENDENT = {
     "PyroSample": Dependent,
     "prior of the user's": lambda: bbb.BayesianLinear(2, 1, prior=OfUser()),
     "function": lambda: bbb.BayesianLinear(2, 1, prior=by_function),
-    "function by name": lambda: bbb.BayesianLinear(2, 1, prior={"*": by_function}),
 }
 
 

@@ -213,8 +213,7 @@ def with_outlier(place):
     return y
 
 
-@pytest.mark.parametrize("kind", [NaNLoss, InfiniteLoss])
-@pytest.mark.parametrize(("place", "step"), [(16, 2), (39, 3)])
+@pytest.mark.parametrize(("kind", "place", "step"), [(NaNLoss, 16, 2), (InfiniteLoss, 39, 3)])
 def test_captured_steps_stop_as_eager_ones_do(monkeypatch, kind, place, step):
     """The outlier is in the second minibatch of the first epoch, or in the last, smaller one."""
     found, y = {}, with_outlier(place)
