@@ -50,7 +50,8 @@ def signal_to_noise(guide: PrunableGuide) -> dict[str, Tensor]:
     if not hasattr(guide, "weight_names"):
         hint = f"{type(guide).__name__}: train a guide that has means and scales by bbb.fit"
         raise TypeError(f"guide must be an AutoSoftplusNormal, got {hint}")
-    return {name: _ratio(guide.loc(name), guide.scale(name)) for name in guide.weight_names}
+    moments = {name: (guide.loc(name), guide.scale(name)) for name in guide.weight_names}
+    return {name: (m.abs() / s).where(m != 0, 0.0) for name, (m, s) in moments.items()}
 
 
 def prune(guide: G, fraction: float) -> G:
@@ -100,8 +101,3 @@ class _MaskPruned(Messenger):
         if msg["name"] in self.masks and isinstance(fn, dist.Independent):
             priors = fn.base_dist.expand(fn.batch_shape + fn.event_shape)
             msg["fn"] = priors.mask(self.masks[msg["name"]]).to_event(len(fn.event_shape))
-
-
-def _ratio(loc: Tensor, scale: Tensor) -> Tensor:
-    r"""Return $|\mu| / \sigma$, 0 for a weight of mean and scale 0."""
-    return (loc.abs() / scale).where(loc != 0, 0.0)

@@ -26,7 +26,7 @@ from torch.distributions import ExpTransform
 
 from pyro_bbb._utils.files import LoadError, loading, require_form
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_device, floating
+from pyro_bbb._utils.validation import as_device, floating, kind
 from pyro_bbb._utils.version import __version__
 from pyro_bbb.guides import GUIDES, Ensemble, Guide
 from pyro_bbb.latents import Latent, Site
@@ -45,6 +45,7 @@ _FORM_OF_GUIDE = {
     "pruned": bool,
     "found": dict[str, dict[str, Any]],
 }
+_FORM_OF_ENSEMBLE = {"name": str, "members": list[dict[str, Any]], "calls": int}
 _CHAINS, _DRAWS = "chains", "by_chain."
 _FORM_OF_CHAINS = {
     "name": str,
@@ -157,12 +158,10 @@ def load(
         ValueError: the device is not available.
     """
     target, dtype = as_device("cpu" if device is None else device), floating(dtype)
-    for name, given, kind in (
-        ("network", network, nn.Module),
-        ("likelihood", likelihood, Likelihood),
-    ):
-        if not (given is None or isinstance(given, kind)):
-            raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
+    if network is not None:
+        kind("network", network, nn.Module)
+    if likelihood is not None:
+        kind("likelihood", likelihood, Likelihood)
     spec, tensors = read(_folder(path))
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
         require_form(spec, _FORM)
@@ -227,12 +226,12 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
             shared = attrgetter(first.removeprefix("model."))(model)
             setattr(model.get_submodule(path), leaf, shared)
     _require_same("random weight", spec["sites"], _lists(model.latent_shapes()))
-    for name, value in _take(tensors, _INITIAL).items():  # not in torch's state dict
-        path, _, leaf = name.rpartition(".")
+    for name in [x for x in tensors if x.startswith(_INITIAL)]:  # not in torch's state dict
+        path, _, leaf = name.removeprefix(_INITIAL).rpartition(".")
         initial = getattr(model.get_submodule(path), "_pyro_bbb_initial", None)
         if initial is None:
             raise LoadError(f"network must be made by bayesianize as the saved {path} was")
-        initial[leaf] = value
+        initial[leaf] = tensors.pop(name)
     state = State(tensors, spec["aliases"], spec["frozen"])
     state.fill(model, "model.")
     for name, part in model.named_modules():
@@ -244,19 +243,20 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
     return Loaded(model, guide, spec["metadata"], spec["versions"])
 
 
-def _require_same(kind: str, saved: dict[str, Any], present: dict[str, Any]) -> None:
+def _require_same(what: str, saved: dict[str, Any], present: dict[str, Any]) -> None:
     """Raise LoadError if shapes by name differ from the saved ones."""
     for name in saved | present:
         if saved.get(name) != present.get(name):
             raise LoadError(
-                f"{kind} {name} has shape {saved.get(name)}, the network expects "
-                f"{present.get(name)} (None is no {kind})"
+                f"{what} {name} has shape {saved.get(name)}, the network expects "
+                f"{present.get(name)} (None is no {what})"
             )
 
 
 def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) -> Any:
     """Return network or likelihood: a copy of the given one, or built from its description."""
-    constants = _take(tensors, f"constants.{name}.", keep_prefix=True)
+    names = [x for x in tensors if x.startswith(f"constants.{name}.")]
+    constants = {x: tensors.pop(x) for x in names}
     if given is not None and (base := described.get("base")):
         add_base(base, given, f"model.{name}.", tensors)
         return copy_sharing(given, (x for x in given.parameters() if not x.requires_grad)).to("cpu")
@@ -271,14 +271,6 @@ def _part(name: str, given: Any, described: Json, tensors: dict[str, Tensor]) ->
             f"load(path, {name}=...)"
         )
     return build(described["parts"], name, constants)
-
-
-def _take(
-    tensors: dict[str, Tensor], prefix: str, *, keep_prefix: bool = False
-) -> dict[str, Tensor]:
-    """Remove and return the tensors whose names have a prefix."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name if keep_prefix else name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def _lists(shapes: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -322,7 +314,16 @@ def _make(record: Record, model: Any, state: State, prefix: str) -> Any:
     if record["name"] == _CHAINS:
         return _chains(record, state.tensors, prefix)
     if record["name"] == "ensemble":
-        return _ensemble(record, model, state, prefix)
+        require_form(record, _FORM_OF_ENSEMBLE, prefix)
+        members = [
+            _make(member, model, state, f"{prefix}member.{i}.")
+            for i, member in enumerate(record["members"])
+        ]
+        ensemble = Ensemble(model, lambda model: members[0], 1)
+        for member in members[1:]:
+            ensemble.add(member)
+        ensemble.turn = record["calls"]
+        return ensemble
     require_form(record, _FORM_OF_GUIDE, prefix)
     cls: Any = GUIDES[record["name"]]
     require_form(record["options"], dict.fromkeys(cls.option_names(), Any), f"{prefix}options")
@@ -374,20 +375,6 @@ def _chains(record: Record, tensors: dict[str, Tensor], prefix: str) -> Any:
     if wrong := [k for k, x in by_chain.items() if x.shape[:2] != chains.diverging.shape]:
         raise LoadError(f"chains must hold equally many draws of each latent, not of {wrong}")
     return chains
-
-
-def _ensemble(record: Record, model: Any, state: State, prefix: str) -> Ensemble:
-    form = {"name": str, "members": list[dict[str, Any]], "calls": int}
-    require_form(record, form, prefix)
-    first, *others = (
-        _make(member, model, state, f"{prefix}member.{i}.")
-        for i, member in enumerate(record["members"])
-    )
-    ensemble = Ensemble(model, lambda model: first, 1)
-    for member in others:
-        ensemble.add(member)
-    ensemble.turn = record["calls"]
-    return ensemble
 
 
 def _latent(latent: Latent) -> Record:

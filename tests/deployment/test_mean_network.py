@@ -252,7 +252,7 @@ def test_torch_exports_it_with_the_same_outputs(name, fraction):
         torch.testing.assert_close(program.module()(inputs), module(inputs))
 
 
-@pytest.mark.parametrize("name", ["mlp", "decorated", "inherited"])
+@pytest.mark.parametrize("name", ["decorated", "inherited"])
 def test_torch_compiles_it_whole_with_the_same_outputs(name):
     module, x = bbb.to_module(*make(NETWORKS[name](), 0.75)), torch.randn(7, 3)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

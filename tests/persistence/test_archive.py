@@ -60,9 +60,9 @@ def tensors_of(path):
 def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name):
     file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
     whole = file.read_bytes()
-    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(50))]
+    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(20))]
     damages = [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]
-    for _ in range(150):
+    for _ in range(60):
         at, value = rng.randrange(len(whole)), rng.randrange(1, 256)
         damages.append(whole[:at] + bytes([whole[at] ^ value]) + whole[at + 1 :])
     for damaged in damages:

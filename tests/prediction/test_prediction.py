@@ -300,7 +300,7 @@ def test_a_guide_may_be_a_plain_function():
         bbb.predict_mean(line(), guide, torch.ones(1, 1))
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("name", ["categorical", "gaussian-latent", "student-latent"])
 def test_predict_mean_runs_the_network_at_the_medians(double, name):
     likelihood, outputs = LIKELIHOODS[name]
     model = bbb.BayesianModel(bbb.BayesianMLP([3, 5, outputs]), likelihood(), num_data=5)
