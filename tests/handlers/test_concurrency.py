@@ -147,7 +147,7 @@ def test_a_turn_is_for_one_thread_which_may_go_on():
     def waiting():
         return [] if len(inside) <= 4 else ["another thread is inside"]
 
-    assert outer.__doc__ == "Says how deep it is."
+    assert outer.__doc__ == "Return the depth of the recursion."
     assert in_threads(*[lambda: outer(3)] * 8) == [4] * 8
     assert set(most) == {1}
 
