@@ -94,12 +94,7 @@ class Chains(Mapping[str, Tensor]):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Chains:
-        """Return the chains on a device, and floating-point numbers in a type, as torch's `to`.
-
-        Raises:
-            ValueError: the device is not available.
-            TypeError: the type is not a floating one.
-        """
+        """Return the chains on a device, and floating-point numbers in a type, as torch's `to`."""
         device, dtype = None if device is None else as_device(device), floating(dtype)
         return self._map(
             lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None)

@@ -73,19 +73,18 @@ def initial_positions(potential: Potential, init: Any, seeds: Sequence[int | Non
     draw, positions = _initialiser(potential, init), []
     for seed in seeds:
         with seeded(seed):
-            positions.append(_position(potential, draw))
+            for _ in range(_DRAWS):  # in deep networks the scale of some draws is 0
+                with torch.no_grad():
+                    z = potential.unconstrain(draw())
+                energy, gradient = potential.value_and_gradient(z)
+                if energy.isfinite() and gradient.isfinite().all():
+                    break
+            else:
+                raise ValueError(
+                    f"init must be a point of positive density, got energy {energy:.4g}"
+                )
+        positions.append(z)
     return torch.stack(positions)
-
-
-def _position(potential: Potential, draw: Callable[[], dict[str, Tensor]]) -> Tensor:
-    """Draw until the energy is finite: in deep networks the scale of some draws is 0."""
-    for _ in range(_DRAWS):
-        with torch.no_grad():
-            z = potential.unconstrain(draw())
-        energy, gradient = potential.value_and_gradient(z)
-        if energy.isfinite() and gradient.isfinite().all():
-            return z
-    raise ValueError(f"init must be a point of positive density, got energy {energy:.4g}")
 
 
 def _initialiser(potential: Potential, init: Any) -> Callable[[], dict[str, Tensor]]:

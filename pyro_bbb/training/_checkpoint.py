@@ -55,12 +55,8 @@ _ROWS = 1024  # rows of the data in a fingerprint, evenly spread
 class CheckpointError(OSError):
     """A checkpoint could not be written or read; what is in memory and on the disk stays whole.
 
-    Args:
-        message: what could not be done, and why.
-        retry: writes the checkpoint that could not be written.
-
-    Attributes:
-        history: of the training so far; the parameters are those after its last step.
+    ``retry()`` writes the checkpoint that could not be written, and ``history`` is that of the
+    training so far; the parameters are those after its last step.
     """
 
     def __init__(self, message: str, retry: Callable[[], None] | None = None) -> None:

@@ -78,19 +78,16 @@ class History(Record):
     Args:
         seconds: wall time of each epoch.
         steps: the record per step, of those that were taken.
-        skipped: numbers, from 1, of the steps that were left out because loss or gradient was not
-            finite.
+        skipped: numbers, from 1, of the steps left out, whose loss or gradient was not finite.
         interrupted: whether Ctrl-C ended the training.
         num_data: examples in the training set.
         baseline_per_example: the objective, in nats per example, of the best of some posteriors
-            that ignore the data (`docs/guide/trained.md`), under the priors before training and
-            the KL's last weight; ``None`` for points, for a training of fewer than 25 steps, and
-            before the end of training.
+            that ignore the data (`docs/guide/trained.md`); ``None`` for points, for a training of
+            fewer than 25 steps, and before the end of training.
         baseline_nll_per_example: the negative log-likelihood of the best of them by that alone.
         validation_loss: negative log predictive density of the validation data after each epoch,
             in nats per example; empty without ``validation``.
-        best_epoch: index of the epoch whose parameters model and guide have, where ``patience``
-            was given.
+        best_epoch: index of the epoch whose parameters are kept, where ``patience`` was given.
     """
 
     seconds: list[float] = field(default_factory=list)
