@@ -77,15 +77,6 @@ def test_moving_a_copy_of_both_leaves_the_original(network, guide):
         assert torch.equal(draws(*pair), expected)
 
 
-@every_network
-def test_moving_the_guide_alone_leaves_the_model(network):
-    model, guide = make(network)
-    before = state(model)
-    copy.deepcopy(guide).double()
-    assert equal(state(model), before)
-    assert {x.dtype for x in guide.parameters()} == {torch.float32}
-
-
 def test_a_history_pickles():
     data = X, torch.randn(6, 2)
     history = bbb.fit(*make("mlp"), data, epochs=2, batch_size=3, progress=False)
