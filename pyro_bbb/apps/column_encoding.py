@@ -116,8 +116,7 @@ def encode(
 def identifies_rows(series: pl.Series) -> bool:
     """Return whether a column is an index or an identifier, which differs in every row.
 
-    Text is, and integers by their name (``id``, ``customer_id``, ``PassengerId``), or if they count
-    20 rows or more from 0 or 1, in any order. An unnamed column of integers is an index.
+    Integers are by their name, or if they count 20 rows or more from 0 or 1, in any order.
     """
     if series.dtype.is_integer() and series.name in _INDEX:
         return True

@@ -286,13 +286,10 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command, and return the exit code.
 
     Args:
         arguments: words after the program's name; by default those of this process.
-
-    Returns:
-        The exit code.
 
     Raises:
         SystemExit: the arguments do not parse (code 2), or ask for help (code 0).

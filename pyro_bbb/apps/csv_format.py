@@ -62,13 +62,8 @@ def read_table(
 ) -> tuple[pl.DataFrame, str | None]:
     """Read a table, and return the decimal sign of its file, None without any.
 
-    Args:
-        options: the command, whose separator and decimal sign are recognised where None.
-        path: a Parquet file by its ending, else CSV with a header.
-        kinds: kind of each column, as `_typed` takes it; the others have the ``default``.
-        default: see ``kinds``.
-        usual: decimal sign where all values fit both.
-        missing: texts that mean a missing value, besides `MISSING`.
+    ``kinds`` are those of CSV columns, as `_typed` takes them, the others have the ``default``;
+    ``usual`` is the decimal sign where all values fit both.
     """
     kind = "Parquet" if path.suffix in PARQUET else "CSV"
     decimal: str | None = options.decimal

@@ -370,10 +370,7 @@ def _confidence_error(residual: Tensor) -> tuple[float, str]:
 
 
 def _interval_error(values: Tensor) -> tuple[float, str]:
-    """Return the largest distance of a distribution function from the uniform one, and its words.
-
-    ``values`` holds the probabilities u and the depths |2u - 1| in its columns.
-    """
+    """Return the largest distance of u, |2u - 1| (columns) from uniform laws, and its words."""
     ordered, n = values.sort(0).values, len(values)
     steps = torch.arange(n + 1).to(ordered)[:, None] / n
     fraction = float((values.tensor_split(2, 1)[1] <= 0.9).double().mean())

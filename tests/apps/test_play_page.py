@@ -143,7 +143,9 @@ def test_the_page_is_used_while_the_networks_are_in_training(start):
     page.get_by_role("button", name="Draw 4").click()
     sync_api.expect(page.get_by_text("The networks are in training.")).to_have_count(2)
     assert not (folder / "spec.json").exists()
-    assert "path" in band(page, "three points")
+    open_tab(page, "Place points")
+    page.get_by_role("button", name="Begin with three points").click()
+    sync_api.expect(page.locator(".status")).to_have_text("3 points; trained", timeout=3 * PATIENCE)
     open_tab(page, "Draw a digit")
     sync_api.expect(bar).not_to_have_attribute("aria-valuenow", "0", timeout=TRAINING)
     sync_api.expect(bar).to_be_hidden(timeout=TRAINING)
@@ -201,32 +203,17 @@ def entropies(panel):
     return [float(part) for part in parts]
 
 
-def band(page, *presets):
-    """The second tab's plot after a click on each preset, the last one trained."""
-    open_tab(page, "Place points")
-    points = {"three points": 3, "sine with a gap": 24, "a line": 15}
-    for preset in presets:
-        page.get_by_role("button", name=f"Begin with {preset}").click()
-        trained = f"{points[preset]} points; trained"
-        sync_api.expect(page.locator(".status")).to_have_text(trained, timeout=PATIENCE)
-    return page.locator("svg.plot").inner_html()
-
-
 def test_the_band_follows_clicks(page):
     open_tab(page, "Place points")
     plot = page.locator("svg.plot")
     box = plot.bounding_box()
     plot.click(position={"x": 0.3 * box["width"], "y": 0.3 * box["height"]})  # once it has slid in
     sync_api.expect(plot.locator("circle.point")).to_have_count(1)
-    trained(page, 1)
+    words = "1 point; trained"
+    sync_api.expect(page.locator(".status")).to_have_text(words, timeout=2 * PATIENCE)
     assert plot.locator("polygon.epistemic").count() == plot.locator("polygon.total").count() == 1
     page.get_by_role("button", name="Clear the points").click()
     sync_api.expect(plot.locator("circle.point, polygon")).to_have_count(0)
-
-
-def trained(page, points):
-    words = f"{points} point{'s' if points > 1 else ''}; trained"
-    sync_api.expect(page.locator(".status")).to_have_text(words, timeout=2 * PATIENCE)
 
 
 OUTSIDE = """() => [...document.querySelectorAll("main *")]
