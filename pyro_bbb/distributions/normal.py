@@ -132,10 +132,7 @@ class SquaredDistance(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         value, loc, scale = ctx.saved_tensors
         factor = 2 * grad.reshape(grad.shape + (1,) * ctx.dims) / scale.square()
-        if torch.is_grad_enabled():  # for second derivatives
-            of_value = (value - loc) * factor
-        else:
-            of_value = (value - loc).mul_(factor)
+        of_value = (value - loc).mul_(factor)
         of_loc = of_scale = None
         if ctx.needs_input_grad[1]:
             of_loc = -of_value.sum_to_size(loc.shape)
