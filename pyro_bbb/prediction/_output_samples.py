@@ -43,12 +43,11 @@ _KNOWN = (
 )
 
 
-def per_input(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> Iterator[Part]:
+def per_input(
+    model: BayesianModel, guide: Any, layers: list[Layer], x: Rows, num_samples: int
+) -> Iterator[Part]:
     """Yield the likelihood's arguments for every draw and input, each ``[s, n, ...]``."""
-    trunk, random, reason = _walk(model, guide, x)
-    if reason:
-        raise ValueError(f"estimator 'local_reparam' is not exact here, use 'reparam': {reason}")
-    layers = [_moments_of(layer, guide) for layer in trunk + random]
+    moments = [_moments_of(layer, guide) for layer in layers]
     draw_latents = guide.sampler([x.name for x in guide.latents.of_role("likelihood")])
     rows = default_rows(x)  # inputs times draws of one pass
     draws = min(num_samples, rows)
@@ -57,7 +56,7 @@ def per_input(model: BayesianModel, guide: Any, x: Rows, num_samples: int) -> It
         batch = x[i : i + inputs]
         for s in range(0, num_samples, draws):
             count = min(draws, num_samples - s)
-            arguments = arguments_of(model, _drawn(layers, batch, count), draw_latents(count))
+            arguments = arguments_of(model, _drawn(moments, batch, count), draw_latents(count))
             yield slice(s, s + count), slice(i, i + len(batch)), arguments
 
 
@@ -123,16 +122,8 @@ def arguments_of(
 # --- where it is exact ---
 
 
-def draws_of_each_input(model: BayesianModel, guide: Any, x: Rows) -> bool:
-    """Return whether draws of one input by `per_input` have the law of drawn weights."""
-    trunk, _, reason = _walk(model, guide, x)
-    # within known layers no module can hide another use of a weight
-    known = all(_acts_row_by_row(part, cls) for _, part, cls in trunk)
-    return not reason and known and model.likelihood.is_standard
-
-
-def _walk(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Layer], list[Layer], str]:
-    """Return layers before the first random one, the others, and why outputs cannot be drawn."""
+def layers_in_order(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Layer], str, bool]:
+    """Return the layers, why outputs cannot be drawn, and whether they have the weights' law."""
     layers = list(_layers(model.network, "network"))
     trunk = list(takewhile(lambda layer: not declared_names(layer[1]), layers))
     random = layers[len(trunk) :]
@@ -152,7 +143,9 @@ def _walk(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Layer], list[
         reason = "inputs must be one tensor"
     elif x.dim() != 2 and not trunk:
         reason = f"x must be rows [n, features], got shape {list(x.shape)}"
-    return trunk, random, reason
+    # within known layers no module can hide another use of a weight
+    known = all(_acts_row_by_row(part, cls) for _, part, cls in trunk)
+    return layers, reason, not reason and known and model.likelihood.is_standard
 
 
 def _layers(module: nn.Module | None, path: str) -> Iterator[Layer]:

@@ -38,12 +38,12 @@ from pyro_bbb.prediction._draws import (
     split_draws,
 )
 from pyro_bbb.prediction._normal_outputs import PROBIT, STDS, is_gaussian, per_normal_output
-from pyro_bbb.prediction._output_samples import draws_of_each_input, per_input
+from pyro_bbb.prediction._output_samples import layers_in_order, per_input
 from pyro_bbb.prediction._regression import GaussianPrediction, Prediction, RegressionPrediction
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 Inputs: TypeAlias = "Array | Sequence[Array] | Mapping[str, Array] | Dataset[Any] | DataLoader[Any]"
-SAMPLERS = {"reparam": "weights", "local_reparam": "outputs"}  # by the argument ``estimator``
+ESTIMATORS = ("reparam", "local_reparam")
 
 
 @locked
@@ -104,7 +104,7 @@ def predict(
     if linearized not in (False, True, PROBIT):
         raise ValueError(f"linearized must be False, True or {PROBIT!r}, got {linearized!r}")
     if estimator is not None:
-        one_of("estimator", estimator, SAMPLERS)
+        one_of("estimator", estimator, ESTIMATORS)
         if linearized:
             raise ValueError(f"linearized draws no weights: estimator={estimator!r} must be None")
     of_dataset = isinstance(x, Dataset | DataLoader)
@@ -115,12 +115,16 @@ def predict(
     for inputs, rows in _passes(model, guide, x, batch_size):
         if linearized:
             sampler = "linearized"
-        elif estimator is not None:
-            sampler = SAMPLERS[estimator]
-        elif has_normal_outputs or (
-            not of_dataset and len(inputs) == 1 and draws_of_each_input(model, guide, inputs)
+        elif has_normal_outputs:
+            sampler = "weights" if estimator == "reparam" else "outputs"
+        elif estimator == "local_reparam" or (
+            estimator is None and not of_dataset and len(inputs) == 1
         ):
-            sampler = "outputs"
+            layers, reason, same_law = layers_in_order(model, guide, inputs)
+            if estimator and reason:
+                wrong = "estimator 'local_reparam' is not exact here, use 'reparam'"
+                raise ValueError(f"{wrong}: {reason}")
+            sampler = "outputs" if estimator or same_law else "weights"
         group = processes(inputs.device)
         cpu_only = inputs.device.type == "cpu" and not torch.cuda.is_initialized()
         with (
@@ -139,7 +143,7 @@ def predict(
                 chunks = per_normal_output(model, guide, inputs, own, rows, linearized == PROBIT)
             else:
                 counts = group.split_counts(num_samples)
-                chunks = per_input(model, guide, inputs, group.at_least_one(counts))
+                chunks = per_input(model, guide, layers, inputs, group.at_least_one(counts))
             outputs = _collected(chunks, model, inputs, group.at_least_one(counts))
             results.append({name: group.join(y, counts) for name, y in outputs.items()})
     return _prediction(model, results, sampler, of_dataset)
