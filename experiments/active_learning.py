@@ -130,7 +130,7 @@ def draw_curves(run: Run, summary: dict[str, Any], rules: tuple[str, ...]) -> Pi
     """Test error by number of labels: median and range over the seeds."""
     lines = {}
     for rule in rules:
-        curves = [each[rule]["curve"] for each in summary["seeds"].values()]
+        curves = [records[rule]["curve"] for records in summary["seeds"].values()]
         error = 100 * (1 - np.array([curve["accuracy"] for curve in curves]))
         lines[rule] = curves[0]["labels"], np.median(error, axis=0), error.min(0), error.max(0)
     for name, target in TARGETS.items():
@@ -243,10 +243,10 @@ def predict(
     networks: list[Trained], x: Tensor, *, num_samples: int, **options: Any
 ) -> bbb.ClassificationPrediction:
     """Predict by draws from all networks, equally many from each."""
-    each = max(1, num_samples // len(networks))
-    found = [bbb.predict(*trained, x, num_samples=each, **options) for trained in networks]
-    joined = torch.cat([prediction.sample_log_probs for prediction in found])
-    return replace(found[0], sample_log_probs=joined)
+    draws = max(1, num_samples // len(networks))
+    predictions = [bbb.predict(*pair, x, num_samples=draws, **options) for pair in networks]
+    joined = torch.cat([prediction.sample_log_probs for prediction in predictions])
+    return replace(predictions[0], sample_log_probs=joined)
 
 
 def learn(
@@ -283,13 +283,13 @@ def learn(
 
 def summarise(curve: dict[str, Any]) -> dict[str, Any]:
     """Summarise a rule: labels at each target; a missed target counts as the last number."""
-    found = {
+    curves = {
         name: labels_at(curve["labels"], curve["accuracy"], target)
         for name, target in TARGETS.items()
     }
     return {
-        "labels_at": {name: curve["labels"][-1] if n is None else n for name, n in found.items()},
-        "reached": {name: n is not None for name, n in found.items()},
+        "labels_at": {name: curve["labels"][-1] if n is None else n for name, n in curves.items()},
+        "reached": {name: n is not None for name, n in curves.items()},
         "final": {name: curve[name][-1] for name in ("labels", "accuracy", "nll")},
         "curve": curve,
     }

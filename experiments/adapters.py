@@ -80,15 +80,16 @@ def decimal() -> str:
 
 def docstrings(files: Iterable[Path]) -> str:
     """Return the docstrings of Python files in order, with an empty line between."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found: list[str] = []
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts: list[str] = []
     for path in files:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in old files
             tree = ast.parse(path.read_bytes())
-        parts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-        found += [part for part in parts if part]
-    return "\n\n".join(found)
+        nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
+        docstrings = map(ast.get_docstring, nodes)
+        texts += [docstring for docstring in docstrings if docstring]
+    return "\n\n".join(texts)
 
 
 def sequences(text: str) -> Data:
@@ -97,9 +98,9 @@ def sequences(text: str) -> Data:
     A character that is not ASCII counts as a question mark.
     """
     number = {character: i for i, character in enumerate(CHARACTERS)}
-    numbers = torch.tensor([number.get(each, number["?"]) for each in text])
+    numbers = torch.tensor([number.get(character, number["?"]) for character in text])
     n = (len(numbers) - 1) // CONTEXT
-    x, y = (part[: n * CONTEXT].reshape(n, CONTEXT) for part in (numbers, numbers[1:]))
+    x, y = (characters[: n * CONTEXT].reshape(n, CONTEXT) for characters in (numbers, numbers[1:]))
     return x, y
 
 
@@ -229,11 +230,11 @@ class Adaptations:
         """Return the data of an adaptation: scored are those of the test or of validation."""
         at = ADAPTATIONS[name]
         pictures = at.family == "images"
-        given = partial(self._images, "mnist") if pictures else self._decimal
-        train, valid = train_and_validation(given(train=True), HELD_OUT[at.family])
+        read = partial(self._images, "mnist") if pictures else self._decimal
+        train, valid = train_and_validation(read(train=True), HELD_OUT[at.family])
         if at.fraction < 1 and not self.smoke:
             train = train_and_validation(train, at.fraction)[1]
-        scored = given(train=False) if testing else valid
+        scored = read(train=False) if testing else valid
         ood = self._images("fashion_mnist", train=not testing)[0] if pictures else None
         return Sets(train, valid, scored, ood)
 
@@ -318,7 +319,7 @@ def methods(name: str) -> dict[str, Method]:
     by_dropout = dropout_map(0.1, POINT_PRIOR, times=1, lr=lr)
     by_bayes = by_fit("softplus_normal", FAN_IN, **BAYES[name])
     by_short = by_fit("softplus_normal", FAN_IN, times=0.5, **BAYES[name])
-    found = {
+    by_name = {
         "map": Method(label="MAP", draws=0, train=by_map),
         "dropout": Method(label="MC dropout", draws=DRAWS, train=by_dropout, predict=dropout_draws),
         "ensemble": Method(label="ensemble of 5", draws=5, train=ensemble_of(5, by_map)),
@@ -330,13 +331,13 @@ def methods(name: str) -> dict[str, Method]:
         ),
     }
     if family == "images":
-        found["laplace_last"] = Method(
+        by_name["laplace_last"] = Method(
             label="Laplace, last layer",
             draws=100,
             train=laplace("last.*", POINT_PRIOR, lr=lr, optimize_prior=True),
             options={"linearized": True},
         )
-    return found
+    return by_name
 
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by method
@@ -359,10 +360,10 @@ def draw(run: Run, results: dict[str, Summaries]) -> Picture:
     panels: dict[str, Any] = {label: {} for label in RATIOS.values()}
     for score, label in RATIOS.items():
         for name, method in methods("mnist").items():
-            scored = {task: found for task, found in results.items() if name in found}
+            scored = {task: summaries for task, summaries in results.items() if name in summaries}
             ratios = [
-                found[name]["mean"][score] / found["map"]["mean"][score]
-                for found in scored.values()
+                summaries[name]["mean"][score] / summaries["map"]["mean"][score]
+                for summaries in scored.values()
             ]
             panels[label][method.label] = list(scored), ratios
     return run.curves("adapters", "Means over seeds; lower is better.", panels)
@@ -405,10 +406,10 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, tasks=tasks, methods=config.methods or few, seeds=1)
     run = Run(config, free=("tasks", "methods"))
     results = {name: compare(config, run, name) for name in config.tasks}
-    scaled = all("map" in found for found in results.values())
+    scaled = all("map" in summaries for summaries in results.values())
     pictures = [draw(run, results)] if scaled else []
-    found = [table(name, summaries) for name, summaries in results.items()]
-    return run.report(__doc__, {"tasks": results}, found, pictures)
+    all_tables = [table(name, summaries) for name, summaries in results.items()]
+    return run.report(__doc__, {"tasks": results}, all_tables, pictures)
 
 
 if __name__ == "__main__":

@@ -152,9 +152,9 @@ def compare(name: str, task: Task, config: Config, run: Run) -> dict[str, Summar
 
 def table(name: str, results: dict[str, Summary]) -> Table:
     """One row per variant; with a temperature the baseline is of another ELBO."""
-    for variant, found in results.items():
+    for variant, figures in results.items():
         if "temperature" in variant:
-            found["mean"].pop("baseline", None)
+            figures["mean"].pop("baseline", None)
     columns = [("neg. ELBO (nats)", "neg_elbo", 1, 2), ("data ignored", "baseline", 1, 2)]
     columns += [("accuracy (%)", "accuracy", 100, 2), ("NLL (nats)", "nll", 1, 3)]
     columns += [("ECE (%)", "ece", 100, 2), ("AUROC (%)", "auroc", 100, 1)]
@@ -164,8 +164,8 @@ def table(name: str, results: dict[str, Summary]) -> Table:
 def draw_curves(run: Run, results: dict[str, dict[str, Summary]]) -> Picture:
     """Return the negative ELBO in training by two learning rates, and the baseline."""
     panels: dict[str, Any] = {}
-    for name, found in results.items():
-        first = {v: next(iter(found[v]["seeds"].values())) for v in found}
+    for name, figures in results.items():
+        first = {v: next(iter(figures[v]["seeds"].values())) for v in figures}
         curves = {v: first[v]["curve"] for v in ("learning rate 0.001", "defaults")}
         panels[name] = {v: (range(1, len(c) + 1), c) for v, c in curves.items()}
         if (baseline := first["defaults"]["baseline"]) is not None:
@@ -185,7 +185,7 @@ def main(config: Config) -> dict[str, Any]:
     if config.fashion_epochs and not config.smoke:
         tasks["Fashion-MNIST"] = fashion_task(config)
     results = {name: compare(name, task, config, run) for name, task in tasks.items()}
-    tables = [table(name, found) for name, found in results.items()]
+    tables = [table(name, figures) for name, figures in results.items()]
     pictures = [draw_curves(run, results)]
     return run.report(__doc__, results, tables, pictures)
 

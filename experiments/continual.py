@@ -141,15 +141,15 @@ class KroneckerMemory(Memory):
             warnings.simplefilter("ignore", guides.LinearizationWarning)
             laplace.approximate(data)
         precisions, loc = first_precisions(model), guide.median()
-        for name, part in zip(laplace.site_names, laplace.covariance, strict=True):
+        for name, factor in zip(laplace.site_names, laplace.covariance, strict=True):
             self.loc[name], self.first[name] = loc[name].detach(), precisions[name].mean()
             if self.loc[name].dim() == 1:
-                precision = torch.cholesky_inverse(part.scale_tril)
+                precision = torch.cholesky_inverse(factor.scale_tril)
                 gained = precision - self.first[name] * torch.eye(len(precision))
             else:
-                curvature = (part.scale**-2 - self.first[name]).clamp(min=0)  # [o, i], of rank one
-                gained = part.out * curvature.sum(1) @ part.out.T
-                of_inputs = part.inner * (curvature.sum(0) / curvature.sum()) @ part.inner.T
+                curvature = (factor.scale**-2 - self.first[name]).clamp(min=0)  # of rank one
+                gained = factor.out * curvature.sum(1) @ factor.out.T
+                of_inputs = factor.inner * (curvature.sum(0) / curvature.sum()) @ factor.inner.T
                 self.of_inputs.setdefault(name, []).append(of_inputs)
             self.of_outputs[name] = self.of_outputs.get(name, 0.0) + gained
 
@@ -161,9 +161,9 @@ def kronecker_normal(
     outer, out = torch.linalg.eigh(of_outputs)
     inner, directions = torch.linalg.eigh(of_inputs)
     curvature = torch.outer(outer.clamp(min=0), inner.clamp(min=0))
-    part = Kronecker(slice(0, loc.numel()))
-    part.set(out=out, inner=directions, scale=(curvature + first).rsqrt())
-    flat = PartsNormal(loc.flatten(), [part])
+    block = Kronecker(slice(0, loc.numel()))
+    block.set(out=out, inner=directions, scale=(curvature + first).rsqrt())
+    flat = PartsNormal(loc.flatten(), [block])
     return TransformedDistribution(flat, [ReshapeTransform(flat.event_shape, loc.shape)])
 
 
@@ -358,7 +358,7 @@ class Learner:
         else:
             model = self.model(head, self.settings.first_prior, 1)
         torch.manual_seed(self.seed)
-        draws = {k: v for each in known for k, v in self.draw(each).items()}
+        draws = {k: v for guide in known for k, v in self.draw(guide).items()}
         return model, {name: draws[name] for name in model.latent_shapes()}
 
     def draw(self, guide: Any) -> Any:
@@ -376,8 +376,8 @@ class Learner:
         """Return a network with a last layer that starts from what was learned, and a prior."""
         torch.manual_seed(self.seed + len(self.latest))  # no two last layers start alike
         network = self.network(head)
-        for each in self.known(head):
-            learned = {k.removeprefix("network."): loc for k, loc in each.median().items()}
+        for guide in self.known(head):
+            learned = {k.removeprefix("network."): loc for k, loc in guide.median().items()}
             network.load_state_dict(learned, strict=False)
         return bbb.BayesianModel(
             bbb.bayesianize(network, prior), bbb.likelihoods.Categorical(), num_data
@@ -423,9 +423,9 @@ class Learner:
             generator = torch.Generator().manual_seed(self.seed)
             rows = torch.randperm(len(x), generator=generator)[: self.protocol.coreset]
         self.coresets.setdefault(task.head, []).append((x[rows], y[rows]))
-        others = torch.ones(len(x), dtype=torch.bool)
-        others[rows] = False
-        return x[others], y[others]
+        remaining = torch.ones(len(x), dtype=torch.bool)
+        remaining[rows] = False
+        return x[remaining], y[remaining]
 
 
 def network_of(protocol: Protocol, head: str, heads: int = 1) -> nn.Sequential:
@@ -574,8 +574,8 @@ def first_seed(summary: Summary) -> dict[str, Any]:
 
 def draw_matrices(run: Run, name: str, found: Summaries) -> Picture:
     """Accuracy on every task after every task, a panel for each method."""
-    first = {method: first_seed(each) for method, each in found.items()}
-    matrices = {method: each["matrix"] for method, each in first.items() if "matrix" in each}
+    first = {method: first_seed(summary) for method, summary in found.items()}
+    matrices = {method: record["matrix"] for method, record in first.items() if "matrix" in record}
     rows = 1 if len(matrices) < 4 else 2
     columns = -(-len(matrices) // rows)
     with plots.style():
@@ -655,13 +655,13 @@ def learn(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> F
     matrix, snr = [], []
     for i, task in enumerate(tasks):
         learner.learn(task)
-        found = [score(learner.predict(each), each) for each in tasks[: i + 1]]
-        matrix.append([each["accuracy"] for each in found])
+        task_scores = [score(learner.predict(task), task) for task in tasks[: i + 1]]
+        matrix.append([task_score["accuracy"] for task_score in task_scores])
         if method.settings.guide == "softplus_normal":
             snr.append(signal_to_noise(learner.latest[task.head]))
     averages = [statistics.fmean(row) for row in matrix]
     history = {"matrix": matrix, "averages": averages, "forgetting": forgetting(matrix)}
-    return mean(found) | history | ({"snr": snr} if snr else {})
+    return mean(task_scores) | history | ({"snr": snr} if snr else {})
 
 
 def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: int) -> Figures:
@@ -669,7 +669,7 @@ def learn_at_once(protocol: Protocol, method: Method, tasks: list[Task], seed: i
     together = AllTasks(protocol, tasks)
     learner = Learner(protocol, method.settings, seed, together.network)
     learner.learn(together.joined)
-    return mean([score(learner.predict(each), each) for each in together.tasks])
+    return mean([score(learner.predict(task), task) for task in together.tasks])
 
 
 def score(answer: bbb.ClassificationPrediction, task: Task) -> dict[str, float]:
@@ -718,8 +718,8 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
         return (learn_at_once if method.at_once else learn)(protocol, method, tasks, seed)
 
     return {
-        each: run.repeat(partial(one, shortened(METHODS[name][each], config)), name, each)
-        for each in chosen(METHODS[name], config.methods)
+        method: run.repeat(partial(one, shortened(METHODS[name][method], config)), name, method)
+        for method in chosen(METHODS[name], config.methods)
     }
 
 
@@ -739,7 +739,7 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, seeds=1, protocols=config.protocols[:2])
     run = Run(config, free=("protocols", "methods"))
     results = {name: compare(config, run, name) for name in config.protocols}
-    tables = [table(name, found) for name, found in results.items()]
+    tables = [table(name, summaries) for name, summaries in results.items()]
     pictures = []
     for name, found in results.items():
         pictures.append(draw_averages(run, name, found))

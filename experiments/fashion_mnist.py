@@ -112,15 +112,15 @@ def train(recipe: Recipe, hidden: tuple[int, ...], data: Data, seed: int) -> Tra
 def predict(trained: Trained, sets: Sets, samples: int, seed: int) -> Answers:
     """Predict test garments and digits by networks sampled from the posterior."""
     predict = partial(bbb.predict, *trained[:2], num_samples=samples, seed=seed)
-    kinds = {GARMENTS: sets.test[0], DIGITS: sets.digits}
-    return {kind: predict(sets.seen(x)) for kind, x in kinds.items()}
+    images = {GARMENTS: sets.test[0], DIGITS: sets.digits}
+    return {name: predict(sets.seen(x)) for name, x in images.items()}
 
 
 def evaluate(trained: Trained, sets: Sets, answers: Answers) -> Scores:
     """All figures of one trained network, on test garments and on digits."""
     x, y = sets.test
     garments, digits = answers.values()
-    plain, ood = (bbb.predict_mean(*trained[:2], sets.seen(part)) for part in (x, sets.digits))
+    plain, ood = (bbb.predict_mean(*trained[:2], sets.seen(images)) for images in (x, sets.digits))
     return {
         "components": components(garments, y),
         "mean_network": scores(plain.probs, y),
@@ -129,8 +129,8 @@ def evaluate(trained: Trained, sets: Sets, answers: Answers) -> Scores:
         "digits": detect(digits, garments),
         "digits_by_mean_network": metrics.auroc(ood.entropy, plain.entropy),
         "nats": {
-            kind: {"entropy": float(p.entropy.mean()), "epistemic": float(p.epistemic.mean())}
-            for kind, p in answers.items()
+            name: {"entropy": float(p.entropy.mean()), "epistemic": float(p.epistemic.mean())}
+            for name, p in answers.items()
         },
         "training_seconds": sum(trained[2].seconds),
     }
@@ -194,7 +194,7 @@ class Config(RepeatedSettings, DataSettings):
 def load(config: Config, recipe: Recipe) -> Sets:
     """Return the images; whitening is learned from the training images alone."""
     get = partial(images, root=config.data_root, smoke=config.smoke)
-    (x, y), (x_test, y_test) = (get("fashion_mnist", train=part) for part in (True, False))
+    (x, y), (x_test, y_test) = (get("fashion_mnist", train=is_train) for is_train in (True, False))
     x, digits = x.flatten(1), get("mnist", train=False)[0].flatten(1)
     whiten = None if recipe.whitening is None else Whitening.of(x, recipe.whitening)
     return Sets((x, y), (x_test.flatten(1), y_test), digits, whiten)
@@ -203,7 +203,7 @@ def load(config: Config, recipe: Recipe) -> Sets:
 def tables(record: Scores) -> list[Table]:
     """Return sampled networks, mean network and ensemble; detection of digits; both widths."""
     wide, narrow = at(record, WIDE), at(record, NARROW)
-    kinds = {
+    rows = {
         "sampled networks, lowest": "components.lowest",
         "sampled networks, mean": "components.mean",
         "sampled networks, highest": "components.highest",
@@ -211,11 +211,11 @@ def tables(record: Scores) -> list[Table]:
         "ensemble, probabilities averaged": "ensemble.accuracy",
         "ensemble, log-probabilities averaged": "log_average.accuracy",
     }
-    accuracies = [(label, keys, 100, 2) for label, keys in kinds.items()]
+    accuracies = [(label, keys, 100, 2) for label, keys in rows.items()]
     article = [f"{100 * PUBLISHED[k]:.2f}" if k in PUBLISHED else "–" for k in ARTICLE]
     scores = [
-        (f"{label}, {kind}", f"{kind}.{keys}", factor, digits)
-        for kind in ("mean_network", "ensemble", "log_average")
+        (f"{label}, {summary_name}", f"{summary_name}.{keys}", factor, digits)
+        for summary_name in ("mean_network", "ensemble", "log_average")
         for label, keys, factor, digits in SCORES[1:]
     ]
     aurocs = [(f"AUROC by {m} (%)", f"digits.{m}", 100, 1) for m in MEASURES]

@@ -144,7 +144,7 @@ def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
     (x, of_x), (y, of_y) = map(bbb.data.standardize, (x, y[:, None]))
     data = x.float(), y.float()
     noise = noise_scale(data, config)
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     trained: dict[str, Any] = {}
     for name, method in METHODS.items():
         torch.manual_seed(config.seed)
@@ -153,13 +153,13 @@ def run_split(path: str, feature: int, config: Config) -> dict[str, Any]:
         try:
             trained[name] = posterior(model, method, data, config, start)
         except ArithmeticError as error:  # no mode for Laplace, or a chain that diverged
-            found[name] = {"failed": str(error)}
+            summaries[name] = {"failed": str(error)}
             continue
         seconds = perf_counter() - began
         options = {"num_samples": config.draws, "linearized": method.linearized}
         prediction = bbb.predict(model, trained[name], of_x(x_test).float(), seed=0, **options)
-        found[name] = summary(prediction, of_y, y_test) | {"seconds": round(seconds, 2)}
-    return found
+        summaries[name] = summary(prediction, of_y, y_test) | {"seconds": round(seconds, 2)}
+    return summaries
 
 
 def summary(prediction: Any, scaling: Any, y: torch.Tensor) -> dict[str, float]:
@@ -178,13 +178,13 @@ def features_of(path: Path) -> list[int]:
 
 def mean_scores(splits: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the splits of a table by method, and the largest NLL; or what failed."""
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for name in METHODS:
         figures = [split[name] for split in splits]
-        found[name] = mean_of(figures)
-        if "failed" not in found[name]:
-            found[name]["worst_nll"] = max(each["nll"] for each in figures)
-    return found
+        means[name] = mean_of(figures)
+        if "failed" not in means[name]:
+            means[name]["worst_nll"] = max(record["nll"] for record in figures)
+    return means
 
 
 def gap_table(tables: dict[str, Any]) -> Table:
@@ -235,11 +235,11 @@ def main(config: Config) -> dict[str, Any]:
         for name, path in paths.items()
         for k in features_of(path)[: config.features]
     }
-    found: dict[str, list[Any]] = {name: [] for name in paths}
+    records: dict[str, list[Any]] = {name: [] for name in paths}
     for job, scores in zip(jobs, run.spread(jobs, config.workers), strict=True):
-        found[job.partition("/")[0].rpartition("-")[0]].append(scores)
-    tables = {name: mean_scores(splits) for name, splits in found.items()}
-    metrics = {"tables": tables, "splits": {k: len(v) for k, v in found.items()}}
+        records[job.partition("/")[0].rpartition("-")[0]].append(scores)
+    tables = {name: mean_scores(splits) for name, splits in records.items()}
+    metrics = {"tables": tables, "splits": {k: len(v) for k, v in records.items()}}
     pictures = [draw_coverage(run, tables)]
     return run.report(__doc__, metrics, [gap_table(tables)], pictures, remark=SUMMARY)
 

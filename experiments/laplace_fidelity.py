@@ -50,7 +50,7 @@ def study(
     """Every variant around one MAP: its figures and its draws of the function."""
     torch.manual_seed(seed)
     data = reference.x, reference.y
-    model, found = reference.make_model(), {}
+    model, scores = reference.make_model(), {}
     point = bbb.guides.make("delta", model)
     options = {"batch_size": len(reference.x), "lr": config.lr, "seed": seed}
     bbb.fit(model, point, data, epochs=config.steps, progress=False, **options)
@@ -66,8 +66,8 @@ def study(
                     reference, model, guide, config.draws, 0, linearized=linearized
                 )
                 scale = {"prior_scale": guide.prior_scale.item()}
-                found[name] = reference.compare(draws) | scale, draws
-    return found
+                scores[name] = reference.compare(draws) | scale, draws
+    return scores
 
 
 def table(floor: dict[str, Any], variants: dict[str, Any]) -> Table:
@@ -93,10 +93,10 @@ def main(config: Config) -> dict[str, Any]:
     with warnings.catch_warnings():  # that draws do worse: the table has both
         warnings.simplefilter("ignore", bbb.guides.LinearizationWarning)
         seeds = config.all_seeds
-        found = [study(reference, config, seed) for seed in tqdm(seeds, desc="Laplace")]
-    variants = {name: fidelity.mean_of([each[name][0] for each in found]) for name in found[0]}
-    shown = {name: each[1] for name, each in found[0].items() if "optimized" not in name}
-    first = {name: each[0] for name, each in found[0].items()}
+        studies = [study(reference, config, seed) for seed in tqdm(seeds, desc="Laplace")]
+    variants = {name: fidelity.mean_of([s[name][0] for s in studies]) for name in studies[0]}
+    shown = {name: result[1] for name, result in studies[0].items() if "optimized" not in name}
+    first = {name: result[0] for name, result in studies[0].items()}
     picture = fidelity.draw_bands(run, "laplace", reference, first, shown)
     floor = dict(reference.diagnostics)["floor"]
     metrics = {"floor": floor, "variants": variants, "seeds": list(seeds)}

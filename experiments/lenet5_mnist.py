@@ -110,9 +110,9 @@ def noise(count: int, seed: int) -> Tensor:
 
 def scores_table(dataset: str, summary: Scores, variants: dict[str, Scores]) -> Table:
     """Tabulate scores on the test images, and published ones."""
-    kinds = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
-    kinds |= {f"ensemble, random: {name}": (each, "test") for name, each in variants.items()}
-    rows = {label: tabulate.at(each, part) for label, (each, part) in kinds.items()}
+    sources = {"ensemble": (summary, "test"), "network of mean weights": (summary, "mean_network")}
+    sources |= {f"ensemble, random: {name}": (s, "test") for name, s in variants.items()}
+    rows = {label: tabulate.at(record, key) for label, (record, key) in sources.items()}
     return tabulate.table("on the test images", rows, SCORES, PUBLISHED[dataset])
 
 
@@ -120,10 +120,10 @@ def ood_table(summaries: dict[str, Scores]) -> Table:
     """AUROC of three measures, by random layers and kind of image."""
     cells = [
         (
-            f"{kind}; random: {name}",
-            *(tabulate.shown(s, "foreign", kind, m, digits=1) for m in MEASURES),
+            f"{ood}; random: {name}",
+            *(tabulate.shown(s, "foreign", ood, m, digits=1) for m in MEASURES),
         )
-        for kind in next(iter(summaries.values()))["mean"]["foreign"]
+        for ood in next(iter(summaries.values()))["mean"]["foreign"]
         for name, s in summaries.items()
     ]
     return Table(("AUROC (%) against test images", *MEASURES), cells)
@@ -136,8 +136,8 @@ def refusal_table(summary: Scores) -> Table:
         (f"cut-off {PUBLISHED_CUT_OFF}", "published", 100, 1),
         (f"cut-off {cut_off}", "validation", 100, 1),
     )
-    kinds = {k: tabulate.at(summary, "refused", k) for k in summary["mean"]["refused"]}
-    return tabulate.table("refused (%)", kinds, columns)
+    refused = {k: tabulate.at(summary, "refused", k) for k in summary["mean"]["refused"]}
+    return tabulate.table("refused (%)", refused, columns)
 
 
 Predict: TypeAlias = Callable[[Tensor], bbb.ClassificationPrediction]
@@ -202,12 +202,12 @@ RECIPES = {
 
 def load(config: Config) -> Sets:
     """Load the split training part, the test part and out-of-distribution images."""
-    other = next(name for name in NAMES if name != config.dataset)
+    ood_dataset = next(name for name in NAMES if name != config.dataset)
     get = partial(images, root=config.data_root, smoke=config.smoke)
     train, valid = train_and_validation(get(config.dataset, train=True), fraction=1 / 12)
     ood = {
         NOISE: noise(config.images, seed=1),
-        NAMES[other]: get(other, train=False)[0][: config.images],
+        NAMES[ood_dataset]: get(ood_dataset, train=False)[0][: config.images],
     }
     return Sets(train, valid, get(config.dataset, train=False), ood)
 
@@ -221,20 +221,20 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
     """Score test images, and the detection of out-of-distribution ones."""
     x, y = sets.test
     inside, valid = predict(x), predict(sets.valid[0][: config.images])
-    kinds = {kind: predict(ood) for kind, ood in sets.ood.items()}
+    ood_answers = {name: predict(images) for name, images in sets.ood.items()}
     cut_off = float(valid.confidence.quantile(1 - config.answered))
     cuts = {"published": PUBLISHED_CUT_OFF, "validation": cut_off}
-    everything = {NAMES[config.dataset]: inside, **kinds}
+    everything = {NAMES[config.dataset]: inside, **ood_answers}
     figures = {
         "test": scores(inside.probs, y),
         "area_under_risk_coverage": metrics.area_under_risk_coverage(
             inside.confidence, inside.label == y
         ),
-        "foreign": {kind: detect(answer, inside) for kind, answer in kinds.items()},
+        "foreign": {ood: detect(answer, inside) for ood, answer in ood_answers.items()},
         "cut_off": cut_off,
         "refused": {
-            kind: {name: float(answer.refuse(at).double().mean()) for name, at in cuts.items()}
-            for kind, answer in everything.items()
+            ood: {name: float(answer.refuse(at).double().mean()) for name, at in cuts.items()}
+            for ood, answer in everything.items()
         },
         "accuracy_of_answers": {
             name: metrics.accuracy(inside.probs[answered], y[answered])
@@ -247,13 +247,13 @@ def evaluate(config: Config, sets: Sets, predict: Predict) -> tuple[Scores, Answ
 
 def compare(config: Config, recipe: Recipe, sets: Sets) -> dict[str, Scores]:
     """Score partly random networks, and one of fixed weights."""
-    found: dict[str, Scores] = {}
+    scores_by_name: dict[str, Scores] = {}
     for name, layers in VARIANTS.items():
         if name != ALL and config.compared:
             seeds = range(config.seed, config.seed + config.compared)
             predictors = (partly(config, recipe, sets, layers, seed) for seed in seeds)
-            found[name] = over_seeds([evaluate(config, sets, each)[0] for each in predictors])
-    return found
+            scores_by_name[name] = over_seeds([evaluate(config, sets, p)[0] for p in predictors])
+    return scores_by_name
 
 
 def partly(config: Config, recipe: Recipe, sets: Sets, layers: str | None, seed: int) -> Predict:

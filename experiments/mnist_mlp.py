@@ -45,15 +45,15 @@ def compare(modules: Mapping[str, nn.Module], x: Tensor, repetitions: int) -> di
     """
     dense = next(iter(modules))
     sizes = {name: file_size(module) for name, module in modules.items()}
-    one, many = (
-        latencies({n: sparse_where_faster(m, part) for n, m in modules.items()}, part, repetitions)
-        for part in (x[:1], x[:1000])
+    single, many = (
+        latencies({n: sparse_where_faster(m, rows) for n, m in modules.items()}, rows, repetitions)
+        for rows in (x[:1], x[:1000])
     )
     return {
         name: {
             "bytes": sizes[name],
             "size": sizes[name] / sizes[dense],
-            "latency_one": one[name] / one[dense],
+            "latency_one": single[name] / single[dense],
             "latency_thousand": many[name] / many[dense],
         }
         for name in modules
@@ -117,9 +117,9 @@ def accuracy_table(record: Scores, names: list[str]) -> Table:
 def networks_table(record: Scores, names: list[str], samples: int) -> Table:
     """Return the mean network and the ensemble, in scores that take probabilities."""
     networks = {
-        f"{name}: {label}": tabulate.at(record, name, kind)
+        f"{name}: {label}": tabulate.at(record, name, way)
         for name in names
-        for kind, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
+        for way, label in (("mean_network", "mean network"), ("ensemble", f"{samples} networks"))
     }
     return tabulate.table("on the test images", networks, SCORES)
 
@@ -146,11 +146,11 @@ def export_table(record: Scores, name: str) -> Table:
         ("time for 1 image, dense = 1", "latency_one", 1, 2),
         ("for 1,000 images, dense = 1", "latency_thousand", 1, 2),
     )
-    kinds = tabulate.at(record, name)
+    figures = tabulate.at(record, name)
     networks = {
         f"{100 * fraction:.0f}": {
-            k: each["exported"][str(fraction)] | {"accuracy": each["pruning"][str(fraction)]}
-            for k, each in kinds.items()
+            k: way["exported"][str(fraction)] | {"accuracy": way["pruning"][str(fraction)]}
+            for k, way in figures.items()
         }
         for fraction in EXPORTED
     }
@@ -295,14 +295,14 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, samples=3, repetitions=3)
         recipe = replace(recipe, epochs=2, hidden=(50, 50))
     run = Run(config)
-    train_data, test_data = (load(config, recipe, train=part) for part in (True, False))
+    train_data, test_data = (load(config, recipe, train=is_train) for is_train in (True, False))
 
     def one(seed: int) -> Scores:
         figures = {}
         for name in recipe.variants:
             trained, curve = train(recipe, name, seed, train_data, test_data)
             figures[name] = evaluate(trained, config, seed, train_data, test_data)
-            by_epoch = {str(i): each for i, each in enumerate(curve, start=1)}
+            by_epoch = {str(i): figures for i, figures in enumerate(curve, start=1)}
             figures[name]["accuracy_by_epoch"] = by_epoch
         return figures
 

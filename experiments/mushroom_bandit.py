@@ -192,8 +192,8 @@ def mushrooms_of(config: Config) -> tuple[Tensor, Tensor]:
 def make_kinds(config: Config, recipe: Recipe) -> list[Kind]:
     """Return the Bayesian agents, and the greedy ones."""
     chosen = [AGENTS[agent] for agent in config.agents]
-    kinds = ((BBB,) if BBB in chosen else (), tuple(name for name in GREEDY if name in chosen))
-    return [make_kind(config, recipe, names) for names in kinds if names]
+    groups = ((BBB,) if BBB in chosen else (), tuple(name for name in GREEDY if name in chosen))
+    return [make_kind(config, recipe, names) for names in groups if names]
 
 
 def make_kind(config: Config, recipe: Recipe, names: tuple[str, ...]) -> Kind:
@@ -236,8 +236,8 @@ def play(kind: Kind, recipe: Recipe, seed: int, path: Path) -> Found:
         path.parent.mkdir(parents=True, exist_ok=True)
         regrets = torch.stack([kind.mushrooms.regret, kind.mushrooms.realised])
         np.save(path, regrets.to(torch.int8).numpy())
-    parts = torch.from_numpy(np.load(path, allow_pickle=False)).double().chunk(len(kind.names), -1)
-    return {name: tuple(part) for name, part in zip(kind.names, parts, strict=True)}
+    blocks = torch.from_numpy(np.load(path, allow_pickle=False)).double().chunk(len(kind.names), -1)
+    return {name: tuple(block) for name, block in zip(kind.names, blocks, strict=True)}
 
 
 def score(regret: Tensor, realised: Tensor) -> dict[str, float]:
@@ -262,9 +262,9 @@ def summarise(found: Found, seeds: range) -> dict[str, Any]:
         }
         for column, seed in enumerate(seeds)
     }
-    kinds = {"median": statistics.median, "min": min, "max": max}
-    more = {name: over(kind, list(records.values())) for name, kind in kinds.items()}
-    return {"seeds": records} | over_seeds(list(records.values())) | more
+    functions = {"median": statistics.median, "min": min, "max": max}
+    summary = {name: over(function, list(records.values())) for name, function in functions.items()}
+    return {"seeds": records} | over_seeds(list(records.values())) | summary
 
 
 def regret_table(summary: dict[str, Any]) -> Table:
@@ -280,7 +280,7 @@ def regret_table(summary: dict[str, Any]) -> Table:
         ("edible passed", "edible passed", 1, 0),
     ]
     agents = {
-        name: {"mean": median, **{kind: summary[kind][name] for kind in ("min", "max")}}
+        name: {"mean": median, **{end: summary[end][name] for end in ("min", "max")}}
         for name, median in summary["median"].items()
     }
     return table("agent, medians", agents, columns)
@@ -306,17 +306,18 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         small = {"interactions": 40, "basket": 10, "num_batches": 2, "memory": 32}
         recipe = replace(recipe, **small, batch_size=16)
-    found: Found = {}
-    for kind in make_kinds(config, recipe):
-        found |= play(kind, recipe, config.seed, run.cells / f"{config.all_seeds}{kind.names}.npy")
-    summary = summarise(found, config.all_seeds)
+    regrets: Found = {}
+    for agents in make_kinds(config, recipe):
+        path = run.cells / f"{config.all_seeds}{agents.names}.npy"
+        regrets |= play(agents, recipe, config.seed, path)
+    summary = summarise(regrets, config.all_seeds)
     medians = {name: figures["regret"] for name, figures in summary["median"].items()}
     done = f"{recipe.interactions:,} mushrooms"
     finding = f"After {done} {min(medians, key=medians.get)} has the least regret"
     each = ", ".join(f"{name} {regret:,.0f}" for name, regret in medians.items())
     text = f"{finding} (medians: {each}). An oracle has none; eating none costs 2.6 each time."
     metrics = {"recipe": asdict(recipe), "interactions": recipe.interactions, **summary}
-    tables, pictures = [regret_table(summary)], [draw_regret(run, found)]
+    tables, pictures = [regret_table(summary)], [draw_regret(run, regrets)]
     return run.report(__doc__, metrics, tables, pictures, remark=text)
 
 

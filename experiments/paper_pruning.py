@@ -64,7 +64,7 @@ def removed(trained: Trained, fraction: float) -> Trained:
 
 def in_steps(trained: Trained, config: Config, sets: Sets) -> dict[float, Trained]:
     """Remove more and more, with training between, and return what is left at each fraction."""
-    recipe, found = recipe_of("ours", MIXTURE, WIDTH), {0.0: trained}
+    recipe, networks = recipe_of("ours", MIXTURE, WIDTH), {0.0: trained}
     for step, fraction in enumerate(STEPS, start=1):
         trained = removed(trained, fraction)
         bbb.fit(
@@ -78,8 +78,8 @@ def in_steps(trained: Trained, config: Config, sets: Sets) -> dict[float, Traine
             cuda_graph=sets.train[0].is_cuda,
             seed=config.seed + step,
         )
-        found[fraction] = trained
-    return found
+        networks[fraction] = trained
+    return networks
 
 
 def evaluate(trained: Trained, sets: Sets, config: Config) -> Scores:
@@ -118,8 +118,8 @@ def main(config: Config) -> dict[str, Any]:
     if config.preset == "ours":
         ways[STEPWISE] = in_steps(trained, config, sets)
     figures = {
-        name: {str(f): evaluate(found[f], sets, config) for f in FRACTIONS}
-        for name, found in ways.items()
+        name: {str(f): evaluate(networks[f], sets, config) for f in FRACTIONS}
+        for name, networks in ways.items()
     }
     lines = {
         name: (FRACTIONS, [errors[str(fraction)]["error"] for fraction in FRACTIONS])

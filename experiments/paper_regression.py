@@ -51,8 +51,8 @@ class Plain(nn.Module):
 def predict_together(networks: list[Plain], x: Tensor) -> bbb.RegressionPrediction:
     """Networks without random weights as an ensemble, which may be of one."""
     with torch.no_grad():
-        each = [network(x) for network in networks]
-    loc, scale = (torch.stack([getattr(n, name) for n in each]) for name in ("loc", "scale"))
+        normals = [network(x) for network in networks]
+    loc, scale = (torch.stack([getattr(n, name) for n in normals]) for name in ("loc", "scale"))
     return bbb.RegressionPrediction(Normal(loc, scale))
 
 

@@ -193,9 +193,9 @@ def seconds_table(problems: dict[str, Any]) -> Table:
 
 def tables(problems: dict[str, Any]) -> dict[str, Table]:
     """All tables by the names that a page has for them."""
-    kinds = {"off": ("function", "off"), "sd": ("sd_ratio", "off")}
-    kinds |= {"on": ("function", "on"), "sd on": ("sd_ratio", "on")}
-    comparisons = {name: comparison_table(problems, *kind) for name, kind in kinds.items()}
+    columns = {"off": ("function", "off"), "sd": ("sd_ratio", "off")}
+    columns |= {"on": ("function", "on"), "sd on": ("sd_ratio", "on")}
+    comparisons = {name: comparison_table(problems, *column) for name, column in columns.items()}
     nuts = fidelity.nuts_table({name: record["NUTS"] for name, record in problems.items()})
     return comparisons | {"seconds": seconds_table(problems), "NUTS": nuts}
 
@@ -220,8 +220,9 @@ def main(config: Config) -> dict[str, Any]:
             figures = problems[name]["guides"]
             pictures.append(fidelity.draw_bands(run, name, reference, figures, draws))
     recipes = {k: v if isinstance(v, dict) else asdict(v) for k, v in APPROACHES.items()}
-    metrics, found = {"problems": problems, "approaches": recipes}, list(tables(problems).values())
-    return run.report(__doc__, metrics, found, pictures, remark=fidelity.SUMMARY)
+    metrics = {"problems": problems, "approaches": recipes}
+    shown = list(tables(problems).values())
+    return run.report(__doc__, metrics, shown, pictures, remark=fidelity.SUMMARY)
 
 
 if __name__ == "__main__":

@@ -141,8 +141,8 @@ def main(config: Config) -> dict[str, Any]:
     run = Run(config, free=("problems", "methods"))
     results = {name: compare(config, run, name) for name in config.problems}
     tables = [
-        make(PROBLEMS[name], found)
-        for name, found in results.items()
+        make(PROBLEMS[name], summaries)
+        for name, summaries in results.items()
         for make in (table, ood_table)
     ]
     pictures = [draw_costs(run, results)]

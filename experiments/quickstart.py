@@ -104,14 +104,14 @@ def detect_ood(ensembles: Predictions, plains: Predictions, threshold: float) ->
     """
     inside, plain = ensembles[DIGITS], plains[DIGITS]
     detection: Scores = {}
-    for kind, ood in ensembles.items():
+    for name, ood in ensembles.items():
         refused = float(ood.refuse(threshold).double().mean())
-        detection[kind] = {"inputs": len(ood.probs), "refused": refused}
-        if kind != DIGITS:
-            detection[kind] |= {
+        detection[name] = {"inputs": len(ood.probs), "refused": refused}
+        if name != DIGITS:
+            detection[name] |= {
                 "auroc_entropy": metrics.auroc(ood.entropy, inside.entropy),
                 "auroc_epistemic": metrics.auroc(ood.epistemic, inside.epistemic),
-                "auroc_plain": metrics.auroc(plains[kind].entropy, plain.entropy),
+                "auroc_plain": metrics.auroc(plains[name].entropy, plain.entropy),
             }
     return detection
 
@@ -134,14 +134,14 @@ def learn_digits(config: Config, run: Run) -> tuple[dict[str, Any], list[Table],
 
     threshold = float(predict(valid[0]).confidence.quantile(1 - config.answered))
     inputs = {DIGITS: x, **ood_inputs(x, seed)}
-    ensembles = {kind: predict(inputs[kind]) for kind in tqdm(inputs, desc="predicting")}
-    plains = {kind: predict_plain(plain, each) for kind, each in inputs.items()}
+    ensembles = {name: predict(inputs[name]) for name in tqdm(inputs, desc="predicting")}
+    plains = {name: predict_plain(plain, images) for name, images in inputs.items()}
 
     mean = bbb.predict_mean(model, guide, x)
     networks = compare_networks(plains[DIGITS], ensembles[DIGITS], mean, y)
     detection = detect_ood(ensembles, plains, threshold)
     answered = ~ensembles[DIGITS].refuse(threshold)
-    mean_networks = [bbb.predict_mean(model, bbb.prune(guide, part), x) for part in FRACTIONS]
+    mean_networks = [bbb.predict_mean(model, bbb.prune(guide, p), x) for p in FRACTIONS]
     pruning = [metrics.accuracy(pruned.probs, y) for pruned in mean_networks]
     results = {
         "test_digits": networks,
@@ -174,7 +174,7 @@ def detection_table(detection: Scores) -> Table:
     columns = [("refused (%)", "refused", 100, 1), ("AUROC (%): entropy", "auroc_entropy", 100, 1)]
     columns += [("epistemic", "auroc_epistemic", 100, 1)]
     columns += [("ordinary network", "auroc_plain", 100, 1)]
-    rows = {f"{s['inputs']} {kind}": {"mean": s} for kind, s in detection.items()}
+    rows = {f"{s['inputs']} {name}": {"mean": s} for name, s in detection.items()}
     return table("kind of input", rows, columns)
 
 
@@ -184,8 +184,8 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, epochs=2, samples=5)
     torch.manual_seed(config.seed)  # for the initial means
     run = Run(config)
-    found, tables, pruning = learn_digits(config, run)
-    return run.report(__doc__, {"digits": found}, tables, [pruning])
+    results, tables, pruning = learn_digits(config, run)
+    return run.report(__doc__, {"digits": results}, tables, [pruning])
 
 
 if __name__ == "__main__":

@@ -332,10 +332,11 @@ def stored(posed: Reference, config: Config, path: Path) -> tuple[Tensor, dict[s
     with safe_open(path, "pt") as file:
         record = json.loads(file.metadata()["record"])
         draws: Tensor = file.get_tensor("functions")
-    found = record["diagnostics"]
+    diagnostics = record["diagnostics"]
     digest = replace(posed, functions=draws).digest
-    same = record["digest"] == digest and found["settings"] == settings(config)
-    return (draws, found) if same and found["sampler"].startswith(config.sampler) else None
+    same = record["digest"] == digest and diagnostics["settings"] == settings(config)
+    same = same and diagnostics["sampler"].startswith(config.sampler)
+    return (draws, diagnostics) if same else None
 
 
 def run_nuts(posed: Reference, config: Config) -> tuple[Tensor, dict[str, Any]]:
@@ -363,9 +364,9 @@ def make(name: str, config: Config, path: Path) -> Reference:
     made = replace(posed, functions=draws, diagnostics=diagnostics)
     record |= {"diagnostics": diagnostics, "digest": made.digest}
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file(tensors | {"functions": draws}, part, {"record": json.dumps(record)})
-    part.replace(path)
+    partial_path = path.with_suffix(".part")
+    save_file(tensors | {"functions": draws}, partial_path, {"record": json.dumps(record)})
+    partial_path.replace(path)
     return made
 
 

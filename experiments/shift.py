@@ -53,8 +53,8 @@ def measure(predict: Predict, data: Data, *, moved: bool) -> Scores:
         for seed, name in enumerate(bbb.data.CORRUPTIONS):
             images = bbb.data.corrupt(x, name, int(severity), seed)
             names[severity][name] = score(predict(images), clean, y)
-    by_severity = {severity: mean(found) for severity, found in names.items()}
-    found = {
+    by_severity = {severity: mean(scores) for severity, scores in names.items()}
+    figures = {
         "clean": score(clean, clean, y),
         "corruptions": names,
         "severity": by_severity,
@@ -63,15 +63,15 @@ def measure(predict: Predict, data: Data, *, moved: bool) -> Scores:
     if moved:
         turned = {str(d): bbb.data.rotate(x, d) for d in DEGREES}
         aside = {str(p): bbb.data.translate(x, p) for p in PIXELS}
-        for kind, moves in {"rotation": turned, "translation": aside}.items():
-            found[kind] = {key: score(predict(each), clean, y) for key, each in moves.items()}
-    return found
+        for movement, moves in {"rotation": turned, "translation": aside}.items():
+            figures[movement] = {k: score(predict(x), clean, y) for k, x in moves.items()}
+    return figures
 
 
 def score(answer: Answer, clean: Answer, y: Tensor) -> dict[str, float]:
     """Scores of a prediction; ``auroc`` is of telling its images from clean ones by entropy."""
     right = answer.label == y
-    found = {
+    figures = {
         "accuracy": right.double().mean().item(),
         "confidence": answer.confidence.double().mean().item(),
         "nll": -answer.log_prob(y).double().mean().item(),
@@ -80,7 +80,7 @@ def score(answer: Answer, clean: Answer, y: Tensor) -> dict[str, float]:
         "auroc": metrics.auroc(answer.entropy, clean.entropy),
         "area_under_risk_coverage": metrics.area_under_risk_coverage(answer.confidence, right),
     }
-    return {name: round(figure, 5) for name, figure in found.items()}
+    return {name: round(figure, 5) for name, figure in figures.items()}
 
 
 def mean(found: dict[str, Scores]) -> Scores:
@@ -165,7 +165,7 @@ def draw_score(ax: Axes, found: Summaries, score: str) -> None:
         left = (i - (len(methods) - 1) / 2) * width
         ax.plot([left], [means["clean"][score]], "o", ms=4, color=color)
         values = [
-            [each[score] for each in means["corruptions"][str(severity)].values()]
+            [scores[score] for scores in means["corruptions"][str(severity)].values()]
             for severity in SEVERITIES
         ]
         ax.boxplot(
@@ -187,16 +187,16 @@ def draw_score(ax: Axes, found: Summaries, score: str) -> None:
 def draw_moved(run: Run, name: str, found: Summaries) -> Picture:
     """Accuracy, Brier score and ECE by the angle and by the distance."""
     scores = ("accuracy", "brier", "ece")
-    kinds = {"rotation": "degrees", "translation": "pixels"}
+    units = {"rotation": "degrees", "translation": "pixels"}
     with plots.style():
         figure, axes = plt.subplots(2, 3, figsize=(11, 5.6))
-        for row, (kind, unit) in zip(axes, kinds.items(), strict=True):
+        for row, (movement, unit) in zip(axes, units.items(), strict=True):
             for ax, score in zip(row, scores, strict=True):
                 for method, (color, means) in pictured(found).items():
-                    x, y = zip(*means[kind].items(), strict=True)
-                    values = [each[score] for each in y]
+                    x, y = zip(*means[movement].items(), strict=True)
+                    values = [scores[score] for scores in y]
                     ax.plot([*map(int, x)], values, color=color, label=METHODS[method].label)
-                ax.set(xlabel=f"{kind} ({unit})", ylabel=LABELS[score])
+                ax.set(xlabel=f"{movement} ({unit})", ylabel=LABELS[score])
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, ncols=4, fontsize="small", loc="outside lower center")
         figure.suptitle(PROBLEMS[name].title)
@@ -232,18 +232,18 @@ def compare(config: Config, run: Run, name: str) -> Summaries:
         predict = partial(METHODS[method].prediction, posterior, seed=seed)
         return measure(predict, data, moved=PROBLEMS[name].dataset == "mnist")
 
-    found: Summaries = {}
+    summaries: Summaries = {}
     for method in chosen(UNDER_SHIFT, config.methods):
         figures = run.repeat(partial(one, method), name, method)
-        found[method] = over_seeds([with_means(record) for record in figures["seeds"].values()])
-        found[method].get("sd", {}).pop("corruptions", None)
-    return found
+        summaries[method] = over_seeds([with_means(record) for record in figures["seeds"].values()])
+        summaries[method].get("sd", {}).pop("corruptions", None)
+    return summaries
 
 
 def with_means(figures: Scores) -> Scores:
     """Figures, with their means over all angles and all distances if they have any."""
-    kinds = {"rotation": "rotated", "translation": "translated"}
-    return figures | {kinds[kind]: mean(figures[kind]) for kind in kinds if kind in figures}
+    columns = {"rotation": "rotated", "translation": "translated"}
+    return figures | {columns[name]: mean(figures[name]) for name in columns if name in figures}
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -255,12 +255,12 @@ def main(config: Config) -> dict[str, Any]:
         config = replace(config, problems=("mnist_lenet5",), methods=methods, seeds=1, images=50)
     run, tables, pictures = Run(config, free=("problems", "methods", "trainings")), [], []
     results = {name: compare(config, run, name) for name in config.problems}
-    for name, found in results.items():
-        tables += [shifted_table(name, found), confidence_table(found)]
-        pictures.append(draw_boxes(run, name, found))
+    for name, summaries in results.items():
+        tables += [shifted_table(name, summaries), confidence_table(summaries)]
+        pictures.append(draw_boxes(run, name, summaries))
         if PROBLEMS[name].dataset == "mnist":
-            tables.append(moved_table(found))
-            pictures.append(draw_moved(run, name, found))
+            tables.append(moved_table(summaries))
+            pictures.append(draw_moved(run, name, summaries))
     return run.report(__doc__, {"problems": results}, tables, pictures)
 
 

@@ -152,8 +152,8 @@ def make_model(recipe: Recipe, num_data: int) -> bbb.BayesianModel:
 
 def learned(model: bbb.BayesianModel) -> priors.LearnedScaleMixture | None:
     """Return the network's learned mixture prior, if it has one."""
-    kinds = (part for part in model.modules() if isinstance(part, priors.LearnedScaleMixture))
-    return next(kinds, None)
+    mixtures = (m for m in model.modules() if isinstance(m, priors.LearnedScaleMixture))
+    return next(mixtures, None)
 
 
 def train(recipe: Recipe, problem: Problem, seed: int, epochs: int) -> Trained:
@@ -210,7 +210,7 @@ def run_nuts(config: Config) -> tuple[dict[str, Any], bbb.RegressionPrediction]:
     samples = 5 if config.smoke else config.nuts_samples
     chains = bbb.run_nuts(
         model.double(),
-        tuple(part.double() for part in problem.data),
+        tuple(values.double() for values in problem.data),
         num_samples=samples,
         warmup_steps=samples,
         num_chains=2 if config.smoke else 4,

@@ -71,11 +71,11 @@ def fit_ours(split: Split, seed: int, **options: Any) -> Answer:
     """Return the estimator as it comes, by variational inference."""
     options = {"inference": "variational"} | options
     regressor = BayesianRegressor(random_state=seed, **options).fit(split.x, split.y)
-    found = regressor.posterior_predictive(split.x_test)
-    lower, upper = found.interval(LEVEL)
-    log_density = found.log_prob(torch.from_numpy(split.y_test))
-    parts = (found.mean[:, 0], log_density, lower[:, 0], upper[:, 0])
-    return Answer(*(part.numpy() for part in parts))
+    prediction = regressor.posterior_predictive(split.x_test)
+    lower, upper = prediction.interval(LEVEL)
+    log_density = prediction.log_prob(torch.from_numpy(split.y_test))
+    columns = (prediction.mean[:, 0], log_density, lower[:, 0], upper[:, 0])
+    return Answer(*(column.numpy() for column in columns))
 
 
 def fit_normal(model: Any, split: Split) -> Answer:
@@ -94,11 +94,11 @@ def fit_ridge(split: Split, seed: int) -> Answer:
 def fit_process(split: Split, seed: int) -> Answer:
     """Return a Gaussian process by its evidence, on some rows of a large set."""
     rows = np.random.default_rng(seed).permutation(len(split.y))[:GP_ROWS]
-    part = split._replace(x=split.x[rows], y=split.y[rows])
+    subset = split._replace(x=split.x[rows], y=split.y[rows])
     lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
     kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 10.0))
     process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
-    return fit_normal(make_pipeline(StandardScaler(), process), part)
+    return fit_normal(make_pipeline(StandardScaler(), process), subset)
 
 
 def fit_mlp(split: Split, seed: int) -> Answer:
@@ -125,10 +125,10 @@ def fit_boosting(split: Split, seed: int) -> Answer:
         {"loss": "quantile", "quantile": 0.5 * (1 + LEVEL)},
     ]
     mean, lower, upper = (
-        HistGradientBoostingRegressor(random_state=seed, **each)
+        HistGradientBoostingRegressor(random_state=seed, **option)
         .fit(split.x, split.y)
         .predict(split.x_test)
-        for each in options
+        for option in options
     )
     return Answer(mean, None, lower, upper)
 
@@ -235,20 +235,20 @@ def main(config: Config) -> dict[str, Any]:
         for name in names
         for label, method in methods(config).items()
     }
-    found = dict(zip(jobs, run.spread(jobs), strict=True))
+    summaries = dict(zip(jobs, run.spread(jobs), strict=True))
     records = {
-        (name, label): [found[f"{name}-{i}-{label}-{config.seed}"] for i in range(number)]
+        (name, label): [summaries[f"{name}-{i}-{label}-{config.seed}"] for i in range(number)]
         for name in names
         for label in METHODS
     }
     sets = {name: {label: summary(records[name, label]) for label in METHODS} for name in splits}
-    lowest = [min(found, key=lambda label: found[label]["rmse"]["mean"]) for found in sets.values()]
+    lowest = [min(s, key=lambda label: s[label]["rmse"]["mean"]) for s in sets.values()]
     text = (
         f"On {lowest.count(OURS)} of {len(sets)} sets the estimator with its default settings has "
         f"the lowest RMSE of all {len(METHODS)} methods. Means and standard errors over {number} "
         "splits; coverage is of 90 % intervals."
     )
-    tables = [table(name, found) for name, found in sets.items()]
+    tables = [table(name, summaries) for name, summaries in sets.items()]
     metrics = {"sets": sets, "splits": number, "level": LEVEL}
     return run.report(__doc__, metrics, tables, remark=text)
 

@@ -124,8 +124,9 @@ def methods_table(runs: dict[str, dict[str, Any]]) -> Table:
     """NLL of several runs by their names, one column for each table, and the best published."""
     rows = []
     for label, run in runs.items():
-        found = (run[name]["log_likelihood"] for name in BEST_NLL)
-        rows.append((label, *(shown((-each["mean"], each["standard_error"])) for each in found)))
+        values = (run[name]["log_likelihood"] for name in BEST_NLL)
+        cells = [shown((-value["mean"], value["standard_error"])) for value in values]
+        rows.append((label, *cells))
     rows.append(("best published, other splits", *map("{:.2f}".format, BEST_NLL.values())))
     return Table(("NLL (nats)", *BEST_NLL), rows)
 
@@ -231,14 +232,14 @@ def main(config: Config) -> dict[str, Any]:
         for task in tasks
     }
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(files)}
-    for task, found in zip(tasks, run.spread(jobs, config.workers), strict=True):
-        scores[task.name].append(found)
+    for task, figures in zip(tasks, run.spread(jobs, config.workers), strict=True):
+        scores[task.name].append(figures)
     summaries = {name: summary_of(splits) for name, splits in scores.items()}
     about = {"recipe": asdict(recipe), "files": files, "part": config.part}
     tables = [score_table(summaries, score) for score in SCORES]
     tables.append(coverage_table(summaries))
-    kind = "test parts" if config.part == "test" else "validation parts, not test parts"
-    text = f"Preset {config.preset}, scores on the {kind}."
+    scored = "test parts" if config.part == "test" else "validation parts, not test parts"
+    text = f"Preset {config.preset}, scores on the {scored}."
     levels = np.linspace(0.01, 0.99, 99)
     lines = {name: quantiles_of(splits) for name, splits in scores.items()}
     lines = {n: (levels, [coverage(q, level) for level in levels]) for n, q in lines.items()}

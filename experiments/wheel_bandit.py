@@ -112,12 +112,12 @@ class LastLayers:
 
     def act(self, contexts: Tensor) -> Tensor:
         """Actions of each wheel's agent."""
-        each = zip(self.agents, contexts.unbind(1), strict=True)
-        return torch.stack([agent.act(context) for agent, context in each], dim=1)
+        pairs = zip(self.agents, contexts.unbind(1), strict=True)
+        return torch.stack([agent.act(context) for agent, context in pairs], dim=1)
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Each agent learns from its wheel."""
-        observed = (part.unbind(1) for part in (contexts, actions, rewards))
+        observed = (values.unbind(1) for values in (contexts, actions, rewards))
         for agent, *observation in zip(self.agents, *observed, strict=True):
             agent.observe(*observation)
 
@@ -276,9 +276,9 @@ def main(config: Config) -> dict[str, Any]:
     if config.smoke:
         config = replace(config, steps=200, seeds=1, deltas=config.deltas[:2])
     run = Run(config, free=("agents",))
-    found = compare(config, run)
-    tables, pictures = [table(found, config.deltas)], [draw_curves(run, config, found)]
-    return run.report(__doc__, {"agents": found}, tables, pictures)
+    summaries = compare(config, run)
+    tables, pictures = [table(summaries, config.deltas)], [draw_curves(run, config, summaries)]
+    return run.report(__doc__, {"agents": summaries}, tables, pictures)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class StackedMLP(PyroModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs of every agent's network for its own inputs."""
         x = x.transpose(0, 1)  # [agents, rows, in]
-        parts = self.weights.split(self.lengths, 1)
+        blocks = self.weights.split(self.lengths, 1)
         for number, (n, m) in enumerate(self.layers):
-            kernel, bias = parts[2 * number : 2 * number + 2]
+            kernel, bias = blocks[2 * number : 2 * number + 2]
             x = x.relu() if number else x
             x = torch.baddbmm(bias.unsqueeze(1), x, kernel.view(-1, n, m))
         return x.squeeze(2).t()

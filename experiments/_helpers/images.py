@@ -47,6 +47,6 @@ def digits() -> tuple[Data, Data]:
 def stratified(x: Tensor, y: Tensor, fraction: float, seed: int = 0) -> tuple[Data, Data]:
     """Random split that puts ``fraction`` of every class into the second part."""
     rows = np.arange(len(y))
-    parts = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
-    first, second = ((x[part], y[part]) for part in parts)
+    index_sets = train_test_split(rows, test_size=fraction, stratify=y, random_state=seed)
+    first, second = ((x[rows_of_set], y[rows_of_set]) for rows_of_set in index_sets)
     return first, second

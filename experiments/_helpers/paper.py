@@ -111,8 +111,8 @@ class Sets:
         def seen(data: Data) -> Data:
             return (data[0].flatten(1) * (255 / 126)).to(device), data[1].to(device)
 
-        parts = (images("mnist", root, train=part, smoke=smoke) for part in (True, False))
-        learning, test = map(seen, parts)
+        sets = (images("mnist", root, train=is_train, smoke=smoke) for is_train in (True, False))
+        learning, test = map(seen, sets)
         ood = seen(images("fashion_mnist", root, train=False, smoke=smoke))
         return cls(*train_and_validation(learning), test, ood[0])
 
@@ -221,7 +221,7 @@ def _rate(recipe: Recipe) -> Callable[[float], float]:
 def evaluate(trained: Trained, sets: Sets, draws: int, seed: int) -> Scores:
     """All figures of a trained network; the test images are read here and nowhere before."""
     (x, y), (x_val, y_val) = sets.test, sets.validation
-    answer, ood = (trained.ensemble(part, draws, seed) for part in (x, sets.garments))
+    answer, ood = (trained.ensemble(images, draws, seed) for images in (x, sets.garments))
     figures = {
         "error": error(answer, y),
         "mean_network_error": error(trained.point(x), y),

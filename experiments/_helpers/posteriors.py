@@ -208,7 +208,7 @@ def laplace(
         network = bbb.to_module(model, point)
         model = classifier(network, prior, where, len(task.data[0]))
         guide = guides.make("laplace", model, structure="kron", **options)
-        x, y = (part[:CURVATURE] for part in task.data)
+        x, y = (values[:CURVATURE] for values in task.data)
         guide.approximate((x, y))
         return model, guide
 
@@ -253,7 +253,7 @@ def ensemble_of(
             model, guide = train(own)
             torch.manual_seed(own.seed)
             drawn.append(guide.sample_posterior(draws))
-        return model, {name: torch.cat([each[name] for each in drawn]) for name in drawn[0]}
+        return model, {name: torch.cat([sample[name] for sample in drawn]) for name in drawn[0]}
 
     return train_all
 
@@ -436,10 +436,10 @@ class Trainings:
         """
         get = partial(images, root=self.data_root, smoke=self.smoke)
         dataset = PROBLEMS[name].dataset
-        other = "mnist" if dataset == "fashion_mnist" else "fashion_mnist"
+        ood_dataset = "mnist" if dataset == "fashion_mnist" else "fashion_mnist"
         train, valid = train_and_validation(get(dataset, train=True), HELD_OUT)
         scored = get(dataset, train=False) if testing else valid
-        return Sets(train, valid, scored, get(other, train=not testing)[0][:unknown])
+        return Sets(train, valid, scored, get(ood_dataset, train=not testing)[0][:unknown])
 
     def task(self, name: str, method: str, seed: int, sets: Sets) -> Task:
         """One training, which goes on from what is in its folder; a smoke test's is tiny."""
@@ -475,7 +475,7 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
     plain_seconds, _ = timed(lambda: bbb.predict(*plain, x, num_samples=1, seed=seed))
     predicting, answer = timed(lambda: method.prediction(posterior, x, seed))
     right = (answer.label == y).flatten()
-    found = {
+    figures = {
         **scores(answer.probs, y),
         "area_under_risk_coverage": metrics.area_under_risk_coverage(
             answer.confidence.flatten(), right
@@ -486,8 +486,8 @@ def measure(task: Task, method: Method, sets: Sets) -> Scores:
         "draws": method.draws,
     }
     if sets.ood is not None:
-        found["ood"] = detect(method.prediction(posterior, sets.ood, seed), answer)
-    return found
+        figures["ood"] = detect(method.prediction(posterior, sets.ood, seed), answer)
+    return figures
 
 
 def plain_step(task: Task) -> tuple[Posterior, float]:
@@ -496,7 +496,7 @@ def plain_step(task: Task) -> tuple[Posterior, float]:
     The first epoch, which has the set-up, does not count.
     """
     ends: list[float] = []
-    x, y = (part[:REFERENCE] for part in task.data)
+    x, y = (values[:REFERENCE] for values in task.data)
     model = task.model(POINT_PRIOR, num_data=len(x))
     guide = guides.make("delta", model)
     options = {"epochs": 3, "engine": task.engine, "seed": task.seed, "progress": False}

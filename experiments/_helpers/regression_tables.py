@@ -161,8 +161,8 @@ def unscaled(prediction: bbb.RegressionPrediction, scaling: Any) -> bbb.Regressi
     """
     components = prediction.components
     loc, scale = (
-        part.double().movedim(-1, 1).flatten(0, 1).unsqueeze(-1)
-        for part in torch.broadcast_tensors(components.loc, components.scale)
+        parameter.double().movedim(-1, 1).flatten(0, 1).unsqueeze(-1)
+        for parameter in torch.broadcast_tensors(components.loc, components.scale)
     )
     mixture = bbb.RegressionPrediction(dist.Normal(loc, scale))
     return mixture.rescaled(scaling.mean, scaling.scale)
@@ -207,19 +207,19 @@ RESERVED = ("recipe", "files", "part", "seed", "seconds", "commit", "python", "v
 
 def find_tables(root: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
     """Files ``[uci/]NAME/data.npz`` by name of a folder or ``$PYRO_BBB_DATA``; all or some."""
-    given = root or os.environ.get("PYRO_BBB_DATA")
-    bases = (Path(given) / "uci", Path(given)) if given else ()
+    folder = root or os.environ.get("PYRO_BBB_DATA")
+    bases = (Path(folder) / "uci", Path(folder)) if folder else ()
     there = {path.parent.name: path for base in bases for path in base.glob("*/data.npz")}
-    wanted = names or sorted(there)
-    if not there or not set(wanted) <= there.keys():
-        found = ", ".join(sorted(there)) or "none"
+    names_of_tables = names or sorted(there)
+    if not there or not set(names_of_tables) <= there.keys():
+        present = ", ".join(sorted(there)) or "none"
         raise FileNotFoundError(
             f"datasets must be of data_root, a folder with NAME/data.npz or uci/NAME/data.npz; "
-            f"in {given} there are {found}, got {', '.join(wanted) or 'none'}"
+            f"in {folder} there are {present}, got {', '.join(names_of_tables) or 'none'}"
         )
-    if set(wanted) & set(RESERVED):
+    if set(names_of_tables) & set(RESERVED):
         raise ValueError(f"datasets must not be called as a part of the record, {RESERVED}")
-    return {name: there[name] for name in wanted}
+    return {name: there[name] for name in names_of_tables}
 
 
 def made_up_tables(folder: Path) -> dict[str, Path]:

@@ -162,12 +162,12 @@ class Run:
             raise ValueError("seeds can be spread by joblib, or each over processes, but not both")
         folder = self.cells.joinpath(*where) if cache and not launched else None
         saved = partial(_figures, one, folder, ", ".join(where))
-        first, *others = self.config.all_seeds
+        first, *further_seeds = self.config.all_seeds
         if parallel.n_jobs == 1:
-            records = [saved(first), *map(saved, others)]
+            records = [saved(first), *map(saved, further_seeds)]
         else:  # elsewhere first: what is sent there must not hold what the first leaves here
-            found = parallel(joblib.delayed(saved)(seed) for seed in others)
-            records = [saved(first), *found]
+            further_records = parallel(joblib.delayed(saved)(seed) for seed in further_seeds)
+            records = [saved(first), *further_records]
         seeds = map(str, self.config.all_seeds)
         return {"seeds": dict(zip(seeds, records, strict=True))} | over_seeds(records)
 
@@ -264,10 +264,10 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the figures of a seed, from its file if it has one, and print the numbers."""
     make = partial(one, seed)
-    found = make() if folder is None else cached(folder / f"{seed}.json", make)
-    numbers = [f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float)]
+    record = make() if folder is None else cached(folder / f"{seed}.json", make)
+    numbers = [f"{name} {value:.4f}" for name, value in record.items() if isinstance(value, float)]
     print(f"{what}{', ' * bool(what)}seed {seed}: {', '.join(numbers)}", flush=True)
-    return found
+    return record
 
 
 def _job(threads: int, path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -278,9 +278,9 @@ def _job(threads: int, path: Path, make: Callable[[], dict[str, Any]]) -> dict[s
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    partial_path = path.with_suffix(f".{os.getpid()}")
+    partial_path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    partial_path.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -304,13 +304,13 @@ def fingerprint(settings: dict[str, Any]) -> str:
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Versions of the packages that decide the figures, those that are installed."""
-    found = {}
+    results = {}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            results[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return results
 
 
 def commit() -> str | None:

@@ -21,9 +21,9 @@ class Table:
     def __str__(self) -> str:
         """Format as aligned Markdown."""
         lines = [self.columns, *self.rows]
-        first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-        cells = [[name.ljust(first), *map(str.rjust, figures, others)] for name, *figures in lines]
-        cells.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        cells = [[name.ljust(first), *map(str.rjust, figures, widths)] for name, *figures in lines]
+        cells.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in widths)])
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
@@ -31,8 +31,8 @@ def over(function: Callable[[list[float]], float], records: list[Any]) -> Any:
     """Apply a function to the values of each number in records of one structure."""
     first = records[0]
     if isinstance(first, dict):
-        parts = {key: over(function, [record[key] for record in records]) for key in first}
-        return {key: part for key, part in parts.items() if part is not None}
+        summaries = {key: over(function, [record[key] for record in records]) for key in first}
+        return {key: summary for key, summary in summaries.items() if summary is not None}
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         return function([float(record) for record in records])
     return None
@@ -40,8 +40,8 @@ def over(function: Callable[[list[float]], float], records: list[Any]) -> Any:
 
 def over_seeds(records: list[Any]) -> Summary:
     """``mean`` and, of two or more, ``sd`` of every number in records of one structure."""
-    kinds = {"mean": statistics.fmean} | ({"sd": statistics.stdev} if len(records) > 1 else {})
-    return {kind: over(function, records) for kind, function in kinds.items()}
+    functions = {"mean": statistics.fmean} | ({"sd": statistics.stdev} if len(records) > 1 else {})
+    return {name: over(function, records) for name, function in functions.items()}
 
 
 def over_splits(values: list[float]) -> dict[str, float | None]:
@@ -52,10 +52,10 @@ def over_splits(values: list[float]) -> dict[str, float | None]:
 
 def at(summary: Summary, *keys: str) -> Summary:
     """Return the summary of the figures below some keys."""
-    found = {kind: summary[kind] for kind in ("mean", "sd") if kind in summary}
+    result = {name: summary[name] for name in ("mean", "sd") if name in summary}
     for key in keys:
-        found = {kind: figures[key] for kind, figures in found.items()}
-    return found
+        result = {name: figures[key] for name, figures in result.items()}
+    return result
 
 
 def shown(summary: Summary, *keys: str, factor: float = 100, digits: int = 2) -> str:

@@ -129,7 +129,7 @@ def train_plain(
 def predict_plain(network: nn.Module, x: Tensor) -> bbb.ClassificationPrediction:
     """Class probabilities of a network without random weights, an ensemble of one."""
     with torch.no_grad():
-        logits = torch.cat([network(part) for part in x.split(250)])
+        logits = torch.cat([network(rows) for rows in x.split(250)])
     return bbb.ClassificationPrediction(logits.log_softmax(-1)[None])
 
 
@@ -139,7 +139,7 @@ def dropout_passes(network: nn.Module, x: Tensor, passes: int, seed: int) -> Ten
     network.train()
     with torch.no_grad():
         return torch.stack(
-            [torch.cat([network(part) for part in x.split(1024)]) for _ in range(passes)]
+            [torch.cat([network(rows) for rows in x.split(1024)]) for _ in range(passes)]
         )
 
 
