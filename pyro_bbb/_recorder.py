@@ -264,8 +264,8 @@ def _repeated(
 def _takes_out(x: _Operation) -> bool:
     """Return whether torch's function writes a small result to memory that it is given."""
     function = getattr(torch, x.name, None)
-    one = isinstance(x.result, _Ref) and math.prod(x.result.shape) <= _SMALL
-    if not one or x.written or x.is_random or not isbuiltin(function):
+    is_small = isinstance(x.result, _Ref) and math.prod(x.result.shape) <= _SMALL
+    if not is_small or x.written or x.is_random or not isbuiltin(function):
         return False
     args, kwargs = _mapped(_Ref.meta, [x.args, [*x.kwargs.values()]], _Ref)
     named = dict(zip(x.kwargs, kwargs, strict=True))
@@ -283,10 +283,10 @@ def _compiled(
     results: Sequence[Tensor],
 ) -> Callable[..., Any]:
     """Return the operations as a function of the inputs, which returns the results."""
-    arguments, wanted = [_Ref.of(x) for x in inputs], [_Ref.of(x) for x in results]
+    arguments, outputs = [_Ref.of(x) for x in inputs], [_Ref.of(x) for x in results]
     new = {ref.memory for ref in arguments}
     changing = new | {_Ref.of(x).memory for x in given}
-    repeated = _repeated(operations, changing, new, {ref.memory for ref in wanted})
+    repeated = _repeated(operations, changing, new, {ref.memory for ref in outputs})
     graph, fixed = fx.Graph(), list[Tensor]()
     nodes = {ref: graph.placeholder(f"input{i}") for i, ref in enumerate(arguments)}
 
@@ -302,7 +302,7 @@ def _compiled(
             nodes[ref] = fix(ref.tensor())
         return nodes[ref]
 
-    for x in _used(repeated, wanted):
+    for x in _used(repeated, outputs):
         args = _mapped(node_of, x.args, _Ref)
         kwargs = {name: _mapped(node_of, value, _Ref) for name, value in x.kwargs.items()}
         if isinstance(x.result, _Ref) and not x.written and x.result.memory not in new:
@@ -312,7 +312,7 @@ def _compiled(
         for number, ref in enumerate(x.result if several else [x.result]):
             if isinstance(ref, _Ref) and ref not in nodes and ref.memory in new:
                 nodes[ref] = graph.call_function(getitem, (node, number)) if several else node
-    graph.output(tuple(map(node_of, wanted)))
+    graph.output(tuple(map(node_of, outputs)))
     return partial(fx.GraphModule({}, graph).forward, *fixed)
 
 

@@ -218,13 +218,13 @@ class ThompsonAgent:
         """Return the inputs of every action in every context, ``[actions, n, ...]``."""
         _check_rows("contexts", contexts, self.seen.device)
         x = torch.stack([self.encode(contexts, action) for action in range(self.num_actions)])
-        kind = x.shape[2:], x.dtype
-        if kind not in self._checked:
+        form = x.shape[2:], x.dtype
+        if form not in self._checked:
             try:
                 self.model.check(x.flatten(0, 1))
             except ValueError as error:
                 raise ValueError(f"contexts must fit the network when encoded: {error}") from error
-            self._checked.add(kind)
+            self._checked.add(form)
         return x
 
     def _minibatches(self, filled: Tensor) -> Tensor:

@@ -119,11 +119,11 @@ def vector_prior(model: BayesianModel) -> Event | None:
 
     ``None`` where it depends on anything, or is neither one scale mixture nor Normals.
     """
-    parts: Any = [part for part in model.modules() if isinstance(part, PyroModule)]
-    for part in parts:
-        for name in sample_names(part):
-            prior = part._pyro_samples.get(name)
-            by_prior = isinstance(prior, SitePrior) and prior_of(part, name).is_fixed
+    modules: Any = [m for m in model.modules() if isinstance(m, PyroModule)]
+    for module in modules:
+        for name in sample_names(module):
+            prior = module._pyro_samples.get(name)
+            by_prior = isinstance(prior, SitePrior) and prior_of(module, name).is_fixed
             if not (by_prior or isinstance(prior, Distribution)):
                 return None
     priors = [site["fn"] for site in model.latent_sites().values()]
@@ -358,14 +358,14 @@ class MinibatchELBO(Trace_ELBO):
         like, detached = next(guide.parameters()), bool(_active(DetachScores))
         key = (model, guide, guide.is_one_vector, like.dtype, like.device, detached)
         if self._cached is None or not all(map(operator.eq, key, self._cached[0])):
-            one = guide.is_one_vector and type(model).forward is BayesianModel.forward
-            one = one and set(guide.site_names) <= declared_names(model)
-            prior = vector_prior(model) if one else None
+            flat = guide.is_one_vector and type(model).forward is BayesianModel.forward
+            flat = flat and set(guide.site_names) <= declared_names(model)
+            prior = vector_prior(model) if flat else None
             if isinstance(guide, Ensemble):
-                one = one and self.vectorize_particles and self.num_particles % guide.size == 0
+                flat = flat and self.vectorize_particles and self.num_particles % guide.size == 0
             if self.vectorize_particles or self.closed_form or detached:
-                one = one and prior is not None
-            self._cached = key, (one, prior if one else None)
+                flat = flat and prior is not None
+            self._cached = key, (flat, prior if flat else None)
         return self._cached[1]
 
     def _record(self, loss: Tensor, draw: Terms, model: Any) -> float:

@@ -325,9 +325,9 @@ def repr_unseen(module: nn.Module) -> str:
 def name_parts(root: PyroModule) -> None:
     """Name every part by its first path, in one context; Pyro names a shared part by its last."""
     context = Context()
-    for path, part in root.named_modules():
-        if isinstance(part, PyroModule):
-            part._pyro_name, part._pyro_context = path, context
+    for path, module in root.named_modules():
+        if isinstance(module, PyroModule):
+            module._pyro_name, module._pyro_context = path, context
 
 
 class Context(_Context):
@@ -400,7 +400,7 @@ def _errors_for_loops() -> Iterator[None]:
 def one_by_one(run: Run, draws: Mapping[str, Tensor]) -> Record:
     """Run the function in a loop."""
     columns = (values.unbind() for values in draws.values())  # gradients are stacked, not added up
-    return stack([run(dict(zip(draws, one, strict=True))) for one in zip(*columns, strict=True)])
+    return stack([run(dict(zip(draws, row, strict=True))) for row in zip(*columns, strict=True)])
 
 
 def stack(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -425,7 +425,7 @@ def plate_shape() -> Size | None:
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]
     if not plates:
         return Size()
-    one = plates[0]
-    if len(plates) > 1 or not isinstance(one, PlateOfDraws) or one.dim is None:
+    plate = plates[0]
+    if len(plates) > 1 or not isinstance(plate, PlateOfDraws) or plate.dim is None:
         return None
-    return Size([one.size] + [1] * (-one.dim - 1))
+    return Size([plate.size] + [1] * (-plate.dim - 1))

@@ -295,7 +295,7 @@ def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     probs, y = of_array(probs), of_array(y)
     if isinstance(probs, Tensor) and not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor, got dtype {probs.dtype}")
-    given, probs = probs, _numbers("probs", probs)
+    argument, probs = probs, _numbers("probs", probs)
     if probs.ndim < 2:
         raise ValueError(f"expected probs of shape [n, classes], got {list(probs.shape)}")
     *shape, classes = probs.shape
@@ -305,7 +305,7 @@ def _classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if list(y.shape) != shape and (classes != 2 or list(y.shape) != [*shape, 1]):
         raise ValueError(f"expected y of shape {shape} to match probs, got {list(y.shape)}")
     probs, y = probs.flatten(0, -2), y.detach().cpu().flatten().long()
-    tolerance = max(_ROW_SUM_TOLERANCE, torch.finfo(given.dtype).eps)
+    tolerance = max(_ROW_SUM_TOLERANCE, torch.finfo(argument.dtype).eps)
     bad = ((probs.sum(-1) - 1).abs() > tolerance) | (probs < 0).any(-1)
     if bad.any():
         i = int(bad.nonzero()[0])

@@ -82,7 +82,7 @@ class BayesianModel(PyroModule):
         super().__init__()
         if not isinstance(network, nn.Module):
             raise TypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
-        if not any(isinstance(part, PyroModule) for part in network.modules()):
+        if not any(isinstance(m, PyroModule) for m in network.modules()):
             raise TypeError(
                 f"network must have random weights, got an ordinary {type(network).__name__}: make "
                 "them so by bayesianize(network)"
@@ -235,7 +235,7 @@ class BayesianModel(PyroModule):
         """Return the results of a function for all draws of the latents."""
         if self.training:
             # a failed attempt at all draws at once would count a batch twice
-            priors = [part for part in self.network.modules() if isinstance(part, Prior)]
+            priors = [m for m in self.network.modules() if isinstance(m, Prior)]
             constant = {id(buffer) for prior in priors for buffer in prior.buffers()}
             if any(id(buffer) not in constant for buffer in self.network.buffers()):
                 return one_by_one(run, draws)
@@ -257,12 +257,12 @@ class BayesianModel(PyroModule):
 
     def _observations(self, arguments: dict[str, Tensor]) -> list[Any]:
         """Return the observations' distribution of each draw, from its outputs and latents."""
-        parts = []
+        predictions = []
         for outputs, *latents in zip(*(arguments.values()), strict=True):
             for name, value in zip(list(arguments)[1:], latents, strict=True):
                 self._pyro_context.set(f"likelihood.{name}", value[0])
-            parts.append(self.likelihood(outputs))
-        return parts
+            predictions.append(self.likelihood(outputs))
+        return predictions
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], ...]:
         """Contexts for gradient checkpointing: what is computed again has the same weights.
@@ -310,8 +310,8 @@ class BayesianModel(PyroModule):
         """Values of weights before conversion, by site name: initial means of a guide."""
         return {
             f"{path}.{name}": value
-            for path, part in self.named_modules()
-            for name, value in getattr(part, "_pyro_bbb_initial", {}).items()
+            for path, m in self.named_modules()
+            for name, value in getattr(m, "_pyro_bbb_initial", {}).items()
         }
 
     def predictive(self, x: Any, draw: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -334,7 +334,7 @@ class BayesianModel(PyroModule):
         if self.likelihood.is_standard:
             return self.likelihood.family(**arguments)
         with torch.no_grad(), own_store(self), self._pyro_context:
-            return stack_draws([innermost(part) for part in self._observations(arguments)])
+            return stack_draws([innermost(x) for x in self._observations(arguments)])
 
     @locked
     def check(self, x: Any, y: Tensor | None = None) -> None:
@@ -367,17 +367,17 @@ class BayesianModel(PyroModule):
     def _outputs_of_two(self, x: Rows) -> tuple[Tensor, bool]:
         """Return outputs of two examples, and whether a layer with channels first gave them."""
         made: list[Tensor] = []
-        layers = [part for part in self.network.modules() if isinstance(part, _CHANNELS_FIRST)]
-        hooks = [part.register_forward_hook(lambda *call: made.append(call[2])) for part in layers]
+        layers = [m for m in self.network.modules() if isinstance(m, _CHANNELS_FIRST)]
+        hooks = [m.register_forward_hook(lambda *call: made.append(call[2])) for m in layers]
         args, kwargs = call_arguments(x[:2])
         try:
             outputs: Tensor = _tensor_of(self.network(*args, **kwargs))
         except (RuntimeError, IndexError, NotImplementedError) as error:
-            parts = parts_of(x).items()
-            found = ", ".join(f"{k} of shape {list(v.shape)} and {v.dtype}" for k, v in parts)
-            indices = [name for name, part in parts if not part.is_floating_point()]
+            tensors = parts_of(x).items()
+            got = ", ".join(f"{k} of shape {list(v.shape)} and {v.dtype}" for k, v in tensors)
+            indices = [name for name, x in tensors if not x.is_floating_point()]
             hint = "".join(f"; if {name} are no indices, call {name}.float()" for name in indices)
-            raise ValueError(f"{found} does not fit the network: {error}{hint}") from error
+            raise ValueError(f"{got} does not fit the network: {error}{hint}") from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -388,9 +388,9 @@ def require_guide(guide: Any) -> None:
     """Raise TypeError where a class, a model or a network stands for a guide."""
     if isinstance(guide, type | BayesianModel):
         is_class = isinstance(guide, type)
-        found = f"the class {guide.__name__}" if is_class else "a BayesianModel"
+        got = f"the class {guide.__name__}" if is_class else "a BayesianModel"
         name = guide.__name__ if is_class else "AutoSoftplusNormal"
-        raise TypeError(f"guide must be a guide, got {found}: did you mean {name}(model)?")
+        raise TypeError(f"guide must be a guide, got {got}: did you mean {name}(model)?")
 
 
 def _tensor_of(outputs: Any) -> Any:

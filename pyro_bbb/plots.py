@@ -96,10 +96,10 @@ def _rows(name: str, x: Tensor, rows: int) -> Array:
 
 def _require_index(index: Any, shape: Sequence[int]) -> None:
     """Raise ValueError unless an index is that of one number of a tensor."""
-    parts = index if isinstance(index, tuple) else (index,)
-    integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in parts)
-    inside = integers and len(parts) == len(shape)
-    if not (inside and all(-n <= i < n for i, n in zip(parts, shape, strict=True))):
+    labels = index if isinstance(index, tuple) else (index,)
+    integers = all(isinstance(i, Integral) and not isinstance(i, bool) for i in labels)
+    inside = integers and len(labels) == len(shape)
+    if not (inside and all(-n <= i < n for i, n in zip(labels, shape, strict=True))):
         raise ValueError(
             f"index must be the place of one number of shape {list(shape)}, got {index!r}"
         )
@@ -273,9 +273,9 @@ def entropy_histogram(
     ``inside`` and ``outside`` are entropies ``[n]`` in nats; a mapping names several kinds of
     inputs out of distribution. All share the ``bins``.
     """
-    kinds = outside if isinstance(outside, Mapping) else {"out of distribution": outside}
+    sets = outside if isinstance(outside, Mapping) else {"out of distribution": outside}
     values = {}
-    for name, x in {"in distribution": inside, **kinds}.items():
+    for name, x in {"in distribution": inside, **sets}.items():
         argument = "inside" if name == "in distribution" else f"outside, {name}"
         if tensor(argument, x).ndim != 1 or len(x) == 0 or not np.isfinite(_as_numpy(x)).all():
             got = f"shape {list(x.shape)}"

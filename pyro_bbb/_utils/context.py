@@ -35,13 +35,13 @@ def autocast_network(device: torch.device) -> AbstractContextManager[None]:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode inside; every submodule's own mode comes back."""
-    modes = {part: part.training for part in module.modules()}
+    modes = {m: m.training for m in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for submodule, mode in modes.items():
+            submodule.training = mode
 
 
 @contextmanager

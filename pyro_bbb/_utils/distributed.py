@@ -104,9 +104,9 @@ class Processes:
             return x
         mine = x.new_zeros(max(counts), *x.shape[1:])
         mine[: counts[self.rank]] = x[: counts[self.rank]]
-        parts = [torch.empty_like(mine) for _ in counts]
-        dist.all_gather(parts, mine)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        gathered = [torch.empty_like(mine) for _ in counts]
+        dist.all_gather(gathered, mine)
+        return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
 
     @contextmanager
     def own_stream(self) -> Iterator[Callable[[], None]]:

@@ -31,17 +31,17 @@ class LoadError(ValueError):
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file in the same folder, renamed at the end unless an error is raised."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
     try:
-        yield part
-        os.replace(part, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write or replace a file atomically, and flush it to the disk."""
-    with replacing(path) as part, part.open("xb") as file:
+    with replacing(path) as temporary, temporary.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -125,31 +125,31 @@ def require_form(value: Any, hint: Any, where: str = "the description") -> None:
 
     ``hint`` is a type as in an annotation, a dataclass, or a dict with the type of each key.
     """
-    if found := _misfit(value, hint, where):
-        raise LoadError(found)
+    if misfit := _misfit(value, hint, where):
+        raise LoadError(misfit)
 
 
 def _misfit(value: Any, hint: Any, where: str) -> str | None:
     """Return where and how a value differs from a type; None if it fits."""
     origin, arguments = get_origin(hint) or hint, get_args(hint)
-    parts: list[tuple[Any, Any, str]] = []
+    items: list[tuple[Any, Any, str]] = []
     fits = True
     if dataclasses.is_dataclass(hint) or isinstance(hint, Mapping):
         hints, optional = _fields(hint)
         names = value.keys() if isinstance(value, dict) else set()
         if not isinstance(value, dict) or not hints.keys() - optional <= names <= hints.keys():
             return f"{where} must have the keys {list(hints)}, got {list(names) or value!r:.200}"
-        parts = [(value[name], hints[name], f"{where}.{name}") for name in names]
+        items = [(value[name], hints[name], f"{where}.{name}") for name in names]
     elif origin in (list, tuple, Sequence, Size) and isinstance(value, list | tuple):
         fixed = origin is tuple and bool(arguments) and ... not in arguments
-        kinds = arguments if fixed else [(*arguments, Any)[0]] * len(value)
-        if len(kinds) != len(value):
-            return f"{where} must have {len(kinds)} items, got {value!r:.200}"
-        parts = [(x, kinds[i], f"{where}[{i}]") for i, x in enumerate(value)]
+        hints_of_items = arguments if fixed else [(*arguments, Any)[0]] * len(value)
+        if len(hints_of_items) != len(value):
+            return f"{where} must have {len(hints_of_items)} items, got {value!r:.200}"
+        items = [(x, hints_of_items[i], f"{where}[{i}]") for i, x in enumerate(value)]
     elif origin in (dict, Mapping) and isinstance(value, dict):
-        parts = [(x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items()]
+        items = [(x, (*arguments, Any, Any)[1], f"{where}.{key}") for key, x in value.items()]
     elif origin in (Union, UnionType):
-        fits = any(_misfit(value, kind, "") is None for kind in arguments)
+        fits = any(_misfit(value, hinted, "") is None for hinted in arguments)
     elif origin is Literal:
         fits = value in arguments
     elif hint in (float, int, bool, str):
@@ -159,7 +159,7 @@ def _misfit(value: Any, hint: Any, where: str) -> str | None:
     if not fits:
         words = hint.__name__ if isinstance(hint, type) and not arguments else hint
         return f"{where} must be {words}, got {value!r:.200}"
-    return next(filter(None, (_misfit(*part) for part in parts)), None)
+    return next(filter(None, (_misfit(*item) for item in items)), None)
 
 
 def _fields(hint: Any) -> tuple[Mapping[str, Any], set[str]]:

@@ -35,16 +35,16 @@ class SeveralInputs:
         self.args, self.kwargs, self.weight = args, kwargs, weight
         if not (args or kwargs):
             raise ValueError("x must hold at least one tensor, got none")
-        rows = {name: len(part) if part.dim() else 0 for name, part in self.parts.items()}
+        rows = {name: len(x) if x.dim() else 0 for name, x in self.parts.items()}
         if len(set(rows.values())) > 1:
-            found = ", ".join(f"{name} has {count}" for name, count in rows.items())
-            raise ValueError(f"the tensors of x must have equally many rows, {found}")
+            counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise ValueError(f"the tensors of x must have equally many rows, {counts}")
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """Return the tensors by name; positional ones are ``x[0]``, ``x[1]`` and so on."""
-        by_position = {f"x[{i}]": part for i, part in enumerate(self.args)}
-        by_name = {f"x[{name!r}]": part for name, part in self.kwargs.items()}
+        by_position = {f"x[{i}]": x for i, x in enumerate(self.args)}
+        by_name = {f"x[{name!r}]": x for name, x in self.kwargs.items()}
         weight = {} if self.weight is None else {"sample_weight": self.weight}
         return by_position | by_name | weight
 
@@ -60,13 +60,13 @@ class SeveralInputs:
 
     def split(self, sizes: int | list[int]) -> list[SeveralInputs]:
         """Return views of at most ``sizes`` rows each, or of the given numbers of rows."""
-        parts = [part.split(sizes) for part in self.parts.values()]
-        return [_rebuilt(self, tensors) for tensors in zip(*parts, strict=True)]
+        splits = [x.split(sizes) for x in self.parts.values()]
+        return [_rebuilt(self, tensors) for tensors in zip(*splits, strict=True)]
 
     def tensor_split(self, count: int) -> list[SeveralInputs]:
         """Split into ``count`` nearly equal parts."""
         rows = torch.arange(len(self)).tensor_split(count)
-        return [self[each.to(self.device)] for each in rows]
+        return [self[indices.to(self.device)] for indices in rows]
 
     def index_select(self, dim: int, rows: Tensor) -> SeveralInputs:
         """Return the rows at the given indices."""
@@ -115,9 +115,9 @@ def as_inputs(value: Any) -> Rows:
 def require_inputs(value: Any) -> Rows:
     """Return inputs of at least one row, by `as_inputs`."""
     x = as_inputs(value)
-    for name, part in parts_of(x).items():
-        if part.dim() == 0 or len(part) == 0:
-            raise ValueError(f"{name} must hold at least one input, got shape {list(part.shape)}")
+    for name, values in parts_of(x).items():
+        if values.dim() == 0 or len(values) == 0:
+            raise ValueError(f"{name} must hold at least one input, got shape {list(values.shape)}")
     return x
 
 

@@ -36,7 +36,7 @@ def first_rows(columns: Mapping[str, Tensor]) -> str:
     """Return Markdown of the first five entries of tensors ``[n, ...]``, by their index."""
     shape = next(iter(columns.values())).shape
     indices = islice(product(*map(range, shape)), _ROWS)
-    values = zip(*(part.flatten()[:_ROWS].tolist() for part in columns.values()), strict=True)
+    values = zip(*(column.flatten()[:_ROWS].tolist() for column in columns.values()), strict=True)
     rows = [
         [", ".join(map(str, index)), *(f"{value:.4g}" for value in row)]
         for index, row in zip(indices, values, strict=True)

@@ -109,9 +109,9 @@ def require_numbers(outputs: Mapping[str, Tensor]) -> None:
         if not (_is_number(name, least) & _is_number(name, most)):
             wrong = ~_is_number(name, value)
             rows = wrong.transpose(0, 1).flatten(1).any(1).nonzero().flatten()
-            others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            remark = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
             raise ValueError(
-                f"row {rows[0].item()} of x{others}: the network's {name} is {value[wrong][0]:g}, "
+                f"row {rows[0].item()} of x{remark}: the network's {name} is {value[wrong][0]:g}, "
                 "expected finite numbers; the inputs are too large for it (standardize them, or "
                 "leave such rows out), or its weights are not finite"
             )

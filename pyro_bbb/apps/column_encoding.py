@@ -163,8 +163,8 @@ def recognise(target: pl.Series) -> tuple[Task, str]:
     """Return the task that a target suggests, and the reason."""
     different = target.drop_nulls().n_unique()
     if not is_number(target) or target.dtype == pl.Boolean:
-        kind = "truth values" if target.dtype == pl.Boolean else "texts"
-        return "classification", f"it holds {different} different {kind}"
+        values = "truth values" if target.dtype == pl.Boolean else "texts"
+        return "classification", f"it holds {different} different {values}"
     integers = target.dtype.is_integer() or (target.drop_nulls() % 1 == 0).all()
     if integers and different <= _FEW_INTEGERS and len(target) >= _ROWS_PER_CLASS * different:
         return "classification", f"it holds {different} different integers"
@@ -200,8 +200,8 @@ def require_all(series: pl.Series, advice: str = FILL) -> None:
     """Raise `BadInput` if a value is missing."""
     if series.dtype.is_float():
         series = series.fill_nan(None)
-    more = series.null_count() - 1
-    refuse(series, series.is_null(), f"{f' (and {more} more)' if more > 0 else ''}: {advice}")
+    further = series.null_count() - 1
+    refuse(series, series.is_null(), f"{f' (and {further} more)' if further > 0 else ''}: {advice}")
 
 
 def is_number(series: pl.Series) -> bool:
@@ -222,10 +222,10 @@ def _numbers(series: pl.Series) -> pl.Series:
 
 
 def _text(series: pl.Series) -> pl.Series:
-    kind = series.dtype
-    if kind.is_temporal() or kind.is_nested() or kind in (pl.Binary, pl.Object):
+    dtype = series.dtype
+    if dtype.is_temporal() or dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise BadInput(
-            f"column {series.name!r} is of type {kind}, not numbers or text: convert it, or leave "
+            f"column {series.name!r} is of type {dtype}, not numbers or text: convert it, or leave "
             f"it out by --drop {series.name}"
         )
     return series.cast(pl.String)

@@ -281,7 +281,7 @@ class Play(Command):
 
 
 COMMANDS: dict[str, Callable[..., Command]] = {
-    kind.__name__.lower(): kind for kind in (Train, Predict, Evaluate, Prune, Report, Play)
+    command.__name__.lower(): command for command in (Train, Predict, Evaluate, Prune, Report, Play)
 }
 
 

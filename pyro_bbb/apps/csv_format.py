@@ -33,8 +33,8 @@ _FEW = 5  # names that an error lists
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names, quoted, and the number of the others."""
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(map(repr, names[:_FEW])) + more
+    remark = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(map(repr, names[:_FEW])) + remark
 
 
 def refuse(series: pl.Series, wrong: pl.Series, words: str) -> None:
@@ -65,10 +65,10 @@ def read_table(
     ``kinds`` are those of CSV columns, as `_typed` takes them, the others have the ``default``;
     ``usual`` is the decimal sign where all values fit both.
     """
-    kind = "Parquet" if path.suffix in PARQUET else "CSV"
+    file_format = "Parquet" if path.suffix in PARQUET else "CSV"
     decimal: str | None = options.decimal
     try:
-        if kind == "Parquet":
+        if file_format == "Parquet":
             table = pl.read_parquet(path)
         else:
             text, encoding = _decode(path)
@@ -85,7 +85,7 @@ def read_table(
             )
     except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"{path} cannot be read as {kind}: {reason}") from error
+        raise BadInput(f"{path} cannot be read as {file_format}: {reason}") from error
     if table.height == 0:
         raise BadInput(f"{path} has no rows")
     return table, decimal
@@ -123,8 +123,8 @@ def _separator(text: str) -> str:
 
     def even_rows(separator: str) -> tuple[int, int]:
         rows = islice(filter(None, _rows(text, separator)), 1 + _SAMPLE)
-        header, *others = [len(row) for row in rows] or [0]
-        return (1 + others.count(header), header) if header > 1 else (0, 0)
+        header, *widths = [len(row) for row in rows] or [0]
+        return (1 + widths.count(header), header) if header > 1 else (0, 0)
 
     return max(",;\t|", key=even_rows)
 

@@ -122,8 +122,8 @@ def _pictures(copies: int) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(_SEED)
     styled = torch.tensor(list(STYLES)).repeat(_STYLED)
     x = torch.cat([x, *(pixels(styled_digit(int(number), rng))[None] for number in styled)])
-    others = [pixels(scribble(rng))[None] for _ in range(int(_SCRIBBLES * len(x)))]
-    once = torch.cat([x, *others])
+    scribbles = [pixels(scribble(rng))[None] for _ in range(int(_SCRIBBLES * len(x)))]
+    once = torch.cat([x, *scribbles])
     pictures = torch.cat([once, _varied(once.repeat(copies, 1), generator)])
     labels = torch.randint(CLASSES, (copies + 1, len(once)), generator=generator)
     labels[:, : len(x)] = torch.cat([y, styled])

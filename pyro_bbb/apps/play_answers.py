@@ -92,8 +92,8 @@ def plot(points: list[tuple[float, float]], prediction: RegressionPrediction | N
     if prediction is not None:
         at, mean = GRID[:, 0].tolist(), prediction.mean[:, 0]
         line = path(at, mean.tolist())
-        parts = {"total": prediction.std, "epistemic": prediction.epistemic_std}
-        for name, std in parts.items():
+        deviations = {"total": prediction.std, "epistemic": prediction.epistemic_std}
+        for name, std in deviations.items():
             upper, lower = mean + 2 * std[:, 0], mean - 2 * std[:, 0]
             edges = [*upper.tolist(), *lower.tolist()[::-1]]
             bands.append((name, path(at + at[::-1], edges)))

@@ -295,7 +295,7 @@ class Shift:
         self.words.text = f"Rotated by {degrees:.0f}° counter-clockwise"
         x = rotate(digit.view(1, 1, 8, 8), degrees).flatten(1)
         classifiers = [classifier for _, classifier, _ in self.panels]
-        answers = await run.io_bound(lambda: [each.predict(x) for each in classifiers])
+        answers = await run.io_bound(lambda: [classifier.predict(x) for classifier in classifiers])
         if answers is None or number != self.latest:
             return
         self.picture.content = html.seen(x[0])

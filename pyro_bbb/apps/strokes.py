@@ -97,11 +97,11 @@ def length(strokes: Strokes) -> float:
 
 def _random_stroke(rng: np.random.Generator) -> Points:
     start, size = rng.uniform(-0.5, 0.5, 2), rng.choice([0.1, 0.25, 0.5])
-    kind = rng.integers(3)
-    if kind == 0:  # straight lines from corner to corner
+    shape = rng.integers(3)
+    if shape == 0:  # straight lines from corner to corner
         return np.asarray(start + np.cumsum(rng.normal(0, size, (int(rng.integers(2, 12)), 2)), 0))
     along = np.linspace(0, 1, 40)[:, None]
-    if kind == 1:  # waves of random amplitude and phase
+    if shape == 1:  # waves of random amplitude and phase
         waves = np.arange(1, 4)
         phases = rng.uniform(0, 2 * np.pi, (2, 1, 3))
         curve = np.sin(np.pi * along * waves * rng.uniform(0.5, 2) + phases) @ rng.normal(0, 1, 3)

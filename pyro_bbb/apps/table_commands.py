@@ -36,11 +36,11 @@ _DIGITS = 6  # of the numbers written, far more than the samples make certain
 
 def train(options: Train) -> dict[str, Any]:
     """Read a table, train, score on the rows held out, and save."""
-    kinds = dict.fromkeys((*options.drop, *options.keep), "any")
+    types = dict.fromkeys((*options.drop, *options.keep), "any")
     target_kinds = {"regression": "number", "classification": "any", None: "target"}
-    kinds[options.target] = target_kinds[options.task]
+    types[options.target] = target_kinds[options.task]
     missing = options.missing_values
-    table, decimal = read_table(options, options.data, kinds, "feature", missing=missing)
+    table, decimal = read_table(options, options.data, types, "feature", missing=missing)
     y, task = _target(options, table)
     table, dates = _features(options, table)
     columns, constant = learn(table, options.missing)
@@ -169,9 +169,9 @@ def _features(options: Train, table: pl.DataFrame) -> tuple[pl.DataFrame, dict[s
         for name in getattr(options, option):
             column(table, name, f"--{option}")
     table = table.drop(options.target, *options.drop)
-    others = table.drop(options.keep, strict=False)
-    dates = {x.name: form for x in others if (form := date_form(x, options.dates))}
-    names = [x.name for x in others.drop(dates) if identifies_rows(x)]
+    features = table.drop(options.keep, strict=False)
+    dates = {x.name: form for x in features if (form := date_form(x, options.dates))}
+    names = [x.name for x in features.drop(dates) if identifies_rows(x)]
     if names:
         options.say(f"left out, as they number or name the rows: {listed(names)} (--keep NAME)")
     table = table.drop(names)

@@ -76,8 +76,8 @@ class Model:
                 about: Any = loaded.metadata[_KEY]
                 require_form(about, About, f"metadata[{_KEY!r}]")
                 columns = [Column(**fields) for fields in about.pop("columns")]
-                kind: Any = ESTIMATORS[about["task"]]
-                estimator = kind.from_loaded(loaded)
+                estimator_type: Any = ESTIMATORS[about["task"]]
+                estimator = estimator_type.from_loaded(loaded)
                 width, expected = sum(x.width for x in columns), estimator.n_features_in_
                 if width != expected:
                     raise ValueError(f"columns must become {expected} numbers, got {width}")
@@ -94,13 +94,13 @@ class Model:
     def read(self, options: Reading, path: Path, *, truth: bool) -> pl.DataFrame:
         """Read a table with the columns of training in the types that they had there."""
         about = self.about
-        kinds = {x.name: "number" if x.values is None else "text" for x in about.columns}
-        kinds |= dict.fromkeys(about.dates, "text")
+        types = {x.name: "number" if x.values is None else "text" for x in about.columns}
+        types |= dict.fromkeys(about.dates, "text")
         if truth:
             labels = getattr(self.estimator, "classes_", np.empty(0))
-            kinds[about.target] = "text" if labels.dtype.kind in "UO" else "number"
+            types[about.target] = "text" if labels.dtype.kind in "UO" else "number"
         usual, missing = about.decimal, about.missing_values
-        return read_table(options, path, kinds, usual=usual, missing=missing)[0]
+        return read_table(options, path, types, usual=usual, missing=missing)[0]
 
     def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> NDArray[np.float64]:
         """Return a table's rows as the network takes them; report texts not seen in training."""

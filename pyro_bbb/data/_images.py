@@ -47,10 +47,10 @@ def load_images(
     import torchvision  # here, because it would double the time that importing pyro_bbb takes
 
     image_set = getattr(torchvision.datasets, _CLASSES[name])
-    part, folder = "train" if train else "t10k", f"{_CLASSES[name]}/raw"
+    prefix, folder = "train" if train else "t10k", f"{_CLASSES[name]}/raw"
     images, labels = (
-        _read(image_set, root, f"{folder}/{part}-{kind}-ubyte.gz").to(device)
-        for kind in ("images-idx3", "labels-idx1")
+        _read(image_set, root, f"{folder}/{prefix}-{suffix}-ubyte.gz").to(device)
+        for suffix in ("images-idx3", "labels-idx1")
     )
     return images.unsqueeze(1).float() / 255, labels.long()
 

@@ -94,10 +94,10 @@ def load_uci(
     base, is_cache = data_folder(root)
     path, sha256 = base / "uci" / name / "data.npz", _UCI_SHA256.get(name)
     download = partial(_download, name) if is_cache and sha256 else None
-    others = sorted(other.parent.name for other in base.glob("uci/*/data.npz"))
-    there = f" (there are {', '.join(others)})" if others else ""
+    present = sorted(file.parent.name for file in base.glob("uci/*/data.npz"))
+    there = f" (there are {', '.join(present)})" if present else ""
     parsed = partial(_parsed, path, torch.float32, sha256)
-    return UCIData(*(part.to(device) for part in read(path, base, parsed, download, there)))
+    return UCIData(*(x.to(device) for x in read(path, base, parsed, download, there)))
 
 
 def read_uci(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> UCIData:
@@ -196,18 +196,18 @@ def _check(path: Path, arrays: dict[str, np.ndarray[Any, np.dtype[Any]]]) -> Non
     """Check dimensions, types and numbers, and that a split has rows of the table, none twice."""
     for key, dimensions in _DIMENSIONS.items():
         array = arrays.get(key, np.empty(()))
-        kinds, words = ("iu", "integers") if "index" in key else ("fiu", "real numbers")
-        if array.ndim != dimensions or array.size == 0 or array.dtype.kind not in kinds:
+        codes, words = ("iu", "integers") if "index" in key else ("fiu", "real numbers")
+        if array.ndim != dimensions or array.size == 0 or array.dtype.kind not in codes:
             got = (
                 f"{array.dtype} of shape {list(array.shape)}" if key in arrays else "no such array"
             )
             raise ValueError(f"{key} of {path} must hold {words} in {dimensions}-d, got {got}")
         if not np.isfinite(array).all():
             raise ValueError(f"{key} of {path} must be finite, got NaN or infinity")
-    for one, other, what in (("X", "y", "rows"), ("train_index", "test_index", "splits")):
-        if (lengths := [len(arrays[one]), len(arrays[other])])[0] != lengths[1]:
+    for first, second, what in (("X", "y", "rows"), ("train_index", "test_index", "splits")):
+        if (lengths := [len(arrays[first]), len(arrays[second])])[0] != lengths[1]:
             equal = f"must have equally many {what}, got {lengths[0]} and {lengths[1]}"
-            raise ValueError(f"{one} and {other} of {path} {equal}")
+            raise ValueError(f"{first} and {second} of {path} {equal}")
     rows, n = np.concatenate([arrays["train_index"], arrays["test_index"]], 1), len(arrays["X"])
     rows.sort(axis=1)
     if rows[:, 0].min() < 0 or rows[:, -1].max() >= n:

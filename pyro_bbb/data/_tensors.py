@@ -43,9 +43,9 @@ def as_tensors(
     """
     pair = _read_dataset(data) if isinstance(data, Dataset) else data
     if not isinstance(pair, tuple | list):
-        kinds = "a pair (x, y) of tensors or arrays, or a map-style Dataset of pairs"
+        forms = "a pair (x, y) of tensors or arrays, or a map-style Dataset of pairs"
         hint = "; a DataLoader's collate_fn can make pairs" if isinstance(data, Mapping) else ""
-        raise TypeError(f"data must be {kinds}, got {type(data).__name__}{hint}")
+        raise TypeError(f"data must be {forms}, got {type(data).__name__}{hint}")
     if len(pair) != 2:
         hint = "; weights of the examples go into sample_weight" if len(pair) == 3 else ""
         raise ValueError(f"data must be a pair (x, y), got {len(pair)} parts{hint}")
@@ -102,10 +102,10 @@ class Minibatches:
     @property
     def sizes(self) -> list[int]:
         """Numbers of rows of the batches."""
-        batches, rest = divmod(len(self.x), self.batch_size)
-        if batches and 0 < rest < self.least:
-            return [self.batch_size] * (batches - 1) + [self.batch_size + rest]
-        return [self.batch_size] * batches + [rest] * (rest > 0)
+        batches, remainder = divmod(len(self.x), self.batch_size)
+        if batches and 0 < remainder < self.least:
+            return [self.batch_size] * (batches - 1) + [self.batch_size + remainder]
+        return [self.batch_size] * batches + [remainder] * (remainder > 0)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if not self.shuffle:

@@ -19,9 +19,9 @@ _SECONDS = 30  # without an answer
 
 def data_folder(root: str | os.PathLike[str] | None) -> tuple[Path, bool]:
     """Return the folder of all sets, and whether it is the cache, which downloads may fill."""
-    given = root if root is not None else os.environ.get("PYRO_BBB_DATA") or None
+    folder = root if root is not None else os.environ.get("PYRO_BBB_DATA") or None
     try:
-        return (cache_folder() if given is None else Path(given).expanduser()), given is None
+        return (cache_folder() if folder is None else Path(folder).expanduser()), folder is None
     except TypeError as error:
         raise TypeError(f"root must be a str or an os.PathLike of one, got {root!r}") from error
 
@@ -58,8 +58,8 @@ def read(
     try:
         checked = check(content := download())
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_bytes(content)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
     except (OSError, HTTPException, ValueError) as error:
         where = f"{path.name} to {path.parent}"
         raise RuntimeError(f"could not download {where}: without a network, {remedy}") from error

@@ -139,8 +139,8 @@ def reference(name: str, *, root: str | Path | None = None) -> Reference:
         record = json.loads(file.metadata()["record"])
     digest, draws = record.pop("digest"), tensors.pop("functions")
     if (loaded := with_data(name, record, tensors, draws, root)).digest != digest:
-        found = f"data, model and draws have the digest {loaded.digest}, expected {digest}"
-        raise RuntimeError(f"{name}: {found}; replace the data by the original, or {path}")
+        mismatch = f"data, model and draws have the digest {loaded.digest}, expected {digest}"
+        raise RuntimeError(f"{name}: {mismatch}; replace the data by the original, or {path}")
     return loaded
 
 
@@ -165,11 +165,11 @@ def difference(draws: Tensor, gold: Tensor) -> dict[str, float]:
 
 def read_table(table: str, root: Any = None) -> tuple[Any, Any]:
     """Return features ``[n, d]`` and targets ``[n]`` of ``"scikit-learn/..."``, ``"uci/..."``."""
-    kind, _, name = table.partition("/")
-    if kind == "uci":
+    source, _, name = table.partition("/")
+    if source == "uci":
         data = load_uci(name, root=root)
         return data.x.double().numpy(), data.y.double().numpy()
-    if kind == "airfoil":
+    if source == "airfoil":
         base, _ = data_folder(root)
         lines = read(base / "airfoil" / "airfoil.csv", base, bytes.splitlines)
         rows = np.loadtxt(lines, delimiter=",", skiprows=1)

@@ -30,10 +30,10 @@ class Stacked(dist.TorchDistribution):
 
     arg_constraints = {}
     support = property(lambda self: self.parts[0].support)
-    logits = property(lambda self: self._stack([part.logits for part in self.parts]))
-    mean = property(lambda self: self._stack([part.mean for part in self.parts]))
-    variance = property(lambda self: self._stack([part.variance for part in self.parts]))
-    stddev = property(lambda self: self._stack([part.stddev for part in self.parts]))
+    logits = property(lambda self: self._stack([p.logits for p in self.parts]))
+    mean = property(lambda self: self._stack([p.mean for p in self.parts]))
+    variance = property(lambda self: self._stack([p.variance for p in self.parts]))
+    stddev = property(lambda self: self._stack([p.stddev for p in self.parts]))
 
     def __init__(self, parts: list[Any], draws: torch.Size) -> None:
         self.parts, self.draws = parts, draws
@@ -42,17 +42,17 @@ class Stacked(dist.TorchDistribution):
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         shape = torch.Size(sample_shape)
-        return self._stack([part.sample(shape) for part in self.parts], len(shape))
+        return self._stack([p.sample(shape) for p in self.parts], len(shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return self._stack([part.log_prob(row) for part, row in self._with_rows(value)])
+        return self._stack([p.log_prob(row) for p, row in self._with_rows(value)])
 
     def cdf(self, value: Tensor) -> Tensor:
-        return self._stack([_cdf(part, row) for part, row in self._with_rows(value)])
+        return self._stack([_cdf(p, row) for p, row in self._with_rows(value)])
 
     def _with_rows(self, value: Tensor) -> Iterable[tuple[Any, Tensor]]:
-        one = self.batch_shape[len(self.draws) :] + self.event_shape
-        return zip(self.parts, value.expand(self.draws + one).reshape(-1, *one), strict=True)
+        shape = self.batch_shape[len(self.draws) :] + self.event_shape  # of one draw
+        return zip(self.parts, value.expand(self.draws + shape).reshape(-1, *shape), strict=True)
 
     def _stack(self, values: list[Tensor], dim: int = 0) -> Tensor:
         return torch.stack(values, dim).unflatten(dim, self.draws)
@@ -64,7 +64,7 @@ def stack_draws(parts: list[Any]) -> Any:
     if family not in LOCATION_SCALE:
         return Stacked(parts, torch.Size([len(parts)]))
     names = family.arg_constraints
-    return family(**{name: torch.stack([getattr(part, name) for part in parts]) for name in names})
+    return family(**{name: torch.stack([getattr(p, name) for p in parts]) for name in names})
 
 
 def family_of(distribution: Any) -> str:
@@ -205,8 +205,8 @@ class Observed(dist.Independent):
         return Observed(plain.expand(batch_shape), self.counted)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        each = self.base_dist.log_prob(value).where(self.counted, 0.0)
-        return each.flatten(len(self.batch_shape)).sum(-1) if self.event_shape else each
+        log_prob = self.base_dist.log_prob(value).where(self.counted, 0.0)
+        return log_prob.flatten(len(self.batch_shape)).sum(-1) if self.event_shape else log_prob
 
 
 def counted(y: Tensor, ignored: Any) -> Tensor | None:

@@ -75,8 +75,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
         sigma2: float | Tensor,
         validate_args: bool | None = None,
     ) -> None:
-        given = pi, sigma1, sigma2 = as_number(pi), as_number(sigma1), as_number(sigma2)
-        numbers = None if any(isinstance(x, Tensor) for x in given) else given
+        arguments = pi, sigma1, sigma2 = as_number(pi), as_number(sigma1), as_number(sigma2)
+        numbers = None if any(isinstance(x, Tensor) for x in arguments) else arguments
         pi, sigma1, sigma2 = _as_tensors(pi=pi, sigma1=sigma1, sigma2=sigma2)
         if validate_args is not False:  # not torch's global switch, which compiling turns off
             _require("pi", pi, (pi >= 0) & (pi <= 1), "in [0, 1]")
@@ -196,8 +196,8 @@ class ScaleMixtureNormal(dist.TorchDistribution):
 
     def _check(self, value: Tensor) -> None:
         if not isinstance(value, Tensor) or value.is_complex():
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"value must be a tensor of real numbers, got {kind}")
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"value must be a tensor of real numbers, got {got}")
         if self._validate_args:
             self._validate_sample(value)
 

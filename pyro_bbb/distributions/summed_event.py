@@ -33,10 +33,10 @@ class Event(dist.Independent):
 def to_event(distribution: Any, dims: int | None) -> Any:
     """Return ``distribution.to_event(dims)``, an `Event` if it sums its own log-density."""
     dims = len(distribution.batch_shape) if dims is None else dims
-    kind: Any = type(distribution)
+    family: Any = type(distribution)
     # a subclass may override `log_prob`, of which `sum_log_prob` then is not the sum
     summed, single = (
-        next(i for i, base in enumerate(kind.__mro__) if name in vars(base))
+        next(i for i, base in enumerate(family.__mro__) if name in vars(base))
         for name in ("sum_log_prob", "log_prob")
     )
     if dims > 0 and summed <= single:

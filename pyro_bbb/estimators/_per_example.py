@@ -96,7 +96,7 @@ class Posterior:
         offset = weight.storage_offset() - value.storage_offset()
         loc, scale = (
             x.as_strided(weight.shape, weight.stride(), x.storage_offset() + offset)
-            for x in (_laid_out(part, value) for part in (self.loc, self.scale))
+            for x in (_laid_out(parameter, value) for parameter in (self.loc, self.scale))
         )
         return loc, scale
 

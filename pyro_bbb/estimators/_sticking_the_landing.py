@@ -31,7 +31,7 @@ class DetachScores(Drawn):
     """Scores draws under their distribution with its parameters detached."""
 
     def _drawn(self, msg: Any) -> None:
-        if any(isinstance(part, nn.Module) for part in getattr(msg["fn"], "transforms", ())):
+        if any(isinstance(t, nn.Module) for t in getattr(msg["fn"], "transforms", ())):
             raise ValueError(
                 f"guide site {msg['name']!r} is a flow, whose density at its draws cannot be "
                 "constant; use the estimator 'reparam'"

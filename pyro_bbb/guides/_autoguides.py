@@ -338,8 +338,8 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
 
     def reset(self) -> None:
         """Return to the point, for further training."""
-        for part in self.covariance:
-            part.forget()
+        for block in self.covariance:
+            block.forget()
 
     def unconstrained_normal(self) -> PartsNormal:
         """Return the Normal of all unconstrained latents.
@@ -370,12 +370,12 @@ class PointThenNormal(JointAutoguide, autoguide.AutoContinuous, PrototypeFromLat
     @property
     def covariance(self) -> list[CovariancePart]:
         """The parts of the covariance, without values while the guide is a point."""
-        return [part for part in self.parts if isinstance(part, CovariancePart)]
+        return [p for p in self.parts if isinstance(p, CovariancePart)]
 
     @property
     def is_point(self) -> bool:
         """Return whether it has no covariance, as in training."""
-        return any(value is None for part in self.covariance for value in part._buffers.values())
+        return any(value is None for p in self.covariance for value in p._buffers.values())
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)

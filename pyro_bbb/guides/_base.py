@@ -186,8 +186,8 @@ class Guide(AutoGuide):
         """Return the argument ``kl_weight`` of a call; 1 where the model has none."""
         if self._kl_weight_at is None:
             return 1.0
-        given = args[self._kl_weight_at :]
-        return given[0] if given else kwargs.get("kl_weight", 1.0)
+        from_weight = args[self._kl_weight_at :]
+        return from_weight[0] if from_weight else kwargs.get("kl_weight", 1.0)
 
     _onto: Bijection = staticmethod(biject_to)  # from a support to its bijection
 
@@ -246,17 +246,17 @@ class Guide(AutoGuide):
             raise KeyError(f"no latent named {name!r}; known: {self.site_names}")
         *path, leaf = f"{kind}.{name}".split(".")
         owner: Any = self
-        for part in path:
-            owner = owner._modules[part]
+        for child in path:
+            owner = owner._modules[child]
         return owner._parameters[leaf]
 
     def _add_parameter(self, kind: str, name: str, value: Tensor) -> None:
         *path, leaf = f"{kind}.{name}".split(".")
         owner: Any = self
-        for part in path:
-            if part not in owner._modules:
-                owner.add_module(part, nn.Module())
-            owner = owner._modules[part]
+        for child in path:
+            if child not in owner._modules:
+                owner.add_module(child, nn.Module())
+            owner = owner._modules[child]
         owner.register_parameter(leaf, nn.Parameter(value.detach().clone().contiguous()))
 
     def __repr__(self) -> str:

@@ -226,9 +226,9 @@ class Laplace(PointThenNormal):
     def _last_layer(self) -> list[str]:
         """Return site names of the last layer with random weights."""
         layers = (
-            [f"{path}.{name}" for name in sample_names(part) if role_of(name) != "prior"]
-            for path, part in self.model.named_modules()
-            if hasattr(part, "_pyro_samples") and path.startswith("network")
+            [f"{path}.{name}" for name in sample_names(m) if role_of(name) != "prior"]
+            for path, m in self.model.named_modules()
+            if hasattr(m, "_pyro_samples") and path.startswith("network")
         )
         *_, last = [[name for name in layer if name in self._latents] for layer in layers if layer]
         return last
@@ -239,12 +239,12 @@ class TotalCurvature:
 
     def __init__(self, guide: Any) -> None:
         self.guide, zeros = guide, torch.zeros_like(guide.loc.detach())
-        kinds = {Dense: DenseBlock, Diagonal: DiagonalBlock, Kronecker: KroneckerBlock}
+        block_types = {Dense: DenseBlock, Diagonal: DiagonalBlock, Kronecker: KroneckerBlock}
         self.kron = guide._structure == "kron"
         owners = list(guide.latents) if self.kron else [""]
         pairs = zip(guide.covariance, owners, strict=True)
         curvature = guide._curvature
-        self.blocks = [kinds[type(part)](part.where, name, curvature) for part, name in pairs]
+        self.blocks = [block_types[type(p)](p.where, name, curvature) for p, name in pairs]
         self.slope, self.prior = zeros.clone(), zeros.clone()  # of all but the network
         self.counted, self.coupled = 0.0, False
 

@@ -95,23 +95,23 @@ class LastLayer(Guide):
         self._init_scale = positive("init_scale", init_scale)
         one_of("covariance", covariance, COVARIANCES)
         self._covariance = covariance
-        for kind in ("locs", "rhos", "lowers"):
-            self.add_module(kind, nn.ParameterDict())
+        for group in ("locs", "rhos", "lowers"):
+            self.add_module(group, nn.ParameterDict())
         self._find_declared()
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the head's weights, by site name: W, and b given W."""
-        parts = self._parts()
-        loc, factor = parts["weight"].loc, _factor(parts["weight"])
+        q = self._parts()
+        loc, factor = q["weight"].loc, _factor(q["weight"])
         row = dist.MultivariateNormal(loc, scale_tril=factor, validate_args=False)
         weight = pyro.sample(f"{self._path}.weight", row.to_event(1))
         draws = {f"{self._path}.weight": weight}
-        if bias := parts.get("bias"):
+        if bias := q.get("bias"):
             residual = (weight - loc).unsqueeze(-1)
             noise = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
             related = bias.loc + bias.scale * (noise * bias.lower).sum(-1)
-            given = dist.Normal(related, bias.scale.expand_as(bias.loc)).to_event(1)
-            draws[f"{self._path}.bias"] = pyro.sample(f"{self._path}.bias", given)
+            conditional = dist.Normal(related, bias.scale.expand_as(bias.loc)).to_event(1)
+            draws[f"{self._path}.bias"] = pyro.sample(f"{self._path}.bias", conditional)
         return draws
 
     def in_closed_form(self, model: Callable[..., Any]) -> tuple[Any, Any]:
@@ -128,8 +128,8 @@ class LastLayer(Guide):
 
     def _variance(self, features: Tensor) -> Tensor:
         """Return variances ``[..., out]`` of the head's outputs for its inputs ``[..., in]``."""
-        parts = self._parts()
-        weight, bias = parts["weight"], parts.get("bias")
+        q = self._parts()
+        weight, bias = q["weight"], q.get("bias")
         x = features.reshape(-1, features.shape[-1]).to(weight.loc.dtype)
         with torch.autocast(x.device.type, enabled=False):  # it is of the parameters' precision
             scaled = x * weight.scale.unsqueeze(1)  # [k, n, in]
@@ -176,8 +176,8 @@ class LastLayer(Guide):
     def sample_posterior(self, num_samples: int) -> dict[str, Tensor]:
         """Return samples of the head, ``[num_samples, ...]`` by site name, no gradient."""
         with torch.no_grad():
-            parts, size = self._parts(), count("num_samples", num_samples)
-            weight, bias = parts["weight"], parts.get("bias")
+            q, size = self._parts(), count("num_samples", num_samples)
+            weight, bias = q["weight"], q.get("bias")
             noise = weight.loc.new_empty(size, *weight.loc.shape).normal_()
             related = (noise.unsqueeze(-2) @ weight.lower.mT).squeeze(-2)
             draws = {f"{self._path}.weight": weight.loc + weight.scale * (noise + related)}
@@ -188,8 +188,8 @@ class LastLayer(Guide):
 
     def _expected(self, model: Callable[..., Any], *args: Any) -> Any:
         if not self.model.likelihood.is_standard:
-            found = f"got {type(self.model.likelihood).__name__}; or fit(loss='trace')"
-            raise ValueError(f"vbll needs a likelihood of pyro_bbb.likelihoods, {found}")
+            got = f"got {type(self.model.likelihood).__name__}; or fit(loss='trace')"
+            raise ValueError(f"vbll needs a likelihood of pyro_bbb.likelihoods, {got}")
         with self.observed_head() as variance, _ExpectObservation(variance):
             return model(*args)
 
@@ -199,12 +199,12 @@ class LastLayer(Guide):
 
     def _moments(self) -> dict[str, AtMean]:
         """Return the weights' distributions at their means, by site name."""
-        return {f"{self._path}.{name}": part for name, part in self._parts().items()}
+        return {f"{self._path}.{name}": q for name, q in self._parts().items()}
 
     def _parts(self) -> dict[str, AtMean]:
         """Return the distributions of W, and of b given W where it is random."""
         self._known_latents()
-        locs, rhos, lowers = (dict(self._kind(kind)) for kind in ("locs", "rhos", "lowers"))
+        locs, rhos, lowers = (dict(self._kind(group)) for group in ("locs", "rhos", "lowers"))
         lowers["weight"] = lowers["weight"].tril(-1)
         return {name: AtMean(locs[name], softplus(rhos[name]), lowers[name]) for name in locs}
 
@@ -216,19 +216,19 @@ class LastLayer(Guide):
 
     def _add_parameters(self, sites: Mapping[str, Site]) -> None:
         self._path = self._path or self._find_head(list(sites))
-        if others := [name for name in sites if name.rpartition(".")[0] != self._path]:
+        if further := [name for name in sites if name.rpartition(".")[0] != self._path]:
             raise ValueError(
-                f"vbll needs a model with no latents but the head's, {self._path!r}, got {others} "
+                f"vbll needs a model with no latents but the head's, {self._path!r}, got {further} "
                 "too: make only the head Bayesian, bayesianize(network, where=...)"
             )
         layer: Any = self.model.get_submodule(self._path)
         k = 1 if self._covariance == "shared" else layer.out_features
         for name, site in sites.items():
-            latent, kind = self._latents[name], name.rpartition(".")[2]
+            latent, leaf = self._latents[name], name.rpartition(".")[2]
             if latent.transform is not None:
                 raise ValueError(f"vbll needs a prior of real values, got {site['fn']} of {name!r}")
             loc = initial_loc(latent, site, self.initialise)
-            rows = (k, layer.in_features) if kind == "weight" else (k,)
+            rows = (k, layer.in_features) if leaf == "weight" else (k,)
             values = {
                 "locs": loc.clone(),
                 "rhos": SoftplusTransform().inv(loc.new_full(rows, self._init_scale)),
@@ -236,7 +236,7 @@ class LastLayer(Guide):
             }
             for group, value in values.items():
                 owner: Any = self._modules[group]
-                owner[kind] = nn.Parameter(value)
+                owner[leaf] = nn.Parameter(value)
 
     def _find_head(self, names: list[str]) -> str:
         """Return the path of the head in the model."""

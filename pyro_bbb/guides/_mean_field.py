@@ -120,9 +120,9 @@ class AutoSoftplusNormal(Guide):
     def is_one_vector(self) -> bool:
         """True if all latents can be drawn as one vector: none in a plate, none pruned."""
         latents = self._latents.values()
-        kinds = {(self.loc(x.name).dtype, self.loc(x.name).device) for x in latents}
+        forms = {(self.loc(x.name).dtype, self.loc(x.name).device) for x in latents}
         in_plates = any(latent.frames for latent in latents)
-        return self._complete and len(kinds) == 1 and not in_plates and not self._pruned
+        return self._complete and len(forms) == 1 and not in_plates and not self._pruned
 
     def draw(self, num_draws: int | None = None) -> VectorDraw:
         r"""Draw all latents as one vector, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
@@ -134,8 +134,8 @@ class AutoSoftplusNormal(Guide):
         """
         loc, rho = self.vectors()
         noise = loc.new_empty(loc.shape if num_draws is None else (num_draws, len(loc)))
-        for part in self._latents.unravel(noise).values() if num_draws is None else (noise,):
-            part.normal_()
+        for epsilon in self._latents.unravel(noise).values() if num_draws is None else (noise,):
+            epsilon.normal_()
         vector, scale, log_q = reparameterize(loc, rho, noise)
         values = self._latents.constrain(vector)
         if any(latent.transform is not None for latent in self._latents.values()):
@@ -145,8 +145,8 @@ class AutoSoftplusNormal(Guide):
     def vectors(self) -> tuple[Tensor, Tensor]:
         r"""Return $\mu$ and $\rho$ of all latents, ``[n]`` each."""
         loc, rho = (
-            self._latents.ravel_parameters(self._own(kind, name) for name in self._latents)
-            for kind in ("locs", "rhos")
+            self._latents.ravel_parameters(self._own(group, name) for name in self._latents)
+            for group in ("locs", "rhos")
         )
         return loc, rho
 
@@ -154,7 +154,7 @@ class AutoSoftplusNormal(Guide):
     def consecutive(self) -> Iterator[None]:
         """Inside, means lie consecutively in memory, and so do rhos: `vectors` copies nothing."""
         names = list(self._latents)
-        parameters = [[self._own(kind, name) for name in names] for kind in ("locs", "rhos")]
+        parameters = [[self._own(group, name) for name in names] for group in ("locs", "rhos")]
         memories = [FlatMemory(x, keep=False) for x in parameters if self.is_one_vector]
         try:
             yield
@@ -231,7 +231,7 @@ class AutoSoftplusNormal(Guide):
 
     def _posterior(self, latent: Latent) -> Any:
         """Return the distribution of one latent, on its support."""
-        loc, rho = (self._own(kind, latent.name) for kind in ("locs", "rhos"))
+        loc, rho = (self._own(group, latent.name) for group in ("locs", "rhos"))
         q = (PrunedNormal if self._pruned else SoftplusNormal)(loc, rho)
         if latent.transform is not None:
             # a separate cache: stored in the guide, it would hold the graph of the latest step

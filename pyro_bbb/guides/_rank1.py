@@ -166,8 +166,8 @@ class Rank1Ensemble(Guide):
             none = torch.empty(len(members), 0, device=members.device)
             return none, none
         loc, rho = (
-            torch.cat([self._own(f"factors.{kind}", name) for name in names], 1)
-            for kind in ("locs", "rhos")
+            torch.cat([self._own(f"factors.{group}", name) for name in names], 1)
+            for group in ("locs", "rhos")
         )
         return loc.index_select(0, members), softplus(rho.index_select(0, members))
 
@@ -178,11 +178,11 @@ class Rank1Ensemble(Guide):
 
     def _values(self, members: Tensor, factors: Tensor) -> dict[str, Tensor]:
         """Return latents by site name: each member's ``[m, ...]``, shared ones unchanged."""
-        parts, values = self._by_kernel(factors), {}
+        by_kernel, values = self._by_kernel(factors), {}
         for name, latent in self._latents.items():
             loc = self._own("locs", name)
-            if name in parts:
-                r, s = parts[name].split(loc.shape[:2], 1)
+            if name in by_kernel:
+                r, s = by_kernel[name].split(loc.shape[:2], 1)
                 product = torch.einsum("ko,ki->koi", r, s)  # r_k s_k^T
                 values[name] = loc * product.reshape(*product.shape, *[1] * (loc.dim() - 2))
             else:

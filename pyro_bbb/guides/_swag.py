@@ -192,9 +192,9 @@ def _renew_running_statistics(
 ) -> None:
     """Make BatchNorm's running statistics averages over the data, with these latents."""
     norms = [
-        part
-        for part in model.network.modules()
-        if isinstance(part, _BatchNorm) and part.training and part.track_running_stats
+        m
+        for m in model.network.modules()
+        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
     ]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

@@ -246,21 +246,21 @@ class PartsNormal(TorchDistribution):
     def std(self) -> Tensor:
         """Return standard deviations ``[D]``, 0 for latents in no part."""
         std = torch.zeros_like(self.loc)
-        for part in self.parts:
-            std[part.where] = part.std()
+        for block in self.parts:
+            std[block.where] = block.std()
         return std
 
     def rsample(self, sample_shape: Any = Size()) -> Tensor:
         z = self.loc.expand(*sample_shape, *self.loc.shape).clone()
-        for part in self.parts:
-            noise = torch.randn(*sample_shape, part.columns, dtype=z.dtype, device=z.device)
-            z[..., part.where] += part.transform(noise)
+        for block in self.parts:
+            noise = torch.randn(*sample_shape, block.columns, dtype=z.dtype, device=z.device)
+            z[..., block.where] += block.transform(noise)
         return z
 
     def log_prob(self, value: Tensor) -> Tensor:
         total = value.new_zeros(value.shape[:-1])
-        for part in self.parts:
-            white = part.whiten((value - self.loc)[..., part.where])
-            total = total - 0.5 * white.square().sum(-1) - part.log_det_root()
-            total = total - 0.5 * part.dim * math.log(2 * math.pi)
+        for block in self.parts:
+            white = block.whiten((value - self.loc)[..., block.where])
+            total = total - 0.5 * white.square().sum(-1) - block.log_det_root()
+            total = total - 0.5 * block.dim * math.log(2 * math.pi)
         return total

@@ -81,7 +81,7 @@ def not_normal(guide: Any) -> TypeError:
 
 def tangent_moments(model: Any, latents: Latents, normal: PartsNormal, x: Rows) -> OutputMoments:
     r"""Return means $f(x, m)$ and covariances $J \Sigma J^\top$ of the tangent's outputs."""
-    by_layer = any(isinstance(part, Kronecker) for part in normal.parts)
+    by_layer = any(isinstance(block, Kronecker) for block in normal.parts)
     return (moments_by_layer if by_layer else moments_by_jacobian)(model, latents, normal, x)
 
 
@@ -90,18 +90,18 @@ def moments_by_jacobian(
     model: Any, latents: Latents, normal: PartsNormal, x: Rows
 ) -> OutputMoments:
     r"""Return `tangent_moments` by J itself, but for a last layer of dense covariance."""
-    parts, loc = normal.parts, normal.loc
-    where = parts[0].where if len(parts) == 1 else slice(0, latents.size)
+    blocks, loc = normal.parts, normal.loc
+    where = blocks[0].where if len(blocks) == 1 else slice(0, latents.size)
     f, head = outputs_and_head(model, latents, loc, where, x)
-    if head and len(parts) == 1 and isinstance(parts[0], Dense):
-        root = head.times(parts[0].scale_tril)
+    if head and len(blocks) == 1 and isinstance(blocks[0], Dense):
+        root = head.times(blocks[0].scale_tril)
         return OutputMoments.jointly(f, root @ root.mT)
     covariances = []
     for jacobian in jacobians(model, latents, loc, where, x):  # [rows, K, d]
         covariance = jacobian.new_zeros(())
-        for part in parts:
-            columns = slice(part.where.start - where.start, part.where.stop - where.start)
-            root = part.times_root(jacobian[..., columns])
+        for block in blocks:
+            columns = slice(block.where.start - where.start, block.where.stop - where.start)
+            root = block.times_root(jacobian[..., columns])
             covariance = covariance + root @ root.mT
         covariances.append(covariance)
     return OutputMoments.jointly(f, torch.cat(covariances))
@@ -117,7 +117,7 @@ def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows)
 
     with the second form for a single position, where no derivative by a weight is made.
     """
-    parts = dict(zip(latents, normal.parts, strict=True))
+    blocks = dict(zip(latents, normal.parts, strict=True))
     point = {name: z.detach().requires_grad_() for name, z in latents.constrain(normal.loc).items()}
     means, covariances = [], []
     for rows in x.split(_ROWS):
@@ -129,9 +129,9 @@ def moments_by_layer(model: Any, latents: Latents, normal: PartsNormal, x: Rows)
         covariance = f.new_zeros(len(f), len(outputs), len(outputs))
         for use, by_output in zip(layers.uses, zip(*grads, strict=True), strict=True):
             g = torch.stack([use.gradients(grad) for grad in by_output], dim=1)  # [n, K, t, out]
-            covariance += _layer_covariance(parts[use.weight], use.inputs, g)
+            covariance += _layer_covariance(blocks[use.weight], use.inputs, g)
             if use.bias is not None:
-                root = parts[use.bias].times_root(g.sum(2))
+                root = blocks[use.bias].times_root(g.sum(2))
                 covariance += root @ root.mT
         means.append(f.detach())
         covariances.append(covariance.detach())
@@ -255,9 +255,9 @@ class LayerUses(TorchFunctionMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if self.tensors and func in (F.linear, F.conv2d):
-            given = dict(zip(_ARGUMENTS, args, strict=False)) | (kwargs or {})
-            weight, bias = (self.tensors.get(id(given.get(name))) for name in ("weight", "bias"))
-            inputs = None if weight is None else _positions(func, given)
+            by_name = dict(zip(_ARGUMENTS, args, strict=False)) | (kwargs or {})
+            weight, bias = (self.tensors.get(id(by_name.get(name))) for name in ("weight", "bias"))
+            inputs = None if weight is None else _positions(func, by_name)
             if weight is not None and inputs is not None:
                 self.uses.append(LayerUse(weight, bias, inputs, output))
         return output

@@ -327,8 +327,8 @@ def start_rounds(run: TunedRun) -> None:
 
 def _elsewhere(lost: Tensor) -> Tensor:
     """Return the chains' numbers, those of lost ones replaced by those of random others."""
-    others = (~lost).nonzero().squeeze(1)
-    random = others[torch.randint(len(others), lost.shape, device=lost.device)]
+    kept = (~lost).nonzero().squeeze(1)
+    random = kept[torch.randint(len(kept), lost.shape, device=lost.device)]
     return torch.where(lost, random, torch.arange(len(lost), device=lost.device))
 
 

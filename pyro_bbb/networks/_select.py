@@ -19,7 +19,7 @@ Where: TypeAlias = "Criterion | list[Criterion] | tuple[Criterion, ...]"
 ParameterPath: TypeAlias = tuple[str, str]  # a module's path, and a name of its parameters
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # batch and instance normalisation
-    *(getattr(nn, f"{kind}Norm") for kind in ("Layer", "Group", "RMS")),
+    *(getattr(nn, f"{norm}Norm") for norm in ("Layer", "Group", "RMS")),
 )
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

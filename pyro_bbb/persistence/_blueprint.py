@@ -85,7 +85,7 @@ LAYERS = {
         *_CONTAINERS,
         *_RECURRENT,
         *_OTHERS.split(),
-        *(f"{kind}{dimensions}d" for kind in _BY_DIMENSION.split() for dimensions in (1, 2, 3)),
+        *(f"{layer}{dimensions}d" for layer in _BY_DIMENSION.split() for dimensions in (1, 2, 3)),
     ]
 }
 
@@ -121,7 +121,7 @@ def describe(root: nn.Module, path: str, tensors: dict[str, Tensor]) -> Blueprin
             key: encode(value, f"constants.{path}.{key}", constants)
             for key, value in arguments.items()
         }
-        node["inside"] = {key: add(part, f"{path}.{key}") for key, part in inside.items()}
+        node["inside"] = {key: add(child, f"{path}.{key}") for key, child in inside.items()}
         if name in LAYERS and random:
             node["random"] = random
         if tied := own.get("_pyro_bbb_tied"):
@@ -177,11 +177,11 @@ def _build(
     tied: Any = None,
 ) -> nn.Module:
     """Return the module of one node, from the modules of the nodes before it."""
-    parts = {key: modules[path] for key, path in inside.items()}
+    children = {key: modules[path] for key, path in inside.items()}
     values = {key: decode(value, tensors) for key, value in arguments.items()}
-    prior: Any = parts.pop("prior") if random else None
+    prior: Any = children.pop("prior") if random else None
     saved = (LAYERS | SAVED_CLASSES)[kind]
-    module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, parts)
+    module = saved.build(PyroModule[saved.cls] if pyro else saved.cls, values, children)
     if converted:
         mix_in(module, _Context())
     if random:

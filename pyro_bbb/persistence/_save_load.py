@@ -166,9 +166,9 @@ def load(
     with torch.random.fork_rng(devices=[]), loading(path, spec.get("versions")):
         require_form(spec, _FORM)
         loaded = _load(spec, tensors, {"network": network, "likelihood": likelihood})
-    model, guide = (part.to(device=target, dtype=dtype) for part in loaded)
-    for part in model.modules():
-        initial = getattr(part, "_pyro_bbb_initial", {})
+    model, guide = (module.to(device=target, dtype=dtype) for module in loaded)
+    for submodule in model.modules():
+        initial = getattr(submodule, "_pyro_bbb_initial", {})
         initial.update({name: x.to(device=target, dtype=dtype) for name, x in initial.items()})
     return replace(loaded, model=model, guide=guide)
 
@@ -184,18 +184,18 @@ def _content(
         raise ValueError(f"guide must have the model's latents, it differs in {wrong}")
     state = State({_INITIAL + name: value for name, value in model.initial_locs().items()})
     adapted = is_adapted(model.network)
-    parts: dict[str, Json] = {}
+    described: dict[str, Json] = {}
     for name in ("network", "likelihood"):
         try:
             if adapted and name == "network":
                 raise CannotDescribe("adapt() makes it from a network that the save does not hold")
-            parts[name] = {"parts": describe(getattr(model, name), name, state.tensors)}
+            described[name] = {"parts": describe(getattr(model, name), name, state.tensors)}
         except CannotDescribe as error:
-            parts[name] = {"unknown": str(error)}
+            described[name] = {"unknown": str(error)}
     state.add(model, "model.")
     _add_posterior(guide, state, "guide.")
     if adapted:
-        parts["network"]["base"] = take_base(model, state)
+        described["network"]["base"] = take_base(model, state)
     spec = {
         "versions": {
             "pyro_bbb": __version__,
@@ -203,11 +203,11 @@ def _content(
             "torch": str(torch.__version__),
         },
         "num_data": model.num_data,
-        **parts,
+        **described,
         "guide": guide_record,
         "sites": sites,
         "latents": latents,
-        "evaluating": [name for name, part in model.named_modules() if not part.training],
+        "evaluating": [name for name, m in model.named_modules() if not m.training],
         "frozen": state.frozen,
         "aliases": state.aliases,
         "metadata": metadata,
@@ -217,11 +217,11 @@ def _content(
 
 def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, Any]) -> Loaded:
     """Build model and guide on the CPU, in their saved dtypes."""
-    parts = {name: _part(name, given[name], spec[name], tensors) for name in given}
-    model = BayesianModel(num_data=spec["num_data"], **parts)
+    built = {name: _part(name, given[name], spec[name], tensors) for name in given}
+    model = BayesianModel(num_data=spec["num_data"], **built)
     for name, first in spec["aliases"].items():
-        part, _, _ = name.removeprefix("model.").partition(".")
-        if given.get(part) is None and name.startswith("model."):  # built here
+        noun, _, _ = name.removeprefix("model.").partition(".")
+        if given.get(noun) is None and name.startswith("model."):  # built here
             path, _, leaf = name.removeprefix("model.").rpartition(".")
             shared = attrgetter(first.removeprefix("model."))(model)
             setattr(model.get_submodule(path), leaf, shared)
@@ -234,8 +234,8 @@ def _load(spec: dict[str, Json], tensors: dict[str, Tensor], given: dict[str, An
         initial[leaf] = tensors.pop(name)
     state = State(tensors, spec["aliases"], spec["frozen"])
     state.fill(model, "model.")
-    for name, part in model.named_modules():
-        part.training = name not in spec["evaluating"]
+    for name, module in model.named_modules():
+        module.training = name not in spec["evaluating"]
     guide = _make(spec["guide"], model, state, "guide.")
     _require_same("latent", spec["latents"], _lists(_shapes(guide)))
     if tensors:

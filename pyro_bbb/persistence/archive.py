@@ -93,11 +93,11 @@ def require_run(
     """Raise unless a checkpoint was written by ``owner`` in a run of this configuration."""
     if spec.get("kind") != kind or not isinstance(spec.get("run"), dict):
         raise LoadError(f"{folder} holds something else than a checkpoint of {owner}")
-    if found := differences(spec["run"], run):
-        more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    if differing := differences(spec["run"], run):
+        remark = f"; and {len(differing) - _MOST} more" if len(differing) > _MOST else ""
         raise ValueError(
             f"checkpoint {folder} was written by a different configuration: "
-            f"{'; '.join(found[:_MOST])}{more}. Give the same arguments, or another folder"
+            f"{'; '.join(differing[:_MOST])}{remark}. Give the same arguments, or another folder"
         )
 
 

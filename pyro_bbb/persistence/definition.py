@@ -84,8 +84,8 @@ def in_words(value: Any) -> str | None:
 
 def name_of(function: Any) -> str:
     """Return the full name of a function or a class, or of the class of another object."""
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    definition = function if hasattr(function, "__qualname__") else type(function)
+    return f"{definition.__module__}.{definition.__qualname__}"
 
 
 def _line(module: nn.Module) -> str:

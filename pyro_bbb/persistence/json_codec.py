@@ -73,32 +73,32 @@ def decode(value: Json, tensors: dict[str, Tensor]) -> Any:
         return value
     if "distribution" in value:
         return _decode_distribution(tensors, **value)
-    ((kind, content),) = value.items()
-    if kind == "tensor":
+    ((type_name, content),) = value.items()
+    if type_name == "tensor":
         return tensors.pop(content)
-    if kind == "float":
+    if type_name == "float":
         return float(content)
-    if kind == "dict":
+    if type_name == "dict":
         return {key: decode(item, tensors) for key, item in content}
-    if kind == "list":
+    if type_name == "list":
         return [decode(item, tensors) for item in content]
-    raise ValueError(f"a value must be of a known kind, got {kind!r}")
+    raise ValueError(f"a value must be of a known kind, got {type_name!r}")
 
 
 def _encode_distribution(value: Any, key: str, tensors: dict[str, Tensor]) -> Json:
     if type(value) not in _NAMES:
         raise CannotDescribe(f"{key} is a {type(value).__name__}, which has no name in the format")
     name = _NAMES[type(value)]
-    parameters = {part: getattr(value, part).detach() for part in _PARAMETERS[name]}
+    parameters = {p: getattr(value, p).detach() for p in _PARAMETERS[name]}
     dtypes = {str(x.dtype).removeprefix("torch.") for x in parameters.values()}
     scalar = all(x.dim() == 0 and x.isfinite() for x in parameters.values())
     if not (scalar and len(dtypes) == 1 and dtypes <= DTYPES.keys()):
-        packed = {part: encode(x, f"{key}.{part}", tensors) for part, x in parameters.items()}
+        packed = {p: encode(x, f"{key}.{p}", tensors) for p, x in parameters.items()}
         return {"distribution": name, "dtype": None, "parameters": packed}
-    numbers = {part: x.item() for part, x in parameters.items()}
+    numbers = {p: x.item() for p, x in parameters.items()}
     record = {"distribution": name, "dtype": dtypes.pop(), "parameters": numbers}
-    given = isinstance(value, ScaleMixtureNormal) and value.numbers
-    return record | ({"given": list(given)} if given else {})
+    as_numbers = isinstance(value, ScaleMixtureNormal) and value.numbers
+    return record | ({"given": list(as_numbers)} if as_numbers else {})
 
 
 def _decode_distribution(
@@ -112,7 +112,7 @@ def _decode_distribution(
     if parameters.keys() != set(names):
         raise ValueError(f"{distribution} has the parameters {names}, got {list(parameters)}")
     if dtype is None:
-        values = {part: decode(x, tensors) for part, x in parameters.items()}
+        values = {p: decode(x, tensors) for p, x in parameters.items()}
     else:
         values = {k: torch.tensor(float(x), dtype=DTYPES[dtype]) for k, x in parameters.items()}
     made: Distribution = _FAMILIES[distribution](**values)

@@ -44,11 +44,11 @@ class State:
     def fill(self, module: nn.Module, prefix: str) -> None:
         """Copy tensors into a module, and remove them here; LoadError where they do not fit."""
         device = next((x.device for x in module.parameters()), None)
-        for path, part in module.named_modules():
-            for leaf, buffer in part._buffers.items():  # some are None at first, as in `Laplace`
+        for path, m in module.named_modules():
+            for leaf, buffer in m._buffers.items():  # some are None at first, as in `Laplace`
                 name = prefix + ".".join(filter(None, [path, leaf]))
                 if buffer is None and name in self.tensors:
-                    part._buffers[leaf] = torch.empty_like(self.tensors[name], device=device)
+                    m._buffers[leaf] = torch.empty_like(self.tensors[name], device=device)
         used: dict[str, Tensor] = {}
         names: dict[int, str] = {}
         for name, own in module.state_dict(keep_vars=True).items():
@@ -91,7 +91,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 def is_adapted(module: nn.Module) -> bool:
     """Return whether a network, or a model's, has adapters; see `pyro_bbb.adapt`."""
-    return any(isinstance(part, Adapted) for part in module.modules())
+    return any(isinstance(m, Adapted) for m in module.modules())
 
 
 def take_base(model: nn.Module, state: State) -> dict[str, Any]:
@@ -131,4 +131,4 @@ def add_base(base: Any, part: nn.Module, prefix: str, tensors: dict[str, Tensor]
 
 def _scales(root: nn.Module, prefix: str) -> dict[str, float]:
     modules = root.named_modules(prefix=prefix.removesuffix("."))
-    return {path: part.lora_scale for path, part in modules if isinstance(part, Adapted)}
+    return {path: m.lora_scale for path, m in modules if isinstance(m, Adapted)}

@@ -74,15 +74,15 @@ def _drawn(layers: list[Callable[[Tensor], Moments]], x: Any, draws: int) -> Ten
 
 def _moments_of(layer: Layer, guide: Any) -> Callable[[Tensor], Moments]:
     """Return the function from a layer's inputs to the moments of its outputs."""
-    path, part, cls = layer
+    path, module, cls = layer
 
     def parameter(name: str) -> tuple[Any, Any]:  # mean and variance
         site = f"{path}.{name}"
         if site in guide.site_names:
             return guide.loc(site), guide.scale(site).square_()
-        if isinstance(part, PyroModule) and name in sample_names(part):
+        if isinstance(module, PyroModule) and name in sample_names(module):
             raise ValueError(f"the posterior's draws lack the latent {site!r}")
-        return getattr(part, name), None
+        return getattr(module, name), None
 
     def linear(x: Tensor) -> Moments:
         if x.shape[1:] != weight.shape[1:]:
@@ -97,7 +97,7 @@ def _moments_of(layer: Layer, guide: Any) -> Callable[[Tensor], Moments]:
         (weight, weight_variance), (bias, bias_variance) = map(parameter, ("weight", "bias"))
         if not (weight_variance is None and bias_variance is None):
             return linear
-    return lambda x: (part(x), None)
+    return lambda x: (module(x), None)
 
 
 def arguments_of(
@@ -127,7 +127,7 @@ def layers_in_order(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Lay
     layers = list(_layers(model.network, "network"))
     trunk = list(takewhile(lambda layer: not declared_names(layer[1]), layers))
     random = layers[len(trunk) :]
-    linears = [part for _, part, cls in random if cls in _LINEAR]
+    linears = [module for _, module, cls in random if cls in _LINEAR]
     reason = ""
     if not getattr(guide, "is_factorised", False):
         reason = f"guide must be an AutoSoftplusNormal, got {type(guide).__name__}"
@@ -135,7 +135,7 @@ def layers_in_order(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Lay
         reason = f"{type(model).__name__} overrides predictive"
     elif bounded := [x.name for x in guide.latents.of_role("weight", "adapter") if x.transform]:
         reason = f"{bounded[0]!r} is not a weight of independent Normals"
-    elif unknown := [path for path, part, cls in random if not _acts_row_by_row(part, cls)]:
+    elif unknown := [path for path, m, cls in random if not _acts_row_by_row(m, cls)]:
         reason = f"{unknown[0]!r} is not a layer that is known to act row by row"
     elif len(set(linears)) < len(linears):
         reason = "a layer is used twice, with one weight"
@@ -144,7 +144,7 @@ def layers_in_order(model: BayesianModel, guide: Any, x: Rows) -> tuple[list[Lay
     elif x.dim() != 2 and not trunk:
         reason = f"x must be rows [n, features], got shape {list(x.shape)}"
     # within known layers no module can hide another use of a weight
-    known = all(_acts_row_by_row(part, cls) for _, part, cls in trunk)
+    known = all(_acts_row_by_row(m, cls) for _, m, cls in trunk)
     return layers, reason, not reason and known and model.likelihood.is_standard
 
 
@@ -157,8 +157,8 @@ def _layers(module: nn.Module | None, path: str) -> Iterator[Layer]:
     if cls not in _CONTAINERS or not _acts_row_by_row(module, cls):
         yield path, module, cls
         return
-    for name, part in module._modules.items():
-        yield from _layers(part, f"{path}.{name}")
+    for name, child in module._modules.items():
+        yield from _layers(child, f"{path}.{name}")
 
 
 def _acts_row_by_row(part: nn.Module, cls: type) -> bool:

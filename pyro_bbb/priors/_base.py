@@ -248,10 +248,10 @@ def as_prior(prior: PriorLike | None) -> Prior:
 
 def _require_pyro(distribution: Distribution) -> None:
     if not isinstance(distribution, TorchDistributionMixin):
-        kind = type(distribution)
+        family = type(distribution)
         raise TypeError(
-            f"prior must be a distribution of pyro.distributions, got {kind.__module__}."
-            f"{kind.__name__}"
+            f"prior must be a distribution of pyro.distributions, got {family.__module__}."
+            f"{family.__name__}"
         )
 
 

@@ -82,9 +82,9 @@ class HierarchicalNormal(Prior):
 
     def attach(self, module: PyroModule, name: str, shape: Size) -> None:
         """Register the latent scales on the module."""
-        part = self._part(name)
-        latent = partial(_hyperprior, name, part, shape[: self._group_dims(shape)])
-        setattr(module, part, PyroSample(latent))  # type: ignore[arg-type]
+        layer = self._part(name)
+        latent = partial(_hyperprior, name, layer, shape[: self._group_dims(shape)])
+        setattr(module, layer, PyroSample(latent))  # type: ignore[arg-type]
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the Normal for the sampled scales, of their plates (if any) as batch shape."""

@@ -117,8 +117,8 @@ class LearnedNormal(Prior):
 
     def forward(self, module: nn.Module, name: str, shape: Size) -> Distribution:
         """Return the Normal around the present locations."""
-        part = f"{name}_prior_loc"
-        loc = announced(module, part, module._parameters[part])  # type: ignore[arg-type]
+        parameter_name = f"{name}_prior_loc"
+        loc = announced(module, parameter_name, module._parameters[parameter_name])  # type: ignore[arg-type]
         normal = dist.Normal(loc, self.scale, validate_args=False)
         return without_validation(normal.to_event(len(shape)))
 

@@ -61,9 +61,9 @@ def declare(module: PyroModule, prior: Prior, **shapes: Sequence[int]) -> None:
         ValueError: the prior does not fit a shape, or has no pattern for a name.
         TypeError: an argument is of another kind.
     """
-    for argument, value, kind in (("module", module, PyroModule), ("prior", prior, Prior)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{argument} must be a {kind.__name__}, got {value!r}")
+    for argument, value, expected in (("module", module, PyroModule), ("prior", prior, Prior)):
+        if not isinstance(value, expected):
+            raise TypeError(f"{argument} must be a {expected.__name__}, got {value!r}")
     for name, shape in shapes.items():
         try:
             valid = all(length >= 0 for length in Size(shape))

@@ -68,9 +68,9 @@ def hidden_layers(sizes: Any) -> list[int]:
 def make_prior(prior: Any, dtype: torch.dtype) -> Prior:
     """Return a copy of a prior whose functions return distributions in a precision."""
     copied = copy.deepcopy(as_prior(prior))
-    for part in copied.modules():
-        if isinstance(part, Function):
-            part.function = partial(_in_precision, dtype, part.function)
+    for submodule in copied.modules():
+        if isinstance(submodule, Function):
+            submodule.function = partial(_in_precision, dtype, submodule.function)
     return copied
 
 
@@ -89,9 +89,9 @@ def make_noise(noise: Any, unit: Tensor) -> Likelihood:
         return Gaussian(positive("noise", noise) / unit)
     if isinstance(noise, str) and noise in NOISES:
         return NOISES[noise](len(unit))
-    kinds = f"a number, a distribution, a likelihood or one of {sorted(NOISES)}"
+    forms = f"a number, a distribution, a likelihood or one of {sorted(NOISES)}"
     wrong = ValueError if isinstance(noise, str) else TypeError
-    raise wrong(f"noise must be {kinds}, got {noise!r}")
+    raise wrong(f"noise must be {forms}, got {noise!r}")
 
 
 def with_priors(likelihood: Likelihood) -> Likelihood:
@@ -114,13 +114,13 @@ def constant_outputs(
     They are log-means, log-odds or log-frequencies, estimated by the posterior mean under Jeffreys'
     prior, which is finite also for events that never occur.
     """
-    kind = type(likelihood)
+    family = type(likelihood)
     weight = torch.ones(len(y), dtype=torch.double) if weight is None else weight.double()
-    if kind is Categorical:
+    if family is Categorical:
         logs = (torch.bincount(y, weight, outputs) + 0.5).log()
         return logs - logs[0]  # exactly 0 for classes of equal size
-    if kind in (Poisson, NegativeBinomial):
+    if family in (Poisson, NegativeBinomial):
         return ((weight @ y.double() + 0.5) / weight.sum()).log()
-    if kind is Bernoulli:
+    if family is Bernoulli:
         return ((weight @ y.double() + 0.5) / (weight.sum() + 1)).logit()
     return torch.zeros(outputs)

@@ -151,8 +151,8 @@ def learn_on(
     try:
         prior = from_guide(before.guide)
     except TypeError as error:
-        kind = type(before.guide).__name__
-        raise TypeError(f"guide must have Normal marginals to be learned on, got {kind}") from error
+        got = type(before.guide).__name__
+        raise TypeError(f"guide must have Normal marginals to be learned on, got {got}") from error
     # a learned noise is held while the weights are trained
     likelihood = copy.deepcopy(before.model.likelihood).requires_grad_(False)
     old: Any = before.model.network

@@ -134,8 +134,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
 
         Their squares add up to that of `predict`.
         """
-        parts = self._summaries(X, "aleatoric_std", "epistemic_std")
-        return Uncertainty(*map(self._shaped, parts))
+        deviations = self._summaries(X, "aleatoric_std", "epistemic_std")
+        return Uncertainty(*map(self._shaped, deviations))
 
     def predict_interval(
         self, X: ArrayLike, level: float = 0.9
@@ -202,11 +202,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             at, below = (prediction.cdf(y - gap).cpu() for gap in (0, int(counts)))
             inside = ((at >= tail) & (below <= 1 - tail)).sum(0).numpy()
             if binom.cdf(inside, len(y), _LEVEL).min() * y.shape[1] < _FALSE_ALARM:
-                more = "seconds=" if chains else "tol=0 or epochs="
+                how = "seconds=" if chains else "tol=0 or epochs="
                 warnings.warn(
                     f"intervals of level {_LEVEL} hold {inside.min() / len(y):.3g} of the training "
                     "targets: training ended too early, or the noise does not fit. Train longer "
-                    f"({more}), or another noise, as 'negative_binomial' for counts; see bbb.check",
+                    f"({how}), or another noise, as 'negative_binomial' for counts; see bbb.check",
                     stacklevel=5,  # past the lock
                 )
 

@@ -53,9 +53,9 @@ def baseline_per_example(batches: Batches, num_steps: int, kl_weight: float) -> 
         return None
     size = (batches.batch_size or len(batches.examples[1])) * batches.accumulate
     x, y = batches.spread(max(size, num_steps * size // 100))
-    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    least = least_costs(batches.model, parts, kl_weight)
-    nats = [max(batches.processes.gather(each)) / batches.model.num_data for each in least]
+    batches_of_data = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+    least = least_costs(batches.model, batches_of_data, kl_weight)
+    nats = [max(batches.processes.gather(cost)) / batches.model.num_data for cost in least]
     # a rare class may be absent from the few examples, whose cost is then below the entropy
     nats[1] = max(nats[1], _entropy_of_labels(batches))
     return nats if max(nats) < math.inf else None
@@ -79,7 +79,7 @@ def warn_if_undertrained(history: History) -> None:
     if least_loss is None or not history.loss:
         return
     last = -1 if history.best_epoch is None else history.best_epoch
-    loss, nll = (part[last] / history.num_data for part in (history.loss, history.nll))
+    loss, nll = (record[last] / history.num_data for record in (history.loss, history.nll))
     kl, least_nll = loss - nll, history.baseline_nll_per_example or math.inf
     longer = "train longer, or with a larger lr. See docs/guide/trained.md, and bbb.check."
     if kl > least_loss and nll > least_nll:
@@ -181,7 +181,7 @@ def _costs(
         traces = [poutine.trace(model).get_trace(*parts[0])]
     values = {name: site["value"] for name, site in drawn(traces[0]).items()}
     same_draw = poutine.condition(model, data=values)
-    traces += [poutine.trace(same_draw).get_trace(*part) for part in parts[1:]]
+    traces += [poutine.trace(same_draw).get_trace(*batch) for batch in parts[1:]]
     log_likelihood = sum(
         float(trace.log_prob_sum(lambda name, site: site["is_observed"] and name not in values))
         for trace in traces

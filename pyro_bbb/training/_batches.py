@@ -90,7 +90,7 @@ class Batches:
             if (weight := weight_of(x)) is not None and not weight.any():
                 raise ValueError("sample_weight must be positive for at least one row, all are 0")
             self.source = Minibatches(x, y, batch_size, generator=self._generator)
-            if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
+            if any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
                 self.source.least = 2 * self.processes.size  # one row has no variance
         self.num_seen = self._count()
         if several or not isinstance(data, DataLoader):
@@ -301,18 +301,18 @@ def check_sampler(data: Any, processes: Processes) -> None:
     sampler = _distributed(data) if isinstance(data, DataLoader) else None
     if sampler is None:
         return
-    found, here = (sampler.rank, sampler.num_replicas), (processes.rank, processes.size)
-    if found != here:
+    got, here = (sampler.rank, sampler.num_replicas), (processes.rank, processes.size)
+    if got != here:
         raise ValueError(
             "data must have a DistributedSampler of this process, rank {} of {}, got one of rank "
-            "{} of {}".format(*here, *found)
+            "{} of {}".format(*here, *got)
         )
 
 
 def _distributed(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     inner = getattr(loader.batch_sampler, "sampler", None)
-    found = (each for each in (loader.sampler, inner) if isinstance(each, DistributedSampler))
-    return next(found, None)
+    samplers = (s for s in (loader.sampler, inner) if isinstance(s, DistributedSampler))
+    return next(samplers, None)
 
 
 def is_sharded(source: Any) -> bool:

@@ -181,8 +181,8 @@ class CapturedRunner(StepRunner):
         program = self.program
         try:
             with self._without_effect(), program.scope():
-                for part in parts:
-                    program.elbo.loss_and_grads(program.model, program.guide, *part)
+                for batch in parts:
+                    program.elbo.loss_and_grads(program.model, program.guide, *batch)
                 self.optim.require_finite()
         except NonFiniteError as named:
             return named

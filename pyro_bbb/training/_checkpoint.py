@@ -214,7 +214,7 @@ class Checkpoint:
 
 def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, Json]:
     """Return the definition of a run by name; functions count by their names."""
-    parts, optimizer = {"model": state.model, "guide": state.guide}, state.optim.optimizer
+    modules, optimizer = {"model": state.model, "guide": state.guide}, state.optim.optimizer
     defaults = optimizer.defaults.items() if optimizer else ()
     words = [f"{name}={value}" for name, value in defaults if name != "lr"]  # set at each step
     return {
@@ -227,15 +227,15 @@ def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, 
         "num_data": state.batches.model.num_data,
         "device": state.device.type,
         "optimizer": f"{type(optimizer).__name__}({', '.join(words)})",
-        "in evaluation mode": [n for n, part in state.model.named_modules() if not part.training],
+        "in evaluation mode": [n for n, m in state.model.named_modules() if not m.training],
         **definition(state.model, "model"),
         **definition(state.guide, "guide"),
         "pruned weights": digest(getattr(state.guide, "unpruned", {}).values())[:16],
         **_data_in_words(state.batches),
         **{
             f"{prefix}.{name}": _shape(x) + ("" if x.requires_grad else ", frozen")
-            for prefix, part in parts.items()
-            for name, x in part.named_parameters()
+            for prefix, module in modules.items()
+            for name, x in module.named_parameters()
         },
     }
 
@@ -243,9 +243,9 @@ def fingerprint(options: Options, state: TrainingState, elbo: Any) -> dict[str, 
 def check_alike(run: Mapping[str, Json], processes: Processes) -> None:
     """Raise ValueError, in all processes, where one has another run than the first."""
     runs = processes.gather(run)
-    for rank, other in enumerate(runs):
-        if other != runs[0]:
-            words = "; ".join(differences(runs[0], other)).replace(" there", " on rank 0")
+    for rank, run_of_rank in enumerate(runs):
+        if run_of_rank != runs[0]:
+            words = "; ".join(differences(runs[0], run_of_rank)).replace(" there", " on rank 0")
             raise ValueError(
                 "all processes must call fit with the same arguments; rank "
                 f"{rank} differs: {words.replace(' here', f' on rank {rank}')}"

@@ -83,8 +83,8 @@ class EarlyStopping:
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """Return the tensors that training changes, by name."""
-        for prefix, part in (("model", self.state.model), ("guide", self.state.guide)):
-            for name, x in chain(part.named_parameters(), part.named_buffers()):
+        for prefix, module in (("model", self.state.model), ("guide", self.state.guide)):
+            for name, x in chain(module.named_parameters(), module.named_buffers()):
                 if x.requires_grad or not isinstance(x, nn.Parameter):
                     yield f"{prefix}.{name}", x.detach()
 

@@ -113,8 +113,8 @@ class NaturalGradient(Adam):
         groups: list[dict[str, Any]] = [{"params": posterior.open()}]
         super().__init__(groups, lr=lr, fused=True)
         latents = {*posterior.locs, *posterior.rhos}
-        if others := [p for p in parameters if p not in latents]:
-            self.add_param_group({"params": others, "max_lr": max_lr})
+        if further := [p for p in parameters if p not in latents]:
+            self.add_param_group({"params": further, "max_lr": max_lr})
         self.posterior, self.beta1 = posterior, options.beta1
         self.ramp = 4 / num_steps if options.beta2 is None else 1.0  # of 1 - beta2, at each step
         self.beta2 = 1 - min(_WINDOWS / num_steps, 0.1) if options.beta2 is None else options.beta2

@@ -49,9 +49,9 @@ def to_device(model: BayesianModel, guide: Any, device: torch.device | str | Non
         device = as_device(device)
         if device.type == "meta":
             raise ValueError("device must hold values, got 'meta'")
-        for part in (model, guide):
-            if isinstance(part, nn.Module):
-                part.to(device)
+        for module in (model, guide):
+            if isinstance(module, nn.Module):
+                module.to(device)
         return device
     parameters = guide.parameters() if isinstance(guide, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
@@ -102,21 +102,21 @@ def objective(
     estimator: str,
 ) -> MinibatchELBO:
     """Return the objective, with several draws at once where that is faster."""
-    wanted = minibatch_elbo(loss, num_particles)
-    if isinstance(guide, ClosedForm) and (loss is None or wanted.closed_form):
-        draws_nothing = estimator == "reparam" and wanted.num_particles == 1
+    elbo = minibatch_elbo(loss, num_particles)
+    if isinstance(guide, ClosedForm) and (loss is None or elbo.closed_form):
+        draws_nothing = estimator == "reparam" and elbo.num_particles == 1
         require("a closed form without draws", {"estimator 'reparam' of one": not draws_nothing})
         return minibatch_elbo("mean_field", 1)
     size = len(guide.members) if isinstance(guide, Guide) else 1  # each step trains every member
-    draws, name = wanted.num_particles * size, "mean_field" if wanted.closed_form else "trace"
+    draws, name = elbo.num_particles * size, "mean_field" if elbo.closed_form else "trace"
     vectorize = estimator in _VECTORISED and can_vectorise(model, guide, latents, draws)
     return minibatch_elbo(name, draws, vectorize=vectorize)
 
 
 def tensors_of(*modules: Any) -> Iterator[Tensor]:
     """Return the parameters and buffers of those arguments that are modules."""
-    parts = (part for part in modules if isinstance(part, nn.Module))
-    return chain(*(chain(part.parameters(), part.buffers()) for part in parts))
+    trained = (m for m in modules if isinstance(m, nn.Module))
+    return chain(*(chain(m.parameters(), m.buffers()) for m in trained))
 
 
 def can_vectorise(
@@ -152,13 +152,13 @@ class Frozen:
     """The parameters without gradient, of which Pyro requires one that a `PyroModule` announces."""
 
     def __init__(self, *modules: Any) -> None:
-        self._modules = [part for part in modules if isinstance(part, nn.Module)]
+        self._modules = [m for m in modules if isinstance(m, nn.Module)]
         self.parameters: set[Tensor] = set()  # frozen at the latest `find`
         self.find()
 
     def find(self) -> None:
         """Find the parameters that are frozen now."""
-        every = chain(*(part.parameters() for part in self._modules))
+        every = chain(*(m.parameters() for m in self._modules))
         self.parameters.clear()
         self.parameters.update(p for p in every if not p.requires_grad)
 
@@ -193,8 +193,8 @@ def check_fit(model: BayesianModel, guide: Any, x: Rows, y: Tensor) -> dict[str,
         )
     sites = drawn(guide_trace).items()
     own = [name for name, q in sites if not (q["infer"] or {}).get("is_auxiliary")]
-    if others := [name for name in own if name not in latents]:
-        raise ValueError(f"guide must draw latents of the model only, it draws {others} too")
+    if further := [name for name in own if name not in latents]:
+        raise ValueError(f"guide must draw latents of the model only, it draws {further} too")
     for name, p in latents.items():
         q, shape = guide_trace.nodes[name], p["fn"].shape()
         if q["value"].shape != shape:

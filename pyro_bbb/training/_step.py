@@ -126,8 +126,8 @@ class EagerRunner(StepRunner):
 def gradients(svi: SVI, elbo: Any, parts: Parts) -> list[LossParts]:
     """Add the gradients of the parts of a minibatch to the parameters', and return their losses."""
     losses = []
-    for part in parts:
-        svi.loss_and_grads(svi.model, svi.guide, *part)
+    for batch in parts:
+        svi.loss_and_grads(svi.model, svi.guide, *batch)
         losses.append(elbo.take_parts())
     return losses
 

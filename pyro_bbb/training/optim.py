@@ -167,8 +167,9 @@ class JointOptim(PyroOptim):
         """Check the norm of the final gradients of a step, and clip it if wanted."""
         grads = self._gradients()
         # a single gradient by one operation in place of four
-        one = len(grads) == 1
-        norm = torch.linalg.vector_norm(grads[0]) if one else torch.nn.utils.get_total_norm(grads)
+        single = len(grads) == 1
+        total_norm = torch.nn.utils.get_total_norm
+        norm = torch.linalg.vector_norm(grads[0]) if single else total_norm(grads)
         norm = self._checked(norm, grads)
         clip_norm = self.pt_clip_args.get("clip_norm")  # type: ignore[union-attr]
         if clip_norm is not None:
@@ -229,7 +230,7 @@ def _adam(
     """Make fused Adam, with a separate group for means whose learning rate is bounded."""
     groups: list[dict[str, Any]] = [{"params": parameters}]
     if max_lr_of_locs is not None and locs:
-        others = [p for p in parameters if p not in locs]
+        further = [p for p in parameters if p not in locs]
         bounded = [p for p in parameters if p in locs]
-        groups = [{"params": bounded, "max_lr": max_lr_of_locs}, {"params": others}]
+        groups = [{"params": bounded, "max_lr": max_lr_of_locs}, {"params": further}]
     return torch.optim.Adam([g for g in groups if g["params"]], lr=lr, fused=True)
