@@ -86,8 +86,8 @@ def test_without_spread_it_is_greedy():
 def test_memory_is_a_ring_of_the_latest(chunks):
     agent, count = linear(memory=8), sum(chunks)
     x, actions, rewards = torch.randn(count, 2), torch.arange(count) % 2, torch.arange(count) + 0.5
-    for part in torch.arange(count).split(chunks):
-        agent.remember(x[part], actions[part], rewards[part])
+    for rows in torch.arange(count).split(chunks):
+        agent.remember(x[rows], actions[rows], rewards[rows])
     latest = range(count - 8, count)
     arms = [torch.where(torch.arange(2)[:, None] == actions[i], x[i], 0.0) for i in latest]
     expected = {(*arm.flatten().tolist(), i + 0.5) for arm, i in zip(arms, latest, strict=True)}
@@ -129,8 +129,8 @@ def test_a_step_is_that_of_pyros_svi(guide, weigh_by):
             weight = 6 / (6 if weigh_by == "seen" else 64)
             svi(agent).step(agent._inputs[rows], agent._rewards[rows], weight)
         sides.append(state(agent))
-    for found, expected in zip(*sides, strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(*sides, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def svi(agent):

@@ -32,14 +32,14 @@ def noise(shape=(3, 1, 28, 28)):
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_images_stay_images_and_change_the_more_the_stronger(digits, name):
     before, state = digits.clone(), torch.get_rng_state()
-    found = [corrupt(digits, name, severity) for severity in SEVERITIES]
-    distances = [float((images - digits).abs().mean()) for images in found]
+    corrupted = [corrupt(digits, name, severity) for severity in SEVERITIES]
+    distances = [float((images - digits).abs().mean()) for images in corrupted]
     assert distances == sorted(distances) and 0 < distances[0] < distances[-1] - 0.01
-    for images in found:
+    for images in corrupted:
         assert images.shape == digits.shape and images.dtype == digits.dtype
         assert images.min() >= 0 and images.max() <= 1
-    again, other = (corrupt(digits, name, 5, seed=seed) for seed in (0, 1))
-    assert torch.equal(images, again) and torch.equal(images, other) == (name not in RANDOM)
+    again, reseeded = (corrupt(digits, name, 5, seed=seed) for seed in (0, 1))
+    assert torch.equal(images, again) and torch.equal(images, reseeded) == (name not in RANDOM)
     assert torch.equal(digits, before) and torch.equal(torch.get_rng_state(), state)
     for shape in [(0, 1, 28, 28), (2, 3, 20, 33), (1, 1, 1, 1)]:
         images = corrupt(noise(shape), name, 5)
@@ -101,8 +101,8 @@ def test_light_changes_by_that_much(name, amount):
 
 def test_contrast_scales_the_deviations_from_each_mean():
     x = noise()
-    found = corrupt(x, "contrast", 2)
-    deviations = found - x.mean((1, 2, 3), keepdim=True)
+    faded = corrupt(x, "contrast", 2)
+    deviations = faded - x.mean((1, 2, 3), keepdim=True)
     torch.testing.assert_close(deviations, 0.5 * (x - x.mean((1, 2, 3), keepdim=True)))
 
 
@@ -140,8 +140,8 @@ def test_elastic_moves_pixels_by_that_much():
 def test_a_square_grows_by_one_pixel_on_each_side():
     x = torch.zeros(1, 1, 28, 28)
     x[..., 10:15, 10:15] = 1.0
-    whole, half = (corrupt(x, "thickness", severity)[0, 0] for severity in (3, 4))
-    assert whole.sum() == 49 and whole[9:16, 9:16].all()
+    grown, half = (corrupt(x, "thickness", severity)[0, 0] for severity in (3, 4))
+    assert grown.sum() == 49 and grown[9:16, 9:16].all()
     assert half.sum() == 49 + 0.5 * (81 - 49)
 
 

@@ -47,10 +47,10 @@ def idx(array):
     return gzip.compress(header + array.astype(np.uint8).tobytes(), mtime=0)
 
 
-def tiny_arrays(part):
-    n = {"train": 3, "t10k": 2}[part]
+def tiny_arrays(split):
+    n = {"train": 3, "t10k": 2}[split]
     images = np.arange(n * 28 * 28).reshape(n, 28, 28) % 256
-    return {f"{part}-images-idx3-ubyte.gz": images, f"{part}-labels-idx1-ubyte.gz": np.arange(n)}
+    return {f"{split}-images-idx3-ubyte.gz": images, f"{split}-labels-idx1-ubyte.gz": np.arange(n)}
 
 
 @pytest.fixture
@@ -204,9 +204,9 @@ def test_a_table_of_an_unknown_name_is_read_as_it_is(tmp_path):
     path = write_table(tmp_path, **table)
     path.chmod(0o444)
     data = load_uci("new", root=tmp_path)
-    assert [part.dtype for part in data] == [torch.float32] * 2 + [torch.int64] * 2
-    for part, array in zip(data, table.values(), strict=True):
-        np.testing.assert_array_equal(part.numpy(), array.astype(part.numpy().dtype))
+    assert [tensor.dtype for tensor in data] == [torch.float32] * 2 + [torch.int64] * 2
+    for column, array in zip(data, table.values(), strict=True):
+        np.testing.assert_array_equal(column.numpy(), array.astype(column.numpy().dtype))
     (x_train, y_train), (x_test, y_test) = data.split(1)
     np.testing.assert_array_equal(x_train, table["X"][[4, 2, 0]].astype(np.float32))
     np.testing.assert_array_equal(y_test, table["y"][[1, 3]].astype(np.float32))
@@ -261,11 +261,11 @@ def test_a_table_cut_anywhere_or_with_a_wrong_byte_is_refused_or_read_right(tmp_
     for place in range(0, len(content), 17):  # some bytes of a zip file, as its dates, say nothing
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
         try:
-            parts = load_uci("new", root=tmp_path)
+            tensors = load_uci("new", root=tmp_path)
         except (RuntimeError, ValueError) as error:
             assert str(path) in str(error)
         else:
-            assert all(map(torch.equal, parts, intact))
+            assert all(map(torch.equal, tensors, intact))
 
 
 def test_a_known_table_must_be_the_known_file(tmp_path):
@@ -280,7 +280,7 @@ def test_any_file_of_the_layout_is_read_in_any_precision(tmp_path):
     far = 1e9 + np.arange(10.0).reshape(5, 2)  # which float32 cannot tell apart
     path = write_table(tmp_path, "yacht", **tiny_table(X=far))
     data = read_uci(path, dtype=torch.float64)
-    assert [part.dtype for part in data] == [torch.float64] * 2 + [torch.int64] * 2
+    assert [tensor.dtype for tensor in data] == [torch.float64] * 2 + [torch.int64] * 2
     np.testing.assert_array_equal(data.x, far)
     assert read_uci(str(path)).x.dtype == torch.float32
     with pytest.raises(FileNotFoundError, match="path must be a file, there is none at .*absent"):
@@ -393,7 +393,7 @@ def test_dtypes_are_kept_tensors_not_copied_and_devices_changed():
     x, y = as_tensors((np.zeros((2, 3)), np.zeros(2, dtype=np.float32)))
     assert (x.dtype, y.dtype) == (torch.float64, torch.float32)
     assert as_tensors(TensorDataset(X, Y))[0] is X
-    assert all(part.is_meta for part in as_tensors((X, Y.numpy()), device="meta"))
+    assert all(tensor.is_meta for tensor in as_tensors((X, Y.numpy()), device="meta"))
 
 
 BAD_X = X.clone()
@@ -428,10 +428,10 @@ def test_finite_numbers_may_have_a_sum_that_is_not(dtype):
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
 def test_an_epoch_has_every_row_once_with_its_target(batch_size, shuffle):
     batches = Minibatches(X, Y, batch_size, shuffle=shuffle)
-    parts = list(batches)
-    assert len(parts) == len(batches) == math.ceil(7 / batch_size)
-    assert all(len(y) == min(batch_size, 7) for _, y in parts[:-1])
-    x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    epoch = list(batches)
+    assert len(epoch) == len(batches) == math.ceil(7 / batch_size)
+    assert all(len(y) == min(batch_size, 7) for _, y in epoch[:-1])
+    x, y = (torch.cat(column) for column in zip(*epoch, strict=True))
     assert sorted(y.tolist()) == Y.tolist()
     assert torch.equal(x, X[y])
     if not shuffle:
@@ -520,7 +520,7 @@ def test_k_center_is_greedy_and_within_twice_the_best():
         for i in range(1, size):
             near = torch.cdist(x, x[rows[:i]]).amin(-1)
             assert near[rows[i]] == near.max()
-        best = min(_radius(x, each) for each in itertools.combinations(range(14), size))
+        best = min(_radius(x, centers) for centers in itertools.combinations(range(14), size))
         assert _radius(x, rows) <= 2 * best
     first = {int(data.k_center(x, 1, seed=seed)) for seed in range(50)}
     assert len(first) > 5 and data.k_center(x, 1).shape == (1,)
@@ -536,8 +536,8 @@ def test_k_center_takes_equal_examples_once_each(shape):
 def test_sparse_inputs_are_made_dense_up_to_a_gibibyte(layout):
     x = torch.eye(1024)
     thin = sparse.csr_array(x.numpy()) if layout == "scipy" else getattr(x, layout)()
-    found, _ = data.as_tensors((thin, torch.zeros(1024)))
-    assert found.layout == torch.strided and torch.equal(found, x)
+    dense, _ = data.as_tensors((thin, torch.zeros(1024)))
+    assert dense.layout == torch.strided and torch.equal(dense, x)
     size, none = 2**15, torch.zeros(2, 0, dtype=torch.long)
     wide = torch.sparse_coo_tensor(none, torch.zeros(0), (size, size), check_invariants=True)
     thin = sparse.csr_array((size, size), dtype="f4") if layout == "scipy" else wide

@@ -95,17 +95,17 @@ def stock(kind):
     return with_parameters
 
 
-def assert_alike(pair, parts):
+def assert_alike(pair, build):
     """Two objectives have the same loss and gradients, on the same draws."""
     losses, gradients = [], []
     for objective in pair:
         pyro.set_rng_seed(0)
         pyro.clear_param_store()
-        program, model, guide = parts(objective)
+        program, model, guide = build(objective)
         torch.manual_seed(1)
         losses.append(objective.loss_and_grads(program, guide, *data(model)))
-        modules = [part for part in (guide, model) if isinstance(part, torch.nn.Module)]
-        gradients.append([p.grad for part in modules for p in part.parameters()])
+        modules = [module for module in (guide, model) if isinstance(module, torch.nn.Module)]
+        gradients.append([p.grad for module in modules for p in module.parameters()])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
@@ -117,11 +117,11 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind):
     if kind is TraceMeanField_ELBO and name in ("delta", "stock", "stock, joint"):
         pytest.skip("Pyro's KL leaves out the density of a Delta")
 
-    def parts(_):
+    def build(_):
         model, guide = ALL[name]()
         return model, model, guide
 
-    assert_alike((minibatch_elbo(kind, 1), kind()), parts)
+    assert_alike((minibatch_elbo(kind, 1), kind()), build)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -129,14 +129,14 @@ def test_loss_and_gradients_are_those_of_pyros_own_objective(name, kind):
 def test_each_estimator_perturbs_alike(name, estimator):
     model, guide = VECTOR[name]()
     guide(*data(model))
-    found = []
+    results = []
     for objective in (minibatch_elbo(None, 1), Trace_ELBO()):
         guide.zero_grad()
         torch.manual_seed(1)
         with ESTIMATORS[estimator]():
             loss = objective.loss_and_grads(model, guide, *data(model))
-        found.append((torch.tensor(loss), *(p.grad for p in guide.parameters())))
-    for ours, theirs in zip(*found, strict=True):
+        results.append((torch.tensor(loss), *(p.grad for p in guide.parameters())))
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
@@ -145,22 +145,22 @@ def test_each_estimator_perturbs_alike(name, estimator):
 def test_several_draws_site_by_site_are_those_of_pyro(name, vectorize):
     options = {"num_particles": DRAWS, "vectorize_particles": vectorize, "max_plate_nesting": 1}
 
-    def parts(_):
+    def build(_):
         model, guide = ALL[name]()
         return model, model, guide
 
-    assert_alike((minibatch_elbo(None, DRAWS, vectorize=vectorize), Trace_ELBO(**options)), parts)
+    assert_alike((minibatch_elbo(None, DRAWS, vectorize=vectorize), Trace_ELBO(**options)), build)
 
 
 @pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO])
 @pytest.mark.parametrize("name", ["mixture", "by layer", "learned mixture", "latent noise"])
 def test_removed_weights_are_left_out_of_both_densities(name, kind):
-    def parts(_):
+    def build(_):
         model, guide = ALL[name]()
         guide = bbb.prune(guide, 0.6)
         return keeping(model, guide), model, guide
 
-    assert_alike((minibatch_elbo(kind, 1), kind()), parts)
+    assert_alike((minibatch_elbo(kind, 1), kind()), build)
 
 
 # --- one vector ---
@@ -224,8 +224,8 @@ def test_draws_at_once_are_those_one_after_another(name, estimator, kind, frozen
         elbo = minibatch_elbo(kind, DRAWS, vectorize=vectorize)
         with ESTIMATORS[estimator]():
             loss = elbo.loss_and_grads(model, guide, *data(model))
-        parts = torch.tensor(list(vars(elbo.take_parts()).values()))
-        results.append((torch.tensor(loss), parts, *(p.grad for p in learned)))
+        loss_terms = torch.tensor(list(vars(elbo.take_parts()).values()))
+        results.append((torch.tensor(loss), loss_terms, *(p.grad for p in learned)))
     for one_by_one, at_once in zip(*results, strict=True):
         torch.testing.assert_close(at_once, one_by_one, rtol=1e-11, atol=1e-12)
 
@@ -260,13 +260,12 @@ def test_the_sum_is_the_weighted_kl_and_the_negative_log_likelihood():
     model, guide = normal()
     x, y, kl_weight = data(model)
     draw = terms(model, guide, x, y, prior=vector_prior(model))
-    parts = draw.kl, draw.nll, free_energy(draw, kl_weight)
     normals = {n: dist.Normal(guide.loc(n), guide.scale(n)) for n in draw.values}
     q = sum(normals[n].log_prob(w).sum() for n, w in draw.values.items())
     torch.testing.assert_close(draw.log_q, q)
-    torch.testing.assert_close(parts[0], q - model.log_prior(draw.values))
-    torch.testing.assert_close(parts[1], -model.log_likelihood(draw.values, x, y))
-    assert torch.equal(parts[2], kl_weight * parts[0] + parts[1])
+    torch.testing.assert_close(draw.kl, q - model.log_prior(draw.values))
+    torch.testing.assert_close(draw.nll, -model.log_likelihood(draw.values, x, y))
+    assert torch.equal(free_energy(draw, kl_weight), kl_weight * draw.kl + draw.nll)
 
 
 # --- other objectives ---

@@ -64,7 +64,7 @@ def assert_mean(values, expected):
     assert ((of_calls.mean(0) - expected).abs() < 6 * error).all()
 
 
-PERTURBED = [("flipout", each) for each in OPERATIONS]
+PERTURBED = [("flipout", operation) for operation in OPERATIONS]
 PERTURBED += [("local_reparam", "linear"), ("local_reparam", "matmul")]
 
 
@@ -78,9 +78,7 @@ def test_preactivations_have_their_closed_form_mean_and_variance(operation, name
     assert_mean(off.square(), run(x.square(), F.softplus(rho).square()))
 
 
-@pytest.mark.parametrize(
-    "operation", [each for each in OPERATIONS if each not in ("linear", "matmul")]
-)
+@pytest.mark.parametrize("operation", [op for op in OPERATIONS if op not in ("linear", "matmul")])
 def test_local_reparameterisation_is_flipout_where_an_example_meets_a_weight_again(operation):
     run, weight_shape, x_shape = OPERATIONS[operation]
     loc, rho, x = torch.randn(weight_shape), torch.randn(weight_shape), torch.randn(x_shape)
@@ -185,8 +183,8 @@ def make(network, guide=bbb.AutoSoftplusNormal, **options):
 @pytest.mark.parametrize("network", [dense, Convolutional])
 def test_expected_loss_and_gradient_are_the_naive_estimators(network, name):
     naive = losses_and_gradients(network, "reparam")
-    other = losses_and_gradients(network, name)
-    for a, b in zip(naive, other, strict=True):
+    estimates = losses_and_gradients(network, name)
+    for a, b in zip(naive, estimates, strict=True):
         error = ((a.var(0) + b.var(0)) / DRAWS).sqrt()
         live = error > 0  # inputs that are always 0 have no gradient
         z = ((a.mean(0) - b.mean(0))[live] / error[live]).abs()
@@ -446,7 +444,7 @@ def test_signs_are_fair_and_independent(dtype):
     assert signs.unique().tolist() == [-1.0, 1.0]
     flat = signs.flatten()
     products = [flat[lag:] * flat[: len(flat) - lag] for lag in range(1, 17)]
-    for each in (flat, *products):
-        assert abs(each.sum()) < 6 * len(each) ** 0.5
+    for series in (flat, *products):
+        assert abs(series.sum()) < 6 * len(series) ** 0.5
     by_place = flat[: len(flat) // 8 * 8].view(-1, 8).sum(0)  # of the bits in a byte
     assert by_place.abs().max() < 6 * (len(flat) / 8) ** 0.5

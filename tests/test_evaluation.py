@@ -55,12 +55,12 @@ def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
     x, y, noise = images
     darker = 0.5 * x
     shift = {"darker": (darker, y), "fog": 2}
-    found = bbb.evaluate(*of_images, (x, y), ood={"noise": noise}, shift=shift, **DRAWS)
-    assert list(found.scores) == ["test", "darker", "fog", "noise"]
+    evaluation = bbb.evaluate(*of_images, (x, y), ood={"noise": noise}, shift=shift, **DRAWS)
+    assert list(evaluation.scores) == ["test", "darker", "fog", "noise"]
     ask = partial(bbb.predict, *of_images, **DRAWS)
     shown = {"test": x, "darker": darker, "fog": bbb.data.corrupt(x, "fog", 2)}
     for name, prediction in {name: ask(inputs) for name, inputs in shown.items()}.items():
-        assert found.scores[name] == {
+        assert evaluation.scores[name] == {
             "accuracy": metrics.accuracy(prediction.probs, y),
             "base_rate": 14 / 40,
             "recall": float(metrics.recall(prediction.probs, y).min()),
@@ -77,26 +77,26 @@ def test_scores_of_classes_are_those_of_the_metrics(images, of_images):
             "epistemic": float(prediction.epistemic.double().mean()),
         }
     test, outside = ask(x), ask(noise)
-    assert found.scores["noise"] == {
+    assert evaluation.scores["noise"] == {
         "entropy": float(outside.entropy.double().mean()),
         "epistemic": float(outside.epistemic.double().mean()),
         "auroc_entropy": metrics.auroc(outside.entropy, test.entropy),
         "auroc_epistemic": metrics.auroc(outside.epistemic, test.epistemic),
     }
-    assert torch.equal(found.predictions["test"].probs, test.probs)
-    assert torch.equal(found.recall, metrics.recall(test.probs, y))
-    assert torch.equal(found.predictions["noise"].probs, outside.probs)
+    assert torch.equal(evaluation.predictions["test"].probs, test.probs)
+    assert torch.equal(evaluation.recall, metrics.recall(test.probs, y))
+    assert torch.equal(evaluation.predictions["noise"].probs, outside.probs)
 
 
 def test_scores_of_real_targets_are_those_of_the_metrics():
     model, guide = posterior(bbb.likelihoods.Gaussian(0.5), [2, 8, 2])
     x, y = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(1))
-    found = bbb.evaluate(model, guide, TensorDataset(x, y), ood=5 * x, **DRAWS).scores
+    scores = bbb.evaluate(model, guide, TensorDataset(x, y), ood=5 * x, **DRAWS).scores
     test, outside = (bbb.predict(model, guide, inputs, **DRAWS) for inputs in (x, 5 * x))
     loss, std, epistemic = (
-        each.mean(1) for each in ((test.mean - y).double().square(), test.std, test.epistemic_std)
+        v.mean(1) for v in ((test.mean - y).double().square(), test.std, test.epistemic_std)
     )
-    assert found["test"] == {
+    assert scores["test"] == {
         "aurc_std": pytest.approx(area(loss, std), rel=1e-12),
         "aurc_epistemic_std": pytest.approx(area(loss, epistemic), rel=1e-12),
         "refusal_p": refusal_p(loss, std),
@@ -109,7 +109,7 @@ def test_scores_of_real_targets_are_those_of_the_metrics():
         "epistemic_std": float(test.epistemic_std.mean(1).double().mean()),
     }
     auroc = metrics.auroc(outside.epistemic_std.mean(1), test.epistemic_std.mean(1))
-    assert found["out of distribution"]["auroc_epistemic_std"] == auroc > 0.5
+    assert scores["out of distribution"]["auroc_epistemic_std"] == auroc > 0.5
 
 
 def test_several_labels_of_an_input_are_scored_one_by_one():
@@ -117,19 +117,19 @@ def test_several_labels_of_an_input_are_scored_one_by_one():
     several = ClassificationPrediction(logits.log_softmax(-1))
     flat = ClassificationPrediction(logits.flatten(1, 2).log_softmax(-1))
     x = torch.zeros(6, 1)
-    found = bbb.Evaluation.of(lambda _: several, (x, y), ood=x)
-    assert found.scores["test"] == pytest.approx(
+    evaluation = bbb.Evaluation.of(lambda _: several, (x, y), ood=x)
+    assert evaluation.scores["test"] == pytest.approx(
         bbb.Evaluation.of(lambda _: flat, (torch.zeros(24, 1), y.flatten())).scores["test"]
     )
-    assert found.scores["out of distribution"]["auroc_entropy"] == 0.5
-    found.plot()
+    assert evaluation.scores["out of distribution"]["auroc_entropy"] == 0.5
+    evaluation.plot()
 
 
 def test_one_class_has_no_auroc_and_real_targets_no_recall():
     sure = ClassificationPrediction(torch.tensor([0.9, 0.1]).log().expand(1, 3, 2))
-    found = bbb.Evaluation.of(lambda _: sure, (torch.zeros(3, 1), torch.zeros(3).long()))
-    assert "auroc" not in found.scores["test"] and found.scores["test"]["recall"] == 1
-    assert found.recall[0] == 1 and found.recall[1].isnan()
+    evaluation = bbb.Evaluation.of(lambda _: sure, (torch.zeros(3, 1), torch.zeros(3).long()))
+    assert "auroc" not in evaluation.scores["test"] and evaluation.scores["test"]["recall"] == 1
+    assert evaluation.recall[0] == 1 and evaluation.recall[1].isnan()
     model, guide = posterior(bbb.likelihoods.Gaussian(0.5), [2, 1])
     with pytest.raises(TypeError, match="must be a ClassificationPrediction"):
         _ = bbb.evaluate(model, guide, (torch.randn(9, 2), torch.randn(9)), **DRAWS).recall
@@ -150,18 +150,18 @@ def test_a_function_of_ones_own_is_scored(images, of_images):
 
 def test_an_evaluation_prints_as_a_table(images, of_images):
     x, y, noise = images
-    found = bbb.evaluate(*of_images, (x, y), ood={"a|b": noise}, **DRAWS)
-    head, test, outside = str(found).splitlines()
+    evaluation = bbb.evaluate(*of_images, (x, y), ood={"a|b": noise}, **DRAWS)
+    head, test, outside = str(evaluation).splitlines()
     names = "accuracy  base rate  lowest recall  AUROC  NLL  Brier  ECE  AURC  AURC epistemic"
     names += "  refusal p  entropy  epistemic  AUROC entropy  AUROC epistemic"
     assert head.split() == names.split()
-    scores = found.scores["test"]
+    scores = evaluation.scores["test"]
     assert test.split()[:3] == ["test", f"{scores['accuracy']:.1%}", f"{scores['base_rate']:.1%}"]
     assert len(head) == len(outside)
-    markdown = found._repr_markdown_().splitlines()
+    markdown = evaluation._repr_markdown_().splitlines()
     assert markdown[1] == "| --- |" + " ---: |" * 14
     assert markdown[3].startswith("| a\\|b |  |  |")
-    assert repr(found) == "Evaluation(test, a|b)"
+    assert repr(evaluation) == "Evaluation(test, a|b)"
 
 
 def test_a_comparison_has_a_column_for_each_model(images, of_images):
@@ -184,8 +184,8 @@ def test_a_comparison_has_a_column_for_each_model(images, of_images):
 
 def test_the_picture_has_the_calibration_and_histograms_of_the_uncertainty(images, of_images):
     x, y, noise = images
-    one = bbb.evaluate(*of_images, (x, y), **DRAWS).plot()
-    assert [ax.get_xlabel() for ax in one.axes] == ["confidence"]
+    figure = bbb.evaluate(*of_images, (x, y), **DRAWS).plot()
+    assert [ax.get_xlabel() for ax in figure.axes] == ["confidence"]
     own = Figure()
     assert bbb.evaluate(*of_images, (x, y), ood=noise, **DRAWS).plot(own) is own
     assert [ax.get_xlabel() for ax in own.axes] == ["confidence", "predictive entropy (nats)"]

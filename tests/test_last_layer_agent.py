@@ -51,8 +51,8 @@ def test_each_action_has_the_conjugate_posterior():
 def test_draws_of_the_last_layer_are_the_posteriors(monkeypatch):
     """Exactly, as functions of their noise."""
     z, actions, rewards = observations(30, 3, 2)
-    found = LinearRewards(2, 3, 0.5, 3.0, 2.0, z.device)
-    found.add(z, actions, rewards)
+    posterior = LinearRewards(2, 3, 0.5, 3.0, 2.0, z.device)
+    posterior.add(z, actions, rewards)
     seen = []
 
     def gamma(shape):
@@ -64,12 +64,12 @@ def test_draws_of_the_last_layer_are_the_posteriors(monkeypatch):
     for i in range(3):
         unit = torch.zeros(2, 3).double().index_fill(1, torch.tensor([i]), 1.0)
         monkeypatch.setattr(torch, "randn_like", lambda _, unit=unit: unit)
-        columns.append(found.draw() - found.mean)
+        columns.append(posterior.draw() - posterior.mean)
     root = torch.stack(columns, -1)
-    variance = found.scale / torch.tensor([1.5, 0.7])  # b / Gamma(a, 1) is InvGamma(a, b)
-    expected = variance[:, None, None] * torch.linalg.inv(found.precision)
+    variance = posterior.scale / torch.tensor([1.5, 0.7])  # b / Gamma(a, 1) is InvGamma(a, b)
+    expected = variance[:, None, None] * torch.linalg.inv(posterior.precision)
     torch.testing.assert_close(root @ root.mT, expected)
-    assert all(each.equal(found.shape) for each in seen)
+    assert all(concentration.equal(posterior.shape) for concentration in seen)
 
 
 def wheel_like(n, seed=0):

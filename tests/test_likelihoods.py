@@ -70,9 +70,9 @@ def test_log_densities_of_one_example_add_up_to_those_of_scipy(kind, shape):
     assert observation.batch_shape == (6,)
     assert y.shape[1:] == observation.event_shape
     likelihood.check(outputs, y)
-    found = observation.log_prob(likelihood.prepare(y, outputs))
+    actual = observation.log_prob(likelihood.prepare(y, outputs))
     expected = by_scipy(outputs.numpy(), y.numpy()).reshape(6, -1).sum(1)
-    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_targets_of_every_fitting_dtype_are_scored_as_floats_would_be(likelihood
     outputs = torch.randn(2, 3)
     likelihood.check(outputs, y)
     observation = likelihood(outputs)
-    found = observation.log_prob(likelihood.prepare(y, outputs))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, observation.log_prob(y.to(torch.float32)))
+    log_prob = observation.log_prob(likelihood.prepare(y, outputs))
+    assert log_prob.dtype == torch.float32
+    torch.testing.assert_close(log_prob, observation.log_prob(y.to(torch.float32)))
 
 
 # --- outputs ---
@@ -166,9 +166,9 @@ def test_a_known_scale_is_no_parameter_and_follows_the_model():
 
 
 def test_a_tensor_given_as_scale_is_copied():
-    given = torch.ones(2)
-    likelihood = Gaussian(given)
-    given.fill_(9.0)
+    scale = torch.ones(2)
+    likelihood = Gaussian(scale)
+    scale.fill_(9.0)
     assert torch.equal(likelihood.scale, torch.ones(2))
 
 

@@ -114,9 +114,9 @@ def test_the_potential_is_pyros_own(double, name):
         gradients, energy = potential_grad(theirs, z_dict)
         gradient = torch.cat([gradients[key].flatten() for key in potential.sites])
         for ours in (potential.value_and_gradient, recorded, recorded):
-            found = ours(z)
-            torch.testing.assert_close(found[0], energy, rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(found[1], gradient, rtol=1e-12, atol=1e-11)
+            actual = ours(z)
+            torch.testing.assert_close(actual[0], energy, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(actual[1], gradient, rtol=1e-12, atol=1e-11)
 
 
 def test_networks_are_in_evaluation_mode(double):
@@ -141,8 +141,8 @@ def assert_mean(chains, series, expected):
     """The mean of ``series``, ``[chains, draws, ...]``, within its standard error."""
     of_series = replace(chains, by_chain={"series": series})
     error = series.flatten(0, 1).std(0) / of_series.ess("mean")["series"].sqrt()
-    found = series.flatten(0, 1).mean(0)
-    assert ((found - torch.as_tensor(expected)).abs() < SIGMAS * error).all(), (found, expected)
+    mean = series.flatten(0, 1).mean(0)
+    assert ((mean - torch.as_tensor(expected)).abs() < SIGMAS * error).all(), (mean, expected)
 
 
 def test_a_latent_noise_scale(double):
@@ -193,12 +193,12 @@ def test_chains_are_a_mapping_of_joined_draws():
 def test_a_seed_fixes_each_chain_whatever_their_number():
     model, x, y = problem()
     two = mcmc.run_nuts(model, (x, y), num_chains=2, seed=5, **QUICK)
-    one = mcmc.run_nuts(model, (x, y), num_chains=1, seed=5, **QUICK)
-    other = mcmc.run_nuts(model, (x, y), num_chains=1, seed=6, **QUICK)
+    alone = mcmc.run_nuts(model, (x, y), num_chains=1, seed=5, **QUICK)
+    reseeded = mcmc.run_nuts(model, (x, y), num_chains=1, seed=6, **QUICK)
     for name in two:
-        assert torch.equal(two.by_chain[name][0], one.by_chain[name][0])
+        assert torch.equal(two.by_chain[name][0], alone.by_chain[name][0])
         assert not torch.equal(two.by_chain[name][0], two.by_chain[name][1])
-        assert not torch.equal(one[name], other[name])
+        assert not torch.equal(alone[name], reseeded[name])
     twice = []
     for _ in range(2):
         pyro.set_rng_seed(1)
@@ -224,7 +224,7 @@ def global_state(model):
         torch.distributions.Distribution._validate_args,
         pyro.poutine.runtime._PYRO_STACK.copy(),
         dict(pyro.get_param_store()),
-        [part.training for part in model.modules()],
+        [module.training for module in model.modules()],
         {name: value.tolist() for name, value in model.state_dict().items()},
     )
 
@@ -272,22 +272,22 @@ def test_starts_are_what_was_given(double):
     for init in (None, "he", "prior", bbb.AutoSoftplusNormal(model)):
         assert len(starts(model, x, y, init).unique(dim=0)) == 2
     potential = Potential(model, x, y)
-    given = potential.draw_prior()
-    expected = potential.unconstrain(given)
-    short = {name.removeprefix("network."): value for name, value in given.items()}
-    guide = bbb.AutoSoftplusNormal(model, init_loc=given, init_rho=-40.0)
-    stock = AutoNormal(model, init_loc_fn=lambda site: given[site["name"]], init_scale=1e-12)
+    values = potential.draw_prior()
+    expected = potential.unconstrain(values)
+    short = {name.removeprefix("network."): value for name, value in values.items()}
+    guide = bbb.AutoSoftplusNormal(model, init_loc=values, init_rho=-40.0)
+    stock = AutoNormal(model, init_loc_fn=lambda site: values[site["name"]], init_scale=1e-12)
     stock(x, y)
-    for init in (given, short, lambda site: given[site["name"]], guide, stock):
+    for init in (values, short, lambda site: values[site["name"]], guide, stock):
         for start in starts(model, x, y, init):
             torch.testing.assert_close(start, expected)
     at_half = potential.latents.constrain(starts(model, x, y, 0.5)[0])
     assert (at_half["network.fc1.weight"] == 0.5).all()
     converted, x, y = problem("converted")
     kept = {name: value.clone() for name, value in converted.initial_locs().items()}
-    found = Potential(converted, x, y).latents.constrain(starts(converted, x, y, None)[0])
+    constrained = Potential(converted, x, y).latents.constrain(starts(converted, x, y, None)[0])
     for name, value in kept.items():
-        torch.testing.assert_close(found[name], value)
+        torch.testing.assert_close(constrained[name], value)
 
 
 # --- diagnostics ---
@@ -339,8 +339,8 @@ def test_a_compiled_gradient_is_the_same(double):
     model, x, y = problem("latent-noise")
     potential = Potential(model, x, y)
     z = potential.unconstrain(potential.draw_prior())
-    found = _nuts.fastest(potential, z, compile=True)(z)
-    for ours, expected in zip(found, potential.value_and_gradient(z), strict=True):
+    compiled = _nuts.fastest(potential, z, compile=True)(z)
+    for ours, expected in zip(compiled, potential.value_and_gradient(z), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 

@@ -71,8 +71,8 @@ def test_risk_coverage_of_losses_by_hand():
 
 def test_recall_by_hand():
     probs = torch.eye(4)[[0, 0, 1, 2, 1]]
-    found = metrics.recall(probs, torch.tensor([0, 0, 0, 2, 1]))
-    assert found[:3].tolist() == pytest.approx([2 / 3, 1, 1]) and found[3].isnan()
+    recall = metrics.recall(probs, torch.tensor([0, 0, 0, 2, 1]))
+    assert recall[:3].tolist() == pytest.approx([2 / 3, 1, 1]) and recall[3].isnan()
 
 
 def test_coverage_by_hand_includes_the_ends():
@@ -161,8 +161,8 @@ def test_the_p_value_of_refusal_is_fishers(wrong, refused, both):
     loss = (index < wrong).double()
     chosen = (index >= wrong - both) & (index < wrong - both + refused)
     expected = scipy.stats.hypergeom.sf(both - 1, 200, wrong, refused)
-    found = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
-    assert abs(found - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
+    p_value = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
+    assert abs(p_value - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
 
 
 def test_the_p_value_of_refusal_of_real_losses_is_scipys_exact_one():
@@ -174,8 +174,8 @@ def test_the_p_value_of_refusal_of_real_losses_is_scipys_exact_one():
         alternative="greater",
     )  # of all 28 subsets
     for chosen, expected in ((refused, exact.pvalue), (loss > 2, 1 / 8)):
-        found = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
-        assert abs(found - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
+        p_value = (1000 * metrics.refusal_p_value(loss, chosen) - 1) / 999
+        assert abs(p_value - expected) < 6 * math.sqrt(expected * (1 - expected) / 999)
     assert metrics.refusal_p_value(loss, loss < 0) == metrics.refusal_p_value(loss, loss > 0) == 1
 
 

@@ -199,9 +199,9 @@ def state(module):
 
 
 def assert_state(module, expected, equal=True):
-    found = state(module)
-    assert found.keys() == expected.keys() and found
-    for name, value in found.items():
+    actual = state(module)
+    assert actual.keys() == expected.keys() and actual
+    for name, value in actual.items():
         assert torch.equal(value, expected[name]) == equal, name
 
 
@@ -225,7 +225,7 @@ def test_two_models_keep_their_own_parameters(steps):
     first, second = two_models()
     guides = [AutoSoftplusNormal(model, init_rho=-1.0) for model in (first, second)]
     x, y = torch.randn(N, 2), torch.randn(N, 1)
-    before = [state(part) for part in (first, guides[0], second, guides[1])]
+    before = [state(module) for module in (first, guides[0], second, guides[1])]
     assert len(before[0]) == 5  # gain, offset, weight and bias of `last`, the scale
     assert not any(torch.equal(before[0][k], before[2][k]) for k in before[0] if "bias" not in k)
     steps(first, guides[0], x, y)
@@ -233,7 +233,7 @@ def test_two_models_keep_their_own_parameters(steps):
     assert_state(guides[0], before[1], equal=False)
     assert_state(second, before[2])
     assert_state(guides[1], before[3])
-    after = [state(part) for part in (first, guides[0])]
+    after = [state(module) for module in (first, guides[0])]
     steps(second, guides[1], x, y)
     assert_state(second, before[2], equal=False)
     assert_state(guides[1], before[3], equal=False)

@@ -84,7 +84,7 @@ def test_the_rest_and_the_original_stay_as_they_are():
     gone = removed(pruned)
     for name in guide.site_names:
         for of in ("loc", "scale"):
-            was, now = (getattr(each, of)(name).flatten() for each in (guide, pruned))
+            was, now = (getattr(g, of)(name).flatten() for g in (guide, pruned))
             assert all(was[i] == now[i] for i in range(len(was)) if (name, i) not in gone)
     assert not removed(guide)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_what_a_larger_fraction_removes_contains_what_a_smaller_does():
         guide.get_parameter("locs.network.fc1.weight").fill_(1.0)
         guide.get_parameter("rhos.network.fc1.weight").fill_(-2.0)
     sets = [removed(bbb.prune(guide, k / 51)) for k in range(52)]
-    assert [len(each) for each in sets] == list(range(52))
+    assert [len(entries) for entries in sets] == list(range(52))
     assert all(small < large for small, large in zip(sets, sets[1:], strict=False))
 
 

@@ -46,10 +46,10 @@ def test_halves_of_the_chains_are_as_near_as_their_draws_allow(name):
     same = {"function": 0.0, "sd_ratio": 1.0}
     assert half.compare(second) == {"on": same, "off": same}
     ess = metrics.ess(reference.functions[..., 0].double().unflatten(0, (8, -1))).min()
-    for found in half.compare(first).values():
+    for distances in half.compare(first).values():
         # means of halves of n effective draws differ by sqrt(4 / n) sd: four of these
-        assert found["function"] < 4 * (4 / ess) ** 0.5
-        assert 0.85 < found["sd_ratio"] < 1.15
+        assert distances["function"] < 4 * (4 / ess) ** 0.5
+        assert 0.85 < distances["sd_ratio"] < 1.15
 
 
 # --- loading ---
@@ -83,15 +83,15 @@ def test_other_rows_and_damaged_draws_are_refused(tmp_path, monkeypatch):
 def test_distances_are_those_of_scipy():
     reference = bbb.data.reference("sine")
     gold = reference.functions[..., 0].double()
-    other = gold[:700] * 1.3 + draws(700, 64)
-    found = reference.compare(other)
+    wider = gold[:700] * 1.3 + draws(700, 64)
+    apart = reference.compare(wider)
     for name, at in {"on": reference.on_data, "off": ~reference.on_data}.items():
-        pairs = zip(other[:, at].T.numpy(), gold[:, at].T.numpy(), strict=True)
+        pairs = zip(wider[:, at].T.numpy(), gold[:, at].T.numpy(), strict=True)
         expected = np.mean([wasserstein_distance(u, v) for u, v in pairs])
         spread = float(gold[:, at].std(0).mean())
-        assert found[name]["function"] == pytest.approx(expected / spread, rel=1e-9)
-        assert found[name]["sd_ratio"] == pytest.approx(float(other[:, at].std(0).mean() / spread))
-    assert reference.distance(other) == found["off"]["function"]
+        assert apart[name]["function"] == pytest.approx(expected / spread, rel=1e-9)
+        assert apart[name]["sd_ratio"] == pytest.approx(float(wider[:, at].std(0).mean() / spread))
+    assert reference.distance(wider) == apart["off"]["function"]
 
 
 @pytest.mark.parametrize("name", ["sine", "digits", "counts"])
@@ -104,5 +104,5 @@ def test_predictions_are_compared_by_output_probability_or_log_rate(name):
     h = (reference.probes @ w1.mT + b1[:, None]).tanh()
     outputs = (h @ w2.mT + b2[:, None])[..., 0].detach()
     expected = outputs.sigmoid() if name == "digits" else outputs
-    found = reference.as_draws(prediction)
-    torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-5)
+    actual = reference.as_draws(prediction)
+    torch.testing.assert_close(actual, expected.double(), rtol=1e-4, atol=1e-5)

@@ -165,8 +165,8 @@ def test_budgets_and_counts():
     options = QUICK | {"max_steps": 10**6, "num_samples": 10**6, "seconds": 1.0}
     for rows in (40, 4000):  # a step of 4,000 rows takes longer than one that trains
         assert bbb.sample(*curve(rows=rows), **options).seconds < 3.0
-    one = bbb.sample(model, data, **QUICK | {"num_chains": 1})
-    assert one.r_hat_of_functions is None and one.ess_of_functions > 0
+    single = bbb.sample(model, data, **QUICK | {"num_chains": 1})
+    assert single.r_hat_of_functions is None and single.ess_of_functions > 0
 
 
 def test_weights_of_examples_count():
@@ -182,7 +182,7 @@ def test_weights_of_examples_count():
 @pytest.mark.parametrize("killed_at", [7, 110])
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, killed_at):
     model, data = curve()
-    whole = bbb.sample(model, data, **QUICK)
+    uninterrupted = bbb.sample(model, data, **QUICK)
     steps, step = [], TunedRun.step
 
     def interrupted(run):
@@ -196,8 +196,8 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, killed_at):
     with pytest.raises(KeyboardInterrupt):
         bbb.sample(model, data, **QUICK, **saved)
     resumed = bbb.sample(model, data, **QUICK, **saved)
-    assert len(steps) < killed_at + whole.num_gradients.numel() * 2
-    for name in whole:
-        assert torch.equal(whole[name], resumed[name])
+    assert len(steps) < killed_at + uninterrupted.num_gradients.numel() * 2
+    for name in uninterrupted:
+        assert torch.equal(uninterrupted[name], resumed[name])
     with pytest.raises(ValueError, match="different configuration: max_steps: 120 there"):
         bbb.sample(model, data, **QUICK | {"max_steps": 130}, **saved)

@@ -170,14 +170,14 @@ def test_cycles_warm_up_without_noise_and_take_samples_at_low_rates(double):
     loc, precision = posterior(data)
     options = {"sampler": "sgld", "lr": 0.1, "cycles": 2, "warmup_steps": 6, "init": 0.0, "seed": 0}
     options |= {"num_samples": 4, "batch_size": N, "progress": False}
-    found = vectors(bbb.run_sgmcmc(model, data, thin=2, temperature=0.0, **options))
+    visited = vectors(bbb.run_sgmcmc(model, data, thin=2, temperature=0.0, **options))
     z, samples = torch.zeros(3), []
     for step in range(20):
         if step in (7, 9, 17, 19):
             samples.append(z)
         rate = 0.1 / N * (0.5 + 0.5 * math.cos(math.pi * (step % 10) / 10))
         z = z - rate * precision @ (z - loc)
-    torch.testing.assert_close(found, torch.stack(samples))
+    torch.testing.assert_close(visited, torch.stack(samples))
     cold, warm = (
         vectors(bbb.run_sgmcmc(model, data, thin=1, temperature=t, **options)) for t in (0.0, 1.0)
     )
@@ -205,7 +205,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, monkeypatch, options):
     model, data = line()
     options = {"seed": 3, "num_chains": 2, "lr": 0.05, **QUICK, **options}
     torch.manual_seed(0)
-    whole = bbb.run_sgmcmc(model, data, **options)
+    uninterrupted = bbb.run_sgmcmc(model, data, **options)
     step = LangevinRun.step
 
     def killed(run):
@@ -220,11 +220,11 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path, monkeypatch, options):
         bbb.run_sgmcmc(model, data, **options, **saved)
     monkeypatch.undo()
     again = bbb.run_sgmcmc(model, data, **options, **saved)
-    for name in whole:
-        assert torch.equal(whole[name], again[name])
-    assert torch.equal(whole.log_density, again.log_density)
+    for name in uninterrupted:
+        assert torch.equal(uninterrupted[name], again[name])
+    assert torch.equal(uninterrupted.log_density, again.log_density)
     finished = bbb.run_sgmcmc(model, data, **options, **saved)
-    assert torch.equal(finished["network.fc1.weight"], whole["network.fc1.weight"])
+    assert torch.equal(finished["network.fc1.weight"], uninterrupted["network.fc1.weight"])
     with pytest.raises(ValueError, match=r"different configuration: lr: 0.05 there, 0.06 here"):
         bbb.run_sgmcmc(model, data, **{**options, "lr": 0.06}, **saved)
 
@@ -265,15 +265,15 @@ def test_samples_of_another_model_are_refused_and_the_difference_named(tmp_path,
 def test_a_run_is_a_function_of_its_seed_and_predicts(double):
     model, data = line()
     before = torch.get_rng_state()
-    one, other, third = (
+    first, repeated, reseeded = (
         bbb.run_sgmcmc(model, data, seed=seed, num_chains=2, **QUICK) for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(vectors(one), vectors(other)) and not torch.equal(
-        *map(vectors, (one, third))
+    assert torch.equal(vectors(first), vectors(repeated)) and not torch.equal(
+        *map(vectors, (first, reseeded))
     )
-    assert one["network.fc1.weight"].shape == (12, 1, 2) and one.log_density.shape == (2, 6)
-    assert bbb.predict(model, one, data[0]).mean.shape == (N, 1)
+    assert first["network.fc1.weight"].shape == (12, 1, 2) and first.log_density.shape == (2, 6)
+    assert bbb.predict(model, first, data[0]).mean.shape == (N, 1)
 
 
 def test_the_log_density_is_that_of_the_sample(double):

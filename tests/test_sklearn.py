@@ -69,7 +69,7 @@ def sorter(request):
 
 # by local reparameterisation a row that is given twice has two draws, and a weight of 2 one;
 # chains round sums of weights and of rows differently
-BY_WEIGHTS = {f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")}
+BY_WEIGHTS = {f"check_sample_weight_equivalence_on_{layout}_data" for layout in ("dense", "sparse")}
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_every_check_of_scikit_learn_passes(kind, inference):
     estimator = chains(kind) if inference == "chains" else kind(**QUICK | few)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # checks that are skipped, or look for warnings themselves
-        found = check_estimator(estimator, on_fail=None)
-    failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
+        checks = check_estimator(estimator, on_fail=None)
+    failed = {c["check_name"]: c["exception"] for c in checks if c["status"] == "failed"}
     assert failed.keys() <= BY_WEIGHTS
-    skipped = {each["check_name"] for each in found if each["status"] == "skipped"}
+    skipped = {c["check_name"] for c in checks if c["status"] == "skipped"}
     assert skipped <= {"check_array_api_input"}  # of arrays of other libraries, off by default
-    assert len(found) > 40
+    assert len(checks) > 40
 
 
 @pytest.mark.parametrize("make", [regressor, classifier])
@@ -136,10 +136,10 @@ def test_weights_are_checked():
 def test_sparse_inputs_are_learned_as_dense_ones(make):
     y = Y if make is regressor else LABELS
     thin = sparse.csr_array(X * (X > 1))
-    dense, found = make(epochs=2).fit(thin.toarray(), y), make(epochs=2).fit(thin, y)
-    assert (found.predict(thin) == dense.predict(thin.toarray())).all()
+    dense, on_sparse = make(epochs=2).fit(thin.toarray(), y), make(epochs=2).fit(thin, y)
+    assert (on_sparse.predict(thin) == dense.predict(thin.toarray())).all()
     assert (
-        found.partial_fit(thin, y).predict(thin) == dense.partial_fit(thin, y).predict(thin)
+        on_sparse.partial_fit(thin, y).predict(thin) == dense.partial_fit(thin, y).predict(thin)
     ).all()
     wide = sparse.csr_array((2**14, 2**14))  # of 8 bytes: 2 GiB
     with pytest.raises(TypeError, match="X must take at most 1 GiB when dense, .* takes 2 GiB"):
@@ -187,17 +187,17 @@ def test_data_frames_are_taken_and_their_names_kept(frame):
 
 @pytest.mark.parametrize("device", ["pickle", "joblib", "deepcopy", "save"])
 def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
-    for each, ask in ((fitted, "predict"), (sorter, "predict_proba")):
+    for est, ask in ((fitted, "predict"), (sorter, "predict_proba")):
         if device == "save":
-            each.save(tmp_path / ask, metadata={"note": "x"})
-            twin = type(each).load(tmp_path / ask)
-            assert twin.get_params() == each.get_params() | {"hidden_sizes": [*each.hidden_sizes]}
+            est.save(tmp_path / ask, metadata={"note": "x"})
+            twin = type(est).load(tmp_path / ask)
+            assert twin.get_params() == est.get_params() | {"hidden_sizes": [*est.hidden_sizes]}
         elif device == "joblib":
-            joblib.dump(each, tmp_path / ask)
+            joblib.dump(est, tmp_path / ask)
             twin = joblib.load(tmp_path / ask)
         else:
-            twin = copy.deepcopy(each) if device == "deepcopy" else pickle.loads(pickle.dumps(each))
-        assert np.array_equal(getattr(each, ask)(X), getattr(twin, ask)(X))
+            twin = copy.deepcopy(est) if device == "deepcopy" else pickle.loads(pickle.dumps(est))
+        assert np.array_equal(getattr(est, ask)(X), getattr(twin, ask)(X))
         assert twin.n_features_in_ == 3
     assert list(twin.classes_) == ["no", "yes"]
 
@@ -218,11 +218,11 @@ def test_it_learns_in_the_targets_unit_whatever_the_scales(fitted):
 
 
 def test_the_predictive_is_the_mixture_over_the_networks(fitted):
-    found = fitted.posterior_predictive(X)
-    loc, scale = (x[..., 0].numpy() for x in (found.components.loc, found.components.scale))
+    pred = fitted.posterior_predictive(X)
+    loc, scale = (x[..., 0].numpy() for x in (pred.components.loc, pred.components.scale))
     mixture = stats.norm(loc, scale)
     density = np.log(mixture.pdf(Y).mean(0))
-    np.testing.assert_allclose(found.log_prob(torch.from_numpy(Y)), density, rtol=1e-9)
+    np.testing.assert_allclose(pred.log_prob(torch.from_numpy(Y)), density, rtol=1e-9)
     lower, upper = fitted.predict_interval(X, level=0.8)
     cdf = stats.norm(loc, scale).cdf
     np.testing.assert_allclose(cdf(lower).mean(0), 0.1, atol=1e-9)
@@ -325,9 +325,9 @@ def test_intervals_that_miss_too_much_of_the_training_rows_are_told(spread):
     if spread:
         with pytest.warns(
             UserWarning, match=r"level 0\.9 hold 0\.[2-7].*negative_binomial"
-        ) as found:
+        ) as caught:
             fit(x, y)
-        assert [each.filename for each in found] == [__file__]
+        assert [w.filename for w in caught] == [__file__]
     else:
         fit(x, y)  # a warning is an error here
     BayesianRegressor(noise="negative_binomial", epochs=60, lr=0.03, random_state=0).fit(x, y)
@@ -339,9 +339,9 @@ def test_known_noise_is_in_the_targets_unit():
 
 
 def test_rows_do_not_depend_on_the_rows_beside_them(fitted):
-    whole = fitted.predict(X)
-    for part in (slice(0, 1), slice(7, 20)):
-        np.testing.assert_allclose(fitted.predict(X[part]), whole[part], rtol=1e-12)
+    at_once = fitted.predict(X)
+    for rows in (slice(0, 1), slice(7, 20)):
+        np.testing.assert_allclose(fitted.predict(X[rows]), at_once[rows], rtol=1e-12)
 
 
 def test_constant_columns_do_no_harm():
@@ -377,9 +377,9 @@ def test_classes_of_any_kind_with_both_uncertainties(sorter):
 
 def test_drawn_labels_come_from_each_networks_probabilities(sorter):
     # 10 comparisons at 6 standard errors
-    some, many = X[:10], copy.deepcopy(sorter).set_params(num_samples=4000)
-    share = (sorter.sample_y(some, 4000) == "yes").mean(1)
-    probs = many.predict_proba(some)[:, 1]
+    rows, many = X[:10], copy.deepcopy(sorter).set_params(num_samples=4000)
+    share = (sorter.sample_y(rows, 4000) == "yes").mean(1)
+    probs = many.predict_proba(rows)[:, 1]
     error = np.sqrt(2 * probs * (1 - probs) / 4000)  # both are estimates
     assert (np.abs(share - probs) < 6 * error + 1e-3).all()
 
@@ -550,7 +550,7 @@ def ended(losses, **options):
     history = bbb.History(num_data=10)
     for epoch in range(30):
         history.loss.append(10 * losses(epoch))
-        factors = [plateau((epoch + part) / 30) for part in (0.0, 0.5)]
+        factors = [plateau((epoch + fraction) / 30) for fraction in (0.0, 0.5)]
         if plateau.callback(EpochEnd(epoch, None, None, history)):
             break
     return epoch + 1, plateau, factors

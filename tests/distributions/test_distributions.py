@@ -61,9 +61,9 @@ def as_tensors(*numbers, dtype=torch.float64, **options):
     return [torch.tensor(number, dtype=dtype, **options) for number in numbers]
 
 
-def relative_error(found, expected, floor=0.0):
+def relative_error(actual, expected, floor=0.0):
     expected = np.asarray(expected)
-    return np.max(np.abs(np.asarray(found) - expected) / np.maximum(np.abs(expected), floor))
+    return np.max(np.abs(np.asarray(actual) - expected) / np.maximum(np.abs(expected), floor))
 
 
 def batched(dtype=torch.float64):
@@ -187,8 +187,8 @@ def test_batch_shapes_broadcast_and_expand():
         ],
         -1,
     ).reshape(5, 3, 2)
-    for found in (mixture.log_prob(w), expanded.log_prob(w)):
-        torch.testing.assert_close(found, loop, rtol=1e-14, atol=1e-14)
+    for actual in (mixture.log_prob(w), expanded.log_prob(w)):
+        torch.testing.assert_close(actual, loop, rtol=1e-14, atol=1e-14)
     event = expanded.to_event(2)
     assert (event.batch_shape, event.event_shape) == ((5,), (3, 2))
     torch.testing.assert_close(event.log_prob(w), loop.sum((1, 2)))
@@ -261,8 +261,8 @@ def test_softplus_has_torchs_derivatives_and_limits():
     )
     torch.testing.assert_close(of_ours, of_torchs, rtol=1e-15, atol=1e-100)
     assert gradgradcheck(softplus, rho[1:-1])
-    one = torch.ones_like(rho)
-    _, forward = torch.func.jvp(softplus, (rho.detach(),), (one,))
+    tangent = torch.ones_like(rho)
+    _, forward = torch.func.jvp(softplus, (rho.detach(),), (tangent,))
     torch.testing.assert_close(forward, of_torchs, rtol=1e-15, atol=1e-100)
     limits = softplus(torch.tensor([-math.inf, math.inf, math.nan])).tolist()
     assert limits[:2] == [0.0, math.inf] and math.isnan(limits[2])
@@ -326,8 +326,8 @@ def test_poisson_probabilities_are_those_of_scipy():
     poisson, reference = LogRatePoisson(log_rate), scipy.stats.poisson(np.exp(log_rate.numpy()))
     assert relative_error(poisson.log_prob(counts), reference.logpmf(counts), floor=1) < 1e-12
     for x in (counts, counts + 0.5, -1 - counts):
-        found = poisson.cdf(x)
-        torch.testing.assert_close(found, torch.as_tensor(reference.cdf(x)), rtol=1e-8, atol=1e-300)
+        cdf = poisson.cdf(x)
+        torch.testing.assert_close(cdf, torch.as_tensor(reference.cdf(x)), rtol=1e-8, atol=1e-300)
     assert torch.equal(poisson.mean, log_rate.exp()) and torch.equal(poisson.mean, poisson.variance)
 
 
@@ -363,10 +363,10 @@ def test_the_cdf_of_student_t_is_that_of_scipy():
     df = torch.tensor([[0.5], [1.0], [3.0], [100.0]], dtype=torch.float64)
     loc, scale = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor(0.5)
     value = torch.tensor([[[-30.0]], [[0.0]], [[1.9]]], dtype=torch.float64, requires_grad=True)
-    found = StudentT(df, loc, scale.double()).expand([3, 4, 2]).cdf(value)
+    actual = StudentT(df, loc, scale.double()).expand([3, 4, 2]).cdf(value)
     expected = scipy.stats.t.cdf(value.detach(), df, loc, 0.5)
-    assert found.shape == (3, 4, 2)
-    assert relative_error(found.detach(), expected) < 1e-12
+    assert actual.shape == (3, 4, 2)
+    assert relative_error(actual.detach(), expected) < 1e-12
     assert StudentT(3.0).cdf(torch.zeros(2)).dtype == torch.float32
     assert torch.equal(StudentT(3.0).cdf(torch.zeros(2).long()), torch.full((2,), 0.5))
 
@@ -453,8 +453,8 @@ class Shifted(SoftplusNormal):
 )
 def test_an_event_of_a_subclass_sums_its_log_density(single):
     value = torch.randn(2, 3)
-    whole = single.expand([2, 3]).to_event(2)
-    torch.testing.assert_close(whole.log_prob(value), single.log_prob(value).sum())
+    event = single.expand([2, 3]).to_event(2)
+    torch.testing.assert_close(event.log_prob(value), single.log_prob(value).sum())
 
 
 def test_swapped_sigmas_are_warned_of():

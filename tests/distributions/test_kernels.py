@@ -53,10 +53,10 @@ def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
         total = objective(function(loc, rho, noise))
         return torch.autograd.grad(total, (loc, rho), allow_unused=True)
 
-    for found, expected in zip(gradient(reparameterize), gradient(plainly), strict=True):
+    for actual, expected in zip(gradient(reparameterize), gradient(plainly), strict=True):
         expected = torch.zeros(24) if expected is None else expected
-        found = torch.zeros(24) if found is None else found
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        actual = torch.zeros(24) if actual is None else actual
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 # --- the mixture's log-density, summed ---
@@ -69,8 +69,8 @@ def test_the_mixture_of_numbers_is_finite_where_the_log_density_is():
     )
     expected = -0.5 * (w.double() / 900).square()
     torch.testing.assert_close(mixture.log_prob(w).double(), expected, rtol=1e-6, atol=0)
-    whole = mixture.expand(w.shape).to_event(1).log_prob(w)
-    torch.testing.assert_close(whole.double(), expected.sum(), rtol=1e-6, atol=0)
+    summed = mixture.expand(w.shape).to_event(1).log_prob(w)
+    torch.testing.assert_close(summed.double(), expected.sum(), rtol=1e-6, atol=0)
 
 
 # --- a step ---
@@ -104,8 +104,8 @@ def plain_pyro(guide):
         with poutine.scale(scale=kl_weight):
             for name in names:
                 shape = guide.loc(name).shape
-                parts = dist.Normal(torch.zeros(*shape, 2), scales)
-                mixture = dist.MixtureSameFamily(weights.expand(shape), parts)
+                normals = dist.Normal(torch.zeros(*shape, 2), scales)
+                mixture = dist.MixtureSameFamily(weights.expand(shape), normals)
                 w[name] = pyro.sample(name, mixture.to_event(len(shape)))
         for layer in (1, 2):
             x = F.linear(x, w[f"network.fc{layer}.weight"], w[f"network.fc{layer}.bias"])
@@ -127,13 +127,13 @@ def test_loss_and_gradients_of_a_step_are_those_of_plain_pyro(num_particles, val
     expected = Trace_ELBO(num_particles=num_particles).loss_and_grads(p, q, x, y, 0.2)
     torch.manual_seed(1)
     with pyro.validation_enabled(validated):
-        found = minibatch_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
-    assert found == pytest.approx(expected, rel=1e-12)
+        loss = minibatch_elbo(None, num_particles).loss_and_grads(model, guide, x, y, 0.2)
+    assert loss == pytest.approx(expected, rel=1e-12)
     for name in guide.site_names:
-        for kind in ("loc", "rho"):
-            theirs = pyro.param(f"{kind}.{name}").grad
+        for quantity in ("loc", "rho"):
+            theirs = pyro.param(f"{quantity}.{name}").grad
             torch.testing.assert_close(
-                guide._parameter(f"{kind}s", name).grad, theirs, rtol=1e-10, atol=1e-10
+                guide._parameter(f"{quantity}s", name).grad, theirs, rtol=1e-10, atol=1e-10
             )
     pyro.clear_param_store()
 
@@ -169,9 +169,9 @@ def test_a_step_leaves_nothing_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:
-        before = sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+        before = sum(issubclass(type(x), Tensor) for x in gc.get_objects())
         bbb.fit(model, guide, (x, y), epochs=1, batch_size=2, progress=False)
-        left = sum(issubclass(type(each), Tensor) for each in gc.get_objects()) - before
+        left = sum(issubclass(type(x), Tensor) for x in gc.get_objects()) - before
     finally:
         gc.enable()
     assert left <= 3 * len(list(guide.parameters()))  # gradients' places and the optimiser's state
@@ -196,9 +196,9 @@ def test_a_mixture_of_fast_is_that_of_tensors(dtype, sigma2):
     assert numbers._fast is not None and parameters._fast is None
     w = (torch.randn(2000).sign() * torch.logspace(-9, 12, 2000)).to(dtype).requires_grad_()
     tolerance = 2e-5 if dtype == torch.float32 else 1e-12
-    found, expected = (each.expand(w.shape).log_prob(w) for each in (numbers, parameters))
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=10 * tolerance)
-    slopes = [torch.autograd.grad(x.sum(), w)[0] for x in (found, expected)]
+    actual, expected = (m.expand(w.shape).log_prob(w) for m in (numbers, parameters))
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
+    slopes = [torch.autograd.grad(x.sum(), w)[0] for x in (actual, expected)]
     torch.testing.assert_close(*slopes, rtol=50 * tolerance, atol=0)
 
 

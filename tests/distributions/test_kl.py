@@ -104,14 +104,14 @@ def test_the_divergence_of_a_pruned_normal_leaves_removed_entries_out(kind, libr
     rho = torch.tensor([[-3.0, -math.inf], [-math.inf, 1.0]], dtype=torch.float64)
     unpruned = rho.isfinite()
     p = getattr(library, PRIORS[kind].__name__)(0.1, 0.7).expand([2, 2])
-    found = kl_divergence(PrunedNormal(loc, rho.requires_grad_()), p)
+    divergence = kl_divergence(PrunedNormal(loc, rho.requires_grad_()), p)
     plain = kl_divergence(SoftplusNormal(loc, rho.detach().where(unpruned, 0.0)), p)
-    assert torch.equal(found, plain.where(unpruned, 0.0)) and (found[unpruned] > 0).all()
-    for gradient in grad(found.sum(), (loc, rho)):
+    assert torch.equal(divergence, plain.where(unpruned, 0.0)) and (divergence[unpruned] > 0).all()
+    for gradient in grad(divergence.sum(), (loc, rho)):
         assert gradient.isfinite().all() and torch.equal(gradient != 0, unpruned)
     event = torch.distributions.Independent(p, 2)
     in_plate = kl_divergence(PrunedNormal(loc, rho).expand([3, 2, 2]).to_event(2), event)
-    torch.testing.assert_close(in_plate, found.sum().expand(3))
+    torch.testing.assert_close(in_plate, divergence.sum().expand(3))
 
 
 @pytest.mark.parametrize("prior", ["normal", "laplace", "fan_in_normal", "learned_normal"])
@@ -158,11 +158,11 @@ def events(loc, rho, m, b):
 def test_the_summed_divergence_is_the_sum(shape):
     inputs = in_terms(shape)
     q, p = events(*inputs)
-    found = kl_divergence(q, p)
+    actual = kl_divergence(q, p)
     expected = kl_divergence(dist.Normal(q.base_dist.loc, q.base_dist.scale), p.base_dist).sum()
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=1e-13, atol=0)
     theirs = grad(expected, inputs, retain_graph=True)
-    for a, b in zip(grad(found, inputs), theirs, strict=True):
+    for a, b in zip(grad(actual, inputs), theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 

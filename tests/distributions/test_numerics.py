@@ -44,10 +44,10 @@ def tensors(*numbers, dtype, **options):
     return [torch.tensor(number, dtype=dtype, **options) for number in numbers]
 
 
-def units(found, expected, scale, dtype):
+def units(actual, expected, scale, dtype):
     """Errors over the rounding of numbers of size ``scale``."""
-    found, expected, scale = (np.asarray(x, dtype=np.float64) for x in (found, expected, scale))
-    return np.abs(found - expected) / (scale * torch.finfo(dtype).eps)
+    actual, expected, scale = (np.asarray(x, dtype=np.float64) for x in (actual, expected, scale))
+    return np.abs(actual - expected) / (scale * torch.finfo(dtype).eps)
 
 
 # --- the scale mixture ---
@@ -66,18 +66,18 @@ def exact_mixture(w, pi, sigma1, sigma2):
     squares = [(w / s) ** 2 for s in sigmas]
     score = -mpmath.fsum(r * w / s**2 for r, s in zip(shares, sigmas, strict=True))
     in_sigma = [r * (q - 1) / s for r, q, s in zip(shares, squares, sigmas, strict=True)]
-    found = mpmath.log(total), score, (normals[0] - normals[1]) / total, *in_sigma
-    sizes = [max(abs(found[0]), 1), abs(score), sum(normals) / total]
+    values = mpmath.log(total), score, (normals[0] - normals[1]) / total, *in_sigma
+    sizes = [max(abs(values[0]), 1), abs(score), sum(normals) / total]
     sizes += [(q + 1) / s for q, s in zip(squares, sigmas, strict=True)]
-    return [float(x) for x in found], [float(x) for x in sizes]
+    return [float(x) for x in values], [float(x) for x in sizes]
 
 
 def extreme_weights(sigma1, sigma2, dtype):
     """0, both signs from 1e-30 to 1e6, and where the components cross."""
     size = torch.logspace(-30, 6, 19, dtype=torch.float64)
     cross = torch.logspace(-1, 1.5, 13, dtype=torch.float64)
-    parts = [torch.zeros(1), -size, size, cross * min(sigma1, sigma2), cross * max(sigma1, sigma2)]
-    return torch.cat([part.double() for part in parts]).to(dtype)
+    sizes = [torch.zeros(1), -size, size, cross * min(sigma1, sigma2), cross * max(sigma1, sigma2)]
+    return torch.cat([x.double() for x in sizes]).to(dtype)
 
 
 @every_dtype
@@ -100,8 +100,8 @@ def test_the_mixture_and_its_derivatives_are_right_to_rounding(ratio, swapped, d
         (in_place,) = grad(fixed.log_prob(w).sum(), w)
         # exponents are differences of numbers of about |ln pi| + |ln ratio|
         allowed = 8 + 4 * abs(math.log(pi)) + 4 * math.log(ratio)
-        found = [log_prob, *by_copy]
-        for k, value in enumerate(found):
+        values = [log_prob, *by_copy]
+        for k, value in enumerate(values):
             ok, value = representable[k], value.detach().double().numpy()
             assert units(value[ok], exact[k, ok], sizes[k, ok] + 1e-300, dtype).max() <= allowed, k
         ok = representable[1]
@@ -121,8 +121,8 @@ def test_the_summed_mixture_is_finite_and_right_at_extremes(dtype):
         elementwise = grad(mixture.log_prob(w).sum(), [w, *parameters])
         exact = [exact_mixture(x, *(p.item() for p in parameters))[0][0] for x in w.tolist()]
         assert units(total.item(), sum(exact), np.abs(exact).sum(), dtype) <= 4
-        for one, other in zip(gradients, elementwise, strict=True):
-            assert one.isfinite().all() and torch.equal(one, other)
+        for gradient, expected in zip(gradients, elementwise, strict=True):
+            assert gradient.isfinite().all() and torch.equal(gradient, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,16 +137,16 @@ def test_components_too_far_apart_for_the_dtype_are_refused(dtype):
 def test_the_distribution_function_of_the_mixture_keeps_its_lower_tail(dtype):
     pi, sigma1, sigma2 = parameters = tensors(0.25, 1.0, 2**-6, dtype=dtype)
     w = torch.tensor([-12, -9, -5, -1, -0.05, -1e-30, 0, 1e-30, 0.05, 3, 1e6], dtype=dtype)
-    found = ScaleMixtureNormal(*parameters).cdf(w)
+    actual = ScaleMixtureNormal(*parameters).cdf(w)
 
     def exact(x):
-        one, two = (mpmath.ncdf(mpmath.mpf(x) / s.item()) for s in (sigma1, sigma2))
-        return float(pi.item() * one + (1 - pi.item()) * two)
+        first, second = (mpmath.ncdf(mpmath.mpf(x) / s.item()) for s in (sigma1, sigma2))
+        return float(pi.item() * first + (1 - pi.item()) * second)
 
     expected = np.array([exact(x) for x in w.tolist()])
     # of e^(-z^2/2) it is the exponent that is rounded
     size = expected * (4 + w.clamp(-13, 0).square().double().numpy())
-    assert units(found.double(), expected, size, dtype).max() <= 1
+    assert units(actual.double(), expected, size, dtype).max() <= 1
 
 
 # --- the posterior's Normal, rho from -40 to 40 ---
@@ -189,11 +189,11 @@ def test_the_density_at_another_value_is_right_for_every_rho(dtype):
     z = value.double().numpy() / sigma
     exact = -(z**2) / 2 - np.log(sigma) - math.log(2 * math.pi) / 2
     q = SoftplusNormal(loc, rho)
-    found = q.log_prob(value)
-    assert units(found.detach().double(), exact, np.abs(exact) + 1 + z**2, dtype).max() <= 4
+    log_prob = q.log_prob(value)
+    assert units(log_prob.detach().double(), exact, np.abs(exact) + 1 + z**2, dtype).max() <= 4
     total = q.to_event(1).log_prob(value)
     assert units(total.item(), exact.sum(), np.abs(exact).sum(), dtype) <= 4
-    for objective in (found.sum(), total):
+    for objective in (log_prob.sum(), total):
         in_loc, in_rho = grad(objective, (loc, rho), retain_graph=True)
         assert units(in_loc.double(), z / sigma, (np.abs(z) + 1) / sigma, dtype).max() <= 8
         slope = np.array([float(1 / (1 + mpmath.exp(-x))) for x in rho.tolist()]) / sigma
@@ -254,8 +254,8 @@ def test_a_divergence_and_its_derivatives_are_right_for_every_rho(kind, b, dtype
 
 def summed_in_double(function, *rows):
     """Adds up a function of equal parts of tensors, each in float64."""
-    parts = zip(*(x.flatten().split(10**6) for x in rows), strict=True)
-    return math.fsum(function(*(x.double() for x in part)).sum().item() for part in parts)
+    chunks = zip(*(x.flatten().split(10**6) for x in rows), strict=True)
+    return math.fsum(function(*(x.double() for x in chunk)).sum().item() for chunk in chunks)
 
 
 @pytest.mark.parametrize("number", [10**6, pytest.param(10**7, marks=pytest.mark.slow)])
@@ -274,7 +274,7 @@ def test_sums_over_many_weights_are_those_of_float64(number):
         def log_q(noise, rho):
             return -0.5 * noise.square() - softplus(rho).log() - 0.5 * math.log(2 * math.pi)
 
-        found = {
+        results = {
             "log q": (log_density, summed_in_double(log_q, noise, rho)),
             "mixture": (
                 mixture.expand(w.shape).to_event().log_prob(w),
@@ -287,13 +287,13 @@ def test_sums_over_many_weights_are_those_of_float64(number):
         }
         for name, prior in {"kl to normal": normal, "kl to laplace": laplace}.items():
             exact = map_tensors(prior, torch.Tensor.double)
-            found[name] = (
+            results[name] = (
                 kl_divergence(q, prior.expand(w.shape).to_event(2)),
                 summed_in_double(
                     lambda loc, rho, p=exact: kl_divergence(SoftplusNormal(loc, rho), p), loc, rho
                 ),
             )
-    for name, (value, expected) in found.items():
+    for name, (value, expected) in results.items():
         assert value.dtype == torch.float32
         # the promise is 1e-5
         assert value.item() == pytest.approx(expected, rel=1e-6), name
@@ -444,17 +444,17 @@ def test_the_parts_of_the_entropy_are_right_for_minute_probabilities(draws, dtyp
     prediction = ClassificationPrediction(log_probs)
     names = "entropy", "aleatoric", "epistemic", "log_probs"
     for name, expected in zip(names, exact_summary(log_probs), strict=True):
-        found = getattr(prediction, name)
-        assert found.dtype == dtype and not found.isnan().any()
+        value = getattr(prediction, name)
+        assert value.dtype == dtype and not value.isnan().any()
         finite = expected.isfinite()
-        assert torch.equal(finite, found.isfinite())
+        assert torch.equal(finite, value.isfinite())
         # of a class in between it is the logarithm, at most that of the draws in number, that is
         # rounded
         size = expected.abs().clamp(min=1 + math.log(draws))
-        assert units(found[finite].double(), expected[finite], size[finite], dtype).max() <= 4, name
-    parts = prediction.aleatoric.double() + prediction.epistemic.double()
+        assert units(value[finite].double(), expected[finite], size[finite], dtype).max() <= 4, name
+    total = prediction.aleatoric.double() + prediction.epistemic.double()
     allowed = 8 * torch.finfo(dtype).eps * (1 + math.log(draws))
-    assert (prediction.entropy.double() - parts).abs().max() <= allowed
+    assert (prediction.entropy.double() - total).abs().max() <= allowed
     assert prediction.epistemic.min() >= -allowed
 
 
@@ -467,12 +467,12 @@ def test_summaries_of_a_regression_follow_its_unit(scale, dtype):
     exact = map_tensors(components, torch.Tensor.double)
     centres, width = exact.loc.flatten() / unit.double(), 1.0
     allowed = 4 * torch.finfo(dtype).eps
-    for found, expected in (
+    for actual, expected in (
         (prediction.epistemic_std, centres.std(correction=0)),
         (prediction.aleatoric_std, width),
         (prediction.std, math.hypot(1, centres.std(correction=0))),
     ):
-        assert (found / unit).item() == pytest.approx(float(expected), rel=allowed)
+        assert (actual / unit).item() == pytest.approx(float(expected), rel=allowed)
     for level in (1e-3, 0.5, 0.95, 1 - 1e-9):
         for end in prediction.interval(level):
             tail = (1 - level) / 2
@@ -492,8 +492,8 @@ def test_the_log_density_of_a_mixture_of_draws_far_apart(dtype):
     prediction = RegressionPrediction(Normal(loc, torch.ones_like(loc)))
     for y in (0.5, 1e3, -1e6, 40.0):
         (target,) = tensors([[y]], dtype=dtype)
-        parts = [mpmath.npdf(mpmath.mpf(target.item()) - x) for x in loc.flatten().tolist()]
-        exact = float(mpmath.log(mpmath.fsum(parts) / 3))
+        densities = [mpmath.npdf(mpmath.mpf(target.item()) - x) for x in loc.flatten().tolist()]
+        exact = float(mpmath.log(mpmath.fsum(densities) / 3))
         assert units(prediction.log_prob(target).item(), exact, abs(exact) + 1, dtype) <= 4
 
 
@@ -516,13 +516,13 @@ def test_metrics_keep_probabilities_at_the_ends_of_their_range():
 def test_blundell_weights_are_exact_for_very_many_batches(num_batches):
     schedule = bbb.KLSchedule("blundell")
     where = {"num_batches": num_batches, "batch_size": 1, "num_data": num_batches}
-    found = [schedule.weight(batch=i, **where) for i in range(1, num_batches + 1)]
-    assert math.fsum(found) == pytest.approx(1.0, rel=1e-15) and min(found) >= 0
+    weights = [schedule.weight(batch=i, **where) for i in range(1, num_batches + 1)]
+    assert math.fsum(weights) == pytest.approx(1.0, rel=1e-15) and min(weights) >= 0
     with mpmath.workdps(40):
         last = mpmath.mpf(2) ** num_batches - 1
         for i in {1, 2, min(num_batches, 53), min(num_batches, 1000)} & {*range(num_batches + 1)}:
             exact = float(mpmath.mpf(2) ** (num_batches - i) / last)
-            assert found[i - 1] == pytest.approx(exact, rel=4e-16)
+            assert weights[i - 1] == pytest.approx(exact, rel=4e-16)
 
 
 # --- all of it in low precision ---
@@ -556,6 +556,6 @@ def test_a_model_in_bfloat16_trains_in_it_and_predicts_in_single_precision(kind)
     high = bbb.predict(model.float(), draws, x.bfloat16().float())
     for name in ("probs", "entropy", "mean", "std"):
         if hasattr(low, name):
-            found, expected = getattr(low, name), getattr(high, name)
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+            actual, expected = getattr(low, name), getattr(high, name)
+            assert actual.dtype == torch.float32
+            torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)

@@ -57,8 +57,8 @@ def deep(likelihood, prior, guide, seed):
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_first_step_is_finite(guide, likelihood):
     x, y = torch.randn(8, 5), torch.rand(8, 1)
-    other = PRIORS[(GUIDES.index(guide) + LIKELIHOODS.index(likelihood)) % len(PRIORS)]
-    for seed, prior in ((0, None), (1, None), (2, "normal" if guide == "vbll" else other)):
+    cycled = PRIORS[(GUIDES.index(guide) + LIKELIHOODS.index(likelihood)) % len(PRIORS)]
+    for seed, prior in ((0, None), (1, None), (2, "normal" if guide == "vbll" else cycled)):
         model = deep(likelihood, prior, guide, seed)
         made = bbb.guides.make(guide, model)
         made(x, y, 1.0)  # the first run, with validation as Pyro has it

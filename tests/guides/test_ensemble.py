@@ -54,7 +54,7 @@ def test_members_for_a_converted_network_do_not_all_start_at_its_weights():
     network = bbb.bayesianize(torch.nn.Sequential(torch.nn.Linear(3, 1)))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(), num_data=20)
     first, second = bbb.guides.ensemble(model, 2).members
-    assert not torch.equal(*(each.median()["network.0.weight"] for each in (first, second)))
+    assert not torch.equal(*(member.median()["network.0.weight"] for member in (first, second)))
 
 
 @pytest.mark.parametrize("name", ["delta", "laplace"])
@@ -108,9 +108,9 @@ def test_the_weight_of_the_kl_counts_once():
     member, args = guide.members[0], data()
     for weight in (0.0, 0.3, 1.0):
         losses = []
-        for each in (guide, member):
+        for candidate in (guide, member):
             pyro.set_rng_seed(2)
-            losses.append(Trace_ELBO().loss(model, each, *args, weight))
+            losses.append(Trace_ELBO().loss(model, candidate, *args, weight))
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert bbb.guides.weighs_kl(guide)
 
@@ -133,8 +133,8 @@ def test_predictions_average_the_members_evenly_however_they_are_chunked(monkeyp
     apart = torch.stack([bbb.predict_mean(model, member, x).mean for member in guide.members])
     for chunk in (2**24, 1, 200):
         monkeypatch.setattr("pyro_bbb.prediction._draws.SAMPLE_CHUNK", chunk)
-        found = bbb.predict(model, guide, x, num_samples=6)
-        torch.testing.assert_close(found.mean, apart.mean(0))
+        prediction = bbb.predict(model, guide, x, num_samples=6)
+        torch.testing.assert_close(prediction.mean, apart.mean(0))
 
 
 @pytest.mark.parametrize("verb", ["median", "predict_mean", "to_module"])

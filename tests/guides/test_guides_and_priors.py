@@ -53,7 +53,7 @@ def test_every_guide_trains_and_predicts_with_every_prior(name, prior):
     }
     still = set(before) - moved
     # behind the flow's last layer, which starts at 0, the first gradients are 0; masks hold some
-    assert not still or (name == "flow" and all("arn" in each for each in still))
+    assert not still or (name == "flow" and all("arn" in key for key in still))
 
 
 # --- without data ---
@@ -128,9 +128,9 @@ class Regression:
             guide.scale_tril = factor / factor.diagonal()[:, None]
         elif name == "low_rank":
             scale = torch.linalg.eigvalsh(self.covariance)[0].sqrt() / 2
-            rest = self.covariance - scale**2 * torch.eye(4)
+            remainder = self.covariance - scale**2 * torch.eye(4)
             guide.scale = scale.expand(4).clone()
-            guide.cov_factor.data.copy_(torch.linalg.cholesky(rest) / scale)
+            guide.cov_factor.data.copy_(torch.linalg.cholesky(remainder) / scale)
         else:
             guide.approximate(self.args)
         return guide
@@ -160,7 +160,7 @@ def test_at_the_exact_posterior_sticking_the_landing_has_no_gradient(regression,
     """Draw by draw, and over the minibatches of an epoch, with the same draws, in sum."""
     guide = regression.exact(name)
     size = 24 // batches
-    for x, y in zip(*(part.split(size) for part in regression.args), strict=True):
+    for x, y in zip(*(tensor.split(size) for tensor in regression.args), strict=True):
         pyro.set_rng_seed(3)
         with bbb.sticking_the_landing():
             Trace_ELBO().loss_and_grads(regression.model, guide, x, y, size / 24)

@@ -100,10 +100,10 @@ def outputs_by_torch(x):
     shapes = {name: p.shape for name, p in net.named_parameters()}
 
     def outputs(z):
-        parts = z[: sum(shape.numel() for shape in shapes.values())].split(
+        chunks = z[: sum(shape.numel() for shape in shapes.values())].split(
             [shape.numel() for shape in shapes.values()]
         )
-        weights = {k: part.view(s) for (k, s), part in zip(shapes.items(), parts, strict=True)}
+        weights = {k: v.view(s) for (k, s), v in zip(shapes.items(), chunks, strict=True)}
         return functional_call(net, weights, (x.double(),))
 
     return outputs
@@ -121,26 +121,26 @@ def test_both_curvatures_of_a_classifier_are_those_of_torchs_own_derivatives():
     model, x, _ = regression((3, 4, 3), bbb.likelihoods.Categorical())
     y = torch.arange(N) % 3
     outputs = outputs_by_torch(x)
-    found = {}
+    precisions = {}
     for curvature in KINDS:
         guide = bbb.guides.make("laplace", model, curvature=curvature)
         with torch.no_grad():
             guide.loc.copy_(torch.linspace(-1, 1, 31))
-        found[curvature] = precision(guide, [(x, y)])
+        precisions[curvature] = precision(guide, [(x, y)])
     z = guide.loc.detach().double()
 
     def nll(out):
         return nn.functional.cross_entropy(out, y, reduction="sum")
 
     expected = hessian(lambda z: nll(outputs(z)) - log_prior(z))(z)
-    torch.testing.assert_close(found["hessian"], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(precisions["hessian"], expected, rtol=1e-9, atol=1e-9)
 
     slope = jacrev(outputs)(z)  # [N, 3, 31]
     p = outputs(z).softmax(-1)
     fisher = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     ggn = torch.einsum("ncd,nce,nef->df", slope, fisher, slope) + torch.eye(31) / PRIOR**2
-    torch.testing.assert_close(found["ggn"], ggn, rtol=1e-9, atol=1e-9)
-    assert torch.linalg.eigvalsh(found["hessian"])[0] < 0 < torch.linalg.eigvalsh(ggn)[0]
+    torch.testing.assert_close(precisions["ggn"], ggn, rtol=1e-9, atol=1e-9)
+    assert torch.linalg.eigvalsh(precisions["hessian"])[0] < 0 < torch.linalg.eigvalsh(ggn)[0]
 
 
 def test_a_latent_scale_is_approximated_in_log_space_with_its_jacobian(double):
@@ -166,12 +166,12 @@ def test_a_latent_scale_is_approximated_in_log_space_with_its_jacobian(double):
 def test_batches_add_up_to_the_whole_data_whatever_their_sizes(double, curvature):
     model, x, y = regression((3, 4, 1))
     guide = bbb.guides.make("laplace", model, curvature=curvature)
-    whole = precision(guide, [(x, y)])
+    expected = precision(guide, [(x, y)])
     for sizes in ([7] * 5 + [5], [1] * N, [N - 1, 1]):
-        parts = zip(x.split(sizes), y.split(sizes), strict=True)
-        torch.testing.assert_close(precision(guide, parts), whole)
+        batches = zip(x.split(sizes), y.split(sizes), strict=True)
+        torch.testing.assert_close(precision(guide, batches), expected)
     halves = precision(guide, [(x[:20], y[:20])]) + precision(guide, [(x[20:], y[20:])])
-    torch.testing.assert_close(halves / 2, whole)  # each half stands for the whole
+    torch.testing.assert_close(halves / 2, expected)  # each half stands for the whole
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_copies_pickles_and_states_hold_the_factor():
     fresh.load_state_dict(torch.load(buffer, weights_only=True))
     assert set(guide.state_dict()) == {"loc", "prior_scale", "parts.0.scale_tril"}
     expected = seeded_draws(guide)
-    for each in (twin, sent, fresh):
-        found = seeded_draws(each)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for copied in (twin, sent, fresh):
+        actual = seeded_draws(copied)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
     guide.reset()
     assert twin.parts[0].scale_tril is not None
     assert set(guide.state_dict()) == {"loc", "prior_scale"}
@@ -347,8 +347,8 @@ STRUCTURES = ("full", "kron", "diag", "last_layer")
     [
         *product([mlp], [(4,)], STRUCTURES, ["classification", "regression"]),
         *(
-            pytest.param(lenet5, (1, 28, 28), *each, marks=pytest.mark.slow)
-            for each in zip(
+            pytest.param(lenet5, (1, 28, 28), *case, marks=pytest.mark.slow)
+            for case in zip(
                 STRUCTURES[1:], ["classification", "regression", "classification"], strict=True
             )
         ),
@@ -368,9 +368,9 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
     model = bbb.BayesianModel(converted, likelihoods[kind], num_data=30)
     guide = bbb.guides.make("laplace", model, structure=structure)
     guide.approximate((x, y))
-    found = output_moments(model, guide, x[:7])
-    torch.testing.assert_close(found.mean, mean)
-    torch.testing.assert_close(found.covariance, covariance, rtol=1e-8, atol=1e-10)
+    moments = output_moments(model, guide, x[:7])
+    torch.testing.assert_close(moments.mean, mean)
+    torch.testing.assert_close(moments.covariance, covariance, rtol=1e-8, atol=1e-10)
     best = bbb.guides.make("laplace", model, structure=structure, optimize_prior=True)
     best.approximate((x, y))
     assert DELTA / best.prior_scale.item() ** 2 == pytest.approx(precision, rel=0.02)
@@ -378,15 +378,15 @@ def test_outputs_have_the_moments_of_laplace_torch(double, network, shape, struc
 
 def test_a_trunk_of_ordinary_parameters_is_one_of_known_latents(double):
     """No batch leaves a graph, as its gradients are not needed."""
-    x, y, net, found = torch.randn(N, 4), torch.arange(N) % 3, mlp(), []
+    x, y, net, results = torch.randn(N, 4), torch.arange(N) % 3, mlp(), []
     for where, structure in [("*", "last_layer"), ("4.*", "full")]:
         network = bbb.bayesianize(net, prior=dist.Normal(0.0, PRIOR), where=where)
         model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=N)
         guide = bbb.guides.make("laplace", model, structure=structure, optimize_prior=True)
         guide.approximate([(x[:15], y[:15]), (x[15:], y[15:])])
         assert not guide._total([(x, y)]).blocks[0].sum.requires_grad
-        found.append((guide.prior_scale, output_moments(model, guide, x).covariance))
-    torch.testing.assert_close(*found)
+        results.append((guide.prior_scale, output_moments(model, guide, x).covariance))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "last_layer"])
@@ -401,12 +401,12 @@ def test_draws_have_the_covariance_that_the_outputs_have(double, structure):
     weight, bias = draws["network.fc1.weight"], draws["network.fc1.bias"]
     outputs = torch.einsum("soi,ni->nso", weight, x[:5]) + bias
     deviations = outputs - mean[:, None]
-    found = deviations.mT @ deviations / 20_000
+    sampled = deviations.mT @ deviations / 20_000
     limits = 5 * (2 / 20_000) ** 0.5 * covariance.diagonal(dim1=1, dim2=2).amax(1)
-    assert ((found - covariance).abs().amax((1, 2)) < limits).all()
+    assert ((sampled - covariance).abs().amax((1, 2)) < limits).all()
     log_prob = guide.get_posterior().log_prob(guide.loc)
-    scales = sum(part.log_det_root() for part in guide.covariance)
-    dimension = sum(part.size for part in guide.covariance)
+    scales = sum(block.log_det_root() for block in guide.covariance)
+    dimension = sum(block.size for block in guide.covariance)
     assert log_prob.item() == pytest.approx(
         -scales.item() - 0.5 * dimension * math.log(2 * math.pi)
     )
@@ -426,10 +426,10 @@ def test_kronecker_moments_by_layer_are_those_of_the_jacobian(double, layers, sh
     x, y = torch.randn(70, *shape), torch.arange(70) % 3  # more than one part of the inputs
     guide = Laplace(model, structure="kron")
     guide.approximate((x, y))
-    found = output_moments(model, guide, x)
+    actual = output_moments(model, guide, x)
     expected = moments_by_jacobian(model, guide.latents, guide.unconstrained_normal(), x)
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.covariance, expected.covariance)
+    torch.testing.assert_close(actual.mean, expected.mean)
+    torch.testing.assert_close(actual.covariance, expected.covariance)
 
 
 @pytest.mark.parametrize(
@@ -447,8 +447,8 @@ def test_the_diagonal_by_layers_is_that_of_the_full_curvature(double, monkeypatc
     full = Laplace(model, structure="full")._total([(x, y)]).blocks[0].sum.diagonal()
     guide = Laplace(model, structure="diag")
     monkeypatch.setattr(Linearization, "jacobians", None)
-    found = guide._total([(x[:20], y[:20]), (x[20:], y[20:])])
-    torch.testing.assert_close(found.blocks[0].sum, full)
+    total = guide._total([(x[:20], y[:20]), (x[20:], y[20:])])
+    torch.testing.assert_close(total.blocks[0].sum, full)
 
 
 def test_a_layer_without_kronecker_factors_is_named_with_the_structures_that_serve():

@@ -52,12 +52,12 @@ def features(model, x):
 
 def posterior(guide):
     """Means ``[out, 4]`` and Cholesky factors ``[out, 4, 4]`` of the rows of (W, b)."""
-    parts = {name: p.detach() for name, p in guide.named_parameters()}
-    loc = torch.cat([parts["locs.weight"], parts["locs.bias"][:, None]], 1)
-    scale = F.softplus(torch.cat([parts["rhos.weight"], parts["rhos.bias"][:, None]], 1))
+    params = {name: p.detach() for name, p in guide.named_parameters()}
+    loc = torch.cat([params["locs.weight"], params["locs.bias"][:, None]], 1)
+    scale = F.softplus(torch.cat([params["rhos.weight"], params["rhos.bias"][:, None]], 1))
     lower = torch.zeros(len(scale), 4, 4)
-    lower[:, :3, :3] = parts["lowers.weight"]
-    lower[:, 3, :3] = parts["lowers.bias"]
+    lower[:, :3, :3] = params["lowers.weight"]
+    lower[:, 3, :3] = params["lowers.bias"]
     factor = scale[:, :, None] * (lower.tril(-1) + torch.eye(4))
     return loc, factor.expand(len(loc), 4, 4)
 
@@ -77,7 +77,7 @@ def exact(phi, y, sigma):
     """Means ``[out, 4]`` and covariances ``[out, 4, 4]``, and the log evidence in nats."""
     precisions = [phi.T @ phi / s**2 + torch.eye(4) / PRIOR**2 for s in sigma]
     shifts = [phi.T @ y[:, i] / s**2 + 0.2 / PRIOR**2 for i, s in enumerate(sigma)]
-    means = [torch.linalg.solve(*each) for each in zip(precisions, shifts, strict=True)]
+    means = [torch.linalg.solve(*system) for system in zip(precisions, shifts, strict=True)]
     log_evidence = 0.0
     for i, s in enumerate(sigma):
         marginal = PRIOR**2 * phi @ phi.T + s**2 * torch.eye(N)
@@ -107,9 +107,9 @@ def test_at_the_exact_posterior_the_elbo_is_the_log_evidence(double, covariance)
         "lowers": (lower[:, :3, :3], lower[:, 3, :3]),
     }
     with torch.no_grad():
-        for kind, pair in values.items():
+        for group, pair in values.items():
             for name, value in zip(("weight", "bias"), pair, strict=True):
-                getattr(guide, kind)[name].copy_(value)
+                getattr(guide, group)[name].copy_(value)
     loss, _ = closed_form(model, guide, x, y)
     assert loss.item() == pytest.approx(-log_evidence, abs=1e-9)
     loss.backward()
@@ -137,9 +137,9 @@ BOUNDED = {"Categorical": likelihoods.Categorical, "Bernoulli": likelihoods.Bern
 
 
 def targets(likelihood):
-    whole = torch.randint(0, 2, (N, 2))
-    kinds = {"Categorical": whole[:, 0], "Bernoulli": whole.float(), "Poisson": 2 * whole}
-    return kinds.get(likelihood, torch.randn(N, 2))
+    bits = torch.randint(0, 2, (N, 2))
+    by_likelihood = {"Categorical": bits[:, 0], "Bernoulli": bits.float(), "Poisson": 2 * bits}
+    return by_likelihood.get(likelihood, torch.randn(N, 2))
 
 
 def nll_of_draws(model, guide, x, y, draws=4000):
@@ -147,17 +147,17 @@ def nll_of_draws(model, guide, x, y, draws=4000):
     loc, factor = posterior(guide)
     rows = torch.distributions.MultivariateNormal(loc, scale_tril=factor).sample((draws,))
     outputs = features(model, x) @ rows.mT  # [draws, N, out]
-    kind = type(model.likelihood).__name__
-    if kind == "Categorical":
-        each = torch.distributions.Categorical(logits=outputs).log_prob(y)
-    elif kind == "Bernoulli":
-        each = torch.distributions.Bernoulli(logits=outputs).log_prob(y)
-    elif kind == "Poisson":
-        each = torch.distributions.Poisson(outputs.exp()).log_prob(y)
+    likelihood = type(model.likelihood).__name__
+    if likelihood == "Categorical":
+        log_probs = torch.distributions.Categorical(logits=outputs).log_prob(y)
+    elif likelihood == "Bernoulli":
+        log_probs = torch.distributions.Bernoulli(logits=outputs).log_prob(y)
+    elif likelihood == "Poisson":
+        log_probs = torch.distributions.Poisson(outputs.exp()).log_prob(y)
     else:
         scale = torch.as_tensor(model.likelihood.scale).detach()
-        each = torch.distributions.Normal(outputs, scale).log_prob(y)
-    return -each.flatten(1).sum(1)
+        log_probs = torch.distributions.Normal(outputs, scale).log_prob(y)
+    return -log_probs.flatten(1).sum(1)
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
@@ -189,12 +189,12 @@ def test_the_kl_is_torchs_and_is_weighted_alone(double, covariance):
     p = torch.distributions.MultivariateNormal(torch.full((4,), 0.2), PRIOR**2 * torch.eye(4))
     expected = torch.distributions.kl_divergence(q, p).sum().item()
     x, y = torch.randn(N, 3), torch.randn(N, 2)
-    whole = closed_form(model, guide, x, y)[1]
+    unweighted = closed_form(model, guide, x, y)[1]
     for weight in (0.0, 0.25):
-        loss, parts = closed_form(model, guide, x, y, weight)
-        assert parts.kl == pytest.approx(expected, rel=1e-10)
-        assert parts.log_guide == pytest.approx(-q.entropy().sum().item(), rel=1e-10)
-        assert loss.item() == pytest.approx(weight * expected + whole.nll, rel=1e-10)
+        loss, terms = closed_form(model, guide, x, y, weight)
+        assert terms.kl == pytest.approx(expected, rel=1e-10)
+        assert terms.log_guide == pytest.approx(-q.entropy().sum().item(), rel=1e-10)
+        assert loss.item() == pytest.approx(weight * expected + unweighted.nll, rel=1e-10)
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)

@@ -37,13 +37,13 @@ def data(n=10):
 
 def test_the_parameters_exist_before_any_call():
     _, guide = make(latent_noise())
-    names = [f"network.fc{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")]
+    names = [f"network.fc{i}.{leaf}" for i in (1, 2) for leaf in ("weight", "bias")]
     assert guide.site_names == [*names, "likelihood.scale"]
     assert guide.weight_names == names
-    found = {name: tuple(p.shape) for name, p in guide.named_parameters()}
+    actual = {name: tuple(p.shape) for name, p in guide.named_parameters()}
     shapes = [(4, 3), (4,), (1, 4), (1,), ()]
     sites = list(zip(guide.site_names, shapes, strict=True))
-    assert found == {f"{kind}.{name}": s for kind in ("locs", "rhos") for name, s in sites}
+    assert actual == {f"{group}.{name}": s for group in ("locs", "rhos") for name, s in sites}
     assert len(pyro.get_param_store()) == 0
 
 
@@ -125,14 +125,14 @@ def test_medians_and_quantiles_are_scipys():
     _, guide = make(latent_noise(), init_rho=0.4)
     guide.loc("likelihood.scale").fill_(-0.7)
     levels = [0.01, 0.5, 0.9]
-    found = guide.quantiles(levels)
-    assert list(found) == list(guide.median()) == guide.site_names
+    quantiles = guide.quantiles(levels)
+    assert list(quantiles) == list(guide.median()) == guide.site_names
     sigma = guide.scale("likelihood.scale").item()
     noise = scipy.stats.lognorm(s=sigma, scale=math.exp(-0.7))
-    assert found["likelihood.scale"].tolist() == pytest.approx(noise.ppf(levels), rel=1e-5)
+    assert quantiles["likelihood.scale"].tolist() == pytest.approx(noise.ppf(levels), rel=1e-5)
     assert guide.median()["likelihood.scale"].item() == pytest.approx(math.exp(-0.7), rel=1e-6)
     weights = scipy.stats.norm(guide.loc(KERNEL).numpy(), guide.scale(KERNEL).numpy())
-    for level, quantile in zip(levels, found[KERNEL], strict=True):
+    for level, quantile in zip(levels, quantiles[KERNEL], strict=True):
         torch.testing.assert_close(quantile.double(), torch.tensor(weights.ppf(level)))
     assert torch.equal(guide.median()[KERNEL], guide.loc(KERNEL))
 

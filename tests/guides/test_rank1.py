@@ -52,13 +52,13 @@ def make_wide(**options):
 
 def factors_of(guide, member):
     """Normals of r and s of each kernel, read off the parameters."""
-    parts = {name: p.detach() for name, p in guide.named_parameters()}
-    found = {}
+    params = {name: p.detach() for name, p in guide.named_parameters()}
+    normals = {}
     for name, sizes in KERNELS.items():
-        loc, rho = (parts[f"factors.{kind}.{name}"][member] for kind in ("locs", "rhos"))
+        loc, rho = (params[f"factors.{group}.{name}"][member] for group in ("locs", "rhos"))
         columns = zip(loc.split(sizes), F.softplus(rho).split(sizes), strict=True)
-        found[name] = [Normal(*each) for each in columns]
-    return found
+        normals[name] = [Normal(*column) for column in columns]
+    return normals
 
 
 def kl_of(guide, member):
@@ -118,18 +118,18 @@ def test_every_objective_is_the_same():
 def test_one_member_with_fixed_factors_of_1_is_the_map(engine):
     noise = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))
     x, _ = data()
-    pairs, found = (x, torch.randn(12, 3)), []
+    pairs, runs = (x, torch.randn(12, 3)), []
     still = {"size": 1, "spread": 0.0, "init_scale": 1e-30}
     start = make("delta", noise)[1].median()
     for name, options in {"delta": {}, "rank1_ensemble": still}.items():
         model, guide = make(name, noise, init_loc=start, **options)
-        for parameter in (p for each, p in guide.named_parameters() if "factors" in each):
+        for parameter in (p for key, p in guide.named_parameters() if "factors" in key):
             parameter.requires_grad_(False)
         # one batch: the noise of the factors would give minibatches another order
         options = {"epochs": 8, "batch_size": 12, "lr": 0.01, "seed": 0, "engine": engine}
         history = bbb.fit(model, guide, pairs, progress=False, **options)
-        found.append((guide.median(), history))
-    (expected, of_map), (medians, history) = found
+        runs.append((guide.median(), history))
+    (expected, of_map), (medians, history) = runs
     assert medians.keys() == expected.keys()
     for name, value in medians.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10)
@@ -200,7 +200,7 @@ def test_initial_factors_and_the_numbers_of_a_member():
     assert (means.abs() == 1).all() and means.mean().abs() < 5 / len(means) ** 0.5
     assert guide.numbers_per_member == 2 * (2 + 1) + 2 * (3 + 8) + 2 + 3
     _, larger = make(size=201)
-    count = [sum(p.numel() for p in each.parameters()) for each in (guide, larger)]
+    count = [sum(p.numel() for p in g.parameters()) for g in (guide, larger)]
     assert count[1] - count[0] == guide.numbers_per_member
 
 

@@ -42,8 +42,8 @@ def fit(model, guide, data, **options):
 
 def stated(guide):
     """The covariance of a guide's Normal."""
-    (part,) = guide.covariance
-    return part.factor @ part.factor.T + part.scale.square().diag()
+    (block,) = guide.covariance
+    return block.factor @ block.factor.T + block.scale.square().diag()
 
 
 def prepared(model, **options):
@@ -91,10 +91,10 @@ def test_the_posterior_is_that_of_the_iterates_of_gradient_descent(
     assert guide.plan(100, 1) == steps
     fit(model, guide, data, epochs=100, lr_schedule=schedule)
     centre, variances, low_rank = map(torch.tensor, numpys_posterior(iterates, guide._rank))
-    (part,) = guide.covariance
+    (block,) = guide.covariance
     torch.testing.assert_close(guide.loc.detach(), centre, **EXACT)
-    torch.testing.assert_close(2 * part.scale.square(), variances, **EXACT)
-    torch.testing.assert_close(2 * part.factor @ part.factor.T, low_rank, **EXACT)
+    torch.testing.assert_close(2 * block.scale.square(), variances, **EXACT)
+    torch.testing.assert_close(2 * block.factor @ block.factor.T, low_rank, **EXACT)
     assert torch.equal(guide.median()["network.fc1.weight"][0], guide.loc.detach()[:3])
 
 
@@ -121,15 +121,15 @@ def test_the_iterates_of_sgd_have_the_stationary_covariance_of_lyapunovs_equatio
         if step >= 500:
             guide.collect()
     guide.approximate(data)
-    (part,) = guide.covariance
+    (block,) = guide.covariance
     powers = [np.linalg.matrix_power(descent, k) @ sigma for k in range(400)]
     lags = [*powers, *(power.T for power in powers[1:])]
     diagonals = [np.diag(lag) for lag in lags]
     variances = sum(np.outer(d, d) + lag * lag.T for d, lag in zip(diagonals, lags, strict=True))
     limits = 6 * np.sqrt(variances / n)
-    low_rank = (2 * part.factor @ part.factor.T).numpy()
+    low_rank = (2 * block.factor @ block.factor.T).numpy()
     assert np.all(np.abs(low_rank - sigma) < limits)
-    assert np.all(np.abs(2 * part.scale.square().numpy() - np.diag(sigma)) < np.diag(limits))
+    assert np.all(np.abs(2 * block.scale.square().numpy() - np.diag(sigma)) < np.diag(limits))
     limits = 6 * np.sqrt(np.diag(sum(lags)) / n)
     assert np.all(np.abs(guide.loc.detach().numpy() - mean) < limits)
 
@@ -138,8 +138,8 @@ def test_moments_far_from_0_keep_their_precision():
     """The mean of squares less the square of the mean would be 1e8 in float32."""
     z = 1e4 + torch.randn(50, 6)
     seen = Iterates()
-    for each in z:
-        seen.add(each, 5)
+    for iterate in z:
+        seen.add(iterate, 5)
     torch.testing.assert_close(
         seen.squares / 50, z.double().var(0, correction=0).float(), rtol=1e-3, atol=0
     )
@@ -151,14 +151,14 @@ def test_moments_far_from_0_keep_their_precision():
 
 def test_the_density_is_torchs(double):
     loc, factor, scale = torch.randn(5), torch.randn(5, 2), torch.rand(5) + 0.1
-    part = LowRankPlusDiagonal(slice(0, 5), factor, scale)
+    block = LowRankPlusDiagonal(slice(0, 5), factor, scale)
     expected = torch.distributions.LowRankMultivariateNormal(loc, factor, scale.square())
     z = torch.randn(3, 5)
-    found = PartsNormal(loc, [part])
-    torch.testing.assert_close(found.log_prob(z), expected.log_prob(z), **EXACT)
-    torch.testing.assert_close(part.std(), expected.stddev, **EXACT)
+    actual = PartsNormal(loc, [block])
+    torch.testing.assert_close(actual.log_prob(z), expected.log_prob(z), **EXACT)
+    torch.testing.assert_close(block.std(), expected.stddev, **EXACT)
     torch.testing.assert_close(
-        part.times_root(torch.eye(5)) @ part.times_root(torch.eye(5)).T,
+        block.times_root(torch.eye(5)) @ block.times_root(torch.eye(5)).T,
         expected.covariance_matrix,
         **EXACT,
     )
@@ -166,14 +166,14 @@ def test_the_density_is_torchs(double):
 
 def test_latents_that_never_moved_have_no_density(double):
     scale, factor = torch.tensor([0.3, 0.0, 0.7]), torch.tensor([[0.5], [0.0], [-0.2]])
-    part, less = (
+    block, less = (
         LowRankPlusDiagonal(slice(0, len(rows)), factor[rows], scale[rows])
         for rows in ([0, 1, 2], [0, 2])
     )
     z = torch.randn(4, 3)
-    found, expected = PartsNormal(torch.zeros(3), [part]), PartsNormal(torch.zeros(2), [less])
-    torch.testing.assert_close(found.log_prob(z), expected.log_prob(z[:, [0, 2]]), **EXACT)
-    assert not found.rsample((5,))[:, 1].any()
+    actual, expected = PartsNormal(torch.zeros(3), [block]), PartsNormal(torch.zeros(2), [less])
+    torch.testing.assert_close(actual.log_prob(z), expected.log_prob(z[:, [0, 2]]), **EXACT)
+    assert not actual.rsample((5,))[:, 1].any()
 
 
 def test_draws_have_the_stated_mean_and_covariance(double):
@@ -244,9 +244,9 @@ def test_captured_steps_are_collected_too(double, name):
     options = {"guide": "swag", "size": 2} if name == "ensemble" else {}
     guide = bbb.guides.make(name, model, rank=4, **options)
     guides = [copy.deepcopy(guide) for _ in range(2)]
-    for engine, each in zip(("eager", "compiled"), guides, strict=True):
-        bbb.fit(model, each, data, epochs=12, batch_size=16, engine=engine, seed=1, progress=False)
-    states = [each.state_dict() for each in guides]
+    for engine, twin in zip(("eager", "compiled"), guides, strict=True):
+        bbb.fit(model, twin, data, epochs=12, batch_size=16, engine=engine, seed=1, progress=False)
+    states = [twin.state_dict() for twin in guides]
     assert any("factor" in key for key in states[0])
     torch.testing.assert_close(*states, rtol=1e-7, atol=1e-9)
 

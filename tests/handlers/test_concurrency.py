@@ -60,8 +60,8 @@ def state(*modules):
     return [x.clone() for module in modules for x in module.state_dict().values()]
 
 
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def in_threads(*functions):
@@ -107,9 +107,9 @@ def trained(seed):
 
 def test_trainings_in_threads_give_what_each_gives_alone():
     options = [{"estimator": "flipout"}, {"loss": "mean_field"}, {"num_particles": 2}, {}]
-    alone = [fitted(seed, **each) for seed, each in enumerate(options)]
+    alone = [fitted(seed, **how) for seed, how in enumerate(options)]
     for _ in range(3):
-        jobs = [training(seed, **each) for seed, each in enumerate(options)]
+        jobs = [training(seed, **how) for seed, how in enumerate(options)]
         together = in_threads(*jobs)
         for (loss, parameters), (expected, reference) in zip(together, alone, strict=True):
             assert loss == expected and same(parameters, reference)
@@ -140,9 +140,9 @@ def test_a_turn_is_for_one_thread_which_may_go_on():
         """Return the depth of the recursion."""
         inside.append(depth)
         most.append(len({threading.get_ident(), *waiting()}))
-        found = outer(depth - 1) if depth else 0
+        reached = outer(depth - 1) if depth else 0
         inside.pop()
-        return found + 1
+        return reached + 1
 
     def waiting():
         return [] if len(inside) <= 4 else ["another thread is inside"]
@@ -218,10 +218,10 @@ def without_table():
     shared = bbb.BayesianModel(linear, likelihoods.Gaussian(), num_data=20)
     loss, ensemble = bbb.negative_elbo(model, guide), bbb.to_ensemble(model, guide, num_samples=3)
 
-    def of_guide(other):
+    def of_guide(guide):
         with contextlib.suppress(TypeError, RuntimeError):  # no Normal, no centre, not trained
-            other(x, y), other.sampler()(3)
-            return [other.median(), other.output_moments(shared, x)]
+            guide(x, y), guide.sampler()(3)
+            return [guide.median(), guide.output_moments(shared, x)]
 
     def of_estimator(cls, targets):
         new = cls(hidden_sizes=(4,), epochs=2, num_samples=5, random_state=0)
@@ -272,8 +272,8 @@ def test_every_public_function_in_threads_gives_what_it_gives_alone(owner, outsi
     with seeded(1):
         expected = results(calls())
     with seeded(2):
-        other, prediction = results(calls()), predicted()
-    fixed = [alike(*pair) for pair in zip(expected, other, strict=True)]
+        reseeded, prediction = results(calls()), predicted()
+    fixed = [alike(*pair) for pair in zip(expected, reseeded, strict=True)]
     assert any(fixed) or owner in DRAWS
     threes = [partial(results, calls()) for _ in range(3)]
     ignored = {"torch": None, "warnings": None}  # scikit-learn's own checks change the filters
@@ -282,15 +282,15 @@ def test_every_public_function_in_threads_gives_what_it_gives_alone(owner, outsi
     sys.setswitchinterval(1e-5)
     try:
         with warnings.catch_warnings():
-            *found, predictions = in_threads(
+            *runs, predictions = in_threads(
                 *threes, lambda: [predicted() for _ in range(3 * len(shared))]
             )
     finally:
         sys.setswitchinterval(interval)
     assert outside_the_lock == []
-    for values in found:
+    for values in runs:
         triples = zip(values, expected, fixed, strict=True)
-        assert all(alike(value, one) for value, one, is_fixed in triples if is_fixed)
+        assert all(alike(value, target) for value, target, is_fixed in triples if is_fixed)
     assert all(same(result, prediction) for result in predictions)
     assert world(model) | ignored == before
 
@@ -300,9 +300,9 @@ def test_backward_passes_that_compute_again_take_turns():
 
     def job(seed):
         model, guide = make(seed, width=20)
-        part, forward = model.network.fc1, model.network.fc1.forward
+        layer, forward = model.network.fc1, model.network.fc1.forward
         options = {"use_reentrant": False, "context_fn": model.checkpoint_contexts}
-        part.forward = partial(checkpoint, forward, preserve_rng_state=False, **options)
+        layer.forward = partial(checkpoint, forward, preserve_rng_state=False, **options)
         loss = bbb.negative_elbo(model, guide)
 
         def gradients():
@@ -348,8 +348,8 @@ def exit_code_of_fork(function):
             traceback.print_exc()
             os._exit(2)
     for _ in range(600):
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
     os.kill(child, signal.SIGKILL)
@@ -369,12 +369,12 @@ def test_a_process_forked_while_another_thread_trains_is_as_without_it(validatio
         store, handlers = pyro.get_param_store(), list(_PYRO_STACK)
         switch = pyro.settings.get("validate_poutine")
         clean = handlers == [] and [*store] == ["theirs"] and switch is validation
-        found = bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc
+        locs = bbb.predict(model, guide, PAIR[0], num_samples=9, seed=4).components.loc
         loss, parameters = fitted(2)
         own = bbb.predict(paused, its_guide, PAIR[0], num_samples=2, seed=4).mean.isfinite().all()
         idle = paused._pyro_context.active == 0 and not paused._pyro_context.cache
         same_run = loss == expected[0] and same(parameters, expected[1])
-        return clean and torch.equal(found, prediction) and same_run and own and idle
+        return clean and torch.equal(locs, prediction) and same_run and own and idle
 
     with pyro.validation_enabled(validation):
         options = QUIET | {"engine": "eager"}
@@ -400,8 +400,8 @@ def test_a_process_forked_inside_a_handler_of_its_own_thread_keeps_it():
 # --- one after the other, step by step ---
 
 
-def agree(found, expected):
-    return found[0] == expected[0] and same(found[1], expected[1])
+def agree(actual, expected):
+    return actual[0] == expected[0] and same(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -413,8 +413,8 @@ def test_a_callback_may_train_and_predict(estimator):
 
     def callback(event):
         seen.append(agree(fitted(1), inner))
-        found = bbb.predict(model, guide, PAIR[0], num_samples=5, seed=1).components.loc
-        seen.append(torch.equal(found, prediction))
+        locs = bbb.predict(model, guide, PAIR[0], num_samples=5, seed=1).components.loc
+        seen.append(torch.equal(locs, prediction))
 
     assert agree(fitted(3, estimator=estimator, callbacks=[callback]), expected)
     assert seen == [True] * 6
@@ -472,8 +472,8 @@ def world(*modules):
         "constraints": dict(store._constraints),
         "handlers": list(_PYRO_STACK),
         "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
-        "warnings": [str(each) for each in warnings.filters],
-        "training": [part.training for module in modules for part in module.modules()],
+        "warnings": [str(f) for f in warnings.filters],
+        "training": [layer.training for module in modules for layer in module.modules()],
         "turn": in_threads(
             lambda: GLOBAL_LOCK.acquire(timeout=5) and GLOBAL_LOCK.release() is None
         ),
@@ -489,12 +489,12 @@ class Failing(likelihoods.Gaussian):
 
     def arguments(self, outputs):
         self.uses += 1
-        found = super().arguments(outputs)
+        arguments = super().arguments(outputs)
         if self.uses == self.use:
             if self.error is not None:
                 raise self.error("broken")
-            return found | {"loc": found["loc"] * float("nan")}
-        return found
+            return arguments | {"loc": arguments["loc"] * float("nan")}
+        return arguments
 
 
 def raising(error):
@@ -505,7 +505,7 @@ def raising(error):
 
 
 def failing_data():
-    x, y = (part.clone() for part in PAIR)
+    x, y = (tensor.clone() for tensor in PAIR)
     x[3] = float("nan")
     return x, y
 
@@ -609,11 +609,11 @@ def test_saving_and_loading_leave_the_world_as_it_was(tmp_path):
     bbb.load(place)
     assert world(model, guide) == before
     for path in place.iterdir():
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
         with pytest.raises(bbb.LoadError):
             bbb.load(place)
-        path.write_bytes(whole)
+        path.write_bytes(content)
         assert world(model, guide) == before
     with pytest.raises(FileNotFoundError):
         bbb.load(tmp_path / "nowhere")

@@ -15,7 +15,7 @@ import pyro_bbb as bbb
 
 X = torch.linspace(-1, 1, 60).unsqueeze(-1) * torch.ones(3)
 Y = X.sum(1, keepdim=True)
-WEIGHTS = [f"network.fc{layer}.{part}" for layer in (1, 2) for part in ("weight", "bias")]
+WEIGHTS = [f"network.fc{layer}.{leaf}" for layer in (1, 2) for leaf in ("weight", "bias")]
 GUIDES = (
     "AutoNormal",
     "AutoDelta",
@@ -129,12 +129,12 @@ def test_dependencies_are_those_of_the_graphical_model(prior):
     }
     model = make_model(priors.get(prior))
     scales = {name for name in model.latent_shapes() if "_prior_" in name}
-    found = {
+    dependencies = {
         name: set(upstream) - {name}
         for name, upstream in get_dependencies(model, (X, Y))["prior_dependencies"].items()
     }
-    assert found.pop("obs") == set(WEIGHTS)
+    assert dependencies.pop("obs") == set(WEIGHTS)
     assert bool(scales) == (prior == "hierarchical")
-    for name, upstream in found.items():
+    for name, upstream in dependencies.items():
         assert len(upstream) == (prior == "hierarchical" and name in WEIGHTS)
         assert upstream <= scales

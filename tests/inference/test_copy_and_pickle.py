@@ -33,8 +33,8 @@ def draws(model, guide):
     return bbb.predict(model, guide, X, num_samples=5, seed=3).mean
 
 
-def state(*parts):
-    return [value.clone() for part in parts for value in part.state_dict().values()]
+def state(*modules):
+    return [value.clone() for module in modules for value in module.state_dict().values()]
 
 
 def equal(before, after):
@@ -59,19 +59,19 @@ def test_a_copied_model_is_independent(network):
 @pytest.mark.parametrize("guide", sorted(ANY_MODEL))
 def test_moving_a_copy_of_both_leaves_the_original(network, guide):
     pair = make(network, guide)
-    for part in pair[1].modules():
-        if isinstance(part, guides.Laplace):
-            part.parts[0].set(scale_tril=torch.eye(part.latent_dim))
-        if isinstance(part, guides.SWAG):
-            part.collect()
-            ones = torch.ones(part.latent_dim, 1)
-            part.parts[0].set(factor=ones, scale=ones[:, 0])
+    for module in pair[1].modules():
+        if isinstance(module, guides.Laplace):
+            module.parts[0].set(scale_tril=torch.eye(module.latent_dim))
+        if isinstance(module, guides.SWAG):
+            module.collect()
+            ones = torch.ones(module.latent_dim, 1)
+            module.parts[0].set(factor=ones, scale=ones[:, 0])
     before, expected = state(*pair), draws(*pair)
-    for move in (lambda part: part.double(), lambda part: part.to("meta")):
-        for part in (twins := copy.deepcopy(pair)):
-            move(part)
+    for move in (lambda module: module.double(), lambda module: module.to("meta")):
+        for module in (twins := copy.deepcopy(pair)):
+            move(module)
         assert twins[1].model is twins[0]
-        moved = [x for part in twins for x in part.state_dict().values()]
+        moved = [x for module in twins for x in module.state_dict().values()]
         assert all(x.is_meta or x.dtype in (torch.float64, torch.int64) for x in moved)
         assert equal(state(*pair), before)
         assert torch.equal(draws(*pair), expected)

@@ -90,8 +90,8 @@ def test_ranks_are_uniform_where_the_posterior_is_exact(double, guide, correlate
     """The diagonal posterior is exact, too, if there is no correlation."""
     regression = Regression(correlated)
     ranks = weight_ranks(regression, *getattr(regression, guide)())
-    for each in ranks.T:
-        assert uniformity(each) > ALARM
+    for column in ranks.T:
+        assert uniformity(column) > ALARM
 
 
 def test_predictions_of_fresh_observations_are_calibrated(double):

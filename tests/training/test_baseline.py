@@ -88,8 +88,8 @@ def test_it_costs_less_than_the_training(digits, num_steps, passes, rows):
     model = classifier(1347)
     seen = []
     model.network.register_forward_hook(lambda *args: seen.append(len(args[1][0])))
-    found = baselines(model, digits, num_steps=num_steps, batch_size=8)
-    assert (found is None) == (passes == 0)
+    values = baselines(model, digits, num_steps=num_steps, batch_size=8)
+    assert (values is None) == (passes == 0)
     assert max(seen, default=0) <= 8
     assert passes * rows * 0.95 <= sum(seen) <= passes * rows + 1
 
@@ -130,7 +130,7 @@ def test_fit_warns_where_training_ends_above_it(digits, name):
     guide = bbb.AutoSoftplusNormal(model, init_rho=init_rho)
     if change:
         change(guide)
-    history, found = fit(model, guide, digits, **options)
+    history, caught = fit(model, guide, digits, **options)
     num_steps = 11 * options["epochs"]
     least = [history.baseline_per_example, history.baseline_nll_per_example]
     assert least == baselines(classifier(1347, sizes=(64, 100, 10)), digits, num_steps=num_steps)
@@ -139,8 +139,8 @@ def test_fit_warns_where_training_ends_above_it(digits, name):
     assert history.neg_elbo_per_example[-1] == loss
     ended = {"KL": loss - nll, "loss": loss}.get(name, nll)
     baseline = least[0] if name in ("KL", "loss") else least[1]
-    assert len(found) == 1 and found[0].filename == __file__
-    text = str(found[0].message)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    text = str(caught[0].message)
     assert text.startswith(f"training ended at {reached} {ended:.3g} nats per example; a posterior")
     assert f"{baseline:.3g}. " in text and why in text
     assert ended > baseline
@@ -151,8 +151,8 @@ def test_the_default_recipe_is_better_on_a_sine():
     y = 10 * torch.sin(2 * math.pi * x) + torch.randn(x.shape, generator=torch.manual_seed(0))
     network = bbb.BayesianMLP([1, 20, 20, 1], prior=Normal(0.0, 1.0))
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=32)
-    history, found = fit(model, bbb.AutoSoftplusNormal(model), (x, y), epochs=400)
-    assert not found
+    history, caught = fit(model, bbb.AutoSoftplusNormal(model), (x, y), epochs=400)
+    assert not caught
     assert history.neg_elbo_per_example[-1] < history.baseline_per_example
 
 

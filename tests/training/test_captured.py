@@ -107,28 +107,28 @@ def labels():
     return data()[0], torch.arange(40) % 2
 
 
-def fit(parts, pairs=None, **options):
+def fit(modules, pairs=None, **options):
     """Three steps an epoch, the last of them of fewer examples."""
     options = {"epochs": 3, "batch_size": 16, "seed": 1, "lr": 0.01, "progress": False, **options}
-    return bbb.fit(*parts, pairs or data(), **options)
+    return bbb.fit(*modules, pairs or data(), **options)
 
 
-def state(parts):
+def state(modules):
     """Parameters and buffers by name."""
-    named = [(*part.named_parameters(), *part.named_buffers()) for part in parts]
+    named = [(*module.named_parameters(), *module.named_buffers()) for module in modules]
     return {f"{i}.{name}": x for i, tensors in enumerate(named) for name, x in tensors}
 
 
 def run(build, pairs=None, **options):
     """State, record and random state after a run."""
     torch.manual_seed(2)
-    parts = build()
-    history = fit(parts, pairs, **options)
-    return state(parts), history, torch.rand(3)
+    modules = build()
+    history = fit(modules, pairs, **options)
+    return state(modules), history, torch.rand(3)
 
 
-def assert_same(one, other, rel):
-    (before, history, random), (after, twin, same_random) = one, other
+def assert_same(first, second, rel):
+    (before, history, random), (after, twin, same_random) = first, second
     for a, b in ((history, twin), (history.steps, twin.steps)):
         for name in SERIES:
             assert getattr(a, name) == pytest.approx(getattr(b, name), rel=rel), name
@@ -194,7 +194,7 @@ MODELS = {
 CASES = {
     **{name: ({"prior": MIXTURE}, options) for name, options in OBJECTIVES.items()},
     **{name: ({}, options) for name, options in OPTIONS.items()},
-    **{name: (parts, {}) for name, parts in MODELS.items()},
+    **{name: (make_options, {}) for name, make_options in MODELS.items()},
     "ensemble by layer": (
         MODELS["ensemble of Normals"],
         {"estimator": "local_reparam", "num_particles": 2},
@@ -205,8 +205,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("double")
 def test_a_captured_run_is_the_eager_one(monkeypatch, captured, name):
-    parts, options = CASES[name]
-    build = partial(make, **parts)
+    make_options, options = CASES[name]
+    build = partial(make, **make_options)
     pairs = labels() if name in ("categorical", "poisson") else None
     eager = run(build, pairs, engine="eager", **options)
     assert_same(eager, run(build, pairs, engine="compiled", **options), rel=1e-10)
@@ -344,7 +344,7 @@ def test_auto_captures_long_runs_without_callbacks(monkeypatch, captured):
 def test_what_no_graph_could_repeat_is_refused():
     model, guide = make()
     loader = DataLoader(TensorDataset(*data()), 16)
-    for parts, pairs, options, message in (
+    for modules, pairs, options, message in (
         ((model, guide), None, {}, "a CUDA device, got cpu"),
         ((model, lambda *_: None), None, {}, "a guide that is a module"),
         ((model, guide), loader, {}, "data in memory.*got a DataLoader"),
@@ -354,7 +354,7 @@ def test_what_no_graph_could_repeat_is_refused():
         ((model, guide), None, {"engine": "eager"}, "an engine other than 'eager'"),
     ):
         with pytest.raises(ValueError, match=f"cuda_graph=True needs {message}"):
-            fit(parts, pairs, cuda_graph=True, **options)
+            fit(modules, pairs, cuda_graph=True, **options)
 
 
 def test_an_optimiser_that_cannot_skip_a_step_is_refused(graph):
@@ -369,11 +369,11 @@ class Uncapturable(OnTheCPU):
 
 def test_a_capture_that_fails_says_why_and_leaves_no_trace(monkeypatch):
     use(monkeypatch, Uncapturable())
-    parts = make(layers=batch_norm)
-    before = {name: x.clone() for name, x in state(parts).items()}
+    modules = make(layers=batch_norm)
+    before = {name: x.clone() for name, x in state(modules).items()}
     with pytest.raises(RuntimeError, match=r"no \.item\(\).*The capture failed: operation not"):
-        fit(parts, cuda_graph=True)
-    assert all(torch.equal(x, before[name]) for name, x in state(parts).items())
+        fit(modules, cuda_graph=True)
+    assert all(torch.equal(x, before[name]) for name, x in state(modules).items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -55,15 +55,15 @@ def make(guide="softplus_normal", *, layers=plain, prior=None, likelihood=None, 
     return model, bbb.guides.make(guide, model) if isinstance(guide, str) else guide(model)
 
 
-def fit(parts, folder=None, *, data=(X, Y), **options):
+def fit(pair, folder=None, *, data=(X, Y), **options):
     """Four epochs of three steps, the last of them of fewer examples."""
     options = {"epochs": 4, "batch_size": 16, "lr": 0.01, "progress": False, **options}
-    return bbb.fit(*parts, data, checkpoint=folder, **options)
+    return bbb.fit(*pair, data, checkpoint=folder, **options)
 
 
-def state(parts):
+def state(modules):
     """Parameters and buffers."""
-    return [value.detach().clone() for part in parts for value in part.state_dict().values()]
+    return [value.detach().clone() for module in modules for value in module.state_dict().values()]
 
 
 def same(a, b):
@@ -135,7 +135,7 @@ OPTIONS = {
 LOADERS = {"loader": shuffled(), "generator": own_generator, "noise": augmented}
 LOADERS["workers"] = shuffled(num_workers=1, multiprocessing_context="fork")
 RESUMED = {  # model and guide, options, data
-    **{name: (parts, {}, lambda: (X, Y)) for name, parts in MAKES.items()},
+    **{name: (make_options, {}, lambda: (X, Y)) for name, make_options in MAKES.items()},
     **{name: ({}, options, lambda: (X, Y)) for name, options in OPTIONS.items()},
     **{name: ({}, {}, loader) for name, loader in LOADERS.items()},
     "double": ({}, {}, lambda: (X.double(), Y.double())),
@@ -145,9 +145,9 @@ RESUMED = {  # model and guide, options, data
 @pytest.mark.parametrize(("name", "every"), list(zip(RESUMED, cycle([None, 2, 4]), strict=False)))
 def test_every_run_resumes_to_the_bit(tmp_path, name, every):
     """Two steps after a checkpoint that is in the middle of an epoch, or three after an end."""
-    parts, options, data = RESUMED[name]
+    make_options, options, data = RESUMED[name]
     torch.set_default_dtype(torch.float64 if name == "double" else torch.float32)
-    build = partial(make, **parts)
+    build = partial(make, **make_options)
     calm = build()
     expected = fit(calm, data=data(), **options)
     following = torch.rand(())
@@ -173,11 +173,11 @@ def test_a_finished_run_comes_back_without_a_step_or_a_callback(tmp_path):
 
 def test_a_run_that_a_callback_ended_is_finished(tmp_path):
     callbacks = [lambda event: event.epoch == 1]
-    parts = make()
-    history = fit(parts, tmp_path, callbacks=callbacks)
+    pair = make()
+    history = fit(pair, tmp_path, callbacks=callbacks)
     again = make()
     assert record(fit(again, tmp_path)) == record(history) and len(history) == 2
-    assert same(state(parts), state(again))
+    assert same(state(pair), state(again))
 
 
 # --- written as one ---
@@ -185,8 +185,8 @@ def test_a_run_that_a_callback_ended_is_finished(tmp_path):
 
 @pytest.mark.slow
 def test_a_crash_at_any_call_that_writes_is_resumed_from(tmp_path):
-    parts = make()
-    expected = fit(parts, epochs=1)
+    pair = make()
+    expected = fit(pair, epochs=1)
     for number in range(100):
         folder = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +197,7 @@ def test_a_crash_at_any_call_that_writes_is_resumed_from(tmp_path):
                 pass
         again = make()
         assert record(fit(again, folder, epochs=1, checkpoint_every=2)) == record(expected)
-        assert same(state(again), state(parts))
+        assert same(state(again), state(pair))
         if left[0] >= 0:
             break
         assert len(list(folder.iterdir())) == 2
@@ -223,16 +223,16 @@ def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_pat
     def note(event):
         states[event.epoch] = state((event.model, event.guide))
 
-    parts = make()
+    pair = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full_from(number))
         with pytest.raises(
             CheckpointError, match=f"{folder} cannot be written.*No space"
         ) as caught:
-            fit(parts, folder, callbacks=[note])
+            fit(pair, folder, callbacks=[note])
     epochs = number // 4
     assert len(caught.value.history) == epochs and len(caught.value.history.steps) == 3 * epochs
-    assert same(state(parts), states[epochs - 1])
+    assert same(state(pair), states[epochs - 1])
     spec, tensors = _archive.read(folder)
     assert spec["progress"]["epoch"] == epochs - 1
     assert len(tensors["history.loss"]) == epochs - 1
@@ -242,24 +242,24 @@ def test_a_full_disk_keeps_the_state_in_memory_and_the_checkpoint_before(tmp_pat
     assert _archive.read(folder)[0]["progress"]["epoch"] == epochs
     again = make()
     history = fit(again, folder)
-    whole = make()
-    assert record(history) == record(fit(whole))
-    assert same(state(again), state(whole))
+    calm = make()
+    assert record(history) == record(fit(calm))
+    assert same(state(again), state(calm))
 
 
 def test_a_folder_that_cannot_be_written_is_found_out_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("mine")
-    parts = make()
-    before = state(parts)
+    pair = make()
+    before = state(pair)
     for path, what in ((tmp_path / "file", "read"), (tmp_path / "file" / "run", "read")):
         with pytest.raises(CheckpointError, match=f"{path} cannot be {what}"):
-            fit(parts, path)
+            fit(pair, path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "mkdir", refuse)
         with pytest.raises(CheckpointError, match="cannot be written.*Permission denied") as caught:
-            fit(parts, tmp_path / "run")
+            fit(pair, tmp_path / "run")
     assert len(caught.value.history.steps) == 0
-    assert same(state(parts), before)
+    assert same(state(pair), before)
 
 
 def refuse(*_, **__):
@@ -312,11 +312,11 @@ def test_the_same_objects_resume_as_new_ones_do(tmp_path, name):
     build = partial(make, **MAKES[name])
     calm = build()
     expected = fit(calm)
-    parts = build()
+    pair = build()
     with pytest.raises(Stop):
-        fit(parts, tmp_path, callbacks=[stop_after(1)])
-    assert record(fit(parts, tmp_path)) == record(expected)
-    assert same(state(parts), state(calm))
+        fit(pair, tmp_path, callbacks=[stop_after(1)])
+    assert record(fit(pair, tmp_path)) == record(expected)
+    assert same(state(pair), state(calm))
 
 
 @pytest.fixture(scope="module")
@@ -329,14 +329,14 @@ def begun(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("build", "options", "message"),
-    [({}, *other) for other in OTHER_OPTIONS] + [(build, {}, why) for build, why in OTHER_PARTS],
+    [({}, *case) for case in OTHER_OPTIONS] + [(build, {}, why) for build, why in OTHER_PARTS],
 )
 def test_another_run_is_refused_and_the_difference_named(begun, build, options, message):
-    folder, parts = begun, make(**build)
-    before, held = state(parts), {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder, pair = begun, make(**build)
+    before, held = state(pair), {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match=f"was written by a different configuration.*{message}"):
-        fit(parts, folder, **options)
-    assert same(state(parts), before)
+        fit(pair, folder, **options)
+    assert same(state(pair), before)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == held
 
 
@@ -357,14 +357,14 @@ def test_a_damaged_checkpoint_is_refused(begun, tmp_path, name, damage):
     path.unlink()
     if damage != "removed":
         path.write_bytes(data[:middle] if damage == "cut" else changed)
-    parts = make()
-    before = state(parts)
+    pair = make()
+    before = state(pair)
     if (name, damage) == ("spec.json", "removed"):
-        assert len(fit(parts, tmp_path / "run", epochs=1)) == 1  # nothing is there: a new run
+        assert len(fit(pair, tmp_path / "run", epochs=1)) == 1  # nothing is there: a new run
         return
     with pytest.raises(LoadError, match="truncated|altered|missing|JSON"):
-        fit(parts, tmp_path / "run")
-    assert same(state(parts), before)
+        fit(pair, tmp_path / "run")
+    assert same(state(pair), before)
 
 
 def test_a_saved_model_is_no_checkpoint_and_a_checkpoint_no_saved_model(begun, tmp_path):
@@ -449,7 +449,7 @@ SLOWLY = {"lr": 1e-4, "lr_schedule": "constant"}
 @pytest.mark.parametrize("every", [None, 3])
 def test_ctrl_c_ends_the_training_after_the_step_under_way_and_it_resumes(tmp_path, every):
     calm = make()
-    whole = fit(calm, optimizer=interrupting(0), **SLOWLY)
+    expected = fit(calm, optimizer=interrupting(0), **SLOWLY)
     calls = []
     cut = make()
     history = fit(
@@ -460,14 +460,14 @@ def test_ctrl_c_ends_the_training_after_the_step_under_way_and_it_resumes(tmp_pa
         callbacks=[lambda event: calls.append(event.epoch)],
         **SLOWLY,
     )
-    assert history.interrupted and not whole.interrupted
+    assert history.interrupted and not expected.interrupted
     assert len(history) == 1 and calls == [0]
-    assert history.steps.loss == whole.steps.loss[:5]
+    assert history.steps.loss == expected.steps.loss[:5]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     again = make()
     resumed = fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
-    assert record(resumed) == record(whole) and not resumed.interrupted
+    assert record(resumed) == record(expected) and not resumed.interrupted
     assert same(state(again), state(calm))
 
 
@@ -505,19 +505,19 @@ def test_a_handler_of_ones_own_is_left_alone():
 
 
 def test_training_in_a_thread_needs_no_handler():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(fit(make())))
+    histories = []
+    thread = threading.Thread(target=lambda: histories.append(fit(make())))
     thread.start()
     thread.join()
-    assert len(found[0]) == 4
+    assert len(histories[0]) == 4
 
 
 def test_a_laplace_guide_is_not_approximated_when_interrupted(tmp_path):
-    parts = make("laplace")
+    pair = make("laplace")
     optimizer = interrupting(1)
-    assert fit(parts, tmp_path, optimizer=optimizer, **SLOWLY).interrupted
+    assert fit(pair, tmp_path, optimizer=optimizer, **SLOWLY).interrupted
     with pytest.raises(RuntimeError):
-        parts[1].sample_posterior(1)
+        pair[1].sample_posterior(1)
     again = make("laplace")
     fit(again, tmp_path, optimizer=interrupting(0), **SLOWLY)
     assert again[1].sample_posterior(1)

@@ -61,10 +61,10 @@ def checked(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", together.CHECKS)
 def test_two_processes_agree_that(checked, name):
-    for found in checked[0]:
-        if name not in found:
+    for failures in checked[0]:
+        if name not in failures:
             pytest.fail("was not reached: a check before it failed")
-        assert not found[name], found[name]
+        assert not failures[name], failures[name]
 
 
 @pytest.mark.slow
@@ -99,9 +99,9 @@ def test_a_process_launched_by_itself_needs_no_group(monkeypatch):
 def test_alone_a_launched_process_waits_for_no_other(monkeypatch):
     launch(monkeypatch, "2")
     with bbb.alone():
-        parts = make()
-        fit(parts)
-        bbb.predict(*parts, X[:1], num_samples=2)
+        pair = make()
+        fit(pair)
+        bbb.predict(*pair, X[:1], num_samples=2)
     assert not torch.distributed.is_initialized()
 
 
@@ -122,9 +122,9 @@ def make(prior=None):
     return model, bbb.AutoSoftplusNormal(model)
 
 
-def fit(parts, data=(X, Y), **options):
+def fit(pair, data=(X, Y), **options):
     options = {"epochs": 3, "batch_size": 4, "lr": 0.01, "progress": False, "seed": 1, **options}
-    return bbb.fit(*parts, data, **options)
+    return bbb.fit(*pair, data, **options)
 
 
 @contextmanager
@@ -150,11 +150,11 @@ WARM_UP = bbb.KLSchedule("blundell", temperature=0.5, warmup_epochs=2)
 def test_accumulation_is_a_larger_batch_for_one_noise(monkeypatch, options, k):
     """19 examples: 4, 4, 4, 4, 3 as (8, 8, 3) or (12, 7)."""
     runs = []
-    for more in ({"accumulate": k}, {"batch_size": 4 * k}):
-        parts = make(bbb.priors.LearnedScaleMixture())
+    for batching in ({"accumulate": k}, {"batch_size": 4 * k}):
+        pair = make(bbb.priors.LearnedScaleMixture())
         with one_noise(monkeypatch):
-            history = fit(parts, optimizer=torch.optim.SGD, lr=1e-3, **options, **more)
-        runs.append((parts, history))
+            history = fit(pair, optimizer=torch.optim.SGD, lr=1e-3, **options, **batching)
+        runs.append((pair, history))
     (ours, history), (theirs, expected) = runs
     assert len(history.steps) == len(expected.steps) == 3 * -(-19 // (4 * k))
     for a, b in zip(ours, theirs, strict=True):
@@ -193,9 +193,9 @@ def test_a_part_that_is_not_finite_takes_its_step_with_it(monkeypatch):
 def test_data_larger_than_what_may_stay_in_memory(tmp_path, record_property):
     done = run(sys.executable, mapped.__file__, tmp_path / "data")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    measured = json.loads(done.stdout)
     size = 4 * mapped.ROWS * mapped.WIDTH
-    record_property("peak beyond the imports, MB", found["more"] / 1e6)
-    print(f"file {size / 1e6:.0f} MB, peak beyond the imports {found['more'] / 1e6:.0f} MB")
-    assert found["steps"] == mapped.ROWS // mapped.BLOCK
-    assert found["more"] < size / 4
+    record_property("peak beyond the imports, MB", measured["more"] / 1e6)
+    print(f"file {size / 1e6:.0f} MB, peak beyond the imports {measured['more'] / 1e6:.0f} MB")
+    assert measured["steps"] == mapped.ROWS // mapped.BLOCK
+    assert measured["more"] < size / 4

@@ -38,16 +38,16 @@ def trained(guide="softplus_normal", data=(X, Y), norm=False, **options):
 
 
 def tensors(*modules):
-    return [x.detach().clone() for part in modules for x in part.state_dict().values()]
+    return [x.detach().clone() for module in modules for x in module.state_dict().values()]
 
 
-def equal(one, other):
-    return all(map(torch.equal, one, other))
+def equal(first, second):
+    return all(map(torch.equal, first, second))
 
 
-def snapshots(found):
+def snapshots(seen):
     """A callback that adds the tensors after each epoch."""
-    return lambda end: found.append(tensors(end.model, end.guide))
+    return lambda end: seen.append(tensors(end.model, end.guide))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_validation_moves_nothing(guide, form):
     }[form]
     data = (X, Y) if form == "tensors" else DataLoader(TensorDataset(X, Y), 8, shuffle=True)
     *_, expected, record = trained(guide, data)
-    *_, found, history = trained(guide, data, validation=validation)
-    assert equal(found, expected)
+    *_, actual, history = trained(guide, data, validation=validation)
+    assert equal(actual, expected)
     assert history.steps.loss == record.steps.loss
     assert len(history.validation_loss) == 4 and record.validation_loss == []
     assert history.best_epoch is None
@@ -81,8 +81,8 @@ def test_the_loss_is_the_negative_log_predictive_density():
         seen.append((-prediction.log_prob(Y_NEW).mean().item(), end.history.validation_loss[-1]))
 
     trained(validation=NEW, callbacks=[callback])
-    for expected, found in seen:
-        assert found == pytest.approx(expected, rel=1e-6)
+    for expected, actual in seen:
+        assert actual == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_the_loss_is_the_negative_log_predictive_density():
 def test_patience_ends_the_training_and_the_best_epoch_remains(options):
     seen = []
     how = OVERFIT | {"validation": NEW, "patience": 3, "callbacks": [snapshots(seen)]} | options
-    *_, found, history = trained(**how)
+    *_, state, history = trained(**how)
     losses, best = history.validation_loss, history.best_epoch
     assert best == losses.index(min(losses)) and len(losses) == best + 4 < 40
-    assert equal(found, seen[best]) and not equal(found, seen[-1])
+    assert equal(state, seen[best]) and not equal(state, seen[-1])
     assert (
         history.loss == trained(**how | {"validation": None, "patience": None})[3].loss[: best + 4]
     )
@@ -112,10 +112,10 @@ def test_patience_ends_the_training_and_the_best_epoch_remains(options):
 def test_laplace_is_approximated_at_the_best_epoch():
     seen = []
     how = OVERFIT | {"callbacks": [lambda end: seen.append(end.guide.loc.detach().clone())]}
-    model, guide, found, history = trained("laplace", validation=NEW, patience=3, **how)
+    model, guide, state, history = trained("laplace", validation=NEW, patience=3, **how)
     assert torch.equal(guide.loc, seen[history.best_epoch])
     guide.approximate((X, Y))
-    for x, expected in zip(tensors(model, guide), found, strict=True):
+    for x, expected in zip(tensors(model, guide), state, strict=True):
         torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -139,8 +139,8 @@ def test_a_run_resumes_to_the_bit(tmp_path):
     with pytest.raises(ValueError, match="patience"):
         trained(**how | {"patience": 4}, checkpoint=tmp_path)
     for _ in range(2):  # resumed, then finished
-        *_, found, history = trained(**how, checkpoint=tmp_path)
-        assert equal(found, expected)
+        *_, actual, history = trained(**how, checkpoint=tmp_path)
+        assert equal(actual, expected)
         assert history.validation_loss == record.validation_loss
         assert history.best_epoch == record.best_epoch
 
@@ -154,9 +154,9 @@ def test_ctrl_c_leaves_the_best_epoch_and_a_checkpoint_of_the_latest(tmp_path):
         if end.epoch == 14 and len(seen) == 15:
             signal.raise_signal(signal.SIGINT)
 
-    *_, found, history = trained(**how, callbacks=[interrupt], checkpoint=tmp_path)
+    *_, state, history = trained(**how, callbacks=[interrupt], checkpoint=tmp_path)
     assert history.interrupted and history.best_epoch < 14
-    assert equal(found, seen[history.best_epoch])
+    assert equal(state, seen[history.best_epoch])
     assert equal(trained(**how, checkpoint=tmp_path)[2], trained(**how)[2])
 
 

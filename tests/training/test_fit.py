@@ -100,14 +100,14 @@ def test_a_run_is_a_function_of_its_seed_or_else_of_torchs_state(loader):
         source = DataLoader(TensorDataset(*pairs), 16, shuffle=True) if loader else pairs
         history = quiet_fit(model, guide, source, seed=seed)
         runs.append((history.as_dict() | {"seconds": None}, snapshot(guide), snapshot(model)))
-    for (history, *parts), (other, *others), equal in (
+    for (history, *states), (again, *states_again), equal in (
         (runs[0], runs[1], True),
         (runs[0], runs[2], False),
         (runs[3], runs[4], True),
         (runs[4], runs[5], False),
     ):
-        assert (history == other) == equal
-        assert all(same(a, b) == equal for a, b in zip(parts, others, strict=True))
+        assert (history == again) == equal
+        assert all(same(a, b) == equal for a, b in zip(states, states_again, strict=True))
 
 
 @pytest.mark.parametrize("validation", [True, False])
@@ -117,12 +117,12 @@ def test_a_run_leaves_the_world_as_it_was(validation, kind):
     guide = guide if kind == "ours" else autoguide.AutoNormal(model)
     pyro.param("kept", torch.ones(2))
     model.network.train(validation)
-    pairs, modes = data(), [part.training for part in model.modules()]
+    pairs, modes = data(), [module.training for module in model.modules()]
     with pyro.validation_enabled(validation):
         before = world()
         quiet_fit(model, guide, pairs)
         assert world() == before
-    assert [part.training for part in model.modules()] == modes
+    assert [module.training for module in model.modules()] == modes
 
 
 @pytest.mark.parametrize("when", ["callback", "data", "step"])
@@ -200,8 +200,8 @@ def test_every_form_of_the_same_data_gives_the_same_loss(kind):
     assert history.nll == pytest.approx([nlls.sum().item()] * 2, rel=1e-4)
     if kind in ("loader", "stream"):  # its own batches, in a fixed order
         assert history.steps.kl_weight == pytest.approx([15 / 40, 15 / 40, 10 / 40] * 2)
-        parts = [part.sum().item() for part in nlls.split(15)]
-        assert history.steps.nll == pytest.approx(parts * 2, rel=1e-4)
+        batch_nlls = [batch.sum().item() for batch in nlls.split(15)]
+        assert history.steps.nll == pytest.approx(batch_nlls * 2, rel=1e-4)
 
 
 # --- bad input is refused before any parameter changes ---
@@ -222,11 +222,11 @@ def test_bad_data_are_refused(case):
     assert_refused(make(), pairs, ValueError, message)
 
 
-def assert_refused(parts, pairs, error, message, **options):
-    before = snapshot(parts[1])
+def assert_refused(pair, pairs, error, message, **options):
+    before = snapshot(pair[1])
     with pytest.raises(error, match=message):
-        quiet_fit(*parts, pairs, **options)
-    assert same(before, snapshot(parts[1]))
+        quiet_fit(*pair, pairs, **options)
+    assert same(before, snapshot(pair[1]))
 
 
 LABELS, BINARY, COUNTS = likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Poisson
@@ -513,8 +513,8 @@ def test_draws_and_their_densities_keep_single_precision(kind, num_particles):
     options = {"epochs": 1, "num_particles": num_particles}
     full, half = both_precisions(make_guide, blobs(20), **options)
     for name in ("kl", "log_prior", "log_guide"):
-        found, expected = (getattr(history.steps, name)[0] for history in (half, full))
-        assert found == pytest.approx(expected, rel=1e-6)
+        actual, expected = (getattr(history.steps, name)[0] for history in (half, full))
+        assert actual == pytest.approx(expected, rel=1e-6)
     # bfloat16 rounds to 2^-9 at most; a layer of 64 products of order 1 errs by less than 0.05
     assert half.steps.nll[0] == pytest.approx(full.steps.nll[0], rel=0.05)
     assert half.steps.nll[0] != full.steps.nll[0]

@@ -54,12 +54,12 @@ def test_a_frozen_parameter_of_a_hand_written_network_is_not_trained(optimizer):
 def test_a_frozen_parameter_of_a_guide_is_not_trained(family):
     model, _ = in_model(bbb.BayesianMLP([2, 3, 1]))
     guide = bbb.guides.make(family, model)
-    frozen, *rest = guide.parameters()
+    frozen, *trained = guide.parameters()
     frozen.requires_grad_(False)
     before = [p.detach().clone() for p in guide.parameters()]
     fit(model, guide)
     assert torch.equal(frozen, before[0]) and not frozen.requires_grad
-    assert not any(torch.equal(p, old) for p, old in zip(rest, before[1:], strict=True))
+    assert not any(torch.equal(p, old) for p, old in zip(trained, before[1:], strict=True))
 
 
 def test_callbacks_freeze_and_unfreeze():

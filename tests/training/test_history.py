@@ -69,12 +69,12 @@ def test_an_epoch_is_made_of_its_steps():
 
 def test_it_goes_through_json():
     history = run()
-    found = json.loads(json.dumps(history.as_dict()))
-    assert found["loss"] == history.loss
-    assert found["steps"]["kl"] == history.steps.kl
-    others = {"seconds", "steps", "skipped", "interrupted", "num_data"}
+    loaded = json.loads(json.dumps(history.as_dict()))
+    assert loaded["loss"] == history.loss
+    assert loaded["steps"]["kl"] == history.steps.kl
+    about_run = {"seconds", "steps", "skipped", "interrupted", "num_data"}
     baselines = {"baseline_per_example", "baseline_nll_per_example"}
-    assert set(found) == {*SERIES, *others, *baselines, "validation_loss", "best_epoch"}
+    assert set(loaded) == {*SERIES, *about_run, *baselines, "validation_loss", "best_epoch"}
 
 
 def test_the_printed_form_is_one_line():

@@ -74,10 +74,10 @@ def test_every_step_is_that_of_the_paper(monkeypatch, engine, num_particles, tem
     }
     start = posterior(guide)[0].clone()
     if engine == "compiled":
-        other = bbb.AutoSoftplusNormal(model, init_loc={"network.0.weight": start.view(1, -1)})
-        eager = fit(model, other, (x, y), engine="eager", **options)
+        twin = bbb.AutoSoftplusNormal(model, init_loc={"network.0.weight": start.view(1, -1)})
+        eager = fit(model, twin, (x, y), engine="eager", **options)
         history = fit(model, guide, (x, y), engine=engine, **options)
-        torch.testing.assert_close(posterior(guide), posterior(other), rtol=1e-10, atol=0)
+        torch.testing.assert_close(posterior(guide), posterior(twin), rtol=1e-10, atol=0)
         assert history.steps.loss == pytest.approx(eager.steps.loss, rel=1e-10)
         return
     history = fit(model, guide, (x, y), engine=engine, **options)
@@ -172,7 +172,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path):
     options = {"epochs": 4, "batch_size": 16, "engine": "compiled"}
     schedule = bbb.KLSchedule(warmup_epochs=2)
     model, guide, data = classifier()
-    whole = fit(model, guide, data, kl_schedule=schedule, **options)
+    uninterrupted = fit(model, guide, data, kl_schedule=schedule, **options)
     expected = [guide.quantiles([0.3])[name] for name in guide.site_names]
 
     def fail(end):
@@ -186,7 +186,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path):
     model, guide, data = classifier()
     again = fit(model, guide, data, **options)
     assert all(map(torch.equal, expected, (guide.quantiles([0.3])[n] for n in guide.site_names)))
-    assert again.steps.loss == whole.steps.loss
+    assert again.steps.loss == uninterrupted.steps.loss
 
 
 def test_ordinary_parameters_and_those_of_priors_are_trained_too():
@@ -228,8 +228,8 @@ def test_what_it_cannot_do_is_named(name):
 
 def test_a_guide_that_it_cannot_train_is_named_with_one_that_it_can():
     model, _, data = classifier()
-    for kind in ("normal", "ensemble", "delta"):
-        guide = bbb.guides.make(kind, model)
+    for guide_name in ("normal", "ensemble", "delta"):
+        guide = bbb.guides.make(guide_name, model)
         with pytest.raises(ValueError, match=r"AutoSoftplusNormal\(model\), got"):
             fit(model, guide, data, epochs=1)
     guide = bbb.AutoSoftplusNormal(model)

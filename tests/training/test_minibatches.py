@@ -37,9 +37,9 @@ def make(num_data=N, layers=None, **options):
     return model, bbb.AutoSoftplusNormal(model, **options)
 
 
-def fit(parts, data, **options):
+def fit(pair, data, **options):
     options = {"epochs": 2, "batch_size": 16, "seed": 0, "progress": False, **options}
-    return bbb.fit(*parts, data, **options)
+    return bbb.fit(*pair, data, **options)
 
 
 class Indices:
@@ -153,10 +153,10 @@ def test_the_first_epoch_counts_what_cannot_be_counted_before(name):
         fit(make(seen), make_loader())
     with pytest.warns(
         UserWarning, match=f"is {N}, but the first epoch of data has {seen}"
-    ) as found:
+    ) as caught:
         history = fit(make(N), make_loader())
-    assert len(found) == 1
-    assert found[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert history.kl_weight == pytest.approx([1.0, 1.0])
 
 

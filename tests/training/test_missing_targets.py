@@ -54,14 +54,14 @@ def nll(objective, x, y):
 def test_the_likelihood_is_the_sum_over_the_entries_that_are_there(name):
     model, guide = problem(name, "delta")
     objective, y = bbb.negative_elbo(model, guide), CASES[name][2]
-    found = nll(objective, X, with_gaps(y))
+    total = nll(objective, X, with_gaps(y))
     rows = {}
     for column in (0, 1):  # of either column alone, by gaps in all of the other
         alone = y.clone()
         alone[:, 1 - column] = NAN
         rows[column] = [nll(objective, X[i : i + 1], alone[i : i + 1]) for i in range(N)]
     there = [rows[c][i] for c in (0, 1) for i in range(N) if not MISSING[i, c]]
-    assert found == pytest.approx(sum(there), rel=1e-5)
+    assert total == pytest.approx(sum(there), rel=1e-5)
     both = nll(objective, X, y)
     assert both == pytest.approx(sum(rows[0]) + sum(rows[1]), rel=1e-5)
     value = objective(X, with_gaps(y))
@@ -92,13 +92,13 @@ def test_fit_learns_each_column_from_the_rows_that_have_it(form, options):
 
 @pytest.mark.filterwarnings("ignore::pyro_bbb.guides.LinearizationWarning")
 def test_curvature_and_chains_do_not_see_missing_targets():
-    y, other = with_gaps(REAL), REAL.clone()
-    other[:, 1] = NAN
+    y, one_column = with_gaps(REAL), REAL.clone()
+    one_column[:, 1] = NAN
     model, guide = problem(guide="laplace")
     guide.approximate((X, y))
     assert guide.sample_posterior(2)["network.2.weight"].isfinite().all()
     scales = []
-    for targets in (REAL, other):
+    for targets in (REAL, one_column):
         guide.approximate((X, targets))
         scales.append(guide.unconstrained_normal().parts[0].scale_tril.diagonal().mean())
     assert scales[0] < scales[1]  # fewer data
@@ -112,14 +112,14 @@ def test_predictions_score_the_entries_that_are_there():
         model, guide = problem(name)
         y = CASES[name][2]
         prediction = bbb.predict(model, guide, X, num_samples=1, seed=0)
-        each = prediction.components.log_prob(y)[0]
-        expected = each.masked_fill(MISSING, 0).sum(1)
+        densities = prediction.components.log_prob(y)[0]
+        expected = densities.masked_fill(MISSING, 0).sum(1)
         torch.testing.assert_close(prediction.log_prob(with_gaps(y)), expected)
     model, guide = problem("bernoulli")
     labels = CASES["bernoulli"][2]
     prediction = bbb.predict(model, guide, X, num_samples=1, seed=0)
-    found, full = (prediction.log_prob(y) for y in (with_gaps(labels), labels))
-    torch.testing.assert_close(found, full.masked_fill(MISSING, 0))
+    gapped, full = (prediction.log_prob(y) for y in (with_gaps(labels), labels))
+    torch.testing.assert_close(gapped, full.masked_fill(MISSING, 0))
     scaled = bbb.predict(*problem(), X, seed=0).rescaled(1.0, 2.0)
     assert scaled.log_prob(with_gaps(REAL)).isfinite().all()
     plain = problem(likelihood=likelihoods.Gaussian(0.5))
@@ -151,15 +151,15 @@ def test_ignored_labels_do_not_count(index):
     guide = bbb.guides.make("delta", model)
     y = LABELS.masked_fill(HIDDEN, index)
     objective = bbb.negative_elbo(model, guide)
-    found = nll(objective, X, y)
+    loss = nll(objective, X, y)
     with torch.no_grad():
         logits = bbb.predict_mean(model, guide, X).log_probs
     expected = nn.functional.cross_entropy(
         logits.movedim(2, 1), y, ignore_index=index, reduction="sum"
     )
-    assert found == pytest.approx(expected.item(), rel=1e-5)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
     prediction = bbb.predict_mean(model, guide, X)
-    assert -prediction.log_prob(y).sum().item() == pytest.approx(found, rel=1e-5)
+    assert -prediction.log_prob(y).sum().item() == pytest.approx(loss, rel=1e-5)
     bbb.fit(model, guide, (X, y), epochs=2, progress=False, validation=(X, y), patience=1)
     with pytest.raises(ValueError, match=r"y must hold labels in \[0, 2\]"):
         bbb.fit(model, guide, (X, y.masked_fill(~HIDDEN, 7)), epochs=1, progress=False)

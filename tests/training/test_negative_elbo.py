@@ -119,14 +119,14 @@ class Checkpointed(nn.Module):
         self.first = nn.Linear(5, 8)
         self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 8))
         self.last = nn.Linear(8, 3)
-        self.run = lambda part, h: part(h)
+        self.run = lambda layer, h: layer(h)
 
     def forward(self, x):
         return self.last(self.run(self.inner, self.first(x).relu()))
 
 
 def again(**options):
-    return lambda part, h: checkpoint(part, h, use_reentrant=False, **options)
+    return lambda layer, h: checkpoint(layer, h, use_reentrant=False, **options)
 
 
 def checkpointed(convert, run=None):

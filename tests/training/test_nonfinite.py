@@ -82,15 +82,15 @@ def poisoned(what="loss", uses=(5,), **options):
     return make(Poisoned(what, uses), **options)
 
 
-def fit(parts, y=Y, **options):
+def fit(pair, y=Y, **options):
     """Four epochs of three steps, the last of them of fewer examples."""
     options = {"epochs": 4, "batch_size": 16, "lr": 0.01, "progress": False, "seed": 1, **options}
-    return bbb.fit(*parts, (X, y), **options)
+    return bbb.fit(*pair, (X, y), **options)
 
 
-def state(parts):
+def state(modules):
     """Parameters and buffers."""
-    return [value.detach().clone() for part in parts for value in part.state_dict().values()]
+    return [value.detach().clone() for module in modules for value in module.state_dict().values()]
 
 
 def same(a, b):
@@ -127,17 +127,17 @@ def seen(monkeypatch):
 )
 def test_training_stops_at_the_step_with_the_last_good_state(seen, what, names):
     calm = fit(poisoned(uses=(), layers=batch_norm))
-    parts = poisoned(what, (5,), layers=batch_norm)
+    pair = poisoned(what, (5,), layers=batch_norm)
     with pytest.raises(
         NonFiniteError, match=f"{what} is not finite at step 5 in {names}"
     ) as caught:
-        fit(parts)
+        fit(pair)
     error = caught.value
     assert (error.what, error.step) == (what, 5) and same(*seen[-1])
     assert error.history.steps.loss == calm.steps.loss[:4]
     assert error.history.loss == calm.loss[:1]
-    assert all(parameter.grad is None for part in parts for parameter in part.parameters())
-    assert all(map(math.isfinite, fit(parts).loss))  # it can go on
+    assert all(parameter.grad is None for module in pair for parameter in module.parameters())
+    assert all(map(math.isfinite, fit(pair).loss))  # it can go on
 
 
 # --- skipped ---
@@ -147,8 +147,8 @@ def test_training_stops_at_the_step_with_the_last_good_state(seen, what, names):
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_such_a_step_is_skipped_and_counted(seen, what, num_particles):
     """The second of two draws, one by one, is bad; the first has left a gradient."""
-    parts = poisoned(what, (6,), layers=batch_norm)
-    history = fit(parts, nonfinite="skip", num_particles=num_particles, estimator="flipout")
+    pair = poisoned(what, (6,), layers=batch_norm)
+    history = fit(pair, nonfinite="skip", num_particles=num_particles, estimator="flipout")
     skipped = 6 // num_particles
     assert history.skipped == [skipped]
     assert len(history) == 4 and len(history.steps) == 11
@@ -179,20 +179,20 @@ def test_skipped_steps_go_through_a_checkpoint(tmp_path):
         if event.epoch == 2:
             raise InterruptedError
 
-    whole = fit(poisoned(), nonfinite="skip")
+    calm = fit(poisoned(), nonfinite="skip")
     with pytest.raises(InterruptedError):
         fit(poisoned(), checkpoint=tmp_path, nonfinite="skip", callbacks=[stop])
     again = fit(poisoned(uses=()), checkpoint=tmp_path, nonfinite="skip")
-    assert again.steps == whole.steps and again.skipped == [5]
+    assert again.steps == calm.steps and again.skipped == [5]
 
 
 def test_steps_are_not_skipped_for_ever():
-    parts = poisoned(uses=range(5, 1000))
+    pair = poisoned(uses=range(5, 1000))
     with pytest.raises(NonFiniteError, match="at step 105") as caught:
-        fit(parts, nonfinite="skip", epochs=1000)
+        fit(pair, nonfinite="skip", epochs=1000)
     assert caught.value.__notes__ == ["100 steps before it were skipped in a row."]
     assert caught.value.history.skipped == list(range(5, 105))
-    assert all(value.isfinite().all() for value in state(parts))
+    assert all(value.isfinite().all() for value in state(pair))
 
 
 def test_an_epoch_without_a_step_has_no_numbers():
@@ -216,31 +216,31 @@ def with_outlier(place):
 @pytest.mark.parametrize(("kind", "place", "step"), [(NaNLoss, 16, 2), (InfiniteLoss, 39, 3)])
 def test_captured_steps_stop_as_eager_ones_do(monkeypatch, kind, place, step):
     """The outlier is in the second minibatch of the first epoch, or in the last, smaller one."""
-    found, y = {}, with_outlier(place)
+    results, y = {}, with_outlier(place)
     for engine in ("eager", "compiled", "graph"):
-        parts = make(kind(0.5))
+        pair = make(kind(0.5))
         if engine == "graph":
             monkeypatch.setattr(_fit, "capture_device", lambda *_: OnTheCPU())
         options = {"cuda_graph": True} if engine == "graph" else {"engine": engine}
         with pytest.raises(
             NonFiniteError, match=f"loss is not finite at step {step} in "
         ) as caught:
-            fit(parts, y, **options)
-        assert all(parameter.grad is None for parameter in parts[1].parameters())
+            fit(pair, y, **options)
+        assert all(parameter.grad is None for parameter in pair[1].parameters())
         assert len(caught.value.history) == 0
-        found[engine] = caught.value.history.steps.loss, state(parts)
-        assert all(map(math.isfinite, fit(parts, **options).loss))
-    for losses, end in found.values():
-        assert losses == pytest.approx(found["eager"][0], rel=1e-6) and len(losses) == step - 1
-        torch.testing.assert_close(end, found["eager"][1])
+        results[engine] = caught.value.history.steps.loss, state(pair)
+        assert all(map(math.isfinite, fit(pair, **options).loss))
+    for losses, end in results.values():
+        assert losses == pytest.approx(results["eager"][0], rel=1e-6) and len(losses) == step - 1
+        torch.testing.assert_close(end, results["eager"][1])
 
 
 def test_in_a_graph_a_gradient_that_is_not_finite_moves_no_parameter(monkeypatch):
     monkeypatch.setattr(_fit, "capture_device", lambda *_: OnTheCPU())
-    parts = make(InfiniteGradient(0.5))
-    before = state(parts)
+    pair = make(InfiniteGradient(0.5))
+    before = state(pair)
     with pytest.raises(NonFiniteError, match="gradient is not finite at step 1 in the objective"):
-        fit(parts, cuda_graph=True)
-    assert same(state(parts), before)
+        fit(pair, cuda_graph=True)
+    assert same(state(pair), before)
     with pytest.raises(ValueError, match="lr must be a finite number of at least 0, got nan"):
-        fit(parts, cuda_graph=True, lr_schedule=lambda progress: math.nan)
+        fit(pair, cuda_graph=True, lr_schedule=lambda progress: math.nan)

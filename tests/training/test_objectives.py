@@ -123,13 +123,13 @@ SCHEDULES = ["uniform", "blundell", lambda i, m: 2 * i / (m * (m + 1))]
 def test_minibatch_losses_add_up_to_the_loss_of_all_data(schedule, batch_size):
     model, guide = make(bbb.ScaleMixtureNormal(0.5, 1.0, 0.1), init_rho=0.0)
     x, y = torch.randn(10, 3), torch.randn(10, 2)
-    whole = fixed_noise(model, guide, x, y, 1.0)
+    total = fixed_noise(model, guide, x, y, 1.0)
     batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
-    parts = [
+    losses = [
         fixed_noise(model, guide, a, b, weight)
         for (a, b), weight in zip(batches, weights(schedule, 10, batch_size), strict=True)
     ]
-    assert math.fsum(parts) == pytest.approx(whole, rel=1e-12)
+    assert math.fsum(losses) == pytest.approx(total, rel=1e-12)
 
 
 # --- schedules ---
@@ -160,14 +160,14 @@ def test_blundell_weights_are_those_of_equation_9():
 
 @pytest.mark.parametrize("num_batches", [1, 53, 1024, 5000])
 def test_blundell_weights_sum_to_1_without_overflow(num_batches):
-    found = weights("blundell", num_batches, 1)
-    assert math.fsum(found) == pytest.approx(1.0, rel=1e-15)
-    assert found == sorted(found, reverse=True)
+    kl_weights = weights("blundell", num_batches, 1)
+    assert math.fsum(kl_weights) == pytest.approx(1.0, rel=1e-15)
+    assert kl_weights == sorted(kl_weights, reverse=True)
 
 
 def test_warm_up_is_a_line_and_cooling_goes_by_equal_factors():
     cooling = {"temperature": 0.02, "initial_temperature": 0.5, "cooling_epochs": 2}
-    found, cold, warm = (
+    both, cold, warm = (
         np.array([4 * w for epoch in range(4) for w in weights(schedule, 4, 1, epoch)])
         for schedule in (
             KLSchedule(warmup_epochs=3, **cooling),
@@ -178,7 +178,7 @@ def test_warm_up_is_a_line_and_cooling_goes_by_equal_factors():
     assert warm == pytest.approx(np.minimum(np.arange(1, 17) / 12, 1), rel=1e-15)
     expected = np.r_[np.geomspace(0.5, 0.02, 9)[1:], [0.02] * 8]
     assert cold == pytest.approx(expected, rel=1e-14)
-    assert found == pytest.approx(cold * warm, rel=1e-14)
+    assert both == pytest.approx(cold * warm, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def recorded(loss, kl_weight, num_particles=1, seed=0):
 @pytest.mark.parametrize("kl_weight", [1.0, 2.0**-500, 0.0])
 @pytest.mark.parametrize("num_particles", [1, 3])
 def test_the_parts_of_the_loss_make_the_loss(kl_weight, num_particles):
-    value, parts = recorded("trace", kl_weight, num_particles)
-    assert parts.kl_weight == pytest.approx(kl_weight, rel=1e-15)
-    assert parts.loss == pytest.approx(value, rel=1e-14)
-    assert parts.loss == pytest.approx(parts.kl_weight * parts.kl + parts.nll, rel=1e-13)
-    assert parts.kl == pytest.approx(parts.log_guide - parts.log_prior, rel=1e-13)
+    value, terms = recorded("trace", kl_weight, num_particles)
+    assert terms.kl_weight == pytest.approx(kl_weight, rel=1e-15)
+    assert terms.loss == pytest.approx(value, rel=1e-14)
+    assert terms.loss == pytest.approx(terms.kl_weight * terms.kl + terms.nll, rel=1e-13)
+    assert terms.kl == pytest.approx(terms.log_guide - terms.log_prior, rel=1e-13)
     first, second = (recorded("mean_field", kl_weight, seed=seed)[1].kl for seed in (3, 4))
     assert first == pytest.approx(second, rel=1e-9)  # the closed form, for any draw
 
@@ -287,9 +287,9 @@ def assert_same_gradients(model, guide, args, num_particles, free_energy):
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     assert elbo.take_parts().loss == pytest.approx(expected.item(), rel=1e-12)
     for name, pair in thetas.items():
-        for kind, theta in zip(("locs", "rhos"), pair, strict=True):
-            found = guide._parameter(kind, name).grad
-            torch.testing.assert_close(found, theta.grad, rtol=1e-10, atol=1e-12)
+        for group, theta in zip(("locs", "rhos"), pair, strict=True):
+            actual = guide._parameter(group, name).grad
+            torch.testing.assert_close(actual, theta.grad, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_particles", [1, 3])
@@ -302,9 +302,9 @@ def test_gradients_of_a_classifier_under_the_scale_mixture_are_those_by_hand(num
     x, y, kl_weight = torch.randn(6, 5), torch.randint(0, 3, (6,)), 0.1
 
     def mixture(w):
-        one = math.log(pi) + normal_log_density(w, 0.0, torch.tensor(sigma1))
-        two = math.log(1 - pi) + normal_log_density(w, 0.0, torch.tensor(sigma2))
-        return torch.logsumexp(torch.stack([one, two]), dim=0)
+        first = math.log(pi) + normal_log_density(w, 0.0, torch.tensor(sigma1))
+        second = math.log(1 - pi) + normal_log_density(w, 0.0, torch.tensor(sigma2))
+        return torch.logsumexp(torch.stack([first, second]), dim=0)
 
     def free_energy(w, log_q):
         fc1, fc2 = "network.fc1.", "network.fc2."

@@ -145,14 +145,14 @@ DECAYING = {
 
 @pytest.mark.parametrize("name", DECAYING)
 def test_weight_decay_leaves_removed_weights_alone_and_the_others_as_torch_moves_them(name):
-    kind, options = DECAYING[name]
+    optimizer_type, options = DECAYING[name]
     ours, theirs = nn.Parameter(torch.randn(6)), nn.Parameter(torch.empty(6))
     removed = torch.tensor([False, True, False, True, True, False])
     with torch.no_grad():
         ours[removed] = -math.inf
         theirs.copy_(ours.where(~removed, 0.0))
-    optim = JointOptim(kind, {"lr": 0.05, **options}, parameters={"rho": ours})
-    reference = kind([theirs], lr=0.05, **options)
+    optim = JointOptim(optimizer_type, {"lr": 0.05, **options}, parameters={"rho": ours})
+    reference = optimizer_type([theirs], lr=0.05, **options)
     for _ in range(4):
         for parameter in (ours, theirs):
             parameter.grad = torch.sin(theirs.detach() * 7 + 1).where(~removed, 0.0)
@@ -192,7 +192,7 @@ def test_bad_arguments_are_refused():
 def test_steps_on_flat_vectors_are_those_of_the_optimiser(kind):
     own = list(parameters().values())
     twins, memory = copies(own), [p.data_ptr() for p in own]
-    optimizer, other = (kind(each, lr=0.1, weight_decay=0.1) for each in (own, twins))
+    optimizer, reference = (kind(params, lr=0.1, weight_decay=0.1) for params in (own, twins))
     flat = None
     for _ in range(4):
         set_gradients(own)
@@ -200,11 +200,11 @@ def test_steps_on_flat_vectors_are_those_of_the_optimiser(kind):
         if flat is not None:
             flat.gather()
         (flat.optimizer if flat else optimizer).step()
-        other.step()
+        reference.step()
         flat = flat or FlatAdam(optimizer)  # from the second step on
         torch.testing.assert_close(own, twins)
         for p, twin in zip(own, twins, strict=True):
-            torch.testing.assert_close(dict(optimizer.state[p]), dict(other.state[twin]))
+            torch.testing.assert_close(dict(optimizer.state[p]), dict(reference.state[twin]))
     assert own[0].data_ptr() not in memory
     flat.close()
     assert [p.data_ptr() for p in own] == memory

@@ -37,12 +37,12 @@ CASES = [  # guide, estimator, loss, particles
 
 def problem(likelihood="categorical", guide="softplus_normal", n=N, scale=1.0, **options):
     torch.manual_seed(1)
-    kind, outputs, _ = LIKELIHOODS[likelihood]
+    likelihood_type, outputs, _ = LIKELIHOODS[likelihood]
     layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
     network = bbb.bayesianize(
         layers, where="2" if guide == "vbll" else None, prior=dist.Normal(0.0, scale)
     )
-    model = bbb.BayesianModel(network, kind(), num_data=n)
+    model = bbb.BayesianModel(network, likelihood_type(), num_data=n)
     return model, bbb.guides.make(guide, model, **options)
 
 
@@ -58,8 +58,8 @@ def trained(x, y, *, likelihood="categorical", guide="softplus_normal", weight=N
     return tensors, history
 
 
-def assert_alike(one, other, *, rtol=1e-4):
-    for a, b in zip(one, other, strict=True):
+def assert_alike(first, second, *, rtol=1e-4):
+    for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=1e-5, equal_nan=True)
 
 
@@ -85,10 +85,10 @@ def test_the_likelihood_is_the_weighted_sum_of_the_rows(
         objective(X, y, sample_weight=weight)
         return objective.parts.nll
 
-    each = torch.tensor([nll(row) for row in torch.eye(N)])
-    assert nll(None) == pytest.approx(each.sum().item(), rel=1e-4)
+    by_row = torch.tensor([nll(row) for row in torch.eye(N)])
+    assert nll(None) == pytest.approx(by_row.sum().item(), rel=1e-4)
     weight = torch.linspace(0.0, 3.0, N)
-    assert nll(weight) == pytest.approx((weight * each).sum().item(), rel=1e-4)
+    assert nll(weight) == pytest.approx((weight * by_row).sum().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_the_likelihood_is_the_weighted_sum_of_the_rows(
 def test_a_weight_of_two_is_the_row_twice(likelihood, engine, optimizer):
     y, options = LIKELIHOODS[likelihood][2], {"likelihood": likelihood, "engine": engine}
     options["optimizer"] = optimizer
-    found, history = trained(X, y, weight=REPEATS, **options)
+    actual, history = trained(X, y, weight=REPEATS, **options)
     expected, record = trained(
         X.repeat_interleave(REPEATS, 0), y.repeat_interleave(REPEATS, 0), **options
     )
-    assert_alike(found, expected)
+    assert_alike(actual, expected)
     assert history.loss == pytest.approx(record.loss, rel=1e-4)
 
 
@@ -126,11 +126,11 @@ def test_curvatures_are_those_of_the_repeated_rows(make):
     options = {"likelihood": "gaussian", "guide": "laplace", "make": make | {"scale": 0.05}}
     options |= {"epochs": 1, "lr": 1e-6}
     weight, y = REPEATS.double(), LIKELIHOODS["gaussian"][2]
-    found, _ = trained(X, y, weight=weight, **options)
+    actual, _ = trained(X, y, weight=weight, **options)
     expected, _ = trained(
         X.repeat_interleave(REPEATS, 0), y.repeat_interleave(REPEATS, 0), **options
     )
-    assert_alike(found, expected, rtol=1e-3)
+    assert_alike(actual, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_curvatures_are_those_of_the_repeated_rows(make):
 def test_targets_of_weight_zero_do_not_matter_in_minibatches(options):
     likelihood = {"likelihood": "gaussian"} | options
     weight, y = REPEATS.float(), LIKELIHOODS["gaussian"][2]
-    other = y + 5 * (REPEATS == 0).unsqueeze(1)
-    runs = [trained(X, y, weight=weight, batch_size=10, **likelihood) for y in (y, other)]
+    altered = y + 5 * (REPEATS == 0).unsqueeze(1)
+    runs = [trained(X, y, weight=weight, batch_size=10, **likelihood) for y in (y, altered)]
     assert_alike(runs[0][0], runs[1][0], rtol=0)
     losses = [(history.loss, history.baseline_per_example) for _, history in runs]
     assert losses[0] == losses[1]
@@ -158,10 +158,10 @@ def test_a_loader_gives_weights_with_its_batches():
     y = LIKELIHOODS["gaussian"][2]
     weighted = DataLoader(TensorDataset(X, y, REPEATS), batch_size=N)
     twice = TensorDataset(X.repeat_interleave(REPEATS, 0), y.repeat_interleave(REPEATS, 0))
-    found, history = trained(weighted, None, likelihood="gaussian", weight=True)
+    actual, history = trained(weighted, None, likelihood="gaussian", weight=True)
     expected, record = trained(DataLoader(twice, batch_size=N), None, likelihood="gaussian")
     assert history.loss == pytest.approx(record.loss, rel=1e-5)
-    assert_alike(found, expected)
+    assert_alike(actual, expected)
 
 
 @pytest.mark.parametrize("sampler", ["nuts", "sghmc"])
@@ -197,7 +197,7 @@ def test_several_inputs_have_weights():
 
     def loss(form):
         x = {"a": X[:, :1], "b": X[:, 1:]}
-        twice = {name: part.repeat_interleave(REPEATS, 0) for name, part in x.items()}
+        twice = {name: column.repeat_interleave(REPEATS, 0) for name, column in x.items()}
         y = REAL.repeat_interleave(REPEATS, 0)
         weighted = objective(form(x), REAL, kl_weight=1.0, sample_weight=REPEATS)
         return weighted.item(), objective(form(twice), y, kl_weight=1.0).item()
