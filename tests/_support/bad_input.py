@@ -102,9 +102,9 @@ def row(of: str, good: Callable[[], dict[str, Any]], *bad: tuple[Any, ...], **op
 
 def resolve(name: str) -> Any:
     """A public object by its dotted name."""
-    head, *rest = name.split(".")
+    head, *path = name.split(".")
     root = pyro_bbb if hasattr(pyro_bbb, head) else import_module(f"pyro_bbb.{head}")
-    return reduce(getattr, name.split(".") if root is pyro_bbb else rest, root)
+    return reduce(getattr, name.split(".") if root is pyro_bbb else path, root)
 
 
 def cases(row: Row) -> Iterator[Case]:
@@ -129,7 +129,7 @@ def cases(row: Row) -> Iterator[Case]:
 
 def left(argument: str, *words: str, why: str) -> dict[str, str]:
     """Automatic variants of an argument that are left out, for `Row.skip`."""
-    return {f"{argument}: {each}": why for each in words}
+    return {f"{argument}: {word}": why for word in words}
 
 
 def no_counts(*names: str) -> list[tuple[str, Any, str]]:
@@ -199,8 +199,8 @@ def call(
 
 def require_clear(row: Row, case: Case, error: BaseException) -> None:
     """An error is clear: its type, where it was raised, and what it says."""
-    kinds = (*CLEAR, *row.also)
-    assert isinstance(error, kinds), f"raised {type(error).__name__}: {error}"
+    types = (*CLEAR, *row.also)
+    assert isinstance(error, types), f"raised {type(error).__name__}: {error}"
     if isinstance(error, OSError):  # the system says of which file
         return
     place = raised_in(error)
@@ -266,7 +266,7 @@ def snapshot(x: Any) -> Any:
         return "array", x.copy() if x.dtype != object else None, x.flags.writeable
     if isinstance(x, nn.Module):
         tensors = {**dict(x.named_parameters()), **dict(x.named_buffers())}
-        return "module", snapshot(tensors), [part.training for part in x.modules()]
+        return "module", snapshot(tensors), [m.training for m in x.modules()]
     if isinstance(x, Distribution):
         return "distribution", {k: snapshot(v) for k, v in vars(x).items() if isinstance(v, Tensor)}
     if is_dataclass(x) and not isinstance(x, type):
@@ -319,8 +319,8 @@ def constant(value: Any) -> Make:
 
 def numbers(wrong: dict[str, Any], either: dict[str, Any]) -> list[Variant]:
     """Variants of a scalar."""
-    found: list[Variant] = [(words, constant(value), WRONG) for words, value in wrong.items()]
-    return found + [(words, constant(value), EITHER) for words, value in either.items()]
+    listed: list[Variant] = [(words, constant(value), WRONG) for words, value in wrong.items()]
+    return listed + [(words, constant(value), EITHER) for words, value in either.items()]
 
 
 REALS = numbers(
@@ -424,10 +424,10 @@ LABELS: list[Variant] = [
 
 def variants(value: Any, *, optional: bool) -> Iterator[Variant]:
     """What to try in place of a value; None as well, where it is no documented one."""
-    found = list(_variants(value))
-    if found and not optional:
-        found.append(("None", constant(None), WRONG))
-    yield from found
+    listed = list(_variants(value))
+    if listed and not optional:
+        listed.append(("None", constant(None), WRONG))
+    yield from listed
 
 
 def _variants(value: Any) -> list[Variant]:

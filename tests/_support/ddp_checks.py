@@ -49,9 +49,9 @@ def rank():
 
 def all_of(value):
     """Every process's value."""
-    found = [None] * SIZE
-    group.all_gather_object(found, value)
-    return found
+    gathered = [None] * SIZE
+    group.all_gather_object(gathered, value)
+    return gathered
 
 
 def assert_same(value):
@@ -64,8 +64,8 @@ def digest(*tensors):
     return hashlib.sha256(data).hexdigest()
 
 
-def state(parts):
-    return digest(*(x for part in parts for x in part.state_dict().values()))
+def state(pair):
+    return digest(*(x for m in pair for x in m.state_dict().values()))
 
 
 def record(history):
@@ -90,10 +90,10 @@ def make(guide="softplus_normal", *, seed=None, prior=None, layers=None, like=No
     return model, bbb.guides.make(guide, model)
 
 
-def fit(parts, data=None, folder=None, **options):
+def fit(pair, data=None, folder=None, **options):
     options = {"epochs": 2, "batch_size": 4, "lr": 0.01, "progress": False, **options}
     data = values() if data is None else data
-    return bbb.fit(*parts, data, checkpoint=folder, **options)
+    return bbb.fit(*pair, data, checkpoint=folder, **options)
 
 
 @contextmanager
@@ -128,19 +128,19 @@ def forced(seed):
     real, number = distributed.gradients, [0]
 
     def gradients(svi, elbo, parts):
-        found = []
+        results = []
         for part in parts:
             torch.manual_seed(seed(number[0]))
             number[0] += 1
-            found += real(svi, elbo, [part])
-        return found
+            results += real(svi, elbo, [part])
+        return results
 
     def step(self, parts, lr):  # alone, the last part is not for `gradients`
         self.optim.set_lr(lr)
         with self.program.scope():
-            found = gradients(self.svi, self.program.elbo, parts)
+            results = gradients(self.svi, self.program.elbo, parts)
             self.optim(())
-        self.program.history.steps.append(mean_parts(sums(found)), lr)
+        self.program.history.steps.append(mean_parts(sums(results)), lr)
 
     distributed.gradients = gradients
     EagerRunner.run, alone = step, EagerRunner.run
@@ -168,17 +168,17 @@ def compare(seeds, options, alone, build=grown, **more):
     runs = []
     for context, seed, own in ((nullcontext(), seeds[0], options), (bbb.alone(), seeds[1], alone)):
         with context, forced(seed):
-            parts = build(not runs)
-            history = fit(parts, seed=3, **{**SGD, **own, **more})
+            pair = build(not runs)
+            history = fit(pair, seed=3, **{**SGD, **own, **more})
             if not runs:
-                assert_same(digest(bbb.predict(*parts, values()[0], num_samples=6, seed=0).mean))
-        trained = [x.detach() for part in parts[::-1] for x in part.parameters() if x.requires_grad]
+                assert_same(digest(bbb.predict(*pair, values()[0], num_samples=6, seed=0).mean))
+        trained = [x.detach() for m in pair[::-1] for x in m.parameters() if x.requires_grad]
         runs.append((trained, history))
     (ours, history), (theirs, expected) = runs
     torch.testing.assert_close(ours, theirs, **EXACT)
-    for record, other in ((history, expected), (history.steps, expected.steps)):
+    for record, reference in ((history, expected), (history.steps, expected.steps)):
         for name in ("loss", "kl", "log_prior", "log_guide", "nll", "kl_weight", "lr"):
-            a, b = (torch.tensor(getattr(each, name)) for each in (record, other))
+            a, b = (torch.tensor(getattr(r, name)) for r in (record, reference))
             torch.testing.assert_close(a, b, **EXACT)
 
 
@@ -214,9 +214,9 @@ def adapted(sharded):
     if sharded:
         mesh = init_device_mesh("cpu", (SIZE,))
         trained = {x for x in model.parameters() if x.requires_grad}
-        for part in (*network.children(), network):
-            if any(True for _ in part.parameters()):
-                fully_shard(part, mesh=mesh, ignored_params=trained)
+        for module in (*network.children(), network):
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mesh=mesh, ignored_params=trained)
         first = next(iter(network.children()))._parameters["weight"]
         assert first.to_local().numel() == 3 * 4 / SIZE
     return model, guide
@@ -245,10 +245,10 @@ def parameters_buffers_and_records_are_the_same():
         "buffers": ({"layers": batch_norm}, {"optimizer": torch.optim.RAdam, "batch_size": 7}),
     }
     for name, (build, options) in cases.items():
-        parts = make(**build)
-        assert len(set(all_of(state(parts)))) > 1, name
-        history = fit(parts, **options)
-        assert_same((name, state(parts), record(history), history.seconds))
+        pair = make(**build)
+        assert len(set(all_of(state(pair)))) > 1, name
+        history = fit(pair, **options)
+        assert_same((name, state(pair), record(history), history.seconds))
         assert len(history) == 2 and all(map(math.isfinite, history.steps.loss)), name
 
 
@@ -258,7 +258,7 @@ def each_process_has_draws_of_its_own():
         Line.met = []
         fit(make(layers=Line, seed=0), data, batch_size=4)
         drawn = [all_of(digest(weights)) for _, weights in Line.met[-4:]]
-        assert len({each for pair in drawn for each in pair}) == 8
+        assert len({d for pair in drawn for d in pair}) == 8
 
 
 @check
@@ -282,52 +282,52 @@ class Poisoned(likelihoods.Gaussian):
     passes = 0
 
     def arguments(self, outputs):
-        found = super().arguments(outputs)
+        arguments = super().arguments(outputs)
         Poisoned.passes += self.training  # those before are checks
         if rank() == 1 and Poisoned.passes == 3:
-            return found | {"loc": found["loc"] * math.nan}
-        return found
+            return arguments | {"loc": arguments["loc"] * math.nan}
+        return arguments
 
 
 @check
 def a_step_that_is_not_finite_in_one_process_is_none_in_any():
     Poisoned.passes = 0
-    parts = make(like=Poisoned, layers=batch_norm)
-    history = fit(parts, nonfinite="skip", batch_size=7, epochs=4)
+    pair = make(like=Poisoned, layers=batch_norm)
+    history = fit(pair, nonfinite="skip", batch_size=7, epochs=4)
     assert history.skipped == [3] and len(history.steps) == 3
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
     Poisoned.passes = 0
-    parts = make(like=Poisoned, layers=batch_norm)
+    pair = make(like=Poisoned, layers=batch_norm)
     with raising(bbb.NonFiniteError, "loss", "step 3", "obs"):
-        fit(parts, batch_size=7, epochs=4)
-    assert_same(state(parts))
+        fit(pair, batch_size=7, epochs=4)
+    assert_same(state(pair))
 
 
 @check
 def one_process_may_end_the_training():
-    parts = make()
-    history = fit(parts, epochs=5, callbacks=[lambda event: rank() == 1 and event.epoch == 2])
+    pair = make()
+    history = fit(pair, epochs=5, callbacks=[lambda event: rank() == 1 and event.epoch == 2])
     assert len(history) == 3
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
 
     def interrupt(event):
         if rank() == 1 and event.epoch == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    parts = make()
-    history = fit(parts, epochs=5, callbacks=[interrupt])
+    pair = make()
+    history = fit(pair, epochs=5, callbacks=[interrupt])
     assert history.interrupted and len(history.steps) == 5
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
 
 
 @check
 def processes_stop_at_the_same_epoch_with_the_same_parameters():
-    parts = make()
-    other = values()[0], -3 * values()[1]  # which training makes ever less probable
-    how = {"validation": other, "patience": 1, "epochs": 20, "lr": 0.1}
-    history = fit(parts, **how)
+    pair = make()
+    held_out = values()[0], -3 * values()[1]  # which training makes ever less probable
+    how = {"validation": held_out, "patience": 1, "epochs": 20, "lr": 0.1}
+    history = fit(pair, **how)
     assert len(history.validation_loss) == len(history) == history.best_epoch + 2 < 20
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
     loader = DataLoader(TensorDataset(*values()), sampler=DistributedSampler(values()[0]))
     with raising(ValueError, "validation must be the same in every process"):
         fit(make(), **how | {"validation": loader})
@@ -376,12 +376,12 @@ def rows_of(data, **options):
         return real(svi, elbo, parts)
 
     distributed.gradients = gradients
-    parts = make()
+    pair = make()
     try:
-        history = fit(parts, data, **options)
+        history = fit(pair, data, **options)
     finally:
         distributed.gradients = real
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
     return list(zip(*all_of(met), strict=True)), history
 
 
@@ -392,8 +392,8 @@ def a_loader_gives_its_minibatches_to_all_and_each_takes_its_share():
         return x + 0.1 * torch.randn_like(x), y
 
     options = {"batch_size": 4, "shuffle": True}
-    for more in ({}, {"collate_fn": noisy}, {"generator": torch.Generator().manual_seed(3)}):
-        steps, history = rows_of(DataLoader(Met(), **options, **more), accumulate=1)
+    for extra in ({}, {"collate_fn": noisy}, {"generator": torch.Generator().manual_seed(3)}):
+        steps, history = rows_of(DataLoader(Met(), **options, **extra), accumulate=1)
         assert len(steps) == 4 and [len(a) - len(b) for a, b in steps] == [0, 1, 0, 1]
         epochs = [sorted(sum(map(sum, steps[i : i + 2], [[]] * 2), [])) for i in (0, 2)]
         assert epochs == [list(range(N))] * 2 and steps[0] != steps[2]
@@ -432,18 +432,18 @@ def a_distributed_sampler_or_a_stream_gives_each_its_own():
 
 @check
 def draws_are_shared_and_everyone_has_them_all():
-    parts = make(seed=0)
+    pair = make(seed=0)
     x = values()[0]
     options = ({"num_samples": 4}, {"num_samples": 1}, {"num_samples": 3, "batch_size": 2})
-    for more in (*options, {"estimator": "local_reparam", "num_samples": 5}):
+    for extra in (*options, {"estimator": "local_reparam", "num_samples": 5}):
         for seed in (None, 4):
-            found = bbb.predict(*parts, x, seed=seed, **more).components.loc
-            assert found.shape[:2] == (more["num_samples"], N)
-            assert len(found.unique(dim=0)) == len(found)
-            assert_same(digest(found))
-        assert torch.equal(found, bbb.predict(*parts, x, seed=4, **more).components.loc)
+            locs = bbb.predict(*pair, x, seed=seed, **extra).components.loc
+            assert locs.shape[:2] == (extra["num_samples"], N)
+            assert len(locs.unique(dim=0)) == len(locs)
+            assert_same(digest(locs))
+        assert torch.equal(locs, bbb.predict(*pair, x, seed=4, **extra).components.loc)
     with bbb.alone():
-        alone = bbb.predict(*parts, x, num_samples=1, seed=rank()).components.loc
+        alone = bbb.predict(*pair, x, num_samples=1, seed=rank()).components.loc
     assert len(set(all_of(digest(alone)))) == 2
 
 
@@ -463,8 +463,8 @@ def given_draws_are_used_as_by_one_process_and_members_as_often():
             nn.init.constant_(parameter, -40.0 if "rho" in name else number)
     draws = 2 * ensemble.size - 1
     loc = bbb.predict(model, ensemble, torch.ones(1, 3), num_samples=draws).components.loc
-    found = (loc.flatten() / 3).round().int().bincount(minlength=ensemble.size)
-    assert found.tolist() == [2] * (ensemble.size - 1) + [1]
+    counts = (loc.flatten() / 3).round().int().bincount(minlength=ensemble.size)
+    assert counts.tolist() == [2] * (ensemble.size - 1) + [1]
 
 
 # --- checkpoints ---
@@ -483,10 +483,10 @@ def begin(folder, data=None, **options):
         if event.epoch == 1:
             raise Stop
 
-    parts = make(seed=0)
+    pair = make(seed=0)
     torch.manual_seed(8)
     try:
-        fit(parts, data, folder, epochs=EPOCHS, callbacks=[stop], **options)
+        fit(pair, data, folder, epochs=EPOCHS, callbacks=[stop], **options)
     except Stop:
         return
     raise AssertionError("did not stop")
@@ -505,16 +505,16 @@ def a_run_resumes_to_the_bit(folder):
         "own": (lambda: DataLoader(Met(), **own), None),
     }
     for name, (form, every) in forms.items():
-        parts = make(seed=0)
+        pair = make(seed=0)
         torch.manual_seed(8)
-        expected = fit(parts, form(), epochs=EPOCHS)
+        expected = fit(pair, form(), epochs=EPOCHS)
         following = torch.rand(()).item()
         begin(folder / name, form(), checkpoint_every=every)
         assert_same(at(folder / name)["batch"] == (1 if every else 0))
         again = make(seed=1)
         torch.manual_seed(8)
         history = fit(again, form(), folder / name, epochs=EPOCHS, checkpoint_every=every)
-        assert record(history) == record(expected) and state(again) == state(parts), name
+        assert record(history) == record(expected) and state(again) == state(pair), name
         assert torch.rand(()).item() == following
         assert_same((record(history), state(again)))
 
@@ -522,22 +522,22 @@ def a_run_resumes_to_the_bit(folder):
 @check
 def a_checkpoint_of_two_goes_on_in_one_and_the_other_way_round(folder):
     options = {"epochs": EPOCHS, "checkpoint_every": 3, "seed": 1}
-    two, one = folder / "two", folder / "one"
-    begin(two, checkpoint_every=3, seed=1)
+    of_two, of_one = folder / "two", folder / "one"
+    begin(of_two, checkpoint_every=3, seed=1)
     if rank() == 0:
         with bbb.alone():
-            history = fit(make(seed=0), folder=two, **options)
-            assert len(history) == EPOCHS and at(two)["finished"]
-            begin(one, checkpoint_every=3, seed=1)
+            history = fit(make(seed=0), folder=of_two, **options)
+            assert len(history) == EPOCHS and at(of_two)["finished"]
+            begin(of_one, checkpoint_every=3, seed=1)
     group.barrier()
-    parts, streams = make(seed=0), []
+    pair, streams = make(seed=0), []
     callbacks = [lambda event: streams.append(digest(torch.get_rng_state()))]
-    history = fit(parts, folder=one, callbacks=callbacks, **options)
+    history = fit(pair, folder=of_one, callbacks=callbacks, **options)
     assert len(history) == EPOCHS and len(history.steps) == 2 * EPOCHS
     assert len(set(all_of(streams[0]))) == 2
-    assert_same((state(parts), record(history)))
+    assert_same((state(pair), record(history)))
     again = make(seed=0)  # a finished one of one process comes back in both
-    finished = fit(again, folder=two, **options)
+    finished = fit(again, folder=of_two, **options)
     assert len(finished) == EPOCHS
     assert_same((state(again), record(finished)))
 
@@ -586,7 +586,7 @@ def make_all(folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     fit(make(), epochs=1)
     assert group.is_initialized() and group.get_world_size() == SIZE
-    found = {}
+    errors = {}
     for name, function in CHECKS.items():
         if len(sys.argv) > 2 and not any(word in name for word in sys.argv[2:]):
             continue
@@ -594,12 +594,12 @@ def make_all(folder):
         own.mkdir(exist_ok=True)
         try:
             function(*[own] * function.__code__.co_argcount)
-            found[name] = ""
+            errors[name] = ""
         except BaseException:
-            found[name] = traceback.format_exc()
-        (folder / f"{rank()}.json").write_text(json.dumps(found))
-        if found[name]:
-            print(rank(), found[name], file=sys.stderr, flush=True)
+            errors[name] = traceback.format_exc()
+        (folder / f"{rank()}.json").write_text(json.dumps(errors))
+        if errors[name]:
+            print(rank(), errors[name], file=sys.stderr, flush=True)
             os._exit(1)  # the other one would wait for ever
     shutil.rmtree(folder / "none", ignore_errors=True)
     os._exit(0)
@@ -620,9 +620,9 @@ def main():
     for _ in children:
         child, status = os.wait()
         if status:
-            for other in children:
+            for pid in children:
                 with suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
     return 0
 
 

@@ -48,10 +48,10 @@ def run(folder, kill=False):
     return model, guide, history
 
 
-def ended(parts):
+def ended(results):
     """All that a run ends with, as text."""
-    model, guide, history = parts
-    values = [x.tolist() for part in (model, guide) for x in part.state_dict().values()]
+    model, guide, history = results
+    values = [x.tolist() for m in (model, guide) for x in m.state_dict().values()]
     return json.dumps([values, history.as_dict() | {"seconds": None}])
 
 

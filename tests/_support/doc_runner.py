@@ -72,9 +72,9 @@ def check_reasons(page: Path) -> None:
 def run_page(page: Path, folder: Path, capsys) -> int:
     """Runs the blocks in the folder, which is the current one, and returns how many."""
     module = sys.modules["page"] = ModuleType("page")  # a module, so that classes work as in a file
-    wanted = [block for block in blocks(page) if block.reason is None]
+    runnable = [block for block in blocks(page) if block.reason is None]
     capsys.readouterr()
-    for block in wanted:
+    for block in runnable:
         if block.language == "python":
             code = "\n" * (block.line - 1) + block.code
             exec(compile(code, str(page), "exec"), module.__dict__)
@@ -82,7 +82,7 @@ def run_page(page: Path, folder: Path, capsys) -> int:
             for command in commands(block.code):
                 run_command(command, folder)
         compare(capsys.readouterr().out, block.output, f"{page}:{block.line}")
-    return len(wanted)
+    return len(runnable)
 
 
 def commands(code: str) -> list[list[str]]:
@@ -124,10 +124,10 @@ def compare(printed: str, shown: str | None, place: str) -> None:
     """Fails where the page shows another output than its block has."""
     if shown is None:
         return
-    got, wanted = NUMBER.split(printed.strip()), NUMBER.split(shown.strip())
+    got, expected = NUMBER.split(printed.strip()), NUMBER.split(shown.strip())
     message = f"{place} prints\n{printed}\nand the page shows\n{shown}"
-    assert [text.split() for text in got[::2]] == [text.split() for text in wanted[::2]], message
-    assert all(map(close, got[1::2], wanted[1::2])), message
+    assert [text.split() for text in got[::2]] == [text.split() for text in expected[::2]], message
+    assert all(map(close, got[1::2], expected[1::2])), message
 
 
 def close(number: str, shown: str) -> bool:

@@ -41,21 +41,21 @@ def forgeries(path):
     content = json.loads(original)
     for where in leaves(content):
         *outer, last = where
-        for other in (*OTHERS, _LEFT_OUT, _UNKNOWN):
+        for substitute in (*OTHERS, _LEFT_OUT, _UNKNOWN):
             altered = copy.deepcopy(content)
             parent = altered
             for key in outer:
                 parent = parent[key]
-            if type(parent[last]) is type(other):
+            if type(parent[last]) is type(substitute):
                 continue
-            if other is _UNKNOWN:
+            if substitute is _UNKNOWN:
                 if not isinstance(parent, dict):
                     continue
                 parent["unknown"] = 1
-            elif other is _LEFT_OUT:
+            elif substitute is _LEFT_OUT:
                 del parent[last]
             else:
-                parent[last] = other
+                parent[last] = substitute
             path.write_text(sealed(altered))
             yield where
     path.write_bytes(original)

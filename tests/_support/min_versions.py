@@ -20,8 +20,8 @@ LEFT_OUT = {"benchmarks"}
 def pins(project: dict[str, Any]) -> list[str]:
     """``name==bound`` for each ``name>=bound`` of the ``[project]`` table and its extras."""
     extras = project.get("optional-dependencies", {})
-    wanted = [lines for name, lines in extras.items() if name not in LEFT_OUT]
-    lines = sum(wanted, project["dependencies"])
+    kept = [lines for name, lines in extras.items() if name not in LEFT_OUT]
+    lines = sum(kept, project["dependencies"])
     return [line.replace(">=", "==") for line in lines if not line.startswith(project["name"])]
 
 

@@ -57,14 +57,14 @@ def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Spans of type annotations, which run once or never."""
     for node in ast.walk(ast.parse(text)):
         for name in ("annotation", "returns"):
-            part = getattr(node, name, None)
-            if part is not None:
-                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+            hint = getattr(node, name, None)
+            if hint is not None:
+                yield (hint.lineno, hint.col_offset), (hint.end_lineno, hint.end_col_offset)
 
 
 def mutants(root: Path, package: str) -> dict[tuple[str, int, int], list[Mutant]]:
     """All mutants of a package by file, line and column."""
-    found = defaultdict(list)
+    by_place = defaultdict(list)
     names = [name for name in operator_names() if not name.endswith(SAME_BY_IDENTITY)]
     operators = {name: get_operator(name) for name in names}
     operators = {name: make() for name, make in operators.items() if not make.arguments()}
@@ -84,16 +84,16 @@ def mutants(root: Path, package: str) -> dict[tuple[str, int, int], list[Mutant]
                 )
                 if not never and not same:
                     where = str(path.relative_to(root))
-                    found[where, *start].append(Mutant(where, start[0], name, occurrence))
-    return found
+                    by_place[where, *start].append(Mutant(where, start[0], name, occurrence))
+    return by_place
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> list[Mutant]:
     """Mutants drawn with a seed, at different positions."""
-    found = mutants(root, package)
+    by_place = mutants(root, package)
     generator = random.Random(f"{seed} {package}")
-    places = generator.sample(sorted(found), min(count, len(found)))
-    return [random.Random(f"{seed} {place}").choice(found[place]) for place in places]
+    places = generator.sample(sorted(by_place), min(count, len(by_place)))
+    return [random.Random(f"{seed} {place}").choice(by_place[place]) for place in places]
 
 
 def run_tests(tree: Path, package: str, limit: float | None = None) -> tuple[str, float]:
@@ -154,8 +154,8 @@ def main() -> None:
         }
     fates["all"] = [fate for package in fates.values() for fate in package]
     print(f"\n{'package':16}{'sampled':>8}{'survived':>9}")
-    for package, found in fates.items():
-        print(f"{package:16}{len(found):8}{found.count('survived'):9}")
+    for package, outcomes in fates.items():
+        print(f"{package:16}{len(outcomes):8}{outcomes.count('survived'):9}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def install() -> None:
 
 def images(name, *, train=True):
     """Every other bundled digit, as 28x28 pixels; of another set than MNIST, mirrored."""
-    x, y = (torch.as_tensor(part)[train::2] for part in load_digits(return_X_y=True))
+    x, y = (torch.as_tensor(array)[train::2] for array in load_digits(return_X_y=True))
     x = F.interpolate(x[:120].float().reshape(-1, 1, 8, 8) / 16, size=28)
     return x if name == "mnist" else x.flip(-1), y[:120]
 

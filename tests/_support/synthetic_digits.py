@@ -148,7 +148,7 @@ def face(rng: np.random.Generator) -> Drawing:
 
 
 SCRIBBLES: dict[str, Callable[[np.random.Generator], Drawing]] = {
-    each.__name__: each for each in (zigzag, spiral, tangle, hatching, grid, star, dots, face)
+    draw.__name__: draw for draw in (zigzag, spiral, tangle, hatching, grid, star, dots, face)
 }
 
 
@@ -166,15 +166,15 @@ def report(classifier: Classifier) -> dict[str, float]:
     digits = [digit(int(label), i, rng) for i, label in enumerate(labels)]
     asked = classifier.predict(torch.stack([pixels(strokes) for strokes in digits]))
     right, answered = asked.label == labels, ~asked.refuse(threshold)
-    found = {
+    shares = {
         "recognised": float(right.double().mean()),
         "answered": float(answered.double().mean()),
         "right where answered": float(right[answered].double().mean()),
     }
-    for kind, scribbled in SCRIBBLES.items():
+    for name, scribbled in SCRIBBLES.items():
         strange = torch.stack([pixels(scribbled(rng)) for _ in range(50)])
-        found[f"refused: {kind}"] = float(
+        shares[f"refused: {name}"] = float(
             classifier.predict(strange).refuse(threshold).double().mean()
         )
-    found["refused"] = sum(found[f"refused: {kind}"] for kind in SCRIBBLES) / len(SCRIBBLES)
-    return found
+    shares["refused"] = sum(shares[f"refused: {name}"] for name in SCRIBBLES) / len(SCRIBBLES)
+    return shares

@@ -75,7 +75,7 @@ SUMMARIES = [
     row("RegressionPrediction.cdf", lambda: {"self": numbers(), "value": TARGETS}),
     *[
         row(
-            f"RegressionPrediction.{name} {kind}",
+            f"RegressionPrediction.{name} {words}",
             lambda make=make, argument=argument: {"self": make(), argument: 0.9},
             (argument, 1.0, rf"{argument} must be in \(0, 1\), got 1"),
             (argument, 0, rf"{argument} must be in \(0, 1\), got 0"),
@@ -83,7 +83,7 @@ SUMMARIES = [
             (argument, NAN, rf"{argument} must be in \(0, 1\), got nan"),
         )
         for name, argument in (("quantile", "probability"), ("interval", "level"))
-        for kind, make in {
+        for words, make in {
             "of normals": numbers,
             "of counts": counts,
             "of points": lambda: numbers(1e-38),
@@ -387,6 +387,6 @@ PLOTS = [
 ROWS = [
     *SUMMARIES,
     *CHAINS,
-    *(replace(each, skip={"*: without values": ANY_DEVICE}) for each in METRICS),
-    *(replace(each, skip={**NO_AXES, **each.skip}) for each in PLOTS),
+    *(replace(r, skip={"*: without values": ANY_DEVICE}) for r in METRICS),
+    *(replace(r, skip={**NO_AXES, **r.skip}) for r in PLOTS),
 ]

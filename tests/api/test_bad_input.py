@@ -100,9 +100,9 @@ PROTOCOL = {
 
 def public():
     """Public objects of the library, each by its first dotted name."""
-    found = {}
+    first_names = {}
     for name in bbb.__all__:
-        found.setdefault(getattr(bbb, name), name)
+        first_names.setdefault(getattr(bbb, name), name)
     for info in pkgutil.iter_modules(bbb.__path__):
         if info.name.startswith("_"):
             continue
@@ -115,8 +115,8 @@ def public():
         for name in names:
             value = getattr(module, name)
             if is_ours(value):
-                found.setdefault(value, f"{info.name}.{name}")
-    return {value: name for value, name in found.items() if is_ours(value)}
+                first_names.setdefault(value, f"{info.name}.{name}")
+    return {value: name for value, name in first_names.items() if is_ours(value)}
 
 
 def is_ours(value):

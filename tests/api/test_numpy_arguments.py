@@ -53,8 +53,8 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_a_chains_seed_may_be_numpys():
     model, _ = make()
     options = {"num_samples": 1, "warmup_steps": 1, "max_tree_depth": 1, "progress": False}
-    found, expected = (bbb.run_nuts(model, (X, Y), seed=s, **options) for s in (np.int64(3), 3))
-    means = (bbb.predict(make()[0], chains, X).mean for chains in (found, expected))
+    actual, expected = (bbb.run_nuts(model, (X, Y), seed=s, **options) for s in (np.int64(3), 3))
+    means = (bbb.predict(make()[0], chains, X).mean for chains in (actual, expected))
     assert torch.equal(*means)
 
 

@@ -98,16 +98,16 @@ def test_1_our_guides_are_independent(train, models):
     x, y = data()
     likelihood = bbb.likelihoods.Gaussian.learned
     model, first = make(likelihood(1.0))
-    other, second = make(likelihood(2.0))
+    other_model, second = make(likelihood(2.0))
     if models == "one model":
-        other, second = model, bbb.AutoSoftplusNormal(model)
+        other_model, second = model, bbb.AutoSoftplusNormal(model)
     start = snapshot(second)
     train(model, first, x, y)
     assert same(snapshot(second), start)
     moved = snapshot(first)
     assert not any(torch.equal(moved[name], start[name]) for name in moved if "locs" in name)
     noise = model.likelihood.scale_unconstrained.clone()
-    train(other, second, x, y)
+    train(other_model, second, x, y)
     assert same(snapshot(first), moved)
     assert not same(snapshot(second), start)
     assert torch.equal(model.likelihood.scale_unconstrained, noise) == (models == "two models")
@@ -210,8 +210,8 @@ def test_4_copying_breaks_a_stock_guide_and_not_ours():
 
     twin = copy.deepcopy(guide)
     assert guide.model is model and twin.model is model
-    for each in (guide, twin):
-        bbb.fit(model, each, data(), epochs=1, progress=False)
+    for fitted in (guide, twin):
+        bbb.fit(model, fitted, data(), epochs=1, progress=False)
 
 
 # --- 6: vectorised prediction ---
@@ -299,15 +299,15 @@ def test_8_what_leaves_the_networks_state_is_in_the_guides():
     bbb.fit(model, guide, (x, y), epochs=3, lr=0.1, progress=False)
     assert list(model.state_dict()) == ["likelihood.scale_unconstrained"]
 
-    other_model, other = make(bbb.likelihoods.Gaussian.learned())
+    other_model, other_guide = make(bbb.likelihoods.Gaussian.learned())
     other_model.load_state_dict(model.state_dict())
-    other.load_state_dict(guide.state_dict())
-    found, expected = (
+    other_guide.load_state_dict(guide.state_dict())
+    actual, expected = (
         bbb.predict(m, g, x, num_samples=10, seed=0)
-        for m, g in ((other_model, other), (model, guide))
+        for m, g in ((other_model, other_guide), (model, guide))
     )
-    assert torch.equal(found.mean, expected.mean)
-    assert torch.equal(found.std, expected.std)
+    assert torch.equal(actual.mean, expected.mean)
+    assert torch.equal(actual.std, expected.std)
 
 
 # --- 9: one draw per outermost call ---
@@ -389,7 +389,7 @@ def executing(path, lines, allowed):
     return [
         f"{path.name}:{number}: {line.strip()}"
         for number, line in enumerate(lines, start=1)
-        if {found.group() for found in EXECUTES.finditer(line)} - set(allowed)
+        if {match.group() for match in EXECUTES.finditer(line)} - set(allowed)
     ]
 
 

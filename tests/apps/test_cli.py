@@ -133,12 +133,12 @@ def test_every_class_is_in_training_however_rare(capsys, tmp_path):
 def test_predictions_of_numbers(capsys, folder, tmp_path):
     out = tmp_path / "p.csv"
     words = ("predict", folder / "price", folder / "houses.csv", "--out", out)
-    found = as_json(capsys, *words)
+    summary = as_json(capsys, *words)
     table = pl.read_csv(out)
     names = "id country price prediction lower upper aleatoric epistemic refused"
     assert table.columns == names.split()
     assert table["id"].to_list() == HOUSES["id"].to_list()
-    assert found["rows"] == 120 and found["refused"] == table["refused"].sum()
+    assert summary["rows"] == 120 and summary["refused"] == table["refused"].sum()
     model = Model.load(folder / "price")
     mean, std = model.estimator.predict(model.inputs(HOUSES, print), return_std=True)
     np.testing.assert_allclose(table["prediction"], mean, rtol=5e-6)  # six digits
@@ -210,11 +210,11 @@ def test_evaluate_scores_classes(capsys, folder, tmp_path):
     assert scores["accuracy"] == pytest.approx((table["prediction"] == y).mean())
     true = [table[f"p({town})"][i] for i, town in enumerate(y)]
     assert scores["nll"] == pytest.approx(-np.log(true).mean())
-    sets = [each.split("|") for each in table["set"]]
+    sets = [text.split("|") for text in table["set"]]
     assert scores["set_coverage"] == pytest.approx(
-        np.mean([town in each for town, each in zip(y, sets, strict=True)])
+        np.mean([town in allowed for town, allowed in zip(y, sets, strict=True)])
     )
-    assert scores["set_size"] == pytest.approx(np.mean([len(each) for each in sets]))
+    assert scores["set_size"] == pytest.approx(np.mean([len(s) for s in sets]))
     printed = run(capsys, "evaluate", folder / "town", folder / "houses.csv")[1]
     for town, counts in scores["classes"].items():
         right = f"{counts['right']} ({counts['right'] / counts['rows']:.0%})"
@@ -246,12 +246,12 @@ def test_scores_of_rare_classes_are_sklearns():
     scores, right = score(rows_of(probs, y, total=total), model), probs.argmax(1) == y
     counts, answered = scores["classes"], total.numpy() <= 0.15
     recall = sklearn.metrics.recall_score(y, probs.argmax(1), average=None)
-    assert [each["right"] / each["rows"] for each in counts.values()] == pytest.approx(recall)
+    assert [row["right"] / row["rows"] for row in counts.values()] == pytest.approx(recall)
     recall = sklearn.metrics.recall_score(
         y[answered], probs[answered].argmax(1), average=None, labels=range(4), zero_division=0
     )
     assert [
-        each["answered_right"] / max(1, each["answered"]) for each in counts.values()
+        row["answered_right"] / max(1, row["answered"]) for row in counts.values()
     ] == pytest.approx(recall)
     area = sklearn.metrics.roc_auc_score(y, probs, multi_class="ovr")
     assert scores["auroc"] == pytest.approx(area)
@@ -265,15 +265,15 @@ def test_the_uncertainty_that_ranks_the_errors_is_chosen():
     y = torch.arange(100) // 90
     probs = torch.tensor([[0.9, 0.1]]).repeat(100, 1)  # wrong are the last ten rows
     good, bad = torch.linspace(0, 1, 100).double(), torch.linspace(1, 0, 100).double()
-    for name, other in (("total", "epistemic"), ("epistemic", "total")):
-        model = with_refusal(table_model("ab"), rows_of(probs, y, **{name: good, other: bad}))
+    for name, worse in (("total", "epistemic"), ("epistemic", "total")):
+        model = with_refusal(table_model("ab"), rows_of(probs, y, **{name: good, worse: bad}))
         assert model.about.uncertainty == name and model.about.threshold == good[94]
         scores = model.about.scores
         assert scores["refused"] == 0.05 and scores["accuracy_refused"] == 0
         assert scores["refusal_p"] == 0.001  # exactly 1 of 3e5
         errors = {"loss": y.double(), "mean": y * 1.0, "y": torch.zeros(100)}
         ends = {"lower": -torch.ones(100), "upper": torch.ones(100), "log_prob": torch.zeros(100)}
-        model = with_refusal(table_model(), errors | ends | {name: good, other: bad})
+        model = with_refusal(table_model(), errors | ends | {name: good, worse: bad})
         assert model.about.uncertainty == name and model.about.scores["rmse_refused"] == 1
     first, second = (table_model(classes) for classes in ("ab", ""))
     equal = {"total": good, "epistemic": good}
@@ -299,22 +299,22 @@ def test_refusal_that_does_not_help_is_warned_of():
         "It refuses 5 of the 10 rows of 'b', but 5.0% of all"
     )
     assert cautions(score(rows_of(probs, y, total=informed), table_model("ab"))) == []
-    one = rows_of(probs[:90], y[:90], total=informed[:90])  # of one class, without an AUROC
-    assert cautions(score(one, table_model("ab"))) == []
+    single = rows_of(probs[:90], y[:90], total=informed[:90])  # of one class, without an AUROC
+    assert cautions(score(single, table_model("ab"))) == []
 
 
 def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
     table = ("--data", folder / "houses.csv")
     words = ("prune", folder / "price", "--out", tmp_path / "m", "--fraction", 0.5, *table)
-    found = as_json(capsys, *words)
-    assert found["left"] == found["weights"] - round(0.5 * found["weights"])
+    summary = as_json(capsys, *words)
+    assert summary["left"] == summary["weights"] - round(0.5 * summary["weights"])
     after = as_json(capsys, "evaluate", tmp_path / "m", folder / "houses.csv")["scores"]
-    assert after == found["after"] != found["before"]
+    assert after == summary["after"] != summary["before"]
     before = as_json(capsys, "evaluate", folder / "price", folder / "houses.csv")["scores"]
-    assert before == found["before"]
+    assert before == summary["before"]
     about = Model.load(tmp_path / "m").about
     assert about.pruned == 0.5 and about.held_out == 120  # whose scores set the threshold
-    assert found["threshold"] == about.threshold != Model.load(folder / "price").about.threshold
+    assert summary["threshold"] == about.threshold != Model.load(folder / "price").about.threshold
     assert about.scores["refused"] == pytest.approx(0.05, abs=0.01)
     code, _, err = run(capsys, *words[:4])
     assert code == 2 and "--data" in err
@@ -323,15 +323,15 @@ def test_prune_keeps_the_share_asked_for(capsys, folder, tmp_path):
 @pytest.mark.parametrize("model", ["price", "town"])
 def test_report_is_one_page_that_needs_no_other_file(capsys, folder, tmp_path, model):
     path = tmp_path / "r.html"
-    found = as_json(capsys, "report", folder / model, folder / "houses.csv", "--out", path)
+    summary = as_json(capsys, "report", folder / model, folder / "houses.csv", "--out", path)
     page = path.read_text()
     pictures, tables = {"price": (4, 4), "town": (3, 5)}[model]
     assert page.count("<img") == pictures and page.count("<table") == tables
     assert all(
         x.startswith("data:image/png;base64,") for x in re.findall('(?:src|href)="(.*?)"', page)
     )
-    assert f"{found['scores']['refused']:.4g}" in page and "rust the band" in page
-    assert page.count("Warning: ") == len(cautions(found["scores"]))
+    assert f"{summary['scores']['refused']:.4g}" in page and "rust the band" in page
+    assert page.count("Warning: ") == len(cautions(summary["scores"]))
     assert page.count("rows, which are ") == 1  # as a verdict or as a warning
     run(capsys, "report", folder / model, "--out", path, "--quiet", "--force")  # no table
     assert "least certain" not in path.read_text()
@@ -504,23 +504,23 @@ def test_bad_models_and_places_are_named(capsys, folder, tmp_path):
 
 
 def test_no_file_of_a_model_is_written_over(capsys, folder, tmp_path):
-    table, model, other = folder / "houses.csv", tmp_path / "price", tmp_path / "town"
-    for each in (model, other):
-        shutil.copytree(folder / each.name, each)
+    table, model, town = folder / "houses.csv", tmp_path / "price", tmp_path / "town"
+    for copied in (model, town):
+        shutil.copytree(folder / copied.name, copied)
     (tmp_path / "link").symlink_to(model)
     (tmp_path / "page.html").symlink_to(model / "spec.json")
-    before = {path: path.read_bytes() for each in (model, other) for path in each.iterdir()}
+    before = {path: path.read_bytes() for m in (model, town) for path in m.iterdir()}
     for words in (
-        ("report", model, "--out", other / "spec.json"),
+        ("report", model, "--out", town / "spec.json"),
         ("report", model, "--out", model / "new.html"),
         ("report", model, "--out", tmp_path / "page.html"),
         ("predict", model, table, "--out", model / "new.csv"),
         ("prune", model, "--data", table, "--out", tmp_path / "link" / "deep" / "er"),
-        ("train", table, "--target", "price", "--out", other / "x"),
+        ("train", table, "--target", "price", "--out", town / "x"),
     ):
         code, _, err = run(capsys, *words, "--force")
         assert code == 2 and "is inside the model" in err, words
-    assert {path: path.read_bytes() for each in (model, other) for path in each.iterdir()} == before
+    assert {path: path.read_bytes() for m in (model, town) for path in m.iterdir()} == before
 
 
 def test_what_cannot_be_written_is_found_before_any_work(capsys, folder, tmp_path, monkeypatch):
@@ -579,9 +579,9 @@ def program(code):
 
 
 def test_an_extra_that_is_not_installed_is_named():
-    found = program("import sys; sys.modules['tyro'] = None; import pyro_bbb.apps")
-    assert found.returncode == 1
-    assert found.stderr == 'tyro is not installed: pip install "pyro-bbb[cli]"\n'
+    process = program("import sys; sys.modules['tyro'] = None; import pyro_bbb.apps")
+    assert process.returncode == 1
+    assert process.stderr == 'tyro is not installed: pip install "pyro-bbb[cli]"\n'
 
 
 @pytest.mark.parametrize(
@@ -615,13 +615,13 @@ def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
         ["report", model, table, "--out", "no folder/r.html"],
     ]
     words = [list(map(str, call)) for call in calls]
-    found = program(
+    process = program(
         "import sys, pyro_bbb.apps\n"
         f"codes = [pyro_bbb.apps.main(each) for each in {[*words, ['--version']]}]\n"
         "print(codes, {'torch', 'pyro', 'polars', 'numpy', 'sklearn'} & {*sys.modules})"
     )
     said = f"pyro-bbb {__version__}\n{[*[2] * len(calls), 0]} set()\n"
-    assert found.stdout == said, found.stderr
+    assert process.stdout == said, process.stderr
 
 
 def test_interrupted_work_exits_with_130(capsys, folder, monkeypatch):

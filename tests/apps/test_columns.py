@@ -69,7 +69,7 @@ def plain(tmp_path_factory):
 
 
 def taken(model):
-    return [each.name for each in model.about.columns]
+    return [column.name for column in model.about.columns]
 
 
 def inputs(model, path):
@@ -97,8 +97,8 @@ THOUSANDS = {  # first value, and what it is
 
 @pytest.mark.parametrize("case", THOUSANDS)
 def test_thousands_are_read_as_thousands(capsys, tmp_path, case):
-    text, number, separator, more = THOUSANDS[case]
-    table = {"x": [text, *SMALL[1:]], **more, "y": np.arange(ROWS) % 2}
+    text, number, separator, extra = THOUSANDS[case]
+    table = {"x": [text, *SMALL[1:]], **extra, "y": np.arange(ROWS) % 2}
     path = write(tmp_path / "t.csv", separator, **table)
     _, model = train_file(capsys, path)
     assert inputs(model, path)[:3, 0].tolist() == [number, 12, 7]
@@ -239,7 +239,7 @@ def test_labels_are_read_as_in_training(capsys, tmp_path, labels):
     assert code == 0, errors
     predict(capsys, new)
     predicted = set(pl.read_csv(tmp_path / "p.csv", infer_schema=False)["prediction"])
-    assert {each.lower() for each in predicted} <= {each.lower() for each in labels}
+    assert {label.lower() for label in predicted} <= {label.lower() for label in labels}
 
 
 def test_values_not_seen_in_training_are_told(capsys, tmp_path):

@@ -58,8 +58,8 @@ def said(capsys, path):
 def test_every_format_gives_the_same_table(capsys, tmp_path, rows, separator, decimal, encoding):
     table, path = ROWS[rows], tmp_path / "t.csv"
     write(table, path, separator, decimal, encoding)
-    found, lines = said(capsys, path)
-    assert_frame_equal(found, table)
+    actual, lines = said(capsys, path)
+    assert_frame_equal(actual, table)
     usual = (separator, encoding[:5]) == (",", "utf-8")
     formats = [line for line in lines if "separator" in line]
     assert len(formats) == (not usual)

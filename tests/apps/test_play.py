@@ -43,7 +43,7 @@ def test_drawings_look_like_the_real_digits():
     assert abs(ours.mean() - real.mean()) < 0.01 and ours.std() < real.std()
     for edge in (0, 7):  # both touch top and bottom
         assert (REAL[:, edge].amax(-1) > 0).all() and (drawn[:, edge].amax(-1) > 0).all()
-    leaning = [[left_edge(x[0]) - left_edge(x[7]) for x in part] for part in (REAL, drawn)]
+    leaning = [[left_edge(x[0]) - left_edge(x[7]) for x in images] for images in (REAL, drawn)]
     for lean in leaning:  # the leftmost ink of the top is above that of the bottom
         assert abs(np.mean(lean)) < 1 and np.std(lean) < 2
 
@@ -76,10 +76,10 @@ def test_scribbles_are_longer_than_digits():
 
 @pytest.mark.slow
 def test_drawn_digits_are_recognised_and_scribbles_refused(classifier):
-    found = report(classifier)
-    assert found["recognised"] > 0.95 and found["answered"] > 0.8
-    assert found["right where answered"] > 0.98 and found["refused"] > 0.85
-    assert sum(kind.startswith("refused: ") for kind in found) == len(SCRIBBLES)
+    shares = report(classifier)
+    assert shares["recognised"] > 0.95 and shares["answered"] > 0.8
+    assert shares["right where answered"] > 0.98 and shares["refused"] > 0.85
+    assert sum(name.startswith("refused: ") for name in shares) == len(SCRIBBLES)
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_answers_are_those_of_predict_also_when_saved(classifier, tmp_path):
     pruned = bbb.prune(classifier.guide, 0.75)
     few = bbb.predict(classifier.model, pruned, x, num_samples=100, seed=0)
     classifier.save(tmp_path)
-    for each in (classifier, digits.open_saved(tmp_path)):
-        assert torch.equal(each.predict(x).sample_log_probs, plain.sample_log_probs)
-        assert torch.equal(each.predict(x, pruned=True).sample_log_probs, few.sample_log_probs)
+    for model in (classifier, digits.open_saved(tmp_path)):
+        assert torch.equal(model.predict(x).sample_log_probs, plain.sample_log_probs)
+        assert torch.equal(model.predict(x, pruned=True).sample_log_probs, few.sample_log_probs)
     _, (held_out, _) = digits._digits()
     refused = classifier.predict(held_out).refuse(classifier.threshold).double().mean()
     assert abs(float(refused) - 0.05) <= 1 / len(held_out)
@@ -152,7 +152,7 @@ def test_a_click_is_where_the_point_is_drawn():
 def test_a_port_that_is_taken_is_said(capsys, tmp_path):
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         assert main(["play", "--model", str(tmp_path), "--port", str(port)]) == 2
     assert f"cannot answer at 127.0.0.1:{port}" in capsys.readouterr().err

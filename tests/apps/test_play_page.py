@@ -199,8 +199,8 @@ def test_a_digit_is_read_and_a_scribble_refused(page):
 
 
 def entropies(panel):
-    parts = (panel.locator(f"b.{name}").inner_text() for name in ("aleatoric", "epistemic"))
-    return [float(part) for part in parts]
+    texts = (panel.locator(f"b.{name}").inner_text() for name in ("aleatoric", "epistemic"))
+    return [float(text) for text in texts]
 
 
 def test_the_band_follows_clicks(page):
@@ -236,7 +236,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(page):
 
 def test_the_shift_tab_shows_what_predict_says(page, start):
     _, _, folder = start
-    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
     _, (x, y) = bbb.data.split(x.float() / 16, y, fraction=0.1, seed=0)
     seven = x[y == 7][0].view(1, 1, 8, 8)
     open_tab(page, "Shift")
@@ -246,8 +246,8 @@ def test_the_shift_tab_shows_what_predict_says(page, start):
         slider.press("ArrowRight")
     sync_api.expect(page.get_by_text("Rotated by 60°")).to_be_visible()
     rotated = bbb.data.rotate(seven, 60).flatten(1)
-    for i, (part, draws) in enumerate(((folder, 100), (folder / "deterministic", 1))):
-        saved = bbb.load(part)
+    for i, (path, draws) in enumerate(((folder, 100), (folder / "deterministic", 1))):
+        saved = bbb.load(path)
         answer = bbb.predict(saved.model, saved.guide, rotated, num_samples=draws, seed=0)
         panel = page.locator(".answer:visible").nth(i)
         numbers = [f"{prob:.2f}" for prob in answer.probs[0]]
@@ -311,9 +311,9 @@ def test_text_stands_out_from_its_background(page, scheme):
     says(page, "I don't know")
     for tab in TABS:
         open_tab(page, tab)
-        found = page.evaluate(CONTRASTS)
-        assert len(found) > 10
-        assert not [each for each in found if each[1] < each[2]]
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 10
+        assert not [c for c in contrasts if c[1] < c[2]]
 
 
 def take_picture(path):

@@ -25,8 +25,8 @@ BATCH = {0: torch.export.Dim.DYNAMIC}
 
 
 def convolutional():
-    parts = (nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    network = nn.Sequential(*parts, nn.Linear(27, 4))
+    layers = (nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    network = nn.Sequential(*layers, nn.Linear(27, 4))
     network[1].running_mean.normal_()
     return bbb.bayesianize(network)
 
@@ -178,9 +178,9 @@ def test_it_draws_what_predict_draws_with_the_seed(make):
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_an_ordinary_module_with_the_draws_as_buffers(name):
     model, draws, module = ensemble(name)
-    for part in module.modules():
-        assert not any(cls.__module__.startswith("pyro.") for cls in type(part).__mro__), part
-        assert not isinstance(part, bbb.priors.Prior) and not part.training
+    for layer in module.modules():
+        assert not any(cls.__module__.startswith("pyro.") for cls in type(layer).__mro__), layer
+        assert not isinstance(layer, bbb.priors.Prior) and not layer.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
     weights = module.drawn.weights()
     assert weights and all(len(value) == S for value in weights.values())
@@ -236,8 +236,8 @@ def in_onnx(module, x, path):
     """A function of x that ONNX Runtime computes."""
     torch.onnx.export(module, (x,), path, dynamo=True, dynamic_shapes=(BATCH,), verbose=False)
     session = onnxruntime.InferenceSession(path)
-    (given,) = session.get_inputs()
-    return lambda x: [torch.tensor(y) for y in session.run(None, {given.name: x.numpy()})]
+    (onnx_input,) = session.get_inputs()
+    return lambda x: [torch.tensor(y) for y in session.run(None, {onnx_input.name: x.numpy()})]
 
 
 from_exporters = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -263,12 +263,12 @@ def test_onnx_runtime_computes_the_mean_network(name, tmp_path):
     run = in_onnx(bbb.to_module(model, guide), inputs(name), tmp_path / "mean.onnx")
     for n in (1, 2, 150):
         x = inputs(name, n)
-        (found,) = run(x)
+        (output,) = run(x)
         prediction = bbb.predict_mean(model, guide, x)
         if name == "classes":
-            torch.testing.assert_close(found.softmax(-1), prediction.probs, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output.softmax(-1), prediction.probs, rtol=1e-5, atol=1e-5)
         else:
-            torch.testing.assert_close(found, prediction.mean, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output, prediction.mean, rtol=1e-5, atol=1e-5)
 
 
 # --- one module for all threads, and for torch's compiler ---
@@ -305,9 +305,9 @@ def test_calls_in_threads_do_not_see_each_others_weights(name):
 def test_torch_compiles_and_exports_it_as_one_graph(name):
     _, _, module = ensemble(name)
     x = inputs(name)
-    whole = torch.compile(module, fullgraph=True, backend="eager")
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
     strict = torch.export.export(module, (x,), dynamic_shapes=(BATCH,), strict=True).module()
-    for run in (whole, strict):
+    for run in (compiled, strict):
         answer = run(x)
         for key, expected in module(x).items():
             torch.testing.assert_close(answer[key], expected, rtol=1e-5, atol=1e-6)

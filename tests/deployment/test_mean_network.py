@@ -84,7 +84,7 @@ class Nested(PyroModule):
         self.last = nn.Linear(4, 2)
 
     def mix(self, h):
-        return sum(part(h) for part in self.parts)
+        return sum(layer(h) for layer in self.parts)
 
     def forward(self, x):
         return self.last(self.mix(self.body(x)))
@@ -137,12 +137,12 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
 def assert_ordinary(module):
-    for part in module.modules():
-        for cls in type(part).__mro__:
+    for layer in module.modules():
+        for cls in type(layer).__mro__:
             assert not cls.__module__.startswith("pyro."), cls
             assert not any(isinstance(v, (PyroSample, PyroParam)) for v in vars(cls).values())
-        assert not isinstance(part, bbb.priors.Prior)
-        assert not [key for key in vars(part) if "pyro" in key]
+        assert not isinstance(layer, bbb.priors.Prior)
+        assert not [key for key in vars(layer) if "pyro" in key]
     assert not [name for name in module.state_dict() if "prior" in name or "unconstr" in name]
 
 
@@ -156,7 +156,7 @@ def test_has_the_mean_networks_outputs_and_nothing_of_pyro(name, fraction, dtype
     x = torch.randn(7, 3)
     expected = outputs(model, guide, x)
     module = bbb.to_module(model, guide)
-    assert not any(part.training for part in module.modules())
+    assert not any(m.training for m in module.modules())
     actual = module(x)
     assert actual.dtype == dtype
     torch.testing.assert_close(actual, expected)
@@ -173,13 +173,13 @@ def test_the_bayesian_model_stays_as_it_is(name):
     x = torch.randn(7, 3)
     before = bbb.predict(model, guide, x, num_samples=3, seed=1).sample_means
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    classes = [type(part) for part in model.modules()]
+    classes = [type(m) for m in model.modules()]
     module = bbb.to_module(model, guide)
     with torch.no_grad():
         for tensor in module.state_dict().values():
             tensor.zero_()
     assert torch.equal(bbb.predict(model, guide, x, num_samples=3, seed=1).sample_means, before)
-    assert [type(part) for part in model.modules()] == classes
+    assert [type(m) for m in model.modules()] == classes
     assert model.training and list(model.state_dict()) == list(state)
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key])
@@ -271,9 +271,9 @@ def test_weights_become_sparse_in_the_layers_that_they_make_faster():
     x = torch.randn(100, 784)
     for fraction, layout in ((0.0, torch.strided), (0.999, torch.sparse_csr)):
         dense = large_and_pruned(fraction)
-        found = sparse_where_faster(dense, x)
-        assert type(found.fc1) is nn.Linear and found.fc1.weight.layout == layout
+        sparse = sparse_where_faster(dense, x)
+        assert type(sparse.fc1) is nn.Linear and sparse.fc1.weight.layout == layout
         assert dense.fc1.weight.layout == torch.strided
         with torch.no_grad():
-            torch.testing.assert_close(found(x), dense(x))
-            torch.testing.assert_close(found(x[:1]), dense(x[:1]))
+            torch.testing.assert_close(sparse(x), dense(x))
+            torch.testing.assert_close(sparse(x[:1]), dense(x[:1]))

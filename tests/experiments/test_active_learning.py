@@ -48,41 +48,41 @@ def by_value(x):
 
 @pytest.mark.parametrize("rule", ["BALD", "random"])
 def test_the_labelled_set_only_grows_and_holds_each_example_once(pool, rule):
-    some = pool.Pool(*examples(), 8, generator())
-    before = some.rows
+    labelled = pool.Pool(*examples(), 8, generator())
+    before = labelled.rows
     for count in (1, 5, 30):
-        pool.acquire(some, rule, by_value, count, 50)
-        assert len(some.rows) == len(before) + count
-        assert some.rows[: len(before)].equal(before), "an earlier label went, or moved"
-        before = some.rows
+        pool.acquire(labelled, rule, by_value, count, 50)
+        assert len(labelled.rows) == len(before) + count
+        assert labelled.rows[: len(before)].equal(before), "an earlier label went, or moved"
+        before = labelled.rows
     assert len(before.unique()) == len(before)
-    x, y = some.data
+    x, y = labelled.data
     assert x.equal(before.float()) and y.equal(before % CLASSES)
-    assert not set(some.candidates(10**6)[0].tolist()) & set(before.tolist())
-    assert len(some.candidates(10**6)[0]) == 200 - len(before)
+    assert not set(labelled.candidates(10**6)[0].tolist()) & set(before.tolist())
+    assert len(labelled.candidates(10**6)[0]) == 200 - len(before)
 
 
 def test_the_start_has_equally_many_of_each_class(pool):
-    some = pool.Pool(*examples(), 12, generator(3))
-    assert some.data[1].bincount().tolist() == [3] * CLASSES
-    assert not some.rows.equal(pool.Pool(*examples(), 12, generator(4)).rows)
+    labelled = pool.Pool(*examples(), 12, generator(3))
+    assert labelled.data[1].bincount().tolist() == [3] * CLASSES
+    assert not labelled.rows.equal(pool.Pool(*examples(), 12, generator(4)).rows)
     with pytest.raises(ValueError, match="start must be equally many of 4 classes"):
         pool.Pool(*examples(), 10, generator())
 
 
 def test_a_label_is_bought_once(pool):
-    some = pool.Pool(*examples(), 8, generator())
-    free = some.candidates(2)[0]
-    for rows in (some.rows[:1], free[[0, 0]]):
+    labelled = pool.Pool(*examples(), 8, generator())
+    free = labelled.candidates(2)[0]
+    for rows in (labelled.rows[:1], free[[0, 0]]):
         with pytest.raises(ValueError, match="different and without a label"):
-            some.label(rows)
-    assert len(some.rows) == 8
+            labelled.label(rows)
+    assert len(labelled.rows) == 8
 
 
 def test_random_asks_no_network(pool):
-    some = pool.Pool(*examples(), 8, generator())
-    pool.acquire(some, "random", never, 5, 50)
-    assert len(some.rows) == 13
+    labelled = pool.Pool(*examples(), 8, generator())
+    pool.acquire(labelled, "random", never, 5, 50)
+    assert len(labelled.rows) == 13
 
 
 def test_labels_at_a_target_are_interpolated(pool):
@@ -109,8 +109,8 @@ def test_no_label_is_read_that_is_not_bought(experiment, pool, small, monkeypatc
     assert curve["labels"] == [20, 30, 40] == [20, *range(30, 41, 10)]
 
     x, y = sets.measured
-    other = replace(sets, measured=(x, (y + 1) % 10))
-    changed, again = experiment.learn(recipe, other, rule, 0, 40)
+    relabelled = replace(sets, measured=(x, (y + 1) % 10))
+    changed, again = experiment.learn(recipe, relabelled, rule, 0, 40)
     assert again.rows.equal(honest.rows) and changed["accuracy"] != curve["accuracy"]
 
     start = pool.Pool.__init__

@@ -50,11 +50,11 @@ def test_smoke_run_leaves_record_and_picture(load, tmp_path, capsys):
 
     written = json.loads((tmp_path / "benchmarks.json").read_text())
     assert written == json.loads(json.dumps(results, default=str))
-    assert {each["suite"] for each in written["comparisons"]} == set(run.TIMED)
+    assert {c["suite"] for c in written["comparisons"]} == set(run.TIMED)
     for comparison in written["comparisons"]:
-        for name, found in comparison["contenders"].items():
-            first, third = found["quartiles_ms"]
-            assert 0 < first <= found["median_ms"] <= third, name
+        for name, times in comparison["contenders"].items():
+            first, third = times["quartiles_ms"]
+            assert 0 < first <= times["median_ms"] <= third, name
         assert comparison["contenders"][comparison["floor"]]["ratio"] == 1
     assert written["training_memory"]["deterministic"]["tensors_ratio"] == 1
     assert {"machine", "versions", "commit", "seconds"} <= set(written)
@@ -88,11 +88,11 @@ def test_the_program_of_the_captured_step_runs_without_a_gpu(load, tmp_path):
 def test_large_networks_are_compared(load, tmp_path, capsys):
     large = load("large")
     settings = {"networks": ("vit",), "batch": 1, "rounds": 1, "smoke": True}
-    found = large.main(large.Config(output=tmp_path, **settings))
-    assert json.loads((tmp_path / "large.json").read_text()) == json.loads(json.dumps(found))
-    of_vit = found["networks"]["vit"]
+    results = large.main(large.Config(output=tmp_path, **settings))
+    assert json.loads((tmp_path / "large.json").read_text()) == json.loads(json.dumps(results))
+    of_vit = results["networks"]["vit"]
     assert of_vit["ratios"].keys() == large.FLOORS.keys()
-    assert all(each["tensors"] > 0 for each in of_vit["memory"].values())
+    assert all(entry["tensors"] > 0 for entry in of_vit["memory"].values())
     assert "| vit | 10 draws | one pass |" in capsys.readouterr().out
 
 
@@ -129,8 +129,8 @@ def test_plain_pytorch_and_ours_have_one_loss(methods, work, draws, monkeypatch)
     plain = methods.PlainMLP(work.sizes)
     with torch.no_grad():  # large scales, so that no term of the loss is small
         for site in guide.site_names:
-            layer, kind = site.removeprefix("network.").split(".")
-            mu, rho = (getattr(plain, layer).get_parameter(f"{kind}_{p}") for p in ("mu", "rho"))
+            layer, param = site.removeprefix("network.").split(".")
+            mu, rho = (getattr(plain, layer).get_parameter(f"{param}_{p}") for p in ("mu", "rho"))
             rho += 3.0
             guide.get_parameter(f"locs.{site}").copy_(mu)
             guide.get_parameter(f"rhos.{site}").copy_(rho)
@@ -140,8 +140,8 @@ def test_plain_pytorch_and_ours_have_one_loss(methods, work, draws, monkeypatch)
         guide_trace = poutine.trace(guide).get_trace(x, y, kl_weight)
         model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(x, y, kl_weight)
         losses.append(guide_trace.log_prob_sum() - model_trace.log_prob_sum())
-        for layer, kind in itertools.product(["fc1", "fc2", "fc3"], ["weight", "bias"]):
-            site = f"network.{layer}.{kind}"
+        for layer, param in itertools.product(["fc1", "fc2", "fc3"], ["weight", "bias"]):
+            site = f"network.{layer}.{param}"
             value = guide_trace.nodes[site]["value"]
             noise.append((value - guide.loc(site)) / guide.scale(site))
     supply = iter(noise)
@@ -156,7 +156,7 @@ def test_measured_steps_are_those_of_fit(methods, work, estimator):
     model, guide = methods.guided(work, num_data=work.batch)
     before = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     options = {"estimator": estimator, "num_particles": 2}
-    measured, rest = [], {"lr": work.lr, "progress": False, "engine": "compiled"}
+    measured, settings = [], {"lr": work.lr, "progress": False, "engine": "compiled"}
     torch.manual_seed(0)
     steps = methods.fit_steps(model, guide, work, **options)
     steps.take(3, lambda step: measured.append(step()))
@@ -165,7 +165,7 @@ def test_measured_steps_are_those_of_fit(methods, work, estimator):
     after = {name: parameter.detach().clone() for name, parameter in guide.named_parameters()}
     guide.load_state_dict(before)
     torch.manual_seed(0)
-    bbb.fit(model, guide, work.data(), epochs=3, **rest, **options)
+    bbb.fit(model, guide, work.data(), epochs=3, **settings, **options)
     for name, parameter in guide.named_parameters():
         assert parameter.equal(after[name]) and not parameter.equal(before[name]), name
 
@@ -196,8 +196,8 @@ def test_turns_rotate_and_the_first_runs_are_not_counted(timing):
     rounds = timing.interleave(turns, min_rounds=3, warmup=2, burst=2, unseen=1, clock=clock)
     assert rounds == {"a": [[1.0, 1.0]] * 3, "b": [[3.0, 3.0]] * 3}
     assert "".join(log) == "aabb" + "aaabbb" + "bbbaaa" + "aaabbb"
-    found = timing.interleave({"a": clock.turns(timing, 1.0)}, seconds=4.5, warmup=0, clock=clock)
-    assert len(found["a"]) == 5  # rounds begin until the time has passed
+    times = timing.interleave({"a": clock.turns(timing, 1.0)}, seconds=4.5, warmup=0, clock=clock)
+    assert len(times["a"]) == 5  # rounds begin until the time has passed
 
 
 def test_ratios_are_taken_within_rounds(timing):
@@ -232,11 +232,11 @@ def test_peak_of_tensors_is_what_was_held_at_once(load):
 def test_aims_say_what_was_reached(load, methods, timing):
     report = load("_parts.report")
     rounds = {methods.FLOOR: [[1.0]], methods.OURS: [[2.5]], methods.PLAIN: [[4.0]]}
-    found = report.Results(load("_parts.budget").SMOKE)
-    found.comparisons.append(
+    results = report.Results(load("_parts.budget").SMOKE)
+    results.comparisons.append(
         timing.Comparison("steps", "width 8, batch 128", methods.FLOOR, rounds)
     )
-    verdicts = {(aim.limit, aim.value): aim.verdict for aim in report.aims(found)}
+    verdicts = {(aim.limit, aim.value): aim.verdict for aim in report.aims(results)}
     assert verdicts == {
         (0.5, 0.625): "not reached",
         (3.0, 2.5): "reached",
@@ -271,9 +271,9 @@ def test_the_model_of_one_worker_is_the_line_and_a_ring_the_textbooks(load):
     scaling = load("scaling")
     config = scaling.Config(batch_size=10, latency=1e-3, bandwidth=4e3)
     measured = {"1 x 1": {"steps": {"10": 0.3, "20": 0.5}}, "2 x 1": {"floats": 1000}}
-    found = scaling.model(config, measured)
-    assert found["fixed"] == pytest.approx(0.1) and found["per_example"] == pytest.approx(0.02)
-    rows = {row["workers"]: row for row in found["rows"]}
+    fitted = scaling.model(config, measured)
+    assert fitted["fixed"] == pytest.approx(0.1) and fitted["per_example"] == pytest.approx(0.02)
+    rows = {row["workers"]: row for row in fitted["rows"]}
     assert rows[1]["weak"] == pytest.approx(0.3) and rows[1]["strong"] == pytest.approx(0.5)
     assert rows[2]["sum"] == pytest.approx(2 * (1e-3 + 2000 / 4e3))  # two messages of the half
     assert rows[8]["sent_bytes"] == pytest.approx(14 / 8 * 4000)
@@ -283,5 +283,5 @@ def test_the_model_of_one_worker_is_the_line_and_a_ring_the_textbooks(load):
 def test_the_scaling_benchmark_runs(load):
     """One process runs here; two are started by other tests."""
     worker = load("_parts.ddp_worker")
-    found = worker.main(worker.Task(batch_sizes=[4, 8], width=3, steps=2, epochs=1, threads=1))
-    assert set(found["steps"]) == {"4", "8"} and min(found["steps"].values()) > 0
+    record = worker.main(worker.Task(batch_sizes=[4, 8], width=3, steps=2, epochs=1, threads=1))
+    assert set(record["steps"]) == {"4", "8"} and min(record["steps"].values()) > 0

@@ -23,11 +23,11 @@ def images(n, seed=0):
 
 def test_permuted_tasks_have_the_same_pixels_in_other_orders(tasks):
     train, scored = images(20), images(10, seed=1)
-    found = tasks.permuted(train, scored, seed=3, own_heads=False)
-    assert len(found) == 10 and {task.head for task in found} == {"last"}
-    assert found[0].data(True)[0].equal(train[0])
+    permuted = tasks.permuted(train, scored, seed=3, own_heads=False)
+    assert len(permuted) == 10 and {task.head for task in permuted} == {"last"}
+    assert permuted[0].data(True)[0].equal(train[0])
     orders = set()
-    for task in found:
+    for task in permuted:
         (x, y), (x_scored, _) = task.data(True), task.data(False)
         assert y.equal(train[1]) and x.sort(-1).values.equal(train[0].sort(-1).values)
         order = (x[0][:, None] == train[0][0]).int().argmax(-1)  # random pixels are different
@@ -39,12 +39,12 @@ def test_permuted_tasks_have_the_same_pixels_in_other_orders(tasks):
 @pytest.mark.parametrize("own_heads", [True, False])
 def test_split_tasks_are_pairs_of_classes(tasks, own_heads):
     train, scored = images(50), images(30, seed=1)
-    found = tasks.split(train, scored, seed=0, own_heads=own_heads)
-    assert len({task.head for task in found}) == (5 if own_heads else 1)
+    pairs = tasks.split(train, scored, seed=0, own_heads=own_heads)
+    assert len({task.head for task in pairs}) == (5 if own_heads else 1)
     for training, (x, y) in ((True, train), (False, scored)):
-        parts = [task.data(training) for task in found]
-        for number, (part, label) in enumerate(parts):
-            assert part.equal(x[y // 2 == number]) and label.equal(y[y // 2 == number] % 2)
+        data = [task.data(training) for task in pairs]
+        for number, (pixels, label) in enumerate(data):
+            assert pixels.equal(x[y // 2 == number]) and label.equal(y[y // 2 == number] % 2)
 
 
 def small(tasks, name="split", **settings):
@@ -96,9 +96,9 @@ def test_the_kronecker_normal_has_the_density_of_the_full_one(tasks):
     full = MultivariateNormal(loc.flatten(), precision_matrix=precision)
     value = torch.randn(5, 3, 4)
     torch.testing.assert_close(ours.log_prob(value), full.log_prob(value.flatten(1)))
-    found = ours.log_prob(ours.rsample((2000,)))
+    log_p = ours.log_prob(ours.rsample((2000,)))
     # minus half a chi-square of 12: within 5 standard errors, a false alarm in 1.7 million seeds
-    assert found.mean().item() == pytest.approx(-full.entropy().item(), abs=5 * (6 / 2000) ** 0.5)
+    assert log_p.mean().item() == pytest.approx(-full.entropy().item(), abs=5 * (6 / 2000) ** 0.5)
 
 
 def test_one_task_in_kronecker_factors_is_its_laplace_posterior(tasks):
@@ -111,9 +111,9 @@ def test_one_task_in_kronecker_factors_is_its_laplace_posterior(tasks):
     laplace.approximate(data)
     values = {name: loc + 0.1 * torch.randn_like(loc) for name, loc in memory.loc.items()}
     once = {name: memory.normal(name).log_prob(value) for name, value in values.items()}
-    for name, part in zip(laplace.site_names, laplace.covariance, strict=True):
-        white = part.whiten((values[name] - memory.loc[name]).flatten())
-        expected = Normal(0.0, 1.0).log_prob(white).sum() - part.log_det_root()
+    for name, factor in zip(laplace.site_names, laplace.covariance, strict=True):
+        white = factor.whiten((values[name] - memory.loc[name]).flatten())
+        expected = Normal(0.0, 1.0).log_prob(white).sum() - factor.log_det_root()
         torch.testing.assert_close(once[name], expected, rtol=1e-4, atol=1e-2)
 
 
@@ -122,13 +122,13 @@ def test_what_two_tasks_gave_adds_up_and_strength_multiplies_it(tasks):
     learner, (first, *_) = small(tasks, **options)
     learner.learn(first)
     memory, name = learner.memory, "network.fc1.weight"
-    (part,) = memory.normal(name).base_dist.parts
-    once = part.scale**-2 - memory.first[name]
+    (factor,) = memory.normal(name).base_dist.parts
+    once = factor.scale**-2 - memory.first[name]
     model = learner.model(first.head, learner.settings.first_prior, 12)
     memory.add(model, learner.latest[first.head], first.data(True))
     memory.strength = 5.0
-    (part,) = memory.normal(name).base_dist.parts
-    both = part.scale**-2 - memory.first[name]
+    (factor,) = memory.normal(name).base_dist.parts
+    both = factor.scale**-2 - memory.first[name]
     torch.testing.assert_close(both, 10 * once, rtol=1e-3, atol=1e-2)
 
 
@@ -136,10 +136,10 @@ def test_what_two_tasks_gave_adds_up_and_strength_multiplies_it(tasks):
 def test_a_coreset_is_kept_from_training(tasks, kind):
     learner, (first, *_) = small(tasks, coreset=kind)
     x, y = first.data(True)
-    others, labels = learner.set_aside(first, (x, y))
+    left, labels = learner.set_aside(first, (x, y))
     ((kept, kept_labels),) = learner.coresets[first.head]
-    assert len(kept) == 3 and len(others) == len(x) - 3
-    together = torch.cat([torch.cat([others, kept]), torch.cat([labels, kept_labels])[:, None]], 1)
+    assert len(kept) == 3 and len(left) == len(x) - 3
+    together = torch.cat([torch.cat([left, kept]), torch.cat([labels, kept_labels])[:, None]], 1)
     assert together.unique(dim=0).equal(torch.cat([x, y[:, None]], 1).unique(dim=0))
 
 
@@ -153,8 +153,8 @@ def test_at_once_each_image_has_the_outputs_of_its_tasks_head(tasks):
     for number in range(5):
         rows = x[:, -1] == number
         assert network(x)[rows].equal(everything[rows, 2 * number : 2 * number + 2])
-    one = replace(protocol, own_heads=False)
-    plain = tasks.AllTasks(one, one.tasks(images(60), images(30), 0, False))
+    one_head = replace(protocol, own_heads=False)
+    plain = tasks.AllTasks(one_head, one_head.tasks(images(60), images(30), 0, False))
     assert plain.joined.data(True)[0].shape == (60, 784)
 
 

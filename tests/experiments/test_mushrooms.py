@@ -33,7 +33,7 @@ def offered(bandit, eats, count=4000, seeds=(0, 1, 0)):
     )
     for _ in range(count):
         mushrooms.offer(agent)
-    return mushrooms, *(torch.cat(parts) for parts in zip(*seen, strict=True))
+    return mushrooms, *(torch.cat(rows) for rows in zip(*seen, strict=True))
 
 
 def test_rewards_and_regret_follow_the_law_of_the_bandit(bandit):
@@ -92,16 +92,16 @@ def test_each_network_side_by_side_is_the_plain_one(bandit):
     assert weights[1].equal(bandit.StackedMLP(1, [119, 6, 5, 1], dist.Normal(0, 1)).he([1])[0])
     x = torch.randn(7, 3, 119)
     with pyro.poutine.condition(data={"weights": weights}):
-        found = network(x)
+        outputs = network(x)
     for agent in range(3):
-        parts = weights[agent].split(network.lengths)
+        blocks = weights[agent].split(network.lengths)
         plain = nn.Sequential(
             nn.Linear(119, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)
         )
-        for layer, kernel, bias in zip(plain[::2], parts[::2], parts[1::2], strict=True):
+        for layer, kernel, bias in zip(plain[::2], blocks[::2], blocks[1::2], strict=True):
             layer.weight.data = kernel.view(layer.in_features, layer.out_features).t()
             layer.bias.data = bias
-        torch.testing.assert_close(found[:, agent], plain(x[:, agent])[:, 0])
+        torch.testing.assert_close(outputs[:, agent], plain(x[:, agent])[:, 0])
 
 
 @pytest.mark.parametrize("bayesian", [True, False])
@@ -116,9 +116,9 @@ def test_two_agents_side_by_side_learn_as_each_alone(bandit, bayesian, monkeypat
     for who in ([0, 1], [0], [1]):
         agent, steps = grouped_network(bandit, [10 + w for w in who], bayesian), iter(noise)
         monkeypatch.setattr(torch, "randn", lambda *_, s=steps, w=who, **__: next(s)[w])
-        for part in torch.arange(9).split(3):
-            torch.manual_seed(int(part[0]))  # the order of the minibatches
-            agent.remember(x[part][:, who], actions[part][:, who], rewards[part][:, who])
+        for rows in torch.arange(9).split(3):
+            torch.manual_seed(int(rows[0]))  # the order of the minibatches
+            agent.remember(x[rows][:, who], actions[rows][:, who], rewards[rows][:, who])
             agent.learn()
         monkeypatch.undo()
         ends.append([parameter.detach().clone() for parameter in agent.guide.parameters()])

@@ -102,7 +102,7 @@ def test_the_averaged_posterior_is_the_mean_of_the_second_halfs_epochs(paper, se
     averaged = dataclasses.replace(recipe, averaged=True)
     mean = paper.train(averaged, 4, 0, sets, progress=False).guide.state_dict()
     for name, value in mean.items():
-        expected = torch.stack([each[name] for each in seen[2:5]]).mean(0)
+        expected = torch.stack([state[name] for state in seen[2:5]]).mean(0)
         torch.testing.assert_close(value, expected)
         assert last[name].equal(seen[4][name]) and not value.equal(last[name])
     assert len(seen) == 10 and all(value.equal(seen[9][name]) for name, value in mean.items())
@@ -113,8 +113,8 @@ def test_rates_end_at_their_floor_and_temperatures_where_they_should(paper):
     rate, schedule = paper._rate(recipe), paper._schedule(recipe)
     assert [rate(progress) for progress in (0, 0.5, 1)] == pytest.approx([1, 0.625, 0.25])
     counts = {"num_batches": 1, "batch_size": 1, "num_data": 1}
-    found = [schedule.weight(batch=1, epoch=epoch, **counts) for epoch in (0, 1, 2)]
-    assert found == pytest.approx([0.2, 0.1, 0.1])
+    weights = [schedule.weight(batch=1, epoch=epoch, **counts) for epoch in (0, 1, 2)]
+    assert weights == pytest.approx([0.2, 0.1, 0.1])
     assert paper._rate(dataclasses.replace(recipe, lr_schedule="constant"))(1.0) == 1.0
     assert paper._schedule(paper.Recipe(temperature=0.3)) == bbb.KLSchedule(temperature=0.3)
 
@@ -135,10 +135,10 @@ def test_evaluation_tells_the_ensemble_from_its_draws(paper, sets):
             return bbb.ClassificationPrediction(wrong.log()[None])
 
     known = dataclasses.replace(sets, test=test, validation=test)
-    found = paper.evaluate(Known(seconds=3.0), known, 2, 0)
-    assert (found["error"], found["mean_network_error"], found["draws_error"]) == (0.0, 1.0, 0.5)
-    assert found["nll"] == pytest.approx(-math.log((0.91 + 0.41) / 2))
-    assert found["auroc"] == 1.0 and found["seconds"] == 3.0 and "median_scale" not in found
+    scores = paper.evaluate(Known(seconds=3.0), known, 2, 0)
+    assert (scores["error"], scores["mean_network_error"], scores["draws_error"]) == (0.0, 1.0, 0.5)
+    assert scores["nll"] == pytest.approx(-math.log((0.91 + 0.41) / 2))
+    assert scores["auroc"] == 1.0 and scores["seconds"] == 3.0 and "median_scale" not in scores
 
 
 def gone(guide):
@@ -155,12 +155,12 @@ def test_weights_removed_in_steps_stay_removed_and_the_others_learn(paper, pruni
     recipe = paper.recipe_of("ours", paper.MIXTURE, 1200, 2)
     trained = paper.train(recipe, 10, 0, sets, progress=False)
     before = trained.guide.loc("network.fc1.weight").clone()
-    found = pruning.in_steps(trained, pruning.Config(between=2), sets)
+    pruned = pruning.in_steps(trained, pruning.Config(between=2), sets)
 
-    assert list(found) == [0.0, *pruning.STEPS] and set(pruning.FRACTIONS) <= set(found)
-    assert found[0.0].guide.loc("network.fc1.weight").equal(before)
-    for last, fraction in zip(list(found)[:-1], pruning.STEPS, strict=True):
-        guides = found[last].guide, found[fraction].guide
+    assert list(pruned) == [0.0, *pruning.STEPS] and set(pruning.FRACTIONS) <= set(pruned)
+    assert pruned[0.0].guide.loc("network.fc1.weight").equal(before)
+    for last, fraction in zip(list(pruned)[:-1], pruning.STEPS, strict=True):
+        guides = pruned[last].guide, pruned[fraction].guide
         earlier, now = map(gone, guides)
         assert int(now.sum()) == round(fraction * len(now))
         assert now[earlier].all(), "one has come back"

@@ -30,9 +30,9 @@ def test_one_network_has_no_epistemic_uncertainty_and_two_have_what_they_differ_
     torch.manual_seed(0)
     networks = [experiment.Plain((5,)) for _ in range(2)]
     x = torch.linspace(-1, 1, 7)[:, None]
-    one, both = (experiment.predict_together(networks[:count], x) for count in (1, 2))
-    assert one.epistemic_std.abs().max() == 0
-    torch.testing.assert_close(one.aleatoric_std, torch.ones(7, 1))
+    single, both = (experiment.predict_together(networks[:count], x) for count in (1, 2))
+    assert single.epistemic_std.abs().max() == 0
+    torch.testing.assert_close(single.aleatoric_std, torch.ones(7, 1))
     apart = (networks[0](x).loc - networks[1](x).loc).abs() / 2
     torch.testing.assert_close(both.epistemic_std, apart.detach())
 
@@ -47,9 +47,9 @@ def test_coverage_counts_the_values_inside_the_central_intervals(experiment):
     inside = (problem.x >= 0) & (problem.x <= 0.5)
     at = says(experiment.curve(problem.x, torch.zeros(1)) + 1e3 * inside, 10.0)
     wide, right = (says(loc, 10.0) for loc in (y, y + 6.8))  # quartiles are 6.74 from the mean
-    found = experiment.score(at, wide, problem, 0)
-    assert found["coverage"] == {"50": {"on": 1.0, "off": 1.0}, "90": {"on": 1.0, "off": 1.0}}
-    assert found["interquartile"]["on"] == pytest.approx(2 * 6.745, rel=1e-3)
-    assert found["epistemic_sd"] == {"on": 0.0, "off": 0.0}
-    found = experiment.score(says(at.mean + 1e3 * ~inside, 10.0), right, problem, 0)["coverage"]
-    assert found["50"]["on"] == 0.0 and found["90"] == {"on": 1.0, "off": 0.0}
+    scores = experiment.score(at, wide, problem, 0)
+    assert scores["coverage"] == {"50": {"on": 1.0, "off": 1.0}, "90": {"on": 1.0, "off": 1.0}}
+    assert scores["interquartile"]["on"] == pytest.approx(2 * 6.745, rel=1e-3)
+    assert scores["epistemic_sd"] == {"on": 0.0, "off": 0.0}
+    coverage = experiment.score(says(at.mean + 1e3 * ~inside, 10.0), right, problem, 0)["coverage"]
+    assert coverage["50"]["on"] == 0.0 and coverage["90"] == {"on": 1.0, "off": 0.0}

@@ -65,8 +65,8 @@ def test_both_programs_of_a_problem_have_one_density(load, name):
     sites = {k: w.numpy() for k, w in sites.items() if w is not None}
     data = tuple(values.numpy() for values in (x, y, probes))
     model = experiment.numpyro_model(posed)
-    found, _ = numpyro.infer.util.log_density(model, data, {}, sites)
-    assert float(found) == pytest.approx(float(trace.log_prob_sum()), rel=1e-9)
+    actual, _ = numpyro.infer.util.log_density(model, data, {}, sites)
+    assert float(actual) == pytest.approx(float(trace.log_prob_sum()), rel=1e-9)
 
 
 @contextmanager

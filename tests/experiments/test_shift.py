@@ -16,14 +16,14 @@ def shifts(load):
 
 def sure(p, x):
     """A prediction that is class 0 with probability ``p``, for any images."""
-    rest = torch.full((len(x), 9), (1 - p) / 9)
-    probs = torch.cat([torch.full((len(x), 1), p), rest], dim=-1)
+    wrong = torch.full((len(x), 9), (1 - p) / 9)
+    probs = torch.cat([torch.full((len(x), 1), p), wrong], dim=-1)
     return bbb.ClassificationPrediction(probs.log()[None])
 
 
 def test_scores_of_a_network_that_ignores_the_images_do_not_change(shifts):
     x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 4  # five are right
-    found = shifts.measure(partial(sure, 0.75), (x, y), moved=True)
+    measured = shifts.measure(partial(sure, 0.75), (x, y), moved=True)
 
     clean = {
         "accuracy": 0.25,
@@ -34,19 +34,19 @@ def test_scores_of_a_network_that_ignores_the_images_do_not_change(shifts):
         "ece": 0.5,
         "auroc": 0.5,
     }
-    assert found["clean"].keys() == clean.keys() | {"area_under_risk_coverage"}
+    assert measured["clean"].keys() == clean.keys() | {"area_under_risk_coverage"}
     for name, figure in clean.items():
-        assert found["clean"][name] == pytest.approx(float(figure), abs=1e-5), name
-    assert list(found["rotation"]) == [str(15 * i) for i in range(13)]
-    assert list(found["translation"]) == ["0", "2", "4", "6", "8", "10", "12", "14"]
-    assert {s: list(each) for s, each in found["corruptions"].items()} == {
+        assert measured["clean"][name] == pytest.approx(float(figure), abs=1e-5), name
+    assert list(measured["rotation"]) == [str(15 * i) for i in range(13)]
+    assert list(measured["translation"]) == ["0", "2", "4", "6", "8", "10", "12", "14"]
+    assert {s: list(names) for s, names in measured["corruptions"].items()} == {
         str(s): list(bbb.data.CORRUPTIONS) for s in range(1, 6)
     }
-    every = [*found["rotation"].values(), *found["translation"].values()]
-    every += [each for names in found["corruptions"].values() for each in names.values()]
-    assert all(each == found["clean"] for each in every)
-    for each in (found["shifted"], *found["severity"].values()):
-        assert each == pytest.approx(found["clean"], abs=1e-12)
+    every = [*measured["rotation"].values(), *measured["translation"].values()]
+    every += [s for names in measured["corruptions"].values() for s in names.values()]
+    assert all(s == measured["clean"] for s in every)
+    for scores in (measured["shifted"], *measured["severity"].values()):
+        assert scores == pytest.approx(measured["clean"], abs=1e-12)
 
 
 @pytest.mark.slow

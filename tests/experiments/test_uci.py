@@ -35,8 +35,8 @@ def quick(experiment, monkeypatch):
 
     def scored(task):
         done.append((task.name, task.split))
-        found = {"rmse": float(task.split), "log_likelihood": -1.0, "quantiles": [0.5]}
-        return found | {"seconds": 0.1}
+        scores = {"rmse": float(task.split), "log_likelihood": -1.0, "quantiles": [0.5]}
+        return scores | {"seconds": 0.1}
 
     monkeypatch.setattr(experiment, "run_task", scored)
     return done
@@ -70,7 +70,7 @@ def test_densities_and_moments_are_those_of_the_mixture_in_the_targets_unit(part
     standardised = bbb.RegressionPrediction(dist.Normal(loc, scale.expand(5, 4, 3)))
     prediction = parts.unscaled(standardised, of_y)
 
-    mean, std = (np.array(part.item()) for part in (of_y.mean, of_y.scale))
+    mean, std = (np.array(x.item()) for x in (of_y.mean, of_y.scale))
     assert (mean, std) == (pytest.approx(972.0), pytest.approx(np.std([970.0, 971.0, 975.0])))
     centre = mean + std * loc.double().permute(0, 2, 1).reshape(15, 4).numpy()
     width = std * scale.double().repeat(5)[:, None].numpy()
@@ -100,11 +100,11 @@ def test_networks_side_by_side_do_not_see_each_other(parts, experiment, noise):
     x = torch.randn(5, 3)
     outputs = network(x)
     assert outputs.shape == (5, 4 if noise == "by input" else 2)
-    for row, found in enumerate(outputs.T):  # means of all members, then their raw scales
+    for row, predicted in enumerate(outputs.T):  # means of all members, then their raw scales
         member = row % 2
         own = slice(4 * member, 4 * member + 4)
         h = torch.relu(x @ hidden.weight[own].T + hidden.bias[own])
-        torch.testing.assert_close(found, h @ output.weight[row] + output.bias[row])
+        torch.testing.assert_close(predicted, h @ output.weight[row] + output.bias[row])
 
 
 def test_dropout_predicts_by_masks_and_the_noise_of_each(parts, experiment):
@@ -113,12 +113,12 @@ def test_dropout_predicts_by_masks_and_the_noise_of_each(parts, experiment):
     changes = {"least_epochs": 1, "least_steps": 20, "draws": 400, "dropout": 0.5}
     recipe = dataclasses.replace(experiment.RECIPES["dropout"], **changes)
     model, guide = parts.train(recipe, (x, x[:, 0]), units=1, seed=0)
-    found = parts.predict(recipe, model, guide, x, seed=0)
+    prediction = parts.predict(recipe, model, guide, x, seed=0)
     network = bbb.to_module(model, guide)
     dropped = network[-1].bias  # a mean and a raw scale, without the one unit
     kept = 2 * network(x) - dropped  # a unit that is kept counts twice
     noise = torch.nn.functional.softplus
-    means, scales = found.components.loc[..., 0], found.components.scale[..., 0]
+    means, scales = prediction.components.loc[..., 0], prediction.components.scale[..., 0]
     there = (means - kept[:, 0]).abs() < (means - dropped[0]).abs()
     expected = torch.where(there[..., None], kept, dropped)
     torch.testing.assert_close(means, expected[..., 0])
@@ -131,8 +131,8 @@ def task(parts, experiment, path, **changes):
     recipe = dataclasses.replace(
         experiment.RECIPES["published"], least_epochs=1, units=3, units_of_large=5, draws=3
     )
-    given = {"split": 1, "part": "test", "recipe": recipe, "seed": 0}
-    return parts.Task("table", str(path), **given | changes)
+    defaults = {"split": 1, "part": "test", "recipe": recipe, "seed": 0}
+    return parts.Task("table", str(path), **defaults | changes)
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])

@@ -97,8 +97,8 @@ def case(request):
 
 
 def outputs(network, x):
-    found = network(x)
-    return getattr(found, "logits", found)
+    output = network(x)
+    return getattr(output, "logits", output)
 
 
 def with_values(module, seed=0, **options):
@@ -128,10 +128,10 @@ def test_outputs_are_those_of_the_sum_of_the_weights(case):
     model, guide = in_model(network)
     draw = {name: value[0] for name, value in guide.sample_posterior(1).items()}
     plain = bbb.to_module(model, Points(draw))
-    assert [type(part) for part in plain.modules()] == [type(part) for part in module.modules()]
-    found = outputs(poutine.condition(network, draw), x)
-    assert torch.allclose(outputs(plain, x), found, atol=1e-5)
-    assert not torch.allclose(outputs(module, x), found, atol=1e-2)
+    assert [type(m) for m in plain.modules()] == [type(m) for m in module.modules()]
+    expected = outputs(poutine.condition(network, draw), x)
+    assert torch.allclose(outputs(plain, x), expected, atol=1e-5)
+    assert not torch.allclose(outputs(module, x), expected, atol=1e-2)
 
 
 class Points:
@@ -166,8 +166,8 @@ def test_outputs_are_those_of_peft(name):
             else:
                 network.get_parameter(own).data.copy_(value)
     assert len(draw) == len(targets)
-    found = outputs(poutine.condition(network, draw), x)
-    assert torch.allclose(found, outputs(theirs, x), atol=1e-5)
+    ours = outputs(poutine.condition(network, draw), x)
+    assert torch.allclose(ours, outputs(theirs, x), atol=1e-5)
 
 
 def test_the_base_is_shared_and_stays():
@@ -203,20 +203,20 @@ def test_estimators_act_on_the_adapter(estimator, layer):
 
 def test_a_pattern_has_alternatives_and_kinds_select():
     module = Words()
-    found = {
+    latents = {
         where: sorted(
             name.removesuffix(".lora_A")
             for name in in_model(bbb.adapt(module, where=where))[0].latent_shapes()
         )
         for where in ("*.linear1|head", nn.Embedding, "*.1.self_attn")
     }
-    assert found["*.linear1|head"] == [
+    assert latents["*.linear1|head"] == [
         *(f"network.encoder.layers.{i}.linear1" for i in range(2)),
         "network.head",
     ]
-    assert found[nn.Embedding] == ["network.embedding"]
+    assert latents[nn.Embedding] == ["network.embedding"]
     path = "network.encoder.layers.1.self_attn"
-    assert found["*.1.self_attn"] == [f"{path}.in_proj_lora_A", f"{path}.out_proj"]
+    assert latents["*.1.self_attn"] == [f"{path}.in_proj_lora_A", f"{path}.out_proj"]
 
 
 def test_composes_with_bayesianize_in_both_orders():

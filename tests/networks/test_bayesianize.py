@@ -184,7 +184,7 @@ def test_at_the_originals_weights_it_has_the_originals_outputs(name, training):
     network = bayesianize(original, NORMAL)
     shapes = {n: tuple(p.shape) for n, p in original.named_parameters() if not is_norm(n)}
     assert shapes and sites(network, x) == shapes
-    assert [type(part) for part in original.modules()] == [type(part) for part in before.modules()]
+    assert [type(m) for m in original.modules()] == [type(m) for m in before.modules()]
     assert isinstance(network, PyroModule) and isinstance(network, type(original))
     with torch.set_grad_enabled(training):  # without, attention takes its fast path
         torch.testing.assert_close(
@@ -273,8 +273,8 @@ def test_tied_weights_are_one_site_through_copies_training_and_export():
 
 def test_tied_weights_are_selected_by_any_of_their_places():
     for where in ("embed", "out.weight", "out"):
-        found = sites(bayesianize(Tied(), where=where), tokens())
-        assert "embed.weight" in found and "out.weight" not in found
+        selected = sites(bayesianize(Tied(), where=where), tokens())
+        assert "embed.weight" in selected and "out.weight" not in selected
 
 
 # --- what becomes random ---
@@ -346,9 +346,9 @@ def test_what_is_not_selected_trains_beside_the_guide_and_is_saved_with_it():
             if "last" not in name:
                 assert not torch.equal(state[f"network.{name}"], before[f"network.{name}"]), name
                 assert torch.equal(before[f"network.{name}"], parameter)
-        other, _ = in_model(bayesianize(plain(), NORMAL, where="3.last"))
-        other.load_state_dict(state)
-        assert torch.equal(other.network[0].weight, model.network[0].weight)
+        loaded, _ = in_model(bayesianize(plain(), NORMAL, where="3.last"))
+        loaded.load_state_dict(state)
+        assert torch.equal(loaded.network[0].weight, model.network[0].weight)
 
 
 def test_frozen_parameters_stay_as_they_are():
@@ -373,8 +373,8 @@ def test_existing_sites_are_kept():
     once = bayesianize(network, dist.Laplace(0.0, 1.0), where="1")
     again = bayesianize(once, NORMAL, where="2")
     trace, x = poutine.trace(again).get_trace(torch.randn(6, 3)), torch.randn(6, 3)
-    kinds = {n: type(s["fn"].base_dist).__name__ for n, s in trace.iter_stochastic_nodes()}
-    assert kinds == {
+    families = {n: type(s["fn"].base_dist).__name__ for n, s in trace.iter_stochastic_nodes()}
+    assert families == {
         "0.fc1.weight": "ScaleMixtureNormal",
         "0.fc1.bias": "ScaleMixtureNormal",
         "1.weight": "Normal",
@@ -386,7 +386,7 @@ def test_existing_sites_are_kept():
     model, guide = in_model(again)
     assert torch.equal(guide.loc("network.1.bias"), network[1].bias)
     module = bbb.to_module(model, guide)
-    assert [type(part) for part in module] == [nn.Sequential, nn.Linear, nn.Linear]
+    assert [type(m) for m in module] == [nn.Sequential, nn.Linear, nn.Linear]
     torch.testing.assert_close(module(x), bbb.predict_mean(model, guide, x).mean)
 
 
@@ -405,7 +405,7 @@ class Gained(PyroModule):
 def test_learned_priors_and_pyros_parameters_are_not_made_random():
     prior, x = bbb.priors.LearnedScaleMixture(), torch.randn(6, 3)
     network = bayesianize(bayesianize(Gained(), prior, where="first"), NORMAL)
-    linear = [f"{layer}.{kind}" for layer in ("first", "last") for kind in ("weight", "bias")]
+    linear = [f"{layer}.{name}" for layer in ("first", "last") for name in ("weight", "bias")]
     assert set(sites(network, x)) == set(linear)
     model, guide = in_model(network)
     train(model, guide, x, torch.randn(6, 2), lr=0.1)
@@ -427,7 +427,7 @@ def test_priors_match_full_names_and_follow_dtype():
         assert (values[name] - centre).abs().max() < 0.01
     seen = []
     bayesianize(nn.Linear(3, 2), lambda *arguments: seen.append(arguments) or NORMAL)
-    assert [(type(module).plain_class, *rest) for module, *rest in seen] == [
+    assert [(type(module).plain_class, *args) for module, *args in seen] == [
         (nn.Linear, "weight", torch.Size([2, 3])),
         (nn.Linear, "bias", torch.Size([2])),
     ]
@@ -486,9 +486,7 @@ def test_fit_predict_prune_and_export(name):
             name for name, _ in original.named_modules()
         ]
         if fraction == 0:
-            assert [type(part) for part in module.modules()] == [
-                type(part) for part in original.modules()
-            ]
+            assert [type(m) for m in module.modules()] == [type(m) for m in original.modules()]
             assert (
                 dict(module.named_parameters()).keys() == dict(original.named_parameters()).keys()
             )

@@ -188,11 +188,11 @@ def train_and_use(network, estimator):
 @pytest.mark.parametrize(("make", "estimator"), [(sequential, "reparam"), (Enclosing, "flipout")])
 def test_an_ordinary_module_that_holds_bayesian_layers_is_a_network(make, estimator):
     """Its outputs are those of the network of Pyro modules, to the bit."""
-    found = []
+    results = []
     for wrap in (of_pyro, lambda network: network):
         torch.manual_seed(0)
-        found.append(train_and_use(wrap(make()), estimator))
-    (loss, used), (expected_loss, expected) = found
+        results.append(train_and_use(wrap(make()), estimator))
+    (loss, used), (expected_loss, expected) = results
     assert loss == expected_loss
     torch.testing.assert_close(used, expected, rtol=0, atol=0)
 

@@ -75,7 +75,7 @@ def test_another_network_is_refused(tmp_path, network, message):
 
 
 def test_a_checkpoint_has_the_adapters_alone_and_goes_on(tmp_path):
-    whole, left = trained(base()), [True]
+    at_once, left = trained(base()), [True]
 
     def interrupt(end):
         """Do as Ctrl-C does, once."""
@@ -87,6 +87,6 @@ def test_a_checkpoint_has_the_adapters_alone_and_goes_on(tmp_path):
     trained(base(), **options)
     assert not left and size(tmp_path) < 4 * 250_000 / 5
     resumed = trained(base(), **options)
-    for a, b in zip(whole, resumed, strict=True):
+    for a, b in zip(at_once, resumed, strict=True):
         for x, y in zip(a.parameters(), b.parameters(), strict=True):
             assert torch.equal(x, y)

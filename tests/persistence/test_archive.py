@@ -59,17 +59,17 @@ def tensors_of(path):
 @pytest.mark.parametrize("name", ["spec.json", "tensors"])
 def test_any_altered_byte_truncation_or_growth_is_noticed(saved, name):
     file, rng = saved / name if name == "spec.json" else tensors_of(saved), random.Random(0)
-    whole = file.read_bytes()
-    lengths = [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(20))]
-    damages = [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]
+    content = file.read_bytes()
+    lengths = [0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(20))]
+    damages = [*(content[:length] for length in lengths), content + b"\n", content + content]
     for _ in range(60):
-        at, value = rng.randrange(len(whole)), rng.randrange(1, 256)
-        damages.append(whole[:at] + bytes([whole[at] ^ value]) + whole[at + 1 :])
+        at, value = rng.randrange(len(content)), rng.randrange(1, 256)
+        damages.append(content[:at] + bytes([content[at] ^ value]) + content[at + 1 :])
     for damaged in damages:
         file.write_bytes(damaged)
         with pytest.raises(LoadError, match=r"spec\.json|safetensors"):
             bbb.load(saved)
-    file.write_bytes(whole)
+    file.write_bytes(content)
     assert number_of(saved) == 1.0
 
 
@@ -249,7 +249,7 @@ def test_no_file_outside_the_folder_is_named(saved, name):
 
 
 def test_a_crash_at_any_moment_leaves_the_old_pair_or_the_new(tmp_path):
-    found = []
+    numbers = []
     for number in range(100):
         path = tmp_path / str(number)
         save(path, 1.0)
@@ -259,13 +259,13 @@ def test_a_crash_at_any_moment_leaves_the_old_pair_or_the_new(tmp_path):
                 save(path, 2.0)
             except Crash:
                 pass
-        found.append(number_of(path))
+        numbers.append(number_of(path))
         save(path, 3.0)  # what the crash left behind is in nobody's way
         assert number_of(path) == 3.0
         if left[0] >= 0:
             break
-    assert found == sorted(found) and found[0] == 1.0 and found[-1] == 2.0
-    assert 8 < len(found) < 100 and found.count(1.0) > 5 and found.count(2.0) > 1
+    assert numbers == sorted(numbers) and numbers[0] == 1.0 and numbers[-1] == 2.0
+    assert 8 < len(numbers) < 100 and numbers.count(1.0) > 5 and numbers.count(2.0) > 1
 
 
 def test_an_error_while_writing_leaves_nothing_behind(saved, monkeypatch):
@@ -301,13 +301,13 @@ def test_a_reader_meets_one_pair_whole_while_another_replaces_it(tmp_path):
 
     writer = threading.Thread(target=keep_writing)
     writer.start()
-    found, end = [], time.monotonic() + 30
+    numbers, end = [], time.monotonic() + 30
     try:
-        while len(found) < 200 or len(set(found)) < len(pairs):
+        while len(numbers) < 200 or len(set(numbers)) < len(pairs):
             assert time.monotonic() < end, "the writer does nothing"
             spec, tensors = read(tmp_path)
             assert torch.equal(tensors["x"], pairs[spec["number"]])
-            found.append(spec["number"])
+            numbers.append(spec["number"])
     finally:
         stop.set()
         writer.join()

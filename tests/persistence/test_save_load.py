@@ -44,17 +44,17 @@ def converted(prior=None, outputs=2):
 def disturb(model, guide):
     """Change all parameters and buffers from what a constructor makes."""
     with torch.no_grad():
-        for part in (model, guide):
-            for tensor in (*part.parameters(), *part.buffers()):
+        for module in (model, guide):
+            for tensor in (*module.parameters(), *module.buffers()):
                 if tensor.is_floating_point():
                     tensor.mul_(1 + 0.1 * torch.rand_like(tensor)).add_(0.01)
-    for part in guide.modules():
-        if isinstance(part, guides.Laplace):
-            part.parts[0].set(scale_tril=0.1 * torch.eye(part.latent_dim))
-        if isinstance(part, guides.SWAG):
-            part.collect()
-            ones = torch.ones(part.latent_dim, 2)
-            part.parts[0].set(factor=0.1 * ones, scale=0.1 * ones[:, 0])
+    for module in guide.modules():
+        if isinstance(module, guides.Laplace):
+            module.parts[0].set(scale_tril=0.1 * torch.eye(module.latent_dim))
+        if isinstance(module, guides.SWAG):
+            module.collect()
+            ones = torch.ones(module.latent_dim, 2)
+            module.parts[0].set(factor=0.1 * ones, scale=0.1 * ones[:, 0])
 
 
 def trained(network, likelihood=None, guide="softplus_normal", **options):
@@ -260,8 +260,8 @@ def test_frozen_parameters_and_parts_in_evaluation_mode_stay_so(tmp_path):
     new, _ = round_trip(tmp_path, model, guide)
     trainable = {name for name, x in new.named_parameters() if x.requires_grad}
     assert trainable == {"network.1.weight", "network.1.bias"}
-    modes = [part.training for part in new.modules()]
-    assert modes == [part.training for part in model.modules()] and not all(modes)
+    modes = [m.training for m in new.modules()]
+    assert modes == [m.training for m in model.modules()] and not all(modes)
 
 
 def test_a_pruned_guide_stays_pruned(tmp_path):
@@ -362,12 +362,12 @@ def test_a_network_of_ones_own_class_is_given(tmp_path):
     pair = trained(Own())
     with pytest.raises(LoadError, match=r"is a tests?.*\.Own.*load\(path, network=...\)"):
         round_trip(tmp_path, *pair)
-    given = Own().double()
-    before = {name: value.clone() for name, value in given.state_dict().items()}
-    loaded = bbb.load(tmp_path / "saved", network=given)
+    own = Own().double()
+    before = {name: value.clone() for name, value in own.state_dict().items()}
+    loaded = bbb.load(tmp_path / "saved", network=own)
     assert_same(pair, loaded)
-    assert loaded.model.network is not given
-    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    assert loaded.model.network is not own
+    assert all(torch.equal(value, before[name]) for name, value in own.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_a_likelihood_of_ones_own_class_is_given(tmp_path):
 def test_another_dtype(tmp_path, guide):
     pair = trained(converted({"*bias": "horseshoe", "*": "learned_normal"}), guide=guide)
     loaded = round_trip(tmp_path, *pair, dtype=torch.float64)
-    floats = [x for part in loaded for x in (*part.parameters(), *part.buffers())]
+    floats = [x for m in loaded for x in (*m.parameters(), *m.buffers())]
     assert {x.dtype for x in floats if x.is_floating_point()} == {torch.float64}
     y = target(pair[0], X)
     assert scores(*loaded, X.double(), y).dtype == torch.float64
@@ -475,8 +475,8 @@ def test_another_dtype(tmp_path, guide):
 @pytest.mark.parametrize("make", [mlp, converted])
 def test_dtypes_are_kept(tmp_path, make, dtype):
     pair = trained(make("fan_in_normal"))
-    for part in pair:
-        part.to(dtype)
+    for module in pair:
+        module.to(dtype)
     loaded = round_trip(tmp_path, *pair)
     assert_same(pair, loaded, X.to(dtype))
     again = bbb.load(tmp_path / "saved", network=make("fan_in_normal"))
@@ -489,10 +489,10 @@ def test_dtypes_are_kept(tmp_path, make, dtype):
 def test_another_device(tmp_path):
     pair = trained(converted("learned_scale_mixture"))
     loaded = round_trip(tmp_path, *pair, device="meta")
-    tensors = [x for part in loaded for x in part.state_dict().values()]
+    tensors = [x for m in loaded for x in m.state_dict().values()]
     assert all(x.is_meta for x in tensors)
     assert all(x.is_meta for x in loaded.model.initial_locs().values())
-    assert not any(x.is_meta for part in pair for x in part.state_dict().values())
+    assert not any(x.is_meta for m in pair for x in m.state_dict().values())
 
 
 def test_metadata_and_versions_come_back(tmp_path):
@@ -509,13 +509,13 @@ def test_metadata_and_versions_come_back(tmp_path):
 
 def test_saving_changes_nothing(tmp_path):
     model, guide = trained(converted("learned_normal"))
-    before = [{k: v.clone() for k, v in part.state_dict().items()} for part in (model, guide)]
-    random_state, modes = torch.get_rng_state(), [part.training for part in model.modules()]
+    before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (model, guide)]
+    random_state, modes = torch.get_rng_state(), [m.training for m in model.modules()]
     bbb.save(tmp_path, model, guide)
-    for part, state in zip((model, guide), before, strict=True):
-        assert all(torch.equal(value, state[name]) for name, value in part.state_dict().items())
+    for module, state in zip((model, guide), before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert modes == [part.training for part in model.modules()]
+    assert modes == [m.training for m in model.modules()]
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     bbb.save(tmp_path, model, guide)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first

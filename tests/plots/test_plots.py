@@ -87,8 +87,8 @@ def test_image_shows_the_pixels(ax, shape):
 
 def band(ax, label):
     """Lower and upper edge of a filled band, at increasing x."""
-    (found,) = [c for c in ax.collections if c.get_label() == label]
-    x, y = found.get_paths()[0].vertices.T
+    (collection,) = [c for c in ax.collections if c.get_label() == label]
+    x, y = collection.get_paths()[0].vertices.T
     return np.array([(y[x == at].min(), y[x == at].max()) for at in np.unique(x)]).T
 
 
@@ -231,14 +231,14 @@ def test_every_draw_has_a_point_in_each_class_and_bars_average_them(ax, predicti
 
 def test_risk_coverage_draws_the_curve_of_each_prediction(ax, prediction):
     y = torch.arange(40) % 3
-    other = ClassificationPrediction(prediction.sample_log_probs.flip(1))
-    assert plots.risk_coverage(ax, {"a": prediction, "b": other}, y, minimum=0.5) is ax
-    for name, each in {"a": prediction, "b": other}.items():
-        share, risk = metrics.risk_coverage(each.confidence, each.label == y)
+    flipped = ClassificationPrediction(prediction.sample_log_probs.flip(1))
+    assert plots.risk_coverage(ax, {"a": prediction, "b": flipped}, y, minimum=0.5) is ax
+    for name, plotted in {"a": prediction, "b": flipped}.items():
+        share, risk = metrics.risk_coverage(plotted.confidence, plotted.label == y)
         x, drawn = lines(ax)[name].get_xydata().T
         np.testing.assert_array_equal(x, share[19:])
         np.testing.assert_array_equal(drawn, risk[19:])
-        assert drawn[-1] == pytest.approx(1 - metrics.accuracy(each.probs, y))
+        assert drawn[-1] == pytest.approx(1 - metrics.accuracy(plotted.probs, y))
     assert ax.get_xlim() == (0.5, 1.0)
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["a", "b"]
 
@@ -267,10 +267,10 @@ def test_the_band_is_the_central_interval_and_the_line_the_median(ax):
 def test_the_reference_is_outlined_and_data_are_points(ax):
     f, g = functions(0), functions(1, offset=10.0)
     plots.function_band(ax, X, f, reference=g, data=(X[:2, None], torch.ones(2, 1)))
-    found = lines(ax)
-    assert found["reference, 90%"].get_ydata().min() > 5
-    np.testing.assert_allclose(found["reference, median"].get_ydata(), g.median(0).values)
-    assert len(found["data"].get_xdata()) == 2 and len(ax.collections) == 1
+    drawn = lines(ax)
+    assert drawn["reference, 90%"].get_ydata().min() > 5
+    np.testing.assert_allclose(drawn["reference, median"].get_ydata(), g.median(0).values)
+    assert len(drawn["data"].get_xdata()) == 2 and len(ax.collections) == 1
 
 
 def test_the_curve_of_coverage_is_that_of_the_intervals(ax):
@@ -279,6 +279,6 @@ def test_the_curve_of_coverage_is_that_of_the_intervals(ax):
     prediction = RegressionPrediction(Normal(loc, 1.0))
     assert plots.coverage(ax, prediction.cdf(y)) is ax
     level, fraction = ax.lines[1].get_xydata().T
-    for each in (0.2, 0.5, 0.9):
-        drawn = fraction[np.searchsorted(level, each) - 1]
-        assert drawn == metrics.coverage(*prediction.interval(each), y)
+    for nominal in (0.2, 0.5, 0.9):
+        drawn = fraction[np.searchsorted(level, nominal) - 1]
+        assert drawn == metrics.coverage(*prediction.interval(nominal), y)

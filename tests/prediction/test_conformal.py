@@ -103,7 +103,7 @@ def test_randomized_sets_cover_as_often_as_the_law_says(predictive, n, level):
 
 @pytest.mark.parametrize(
     ("predict_fn", "sample"),
-    [*((each, sample_classes) for each in CLASSIFIERS.values()), (low_rates, sample_counts)],
+    [*((fn, sample_classes) for fn in CLASSIFIERS.values()), (low_rates, sample_counts)],
     ids=[*CLASSIFIERS, "counts"],
 )
 def test_sets_of_scores_with_ties_cover_at_least_as_often(predict_fn, sample):
@@ -133,13 +133,13 @@ def test_intervals_by_hand_of_each_target(dtype):
     loc, y = torch.randn(2, 60, 2, generator=generator, dtype=dtype)
     scale = torch.rand(60, 2, generator=generator, dtype=dtype) + 0.1
     prediction = normal(loc, scale)
-    found = bbb.conformal(lambda x: prediction, (y, y), 0.75)
+    predictor = bbb.conformal(lambda x: prediction, (y, y), 0.75)
     std = 1.09**0.5 * scale.double().numpy()  # noise and draws
     scores = np.abs(y.double().numpy() - loc.double().numpy()) / std
     threshold = np.sort(scores, 0)[45]  # 46 = ceil(61 * 0.75)
     accuracy = {"rtol": 1e-5 if dtype == torch.float32 else 1e-12}
-    np.testing.assert_allclose(found.threshold, threshold, **accuracy)
-    lower, upper = found.interval(None)
+    np.testing.assert_allclose(predictor.threshold, threshold, **accuracy)
+    lower, upper = predictor.interval(None)
     assert lower.dtype == upper.dtype == dtype and lower.shape == (60, 2)
     np.testing.assert_allclose(upper - loc, threshold * std, rtol=1e-4)
     np.testing.assert_allclose(loc - lower, threshold * std, rtol=1e-4)
@@ -172,15 +172,15 @@ def test_label_sets_spelled_out(score):
     logits = 2 * torch.randn(2, 99, 5, dtype=torch.double, generator=generator)
     before, new = logits.softmax(-1)
     y = torch.randint(5, (99,), generator=generator)
-    found = bbb.conformal(lambda x: classes(x), (before, y), 0.7, score=score, seed=3)
+    predictor = bbb.conformal(lambda x: classes(x), (before, y), 0.7, score=score, seed=3)
     u = [np.random.default_rng([3, stream]).random(99) for stream in (0, 1)]
     if score == "adaptive":
         u = np.zeros((2, 99))
     calibration = spelled_out(before.numpy(), u[0])[np.arange(99), y]
     threshold = np.sort(calibration)[69]  # 70 of 100
-    np.testing.assert_allclose(found.threshold, threshold, rtol=1e-12)
+    np.testing.assert_allclose(predictor.threshold, threshold, rtol=1e-12)
     state = torch.get_rng_state()
-    sets = found.label_set(new, seed=3).numpy()
+    sets = predictor.label_set(new, seed=3).numpy()
     assert torch.equal(torch.get_rng_state(), state)
     assert (sets == (spelled_out(new.numpy(), u[1]) <= threshold)).all()
     assert 1 < sets.sum(1).mean() < 5
@@ -211,11 +211,11 @@ def test_the_rank_is_that_of_the_decimal_level():
 
 def test_standard_deviations_that_are_zero_or_infinite():
     ones = torch.ones(20, 1)
-    found = bbb.conformal(lambda scale: normal(0 * ones, scale), (ones, ones))
-    lower, upper = found.interval(0 * ones)  # the mean alone
+    predictor = bbb.conformal(lambda scale: normal(0 * ones, scale), (ones, ones))
+    lower, upper = predictor.interval(0 * ones)  # the mean alone
     assert lower.abs().max() < 1e-40 and upper.abs().max() < 1e-40
     with pytest.raises(ValueError, match="finite means and standard deviations"):
-        found.interval(math.inf * ones)
+        predictor.interval(math.inf * ones)
     with pytest.raises(ValueError, match="above 0, got 0"):
         bbb.conformal(low_rates, (-500 * ones, ones))  # rates that underflow
 

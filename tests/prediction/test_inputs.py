@@ -47,12 +47,12 @@ def numbers(prediction):
 def test_predictions_are_those_of_a_tensor(family, source):
     """Batches share their draws, so only rounding differs."""
     model, guide, _ = trained(family)
-    given = SOURCES[source](FAMILIES[family][1])
+    inputs = SOURCES[source](FAMILIES[family][1])
     for predict in (
         lambda x: bbb.predict(model, guide, x, num_samples=5, seed=0),
         lambda x: bbb.predict_mean(model, guide, x),
     ):
-        torch.testing.assert_close(numbers(predict(given)), numbers(predict(X)))
+        torch.testing.assert_close(numbers(predict(inputs)), numbers(predict(X)))
 
 
 @pytest.mark.parametrize("source", ["tensor", "array", "loader"])
@@ -91,7 +91,7 @@ def test_the_logits_of_an_output_are_taken():
     plain = trained("classes", network=bbb.BayesianMLP([4, 8, 3]))
     wrapped = trained("classes", network=WithLogits())
     assert wrapped[2].loss == plain[2].loss
-    predictions = [bbb.predict(*each[:2], X, num_samples=3, seed=0) for each in (plain, wrapped)]
+    predictions = [bbb.predict(*run[:2], X, num_samples=3, seed=0) for run in (plain, wrapped)]
     assert torch.equal(*map(numbers, predictions))
 
 

@@ -41,8 +41,8 @@ def make(name, outputs=2, likelihood=None):
 def by_definition(guide, plain, x):
     """Mean and covariance of the outputs, from torch's derivatives and many draws' covariance."""
     centre = {name.removeprefix("network."): value for name, value in guide.median().items()}
-    found = jacrev(lambda weights: functional_call(plain, weights, (x,)))(centre)
-    jacobian = torch.cat([found[name].flatten(2) for name in centre], dim=2)
+    jacobians = jacrev(lambda weights: functional_call(plain, weights, (x,)))(centre)
+    jacobian = torch.cat([jacobians[name].flatten(2) for name in centre], dim=2)
     draws = guide.sample_posterior(100_000)
     joined = torch.cat([value.flatten(1) for value in draws.values()], dim=1)
     covariance = torch.cov(joined.T)
@@ -66,28 +66,28 @@ def test_outputs_of_every_normal_guide_have_the_moments_of_the_tangent(double, x
     """Covariances of 100,000 draws have standard errors of at most .0045 of the variances."""
     model, guide, plain = make(name)
     mean, covariance = by_definition(guide, plain, x)
-    found = output_moments(model, guide, x)
-    torch.testing.assert_close(found.mean, mean)
+    moments = output_moments(model, guide, x)
+    torch.testing.assert_close(moments.mean, mean)
     scale = covariance.diagonal(dim1=1, dim2=2).amax()
-    assert (found.covariance - covariance).abs().max() < 6 * 0.0045 * scale
+    assert (moments.covariance - covariance).abs().max() < 6 * 0.0045 * scale
 
 
 def test_a_regression_is_normal_without_draws(double, x):
     model, guide, _ = make("softplus_normal")
     moments = output_moments(model, guide, x)
     mean, covariance = moments.mean, moments.covariance
-    found = bbb.predict(model, guide, x, linearized=True)
+    linear = bbb.predict(model, guide, x, linearized=True)
     variance = covariance.diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(found.mean, mean)
-    torch.testing.assert_close(found.epistemic_std, variance.sqrt())
-    assert (found.aleatoric_std == 0.3).all() and found.sampler == "linearized"
+    torch.testing.assert_close(linear.mean, mean)
+    torch.testing.assert_close(linear.epistemic_std, variance.sqrt())
+    assert (linear.aleatoric_std == 0.3).all() and linear.sampler == "linearized"
     total = dist.Normal(mean, (variance + 0.09).sqrt())
     y = mean + 0.2
-    torch.testing.assert_close(found.log_prob(y), total.log_prob(y).sum(1))
-    torch.testing.assert_close(found.interval(0.9)[1], total.icdf(torch.tensor(0.95)))
-    moved = found.rescaled(5.0, torch.tensor([2.0, 3.0]))
-    torch.testing.assert_close(moved.mean, 5 + found.mean * torch.tensor([2.0, 3.0]))
-    torch.testing.assert_close(moved.epistemic_std, found.epistemic_std * torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(linear.log_prob(y), total.log_prob(y).sum(1))
+    torch.testing.assert_close(linear.interval(0.9)[1], total.icdf(torch.tensor(0.95)))
+    moved = linear.rescaled(5.0, torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(moved.mean, 5 + linear.mean * torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(moved.epistemic_std, linear.epistemic_std * torch.tensor([2.0, 3.0]))
     torch.testing.assert_close(moved.std, torch.hypot(moved.aleatoric_std, moved.epistemic_std))
 
 
@@ -95,13 +95,13 @@ def test_draws_for_classes_have_the_moments_and_probit_is_near(double, x):
     model, guide, _ = make("laplace", outputs=3, likelihood=bbb.likelihoods.Categorical())
     moments = output_moments(model, guide, x)
     mean, covariance = moments.mean, moments.covariance
-    found = bbb.predict(model, guide, x, linearized=True, num_samples=40_000, seed=0)
+    prediction = bbb.predict(model, guide, x, linearized=True, num_samples=40_000, seed=0)
     logits = mean + torch.distributions.MultivariateNormal(
         torch.zeros(3), covariance + 1e-12 * torch.eye(3)
     ).sample((40_000,))
     # two means of 40,000 probabilities, at most .5 apart from their mean: 5 standard errors
     limit = 5 * 0.5 * math.sqrt(2 / 40_000)
-    assert (found.probs - logits.softmax(-1).mean(0)).abs().max() < limit
+    assert (prediction.probs - logits.softmax(-1).mean(0)).abs().max() < limit
     probit = bbb.predict(model, guide, x, linearized="probit")
     variance = covariance.diagonal(dim1=1, dim2=2)
     expected = (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
@@ -113,16 +113,16 @@ def test_draws_for_classes_have_the_moments_and_probit_is_near(double, x):
 def test_other_likelihoods_are_by_draws_of_the_outputs(x, scale):
     noise = bbb.likelihoods.Gaussian(scale) if scale else bbb.likelihoods.StudentT(5.0, 0.3)
     model, guide, _ = make("softplus_normal", likelihood=noise)
-    found = bbb.predict(model, guide, x, linearized=True, num_samples=30, seed=0)
-    assert type(found) is bbb.RegressionPrediction and len(found.sample_means) == 30
+    prediction = bbb.predict(model, guide, x, linearized=True, num_samples=30, seed=0)
+    assert type(prediction) is bbb.RegressionPrediction and len(prediction.sample_means) == 30
 
 
 def test_batches_and_loaders_change_nothing_where_there_are_no_draws(double, x):
     model, guide, _ = make("low_rank")
-    whole = bbb.predict(model, guide, x, linearized=True)
-    parts = bbb.predict(model, guide, x, linearized=True, batch_size=3)
+    at_once = bbb.predict(model, guide, x, linearized=True)
+    batched = bbb.predict(model, guide, x, linearized=True, batch_size=3)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x), batch_size=3)
     loaded = bbb.predict(model, guide, loader, linearized=True)
-    for other in (parts, loaded):
-        torch.testing.assert_close(other.mean, whole.mean)
-        torch.testing.assert_close(other.std, whole.std)
+    for prediction in (batched, loaded):
+        torch.testing.assert_close(prediction.mean, at_once.mean)
+        torch.testing.assert_close(prediction.std, at_once.std)

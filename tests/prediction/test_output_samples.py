@@ -67,10 +67,10 @@ def assert_same_law(actual, expected):
 
 def assert_same_predictive(model, guide, x, num_samples=DRAWS):
     """Each input's outputs have the law that drawn weights give them, jointly."""
-    for each in x.split(1):
+    for row in x.split(1):
         pair = (
-            outputs(per_input(model, guide, each, num_samples)),
-            outputs(per_draw(model, guide, each, num_samples)),
+            outputs(per_input(model, guide, row, num_samples)),
+            outputs(per_draw(model, guide, row, num_samples)),
         )
         assert_same_law(*pair)
         sums, products = zip(*[(z.sum(1), z[:, 0] * z[:, -1]) for z in pair], strict=True)
@@ -96,8 +96,8 @@ def test_a_layers_moments_are_those_of_the_closed_form(double, monkeypatch, nois
     mean = x.numpy() @ guide.loc(weight).numpy().T + guide.loc(bias).numpy()
     scale, of_bias = guide.scale(weight).numpy(), guide.scale(bias).numpy()
     variance = x.numpy() ** 2 @ scale.T**2 + of_bias**2
-    for found in prediction.sample_means:
-        np.testing.assert_allclose(found, mean + noise * np.sqrt(variance), rtol=1e-12)
+    for actual in prediction.sample_means:
+        np.testing.assert_allclose(actual, mean + noise * np.sqrt(variance), rtol=1e-12)
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian", "HeteroscedasticGaussian"])
@@ -111,15 +111,15 @@ def test_inputs_together_predict_as_each_alone(double, network):
     model, guide = posterior(network())
     x = torch.randn(2, 3)
     together = outputs(per_input(model, guide, x))
-    alone = [outputs(per_draw(model, guide, each)) for each in x.split(1)]
+    alone = [outputs(per_draw(model, guide, row)) for row in x.split(1)]
     assert_same_law(together, np.concatenate(alone, axis=1))
 
 
 def test_inputs_are_independent_where_drawn_weights_join_them(double):
     model, guide = posterior(mlp(3, 6, 1))
     x = torch.randn(1, 3).expand(2, 3)
-    one, other = outputs(per_draw(model, guide, x)).T
-    np.testing.assert_allclose(one, other, rtol=1e-12)
+    first, second = outputs(per_draw(model, guide, x)).T
+    np.testing.assert_allclose(first, second, rtol=1e-12)
     correlation = np.corrcoef(outputs(per_input(model, guide, x)).T)[0, 1]
     assert abs(correlation) < SIGMAS / math.sqrt(DRAWS)
 
@@ -242,12 +242,12 @@ def test_other_posteriors_are_refused(kind):
 def test_it_leaves_the_model_as_it_was():
     model, guide = posterior(partly_random())
     model.network[1].eval()
-    modes = [part.training for part in model.modules()]
+    modes = [m.training for m in model.modules()]
     with pytest.raises(ValueError, match=r"\[batch, 3\]|does not fit"):
         per_input(model, guide, torch.randn(2, 4), 3)
     prediction = per_input(model, guide, torch.randn(2, 3, requires_grad=True), 3)
     assert not prediction.sample_means.requires_grad
-    assert [part.training for part in model.modules()] == modes
+    assert [m.training for m in model.modules()] == modes
     assert not model._pyro_context.cache and not model._pyro_context.active
     assert not list(pyro.get_param_store().keys())
 
@@ -284,9 +284,9 @@ def test_one_input_of_a_dense_network_needs_no_weights(double, name):
     model, guide = posterior(network())
     x = torch.randn(2, *shape)
     for posterior_ in (guide, bbb.prune(guide, 0.3)):
-        one = bbb.predict(model, posterior_, x[:1], num_samples=9, seed=1).sample_means
-        assert torch.equal(one, per_input(model, posterior_, x[:1], 9, seed=1).sample_means)
-        assert not torch.equal(one, per_draw(model, posterior_, x[:1], 9, seed=1).sample_means)
+        single = bbb.predict(model, posterior_, x[:1], num_samples=9, seed=1).sample_means
+        assert torch.equal(single, per_input(model, posterior_, x[:1], 9, seed=1).sample_means)
+        assert not torch.equal(single, per_draw(model, posterior_, x[:1], 9, seed=1).sample_means)
         two = bbb.predict(model, posterior_, x, num_samples=9, seed=1).sample_means
         assert torch.equal(two, per_draw(model, posterior_, x, 9, seed=1).sample_means)
 
@@ -360,8 +360,8 @@ def test_weights_are_drawn_for_what_is_not_known(double, name):
 
 
 def test_weights_are_drawn_for_other_models_and_likelihoods():
-    other = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
-    for model in (other, bbb.BayesianModel(mlp(3, 2), OwnLikelihood(), num_data=5)):
+    own = OwnPredictive(mlp(3, 2), bbb.likelihoods.Gaussian(), num_data=5)
+    for model in (own, bbb.BayesianModel(mlp(3, 2), OwnLikelihood(), num_data=5)):
         assert_draws_weights(model, bbb.AutoSoftplusNormal(model), torch.randn(1, 3))
     with pytest.raises(ValueError, match="OwnPredictive overrides predictive"):
-        per_input(other, bbb.AutoSoftplusNormal(other), torch.randn(4, 3))
+        per_input(own, bbb.AutoSoftplusNormal(own), torch.randn(4, 3))

@@ -49,8 +49,8 @@ class LatentCutpoints(Likelihood):
         self.gaps = PyroSample(gaps)
 
     def forward(self, outputs):
-        first, *others = self.gaps.unbind(-1)
-        cutpoints = torch.stack([first, *(x.exp() for x in others)], -1).cumsum(-1)
+        first, *log_gaps = self.gaps.unbind(-1)
+        cutpoints = torch.stack([first, *(x.exp() for x in log_gaps)], -1).cumsum(-1)
         return dist.OrderedLogistic(outputs[:, 0], cutpoints)
 
 
@@ -162,18 +162,18 @@ def test_predictions_are_mixtures_of_what_the_likelihood_gives(name):
     model, guide, y = posterior(name)
     model.check(X, y)
     draws = guide.sample_posterior(6)
-    prediction, each = bbb.predict(model, draws, X), list(by_the_model(model, draws, y))
-    log_probs = torch.stack([fn.log_prob(y) for fn in each]).logsumexp(0) - math.log(6)
+    prediction, fns = bbb.predict(model, draws, X), list(by_the_model(model, draws, y))
+    log_probs = torch.stack([fn.log_prob(y) for fn in fns]).logsumexp(0) - math.log(6)
     torch.testing.assert_close(prediction.log_prob(y), log_probs)
     assert (name in CLASSES) == hasattr(prediction, "probs")
     if name in CLASSES:
         probs = torch.stack(
-            [torch.stack([fn.log_prob(c * y**0).exp() for c in range(4)], -1) for fn in each]
+            [torch.stack([fn.log_prob(c * y**0).exp() for c in range(4)], -1) for fn in fns]
         ).mean(0)
         torch.testing.assert_close(prediction.probs, probs)
     elif name != "censored":
-        torch.testing.assert_close(prediction.mean, torch.stack([fn.mean for fn in each]).mean(0))
-        variances = torch.stack([fn.variance for fn in each]).mean(0)
+        torch.testing.assert_close(prediction.mean, torch.stack([fn.mean for fn in fns]).mean(0))
+        variances = torch.stack([fn.variance for fn in fns]).mean(0)
         torch.testing.assert_close(prediction.aleatoric_std.square(), variances)
 
 
@@ -185,14 +185,14 @@ def test_every_door_agrees(name):
     prediction = bbb.predict(model, guide, X, num_samples=5, seed=0, estimator="reparam")
     log_prob = prediction.log_prob(y)
     data = torch.utils.data.TensorDataset(X, y)
-    for other in (
+    for answer in (
         bbb.predict(model, guide, data, num_samples=5, batch_size=5, seed=0),
         bbb.predict(model, guide, X, num_samples=5, batch_size=5, seed=0),
     ):
-        torch.testing.assert_close(other.log_prob(y), log_prob)
+        torch.testing.assert_close(answer.log_prob(y), log_prob)
     outputs = bbb.predict(model, guide, X, num_samples=5, estimator="local_reparam")
-    for other in (outputs, bbb.predict_mean(model, guide, X)):
-        assert other.log_prob(y).isfinite().all()
+    for answer in (outputs, bbb.predict_mean(model, guide, X)):
+        assert answer.log_prob(y).isfinite().all()
     evaluation = bbb.evaluate(model, guide, (X, y), num_samples=5, seed=0, ood=3 * X)
     scores = evaluation.scores["test"]
     assert scores["nll"] == pytest.approx(-log_prob.mean().item(), rel=1e-4)
@@ -220,10 +220,10 @@ def test_particles_at_once_are_particles_one_by_one(name):
     drawn = poutine.trace(plate(guide)).get_trace(X, y)
     trace = poutine.trace(poutine.replay(plate(model), drawn)).get_trace(X, y)
     draws = {site: drawn.nodes[site]["value"].squeeze(1).detach() for site in guide.site_names}
-    found = trace.nodes["obs"]["fn"].log_prob(trace.nodes["obs"]["value"])
+    actual = trace.nodes["obs"]["fn"].log_prob(trace.nodes["obs"]["value"])
     expected = torch.stack([fn.log_prob(y) for fn in by_the_model(model, draws, y)])
-    assert found.shape == (3, N)
-    torch.testing.assert_close(found, expected)
+    assert actual.shape == (3, N)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_an_overridden_density_is_the_one_of_scipy():

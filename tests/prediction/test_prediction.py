@@ -58,14 +58,14 @@ def loop(model, draws, x):
 def assert_equals_loop(prediction, model, draws, x):
     expected = list(loop(model, draws, x))
     if isinstance(prediction, ClassificationPrediction):
-        probs = torch.stack([each.probs for each in expected])
+        probs = torch.stack([fn.probs for fn in expected])
         if probs.shape != prediction.sample_probs.shape:
             probs = torch.stack([1 - probs, probs], -1)  # Bernoulli
         torch.testing.assert_close(prediction.sample_probs, probs)
     else:
         y = torch.randn(prediction.mean.shape).exp().round()
-        log_prob = torch.stack([each.log_prob(y) for each in expected])
-        means = torch.stack([each.mean for each in expected])
+        log_prob = torch.stack([fn.log_prob(y) for fn in expected])
+        means = torch.stack([fn.mean for fn in expected])
         torch.testing.assert_close(prediction.components.log_prob(y), log_prob)
         torch.testing.assert_close(prediction.sample_means, means)
 
@@ -116,13 +116,13 @@ def test_ordinary_layers_in_front_see_each_input_once(double):
 def test_chunks_of_draws_join_in_order(double, monkeypatch):
     model, x = classifier(), torch.randn(5, 2)
     draws = draw(model, 7)
-    whole = bbb.predict(model, draws, x)
+    at_once = bbb.predict(model, draws, x)
     counted = count_passes(model)
     numbers = sum(values[0].numel() for values in draws.values())
     monkeypatch.setattr(_draws, "SAMPLE_CHUNK", 3 * (numbers + 1))
-    parts = bbb.predict(model, draws, x)
+    in_chunks = bbb.predict(model, draws, x)
     assert len(counted) == 3  # of 3, 3 and 1 draws
-    torch.testing.assert_close(parts.sample_log_probs, whole.sample_log_probs)
+    torch.testing.assert_close(in_chunks.sample_log_probs, at_once.sample_log_probs)
 
 
 class Branching(PyroModule):
@@ -163,16 +163,16 @@ def test_networks_predict_in_evaluation_mode_and_get_their_modes_back(double, n)
     model = bbb.BayesianModel(Normed(), bbb.likelihoods.Gaussian(), num_data=5)
     draws, x = draw(model, 3), torch.randn(n, 2) + 1
     model.network.dropout.eval()
-    modes = [part.training for part in model.modules()]
+    modes = [m.training for m in model.modules()]
     assert len(set(modes)) == 2
     prediction = bbb.predict(model, draws, x)
     bbb.predict_mean(model, draws, x)
-    assert [part.training for part in model.modules()] == modes
+    assert [m.training for m in model.modules()] == modes
     with pytest.raises(ValueError, match="does not fit"):
         bbb.predict(model, draws, torch.randn(4, 7))
     with pytest.raises(ValueError, match="lack"):
         bbb.predict(model, {"network.linear.bias": draws["network.linear.bias"]}, x)
-    assert [part.training for part in model.modules()] == modes
+    assert [m.training for m in model.modules()] == modes
     assert model.network.norm.num_batches_tracked == 0
     assert_equals_loop(prediction, model, draws, x)
 
@@ -346,8 +346,8 @@ def test_laws_of_total_entropy(dtype, spread):
     logits = spread * torch.randn(20, 50, 4, dtype=dtype)
     prediction = ClassificationPrediction(logits.log_softmax(-1))
     eps = 20 * torch.finfo(dtype).eps
-    one = torch.ones(50, dtype=dtype)
-    torch.testing.assert_close(prediction.probs.sum(-1), one)
+    ones = torch.ones(50, dtype=dtype)
+    torch.testing.assert_close(prediction.probs.sum(-1), ones)
     torch.testing.assert_close(prediction.probs, prediction.sample_probs.mean(0))
     total = prediction.aleatoric + prediction.epistemic
     torch.testing.assert_close(total, prediction.entropy, rtol=0, atol=eps)
@@ -407,7 +407,7 @@ def test_networks_may_drop_the_targets_dimension(double):
     model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(0.5), num_data=5)
     draws, x, y = draw(model, 3), torch.randn(4, 2), torch.randn(4)
     prediction = bbb.predict(model, draws, x)
-    expected = torch.stack([each.log_prob(y) for each in loop(model, draws, x)])
+    expected = torch.stack([fn.log_prob(y) for fn in loop(model, draws, x)])
     torch.testing.assert_close(prediction.log_prob(y), expected.logsumexp(0) - math.log(3))
     assert prediction.mean.shape == prediction.interval(0.5)[0].shape == (4,)
 
@@ -437,10 +437,10 @@ def column(*values):
 def test_quantiles_are_those_of_the_mixture(double, kind, p):
     components, oracle = components_of(kind)
     prediction = RegressionPrediction(components)
-    ends = [each.ppf(p) for each in oracle]  # the mixture's quantile lies between
+    ends = [fn.ppf(p) for fn in oracle]  # the mixture's quantile lies between
 
     def excess(y):
-        return np.mean([each.cdf(y) for each in oracle]) - p
+        return np.mean([fn.cdf(y) for fn in oracle]) - p
 
     step = 1e-9 * max(map(abs, ends))
     expected = optimize.brentq(excess, min(ends) - step, max(ends) + step, xtol=1e-13, rtol=1e-14)
@@ -448,7 +448,7 @@ def test_quantiles_are_those_of_the_mixture(double, kind, p):
     assert quantile.shape == (1, 1)
     assert prediction.cdf(quantile).item() == pytest.approx(p, abs=1e-9, rel=1e-6)
     # a probability of rounding error 1e-16 bounds the quantile no better than by the density
-    density = np.mean([each.pdf(expected) for each in oracle])
+    density = np.mean([fn.pdf(expected) for fn in oracle])
     assert abs(quantile.item() - expected) <= 1e-15 / density + 1e-12 * abs(expected)
 
 

@@ -40,8 +40,8 @@ class Examples(Dataset):
 
     def __getitem__(self, i):
         x = self.x
-        parts = {k: v[i] for k, v in x.items()} if isinstance(x, dict) else [v[i] for v in x]
-        return parts, self.y[i]
+        inputs = {k: v[i] for k, v in x.items()} if isinstance(x, dict) else [v[i] for v in x]
+        return inputs, self.y[i]
 
 
 def data():
@@ -73,16 +73,16 @@ def trained(network, x, y, **options):
 @every_form
 def test_training_and_prediction_equal_those_from_one_tensor(form):
     wide, deep, y = data()
-    one = torch.cat([wide, deep], 1)
+    both = torch.cat([wide, deep], 1)
     x = FORMS[form](wide, deep)
     model, guide, history = trained(WideAndDeep, x, y)
-    *expected, known = trained(InOneTensor, one, y)
+    *expected, known = trained(InOneTensor, both, y)
     torch.testing.assert_close(history.steps.loss, known.steps.loss)
     for options in ({"batch_size": 7}, {"num_samples": 3}):
-        found = bbb.predict(model, guide, x, seed=0, **options)
-        torch.testing.assert_close(found.mean, bbb.predict(*expected, one, seed=0, **options).mean)
-    found = bbb.predict_mean(model, guide, x).mean
-    torch.testing.assert_close(found, bbb.predict_mean(*expected, one).mean)
+        ours = bbb.predict(model, guide, x, seed=0, **options)
+        torch.testing.assert_close(ours.mean, bbb.predict(*expected, both, seed=0, **options).mean)
+    ours = bbb.predict_mean(model, guide, x).mean
+    torch.testing.assert_close(ours, bbb.predict_mean(*expected, both).mean)
 
 
 @pytest.mark.parametrize("options", [{"num_particles": 3}, {"estimator": "flipout"}], ids=str)
@@ -99,16 +99,16 @@ def test_datasets_and_loaders_of_several_inputs_are_read(form):
     x = FORMS[form](wide, deep)
     examples = Examples(x, y)
     model, guide, known = trained(WideAndDeep, x, y)
-    again, other = new(WideAndDeep)
+    again, new_guide = new(WideAndDeep)
     settings = {"epochs": 3, "seed": 0, "progress": False}
-    history = bbb.fit(again, other, examples, batch_size=16, **settings)
+    history = bbb.fit(again, new_guide, examples, batch_size=16, **settings)
     torch.testing.assert_close(history.steps.loss, known.steps.loss)
     expected = bbb.predict(model, guide, x, num_samples=5, seed=0, estimator="reparam").mean
     for source in (examples, DataLoader(examples, batch_size=16)):
-        found = bbb.predict(again, other, source, num_samples=5, seed=0).mean
-        torch.testing.assert_close(found, expected)
+        mean = bbb.predict(again, new_guide, source, num_samples=5, seed=0).mean
+        torch.testing.assert_close(mean, expected)
     loader = DataLoader(examples, batch_size=16, shuffle=True)
-    assert len(bbb.fit(again, other, loader, **settings).steps) == 12
+    assert len(bbb.fit(again, new_guide, loader, **settings).steps) == 12
 
 
 def test_exported_networks_take_them_as_arguments():
@@ -123,17 +123,17 @@ def test_exported_networks_take_them_as_arguments():
 
 def test_nuts_and_laplace_take_them():
     wide, deep, y = data()
-    one = torch.cat([wide, deep], 1)
+    both = torch.cat([wide, deep], 1)
     means = []
-    for network, x in ((WideAndDeep, (wide, deep)), (InOneTensor, one)):
+    for network, x in ((WideAndDeep, (wide, deep)), (InOneTensor, both)):
         model, _ = new(network)
         options = {"num_samples": 2, "warmup_steps": 2, "seed": 0, "progress": False}
         chains = bbb.run_nuts(model, (x, y), **options)
         guide = bbb.guides.make("laplace", model)
         bbb.fit(model, guide, (x, y), epochs=1, seed=0, progress=False)
-        means.append([bbb.predict(model, each, x, seed=0).mean for each in (chains, guide)])
-    for found, expected in zip(*means, strict=True):
-        torch.testing.assert_close(found, expected)
+        means.append([bbb.predict(model, q, x, seed=0).mean for q in (chains, guide)])
+    for actual, expected in zip(*means, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(

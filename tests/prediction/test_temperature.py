@@ -83,24 +83,24 @@ def neg_log_likelihood(kind, x, y, temperature):
 def test_a_known_temperature_is_recovered(kind, temperature):
     predict_fn, sample = CASES[kind]
     x, y = sample(temperature)
-    found = bbb.temperature_scaling(predict_fn, (x, y)).temperature
-    log_t = torch.tensor(math.log(found), requires_grad=True)
+    fitted = bbb.temperature_scaling(predict_fn, (x, y)).temperature
+    log_t = torch.tensor(math.log(fitted), requires_grad=True)
     loss = neg_log_likelihood(kind, x, y, log_t.exp())
     (slope,) = torch.autograd.grad(loss, log_t, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, log_t)
     assert abs(slope) < 1e-6 * curvature  # where T is best to six digits
     error = 1 / (N * curvature.item()) ** 0.5  # the inverse Fisher information
-    assert math.log(found) == pytest.approx(math.log(temperature), abs=SIGMAS * error)
-    others = [neg_log_likelihood(kind, x, y, found * factor) for factor in (0.5, 0.9, 1.1, 2.0)]
-    assert loss < min(others) and loss <= neg_log_likelihood(kind, x, y, 1.0)
+    assert math.log(fitted) == pytest.approx(math.log(temperature), abs=SIGMAS * error)
+    losses = [neg_log_likelihood(kind, x, y, fitted * factor) for factor in (0.5, 0.9, 1.1, 2.0)]
+    assert loss < min(losses) and loss <= neg_log_likelihood(kind, x, y, 1.0)
 
 
 def test_the_factor_of_a_single_normal_has_a_closed_form():
     y = torch.randn(50, 2)
-    one = RegressionPrediction(families.Normal(torch.tensor([1.0, -2.0]).expand(1, 50, 2), 0.1))
-    found = bbb.temperature_scaling(lambda x: one, (y, y)).temperature
+    plain = RegressionPrediction(families.Normal(torch.tensor([1.0, -2.0]).expand(1, 50, 2), 0.1))
+    factor = bbb.temperature_scaling(lambda x: plain, (y, y)).temperature
     residuals = (y - torch.tensor([1.0, -2.0])) / 0.1
-    assert found == pytest.approx(residuals.square().mean().sqrt().item(), rel=1e-6)
+    assert factor == pytest.approx(residuals.square().mean().sqrt().item(), rel=1e-6)
 
 
 # --- the scaled predictive ---
@@ -125,12 +125,12 @@ def test_scaled_classes(temperature):
 def test_each_draw_moves_what_classes_lose():
     probs = torch.tensor([[[0.6, 0.3, 0.1]], [[0.2, 0.7, 0.1]], [[0.4, 0.2, 0.4]]])
     plain = ClassificationPrediction(probs.log())
-    found = bbb.TemperatureScaled(lambda x: plain, 0.5)(None).sample_probs
+    scaled = bbb.TemperatureScaled(lambda x: plain, 0.5)(None).sample_probs
     old = probs.mean(0)[0]  # 0.4, 0.4, 0.2
     new = old.square() / old.square().sum()  # 4/9, 4/9, 1/9
     lost = probs[..., 2] * (1 - new[2] / old[2])
-    torch.testing.assert_close(found[..., 2], probs[..., 2] - lost)
-    torch.testing.assert_close(found[..., :2], probs[..., :2] + 0.5 * lost[..., None])
+    torch.testing.assert_close(scaled[..., 2], probs[..., 2] - lost)
+    torch.testing.assert_close(scaled[..., :2], probs[..., :2] + 0.5 * lost[..., None])
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])

@@ -74,15 +74,15 @@ def test_two_tasks_in_turn_are_both_tasks_at_once():
     after_first = first.posterior(*start)
     model = linear(dist.Normal(0.0, S))
     guide = guide_at(model, *after_first)
-    found = -Trace_ELBO().loss(model, guide, first.x, first.y[:, None])
-    assert found == pytest.approx(first.log_evidence(*start), abs=1e-9)
+    elbo = -Trace_ELBO().loss(model, guide, first.x, first.y[:, None])
+    assert elbo == pytest.approx(first.log_evidence(*start), abs=1e-9)
 
     model = linear(from_guide(guide))
     after_both = second.posterior(*after_first)
     guide = guide_at(model, *after_both)
     for _ in range(3):
-        found = -Trace_ELBO().loss(model, guide, second.x, second.y[:, None])
-        assert found == pytest.approx(second.log_evidence(*after_first), abs=1e-9)
+        elbo = -Trace_ELBO().loss(model, guide, second.x, second.y[:, None])
+        assert elbo == pytest.approx(second.log_evidence(*after_first), abs=1e-9)
     stl = Trace_ELBO()
     with bbb.sticking_the_landing():  # without the score each draw's gradient is 0
         stl.loss_and_grads(model, guide, second.x, second.y[:, None])

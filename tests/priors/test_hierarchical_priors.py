@@ -59,8 +59,8 @@ def test_every_weight_has_a_latent_of_its_groups_before_it(prior, part, shapes):
     sites = drawn(bbb.BayesianMLP([3, 4, 1], prior=prior), torch.randn(5, 3))
     weights = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
     assert list(sites) == [f"{w}{end}" for w in weights for end in (f"_prior_{part}", "")]
-    found = [sites[f"{weight}_prior_{part}"]["value"].shape for weight in weights]
-    assert found == shapes
+    actual = [sites[f"{weight}_prior_{part}"]["value"].shape for weight in weights]
+    assert actual == shapes
     for name, site in sites.items():
         assert site["fn"].batch_shape == () and site["fn"].event_shape == site["value"].shape, name
 
@@ -94,8 +94,8 @@ def test_the_weights_have_the_drawn_scale(kind):
     prior = KINDS[kind]()
     layer = bbb.BayesianConv2d(2, 3, 2, prior=prior)
     sites = drawn(layer, torch.randn(1, 2, 4, 4))
-    part = next(name for name in sites if name.startswith("weight_prior"))
-    scale = sites[part]["value"].sqrt() if "variance" in part else sites[part]["value"]
+    latent = next(name for name in sites if name.startswith("weight_prior"))
+    scale = sites[latent]["value"].sqrt() if "variance" in latent else sites[latent]["value"]
     per_entry = (scale.view(-1, 1, 1, 1) * torch.ones(3, 2, 2, 2)).numpy()
     w = sites["weight"]["value"]
     expected = scipy.stats.norm.logpdf(w, 0, per_entry).sum()
@@ -113,12 +113,12 @@ def test_a_plate_of_particles_is_a_loop(kind):
     p.compute_log_prob(), q.compute_log_prob()
     for s in range(3):
         values = {name: site["value"][s, 0] for name, site in q.iter_stochastic_nodes()}
-        one = poutine.trace(poutine.condition(model, values)).get_trace(*data)
-        one.compute_log_prob()
+        single = poutine.trace(poutine.condition(model, values)).get_trace(*data)
+        single.compute_log_prob()
         for name in (*values, "obs"):
-            found = p.nodes[name]["log_prob"][s].sum()
+            actual = p.nodes[name]["log_prob"][s].sum()
             torch.testing.assert_close(
-                found, one.nodes[name]["log_prob"].sum(), rtol=1e-4, atol=1e-4
+                actual, single.nodes[name]["log_prob"].sum(), rtol=1e-4, atol=1e-4
             )
 
 
@@ -149,8 +149,8 @@ def test_with_an_inverse_gamma_variance_a_group_is_multivariate_student_t(per):
     w = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64)
     prior = inverse_gamma(a, b, per=per)
     t = scipy.stats.multivariate_t(np.zeros(3), np.eye(3) * b / a, df=2 * a)
-    found = marginal(prior, w, "weight_prior_variance")
-    assert found == pytest.approx(t.logpdf(w[0].numpy()), abs=1e-6)
+    actual = marginal(prior, w, "weight_prior_variance")
+    assert actual == pytest.approx(t.logpdf(w[0].numpy()), abs=1e-6)
 
 
 def test_with_a_half_cauchy_scale_a_weight_has_the_horseshoe_density():
@@ -222,8 +222,8 @@ def test_the_best_log_normal_of_a_variance_is_stationary():
     layer = bbb.BayesianLinear(n, 1, bias=False, prior=inverse_gamma(a, b))
     model = bbb.BayesianModel(layer, bbb.likelihoods.Gaussian(1.0), num_data=1)
     guide = bbb.AutoSoftplusNormal(model, init_loc={"weight": w[None]})
-    part = "network.weight_prior_variance"
-    loc, rho = (guide._parameter(kind, part) for kind in ("locs", "rhos"))
+    latent = "network.weight_prior_variance"
+    loc, rho = (guide._parameter(name, latent) for name in ("locs", "rhos"))
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
 
     def slopes(shift, factor):
@@ -283,5 +283,5 @@ def test_by_name_only_some_layers_have_latents():
     for prior in ({"fc1.weight": "horseshoe", "*": "normal"}, nested):
         network = bbb.BayesianMLP([3, 4, 1], prior=prior)
         sites = list(drawn(network, torch.randn(5, 3)))
-        others = ["fc1.bias", "fc2.weight", "fc2.bias"]
-        assert sites == ["fc1.weight_prior_scale", "fc1.weight", *others]
+        other_weights = ["fc1.bias", "fc2.weight", "fc2.bias"]
+        assert sites == ["fc1.weight_prior_scale", "fc1.weight", *other_weights]

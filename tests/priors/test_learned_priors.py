@@ -69,9 +69,9 @@ def test_density_and_gradients_are_finite_and_right_however_large_the_logit(logi
     torch.testing.assert_close(log_prob.double(), exact, rtol=1e-5, atol=4 * size)
     expected = torch.autograd.grad(exact.sum(), (x, *theta))
     largest = max(slope.abs().max().item() for slope in expected)  # terms of this size cancel
-    for one, other in zip(ours, expected, strict=True):
-        assert one.isfinite().all()
-        assert (one.double() - other).abs().max() <= size * largest
+    for gradient, reference in zip(ours, expected, strict=True):
+        assert gradient.isfinite().all()
+        assert (gradient.double() - reference).abs().max() <= size * largest
 
 
 def test_parameters_are_unconstrained_and_the_properties_constrained():
@@ -204,21 +204,21 @@ def test_a_shared_learned_normal_follows_dtype_and_copies():
 def test_a_second_conversion_leaves_the_priors_parameters_alone():
     layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     half = bbb.bayesianize(layers, LearnedNormal(), where="0")
-    whole = bbb.bayesianize(half, LearnedScaleMixture(), where="1")
-    sites = poutine.trace(whole).get_trace(torch.randn(2, 3)).stochastic_nodes
+    both = bbb.bayesianize(half, LearnedScaleMixture(), where="1")
+    sites = poutine.trace(both).get_trace(torch.randn(2, 3)).stochastic_nodes
     assert sites == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    names = {name for name, _ in whole.named_parameters()}
+    names = {name for name, _ in both.named_parameters()}
     assert names == {"0.weight_prior_loc", "0.bias_prior_loc", *(f"1.prior.{key}" for key in KEYS)}
     with pytest.raises(ValueError, match="no trainable parameters"):
-        bbb.bayesianize(whole)
+        bbb.bayesianize(both)
 
 
 @pytest.mark.parametrize("prior", ["learned_scale_mixture", "learned_normal"])
 def test_an_exported_network_has_weights_alone(prior):
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     converted = bbb.bayesianize(network, prior)
-    for part in (converted, bbb.BayesianMLP([3, 4, 1], prior=prior)):
-        model = bbb.BayesianModel(part, bbb.likelihoods.Gaussian(), num_data=12)
+    for bayesian in (converted, bbb.BayesianMLP([3, 4, 1], prior=prior)):
+        model = bbb.BayesianModel(bayesian, bbb.likelihoods.Gaussian(), num_data=12)
         guide = bbb.AutoSoftplusNormal(model)
         plain = bbb.to_module(model, guide)
         assert len(list(plain.parameters())) == 4

@@ -118,9 +118,9 @@ NAMED = {
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_a_named_prior_has_the_density_of_scipy(name):
-    options, given, default = NAMED[name]
+    options, configured, default = NAMED[name]
     w = torch.linspace(-3, 3, 6).view(2, 3)
-    for prior, reference in ((priors.make(name, **options), given), (name, default)):
+    for prior, reference in ((priors.make(name, **options), configured), (name, default)):
         layer = BayesianLinear(3, 2, bias=False, prior=prior)
         fn = sites(layer, torch.zeros(1, 3))["weight"]
         assert fn.log_prob(w).item() == pytest.approx(reference.logpdf(w.numpy()).sum(), rel=1e-5)
@@ -147,10 +147,10 @@ def normals(**scale_by_pattern):
 
 
 def test_the_first_matching_pattern_counts():
-    found = scales(mlp_sites(normals(**{"*.bias": 1.0, "fc2.*": 2.0, "*": 3.0})))
-    assert found == {"fc1.weight": 3.0, "fc1.bias": 1.0, "fc2.weight": 2.0, "fc2.bias": 1.0}
+    in_order = scales(mlp_sites(normals(**{"*.bias": 1.0, "fc2.*": 2.0, "*": 3.0})))
+    assert in_order == {"fc1.weight": 3.0, "fc1.bias": 1.0, "fc2.weight": 2.0, "fc2.bias": 1.0}
     reversed_order = scales(mlp_sites(normals(**{"fc2.*": 2.0, "*.bias": 1.0, "*": 3.0})))
-    assert reversed_order == found | {"fc2.bias": 2.0}
+    assert reversed_order == in_order | {"fc2.bias": 2.0}
 
 
 def test_patterns_are_case_sensitive_and_whole():
@@ -164,9 +164,9 @@ def test_a_dict_may_hold_every_kind_of_prior_and_dicts_of_full_names():
         "*.weight": lambda module, name, shape: dist.Normal(0.0, float(shape[0])),
         "*": Independent(dist.Normal(0.0, 5.0)),
     }
-    found = scales(mlp_sites(prior))
+    actual = scales(mlp_sites(prior))
     expected = {"fc1.weight": math.sqrt(3), "fc1.bias": 2.0, "fc2.weight": 2.0, "fc2.bias": 5.0}
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
 
 
 def test_scopes_nest():
@@ -179,9 +179,9 @@ def test_scopes_nest():
 
 
 def test_fan_in_scales():
-    found = scales(mlp_sites(FanInNormal(gain=3.0)))
+    actual = scales(mlp_sites(FanInNormal(gain=3.0)))
     expected = {"fc1.weight": 3 / math.sqrt(3), "fc1.bias": 3, "fc2.weight": 1.5, "fc2.bias": 3}
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
     convolution = FanInNormal()(nn.Module(), "weight", SIZE([8, 4, 5, 5]))
     assert scales({"w": convolution}) == pytest.approx({"w": math.sqrt(2 / 100)})
 
@@ -251,12 +251,12 @@ def test_a_deep_copy_is_independent(kind):
 
 
 def test_a_prior_never_validates_but_the_users_distribution_still_does():
-    given = dist.Normal(torch.zeros(()), torch.ones(())).expand([2])
-    fn = as_prior(given)(nn.Module(), "weight", SIZE([3, 2]))
+    normal = dist.Normal(torch.zeros(()), torch.ones(())).expand([2])
+    fn = as_prior(normal)(nn.Module(), "weight", SIZE([3, 2]))
     nan = torch.full((3, 2), math.nan)
     assert fn.log_prob(nan).isnan()
     with pytest.raises(ValueError, match="within the support"):
-        given.log_prob(nan)
+        normal.log_prob(nan)
 
 
 # --- declare ---

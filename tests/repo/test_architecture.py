@@ -33,10 +33,10 @@ def private_of_others(path):
     """Private modules of other packages that a file of the library imports."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
     for name in imported_names(path.read_text("utf-8"), package):
-        first, *rest = name.split(".")[1:] or [""]
+        first, *inner = name.split(".")[1:] or [""]
         same = package == f"pyro_bbb.{first}" or package.startswith(f"pyro_bbb.{first}.")
-        other = name.startswith("pyro_bbb.") and not same
-        if other and any(part.startswith("_") and not part.endswith("__") for part in rest):
+        foreign = name.startswith("pyro_bbb.") and not same
+        if foreign and any(p.startswith("_") and not p.endswith("__") for p in inner):
             yield name
 
 
@@ -64,8 +64,8 @@ def test_every_file_names_its_licence():
 
 
 def test_a_private_module_is_imported_by_its_own_package_alone():
-    found = {path.name: sorted(private_of_others(path)) for path in MODULES}
-    assert not {name: names for name, names in found.items() if names}
+    imports = {path.name: sorted(private_of_others(path)) for path in MODULES}
+    assert not {name: names for name, names in imports.items() if names}
 
 
 def imported_names(source: str, package: str) -> set[str]:
@@ -85,11 +85,11 @@ def imported_names(source: str, package: str) -> set[str]:
 
 def sibling_imports(source: str, siblings: set[str]) -> set[str]:
     """Experiments that a file next to them imports, as ``experiments.x``, ``.x`` or plain ``x``."""
-    found = set()
+    imported = set()
     for name in imported_names(source, "experiments"):
-        parts = name.removeprefix("experiments.").split(".")
-        found |= {parts[0]} & siblings
-    return found
+        path = name.removeprefix("experiments.").split(".")
+        imported |= {path[0]} & siblings
+    return imported
 
 
 def test_experiments_share_only_helpers():
@@ -98,8 +98,8 @@ def test_experiments_share_only_helpers():
     assert experiments
     for path in paths:
         source = path.read_text()
-        others = sibling_imports(source, experiments - {path.stem})
-        assert not others, f"{path.name} imports the experiment {others}; share a helper"
+        imported = sibling_imports(source, experiments - {path.stem})
+        assert not imported, f"{path.name} imports the experiment {imported}; share a helper"
         assert not sibling_imports(source, {"tests"}), f"{path.name} imports tests"
 
 

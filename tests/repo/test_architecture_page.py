@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pyro_bbb"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-LAYERS = next(each["layers"] for each in CONTRACTS["contracts"] if each["type"] == "layers")
+LAYERS = next(c["layers"] for c in CONTRACTS["contracts"] if c["type"] == "layers")
 NUMBERS = {  # of each package's layer, 1 at the bottom
     package.strip(): number
     for number, layer in enumerate(reversed(LAYERS), start=1)

@@ -56,7 +56,7 @@ def public_modules():
     for module in public:
         yield module
         listed = (getattr(module, name) for name in getattr(module, "__all__", ()))
-        yield from (each for each in listed if isinstance(each, ModuleType))
+        yield from (value for value in listed if isinstance(value, ModuleType))
 
 
 def public_names():

@@ -100,8 +100,8 @@ def requirements(extra=None):
     for requirement in map(Requirement, lines):
         if requirement.name != declared["name"]:
             yield canonicalize_name(requirement.name)
-        for other in requirement.extras:
-            yield from requirements(other)
+        for nested in requirement.extras:
+            yield from requirements(nested)
 
 
 def imported(files):

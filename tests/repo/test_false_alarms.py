@@ -20,7 +20,7 @@ def ledger():
     """Return each statistical test's number of comparisons and chance of a false alarm."""
     text = (ROOT / "docs" / "guarantees.md").read_text()
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    (section,) = [part for part in sections if part.startswith("Statistical tests")]
+    (section,) = [s for s in sections if s.startswith("Statistical tests")]
     rows = ROW.findall(section)
     assert len(rows) == section.count("\n| `"), "a row of another form"
     (total,) = re.findall(r"in all ([\d.e-]+) per run", section)
@@ -32,7 +32,7 @@ def ledger():
 @cache
 def suite():
     """The source of each test in the suite, with its comments."""
-    found = {}
+    sources = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if path.name == Path(__file__).name:
             continue
@@ -41,8 +41,8 @@ def suite():
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 source_lines = lines[node.lineno - 1 : node.end_lineno]
-                found[path.stem, node.name] = "\n".join(source_lines)
-    return found
+                sources[path.stem, node.name] = "\n".join(source_lines)
+    return sources
 
 
 def test_the_budget_is_kept():

@@ -34,7 +34,7 @@ MACHINE_PATH = re.compile(
     r"(?<![\w.])/(?:home|Users|root|tmp|mnt|opt|usr|var|work|workspace|content)/|[A-Z]:\\\\?Users"
 )
 
-each = pytest.mark.parametrize("name", NOTEBOOKS)
+each_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 def read(name):
@@ -59,7 +59,7 @@ def texts(notebook):
             yield output.get("text", "")
             yield "\n".join(output.get("traceback", []))
             data = output.get("data", {}).items()
-            yield from (value for kind, value in data if kind.startswith("text/"))
+            yield from (value for mime, value in data if mime.startswith("text/"))
 
 
 def test_every_notebook_is_listed():
@@ -100,7 +100,7 @@ small_data.install()
 
 
 @pytest.mark.slow
-@each
+@each_notebook
 def test_it_runs(name, kernel, tmp_path):
     notebook = read(name)
     notebook.cells.insert(1 + parameters(notebook), nbformat.v4.new_code_cell(NOTEBOOKS[name]))
@@ -114,7 +114,7 @@ def test_it_runs(name, kernel, tmp_path):
     assert not list(tmp_path.iterdir()), "it left files behind"
 
 
-@each
+@each_notebook
 def test_it_is_committed_with_its_outputs(name):
     notebook = read(name)
     nbformat.validate(notebook)
@@ -140,7 +140,7 @@ def parameters(notebook):
     return index
 
 
-@each
+@each_notebook
 def test_nothing_tells_whose_machine_it_was(name):
     notebook = read(name)
     assert not [text for text in texts(notebook) if MACHINE_PATH.search(text)]

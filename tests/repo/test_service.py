@@ -104,7 +104,7 @@ def test_a_batch_of_images_gets_predicts_answers(of_images):
     assert column(answers, "prediction").equal(expected.label)
     assert column(answers, "refused").equal(expected.refuse(threshold + 1e-6))
     assert 0 < column(answers, "refused").sum() < 6
-    assert [each["label"] for each in answers] == [
+    assert [answer["label"] for answer in answers] == [
         ["cat", "dog", "fox"][label] for label in expected.label
     ]
 
