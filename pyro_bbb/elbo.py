@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -39,7 +38,7 @@ from pyro_bbb.distributions import ScaleMixtureNormal, SummedNormal, without_val
 from pyro_bbb.distributions.summed_event import Event, innermost, unexpanded
 from pyro_bbb.estimators import DetachScores, Draws
 from pyro_bbb.guides import AutoSoftplusNormal, Ensemble, Guide
-from pyro_bbb.latents import PlateOfDraws, declared_names, sample_names
+from pyro_bbb.latents import PlateOfDraws, declared_names, drawn, sample_names
 from pyro_bbb.models import BayesianModel
 from pyro_bbb.priors.declaration import SitePrior, prior_of
 
@@ -98,7 +97,9 @@ def terms(
     draw = guide.draw(num_draws)  # w = mu + softplus(rho) eps, ln q(w)
     latents = guide.latents
     for estimator in _active(Draws):
-        estimator.add(draw.values, latents.unravel(draw.loc), latents.unravel(draw.scale))
+        locs, scales = latents.unravel(draw.loc), latents.unravel(draw.scale)
+        real = {name for name, latent in latents.items() if latent.transform is None}
+        estimator.add(draw.values, {name: (locs[name], scales[name]) for name in real})
     log_likelihood = model.log_likelihood(draw.values, x, y, num_draws)
     log_prior = model.log_prior(draw.values) if prior is None else prior.log_prob(draw.vector)
     kl, log_q = draw.log_q - log_prior, draw.log_q
@@ -156,7 +157,7 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def terms_of_traces(model_trace: Any, guide_trace: Any, closed_form: bool = False) -> Terms:
     """Return the terms from the sites of any model and guide, in Pyro's traces."""
-    prior, data, q = _latents(model_trace), _observed(model_trace), _latents(guide_trace)
+    prior, data, q = drawn(model_trace), _observed(model_trace), drawn(guide_trace)
     nll: Any = -sum(site["log_prob_sum"] for site in data.values())
     log_q: Any = sum(site["log_prob_sum"] for site in q.values())
     if closed_form:
@@ -186,12 +187,14 @@ def _closed_form(q: Any, model_trace: Any, name: str) -> Tensor:
     return kl.sum()
 
 
-def _latents(trace: Any) -> dict[str, Any]:
-    return {n: x for n, x in trace.nodes.items() if x["type"] == "sample" and not x["is_observed"]}
-
-
 def _observed(trace: Any) -> dict[str, Any]:
     return {n: x for n, x in trace.nodes.items() if x["type"] == "sample" and x["is_observed"]}
+
+
+def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether two keys hold the same objects or equal values."""
+    pairs = zip(key, other, strict=False)
+    return len(key) == len(other) and all(a is b or a == b for a, b in pairs)
 
 
 def _active(kind: type) -> list[Any]:
@@ -347,7 +350,7 @@ class MinibatchELBO(Trace_ELBO):
         """Return whether all weights are drawn and scored as one vector, and the vector's prior."""
         if type(guide) not in (AutoSoftplusNormal, Ensemble) or is_validation_enabled():
             return False, None
-        changes = [  # handlers besides SVI's record of parameters, and an estimator
+        changes = [  # another handler may change a site, which has to be traced then
             handler
             for handler in _PYRO_STACK
             if not isinstance(handler, Draws | DetachScores)
@@ -356,8 +359,11 @@ class MinibatchELBO(Trace_ELBO):
         if not isinstance(model, BayesianModel) or changes:
             return False, None
         like, detached = next(guide.parameters()), bool(_active(DetachScores))
-        key = (model, guide, guide.is_one_vector, like.dtype, like.device, detached)
-        if self._cached is None or not all(map(operator.eq, key, self._cached[0])):
+        modules = (module for module in model.modules() if isinstance(module, PyroModule))
+        priors = [prior for module in modules for prior in module._pyro_samples.values()]
+        form = guide.is_one_vector, like.dtype, like.device, detached, len(priors)
+        key = (model, guide, *priors, *form)
+        if self._cached is None or not _alike(key, self._cached[0]):
             flat = guide.is_one_vector and type(model).forward is BayesianModel.forward
             flat = flat and set(guide.site_names) <= declared_names(model)
             prior = vector_prior(model) if flat else None
@@ -367,6 +373,10 @@ class MinibatchELBO(Trace_ELBO):
                 flat = flat and prior is not None
             self._cached = key, (flat, prior if flat else None)
         return self._cached[1]
+
+    def forget_prior(self) -> None:
+        """Read the model's priors again at the next step, as after a callback that may set them."""
+        self._cached = None
 
     def _record(self, loss: Tensor, draw: Terms, model: Any) -> float:
         """Keep the numbers of a draw; return the loss if it is read."""
@@ -391,7 +401,7 @@ class MinibatchELBO(Trace_ELBO):
             with torch.random.fork_rng():
                 trace = poutine.trace(poutine.condition(model.draw_latents, values)).get_trace()
             trace.compute_log_prob()
-            sites = _latents(trace) | _observed(trace)
+            sites = drawn(trace) | _observed(trace)
             names += [n for n, x in sites.items() if not x["log_prob_sum"].isfinite().all()]
         return names if draw.nll.isfinite().all() else [*names, "obs"]
 
@@ -403,7 +413,7 @@ class MinibatchELBO(Trace_ELBO):
             return False
         if self._reparametrized is None:
             with torch.no_grad(), torch.random.fork_rng(), poutine.block():
-                sites = _latents(poutine.trace(guide).get_trace(x, y, 1.0)).values()
+                sites = drawn(poutine.trace(guide).get_trace(x, y, 1.0)).values()
             self._reparametrized = all(site["fn"].has_rsample for site in sites)
         return self._reparametrized
 
@@ -414,7 +424,7 @@ class MinibatchELBO(Trace_ELBO):
     def _differentiable_loss_particle(self, model_trace: Any, guide_trace: Any) -> Any:
         """Return the surrogate loss of `Trace_ELBO`, and keep its numbers."""
         loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)
-        prior, q = _latents(model_trace).values(), _latents(guide_trace).values()
+        prior, q = drawn(model_trace).values(), drawn(guide_trace).values()
         log_prior = sum(site["unscaled_log_prob"].sum() for site in prior)
         log_q = sum(site["unscaled_log_prob"].sum() for site in q)
         nll = -sum(site["log_prob_sum"] for site in _observed(model_trace).values())

@@ -379,3 +379,25 @@ def test_removed_weights_stay_removed_in_training(estimator, num_particles):
         loc, scale = guide.loc(name), guide.scale(name)
         assert not loc[~mask].any() and not scale[~mask].any()
         assert (loc != before[name])[mask].all() and (scale > 0)[mask].all()
+
+
+def test_a_guide_with_a_plate_is_differentiated_through_its_draws():
+    """The gradient is that of the same guide without a plate, and no score function's."""
+    model = model_of(dist.Normal(0.0, 1.0))
+    shapes = {name: site["fn"].event_shape for name, site in model.latent_sites().items()}
+
+    def gradients(plate):
+        locs = {name: torch.zeros(shape, requires_grad=True) for name, shape in shapes.items()}
+
+        def guide(x, y, kl_weight):
+            with plate():
+                pass
+            for name, loc in locs.items():
+                pyro.sample(name, dist.Normal(loc, 0.1).to_event(loc.dim()))
+
+        torch.manual_seed(0)
+        minibatch_elbo(None, 1).loss_and_grads(model, guide, *data(model))
+        return [loc.grad for loc in locs.values()]
+
+    actual = gradients(lambda: pyro.plate("rows", 2))
+    torch.testing.assert_close(actual, gradients(nullcontext))

@@ -448,3 +448,20 @@ def test_signs_are_fair_and_independent(dtype):
         assert abs(series.sum()) < 6 * len(series) ** 0.5
     by_place = flat[: len(flat) // 8 * 8].view(-1, 8).sum(0)  # of the bits in a byte
     assert by_place.abs().max() < 6 * (len(flat) / 8) ** 0.5
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_weights_that_are_not_normal_are_drawn_once_and_warned_of(name):
+    """The loss is the naive one at the same seed, drawn as one vector (the default of `fit`)."""
+    layer = PyroModule[nn.Linear](3, 2, bias=False)
+    layer.weight = PyroSample(dist.LogNormal(0.0, 1.0).expand([2, 3]).to_event(2))
+    model = bbb.BayesianModel(layer, bbb.likelihoods.Gaussian(0.5), num_data=8)
+    guide = bbb.AutoSoftplusNormal(model, init_rho=0.0)
+    x, y = torch.randn(8, 3), torch.randn(8, 2)
+    torch.manual_seed(0)
+    expected = bbb.negative_elbo(model, guide)(x, y)
+    loss = bbb.negative_elbo(model, guide, estimator=name)
+    with pytest.warns(UserWarning, match="guide site 'network.weight' is no elementwise Normal"):
+        torch.manual_seed(0)
+        actual = loss(x, y)
+    assert torch.equal(actual, expected)

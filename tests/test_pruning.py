@@ -186,3 +186,12 @@ def test_the_noise_is_no_weight():
     for of in ("loc", "scale"):
         assert getattr(pruned, of)("likelihood.scale") == getattr(guide, of)("likelihood.scale")
     assert len(pruned.sample_posterior(5)["likelihood.scale"].unique()) == 5
+
+
+def test_a_latent_that_cannot_be_0_is_not_removed():
+    likelihood = bbb.likelihoods.Gaussian(dist.LogNormal(0.0, 1.0))
+    model = bbb.BayesianModel(bbb.BayesianMLP([2, 1]), likelihood, num_data=5)
+    guide = bbb.AutoSoftplusNormal(model)
+    (name,) = set(guide.site_names) - set(guide.weight_names)
+    with pytest.raises(ValueError, match="removed must hold latents of real values, got"):
+        guide.without({name: torch.ones((), dtype=torch.bool)})

@@ -132,13 +132,18 @@ class Draws(Drawn):
         self.rows: set[int] = set()  # first dimensions that met a weight since the last observation
 
     def add(
-        self, values: Mapping[str, Tensor], locs: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+        self, values: Mapping[str, Tensor], normals: Mapping[str, tuple[Tensor, Tensor]]
     ) -> None:
-        """Take in weights, by site name, that were drawn from Normals without sample sites."""
+        """Take in weights drawn without sample sites, with mean and scale of those that are Normal.
+
+        Both are by site name.
+        """
         self.rows.clear()
         for name, value in values.items():
-            if value.shape == locs[name].shape:
-                self.posteriors[name] = Posterior(value, locs[name], scales[name])
+            if name not in normals:
+                self._warn_not_normal(name, value)
+            elif value.shape == normals[name][0].shape:
+                self.posteriors[name] = Posterior(value, *normals[name])
 
     def find(self, weight: Any) -> Posterior | None:
         """Return the posterior of a tensor, if it is a known draw or a view of one."""
@@ -170,7 +175,11 @@ class Draws(Drawn):
         if isinstance(base, Normal):
             self.rows.clear()  # another pass begins
             self.posteriors[name] = Posterior(value, base.loc, base.scale)
-        elif value.numel() > 1 and value.requires_grad and role_of(name) != "prior":
+        else:
+            self._warn_not_normal(name, value)
+
+    def _warn_not_normal(self, name: str, value: Tensor) -> None:
+        if value.numel() > 1 and value.requires_grad and role_of(name) != "prior":
             self.warn(name, f"guide site {name!r} is no elementwise Normal, {_ONE_DRAW}")
 
 

@@ -442,9 +442,14 @@ class Linearization:
         self.model, self.guide, self.x = model, guide, x
         outputs: list[Tensor] = []
 
-        def cut(module: Any, inputs: Any, output: Tensor) -> Tensor:
-            outputs.extend([output, output.detach().requires_grad_()])
-            return outputs[1]
+        def cut(module: Any, inputs: Any, output: Any) -> Any:
+            logits = getattr(output, "logits", output)
+            outputs.extend([logits, logits.detach().requires_grad_()])
+            if logits is output:
+                return outputs[1]
+            output = copy.copy(output)
+            output.logits = outputs[1]
+            return output
 
         at_point = poutine.trace(guide).get_trace(x, y, fraction)
         values = {name: at_point.nodes[name]["value"] for name in guide.site_names}

@@ -207,12 +207,14 @@ class AutoSoftplusNormal(Guide):
         Raises:
             KeyError: there is no latent of such a name.
             TypeError: ``removed`` is not a dict.
-            ValueError: a mask is not a bool tensor of its latent's shape.
+            ValueError: a mask is not a bool tensor of its latent's shape, or that cannot be 0.
         """
         if not isinstance(removed, Mapping):
             raise TypeError(f"removed must be a dict of masks by name, got {removed!r}")
         for name, mask in removed.items():
             shape = self.loc(name).shape
+            if self._latents[name].transform is not None:
+                raise ValueError(f"removed must hold latents of real values, got {name!r}")
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
                 expected = f"a bool tensor of shape {list(shape)}"
                 raise ValueError(f"removed[{name!r}] must be {expected}, got {mask!r}")

@@ -60,7 +60,7 @@ from pyro_bbb.training._checkpoint import (
 )
 from pyro_bbb.training._distributed import DistributedRunner
 from pyro_bbb.training._early_stopping import EarlyStopping
-from pyro_bbb.training._ivon import IVON, IVON_LR
+from pyro_bbb.training._ivon import IVON, IVON_LR, NaturalGradientELBO
 from pyro_bbb.training._kl_schedule import BatchWeight, KLSchedule, as_kl_schedule
 from pyro_bbb.training._lr_schedule import default_lr, lr_factor
 from pyro_bbb.training._setup import Frozen, make_program, tensors_of, to_device
@@ -254,7 +254,7 @@ def fit(
                 return history.completed(done)
         if done.baseline is None:
             with frozen.preserved():
-                kl_weight = options.last_kl_weight(model.num_data)
+                kl_weight = options.last_kl_weight(model.num_data, len(batches))
                 done.baseline = baseline_per_example(batches, num_steps, kl_weight)
         loop = Loop(options, state, runner, frozen, checkpoints, stopping, interrupts)
         with interrupts:
@@ -383,10 +383,17 @@ class Options(SimpleNamespace):
             return IVON_LR
         return default_lr(self.epochs * steps_per_epoch) if self.optimizer is None else 1e-3
 
-    def last_kl_weight(self, num_data: int) -> float:
-        """Return the weight of the KL in the last epoch, as in one minibatch of all data."""
-        sizes = {"batch_size": num_data, "num_data": num_data}
-        return self.schedule.weight(batch=1, num_batches=1, epoch=self.epochs - 1, **sizes)
+    def last_kl_weight(self, num_data: int, num_batches: int) -> float:
+        """Return the sum of the KL's weights over the minibatches of the last epoch."""
+        if isinstance(self.schedule.base, str):  # the sum is that of one minibatch of all data
+            num_batches = 1
+        share, more = divmod(num_data, num_batches)
+        epoch = {"epoch": self.epochs - 1, "num_batches": num_batches, "num_data": num_data}
+        sizes = (max(1, share + (i < more)) for i in range(num_batches))
+        return sum(
+            self.schedule.weight(batch=i, batch_size=size, **epoch)
+            for i, size in enumerate(sizes, start=1)
+        )
 
 
 @dataclass
@@ -421,6 +428,8 @@ class Loop:
         while not (at.trained or self.interrupts.stop):
             began = time.perf_counter() - at.seconds
             for shard in self._shards():
+                if isinstance(elbo := self.runner.program.elbo, NaturalGradientELBO):
+                    elbo.rows_per_part = shard.size / shard.draws
                 trained = (at.epoch + at.batch / count) / self.options.epochs
                 yield self._weighted(shard), lr * factor(min(self.lr_stays, trained))
                 at.batch, at.examples = at.batch + 1, at.examples + shard.size
@@ -488,6 +497,7 @@ class Loop:
             with callers_store():
                 ended |= any([callback(end) for callback in options.callbacks])
             self.frozen.find()  # a callback may have frozen or unfrozen some
+            self.runner.program.elbo.forget_prior()
         # true in any process ends the training
         at.trained = any(batches.processes.gather(ended)) or at.epoch == options.epochs
         if self.checkpoints:

@@ -29,7 +29,7 @@ examples, which is the gradient of ``totals``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from pyro_bbb._utils.memory import FlatMemory
 from pyro_bbb._utils.validation import positive, probability
 from pyro_bbb.distributions import SummedNormal, softplus
 from pyro_bbb.distributions.summed_event import innermost
-from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, minibatch_elbo
+from pyro_bbb.elbo import MinibatchELBO, NonFiniteError, Terms, free_energy, minibatch_elbo
 from pyro_bbb.guides import AutoSoftplusNormal
 from pyro_bbb.latents import Latents
 from pyro_bbb.models import BayesianModel
@@ -293,10 +293,10 @@ class NaturalGradientELBO(MinibatchELBO):
         latents: Latents,
         open_priors: frozenset[str],
         num_particles: int,
-        unpruned: Mapping[str, Tensor],
     ) -> None:
         super().__init__(num_particles)
-        self.posterior, self.latents, self.unpruned = posterior, latents, unpruned
+        self.posterior, self.latents = posterior, latents
+        self.rows_per_part: float | None = None  # mean over a step's parts; None for one part
         self.open_priors = open_priors  # latents whose prior is not a fixed Normal
 
     def loss_and_grads(
@@ -304,7 +304,8 @@ class NaturalGradientELBO(MinibatchELBO):
     ) -> float:
         """Add the gradients of a part of a minibatch to the parameters', and record its loss."""
         self._kl_weight = kl_weight
-        num_data = len(y) / kl_weight
+        rows = len(y) if self.rows_per_part is None else self.rows_per_part
+        num_data = rows / kl_weight  # that of the whole step, not of the part alone
         for _ in range(self.num_particles):
             theta, log_q = self.posterior.draw(num_data)
             with torch.enable_grad():
@@ -328,7 +329,7 @@ class NaturalGradientELBO(MinibatchELBO):
         with torch.no_grad():
             log_open = sum(site["unscaled_log_prob"].sum() for site in open_priors)
             kl = log_q - volume - log_open - self.posterior.log_prior(theta)
-            loss = self._kl_weight * kl + nll
+            loss = free_energy(Terms(nll, kl, log_q, values), self._kl_weight)
             if self.reads and not loss.isfinite():
                 names = sorted(self.open_priors) if nll.isfinite() else ["obs"]
                 raise NonFiniteError("loss", names)
@@ -371,13 +372,13 @@ def natural_gradients(
     if ivon.hess_init is not None:
         hessian = torch.full_like(scale, ivon.hess_init)
     else:  # at which the posterior has the guide's scales; infinite for a pruned entry
-        num_data = model.num_data / options.last_kl_weight(model.num_data)
+        num_data = model.num_data / options.last_kl_weight(model.num_data, len(batches))
         hessian = (scale.square().reciprocal() - precision) / num_data
         hessian = hessian.clamp(_LEAST_HESSIAN, _MOST_HESSIAN)
     vectors = [*locs.values()], [rhos[name] for name in locs]
     posterior = FlatPosterior(*vectors, prior_loc, precision, unpruned, hessian)
     open_priors = frozenset(locs.keys() - normals.keys())
-    elbo = NaturalGradientELBO(posterior, latents, open_priors, options.num_particles, masks)
+    elbo = NaturalGradientELBO(posterior, latents, open_priors, options.num_particles)
     num_steps = options.epochs * len(batches)
     optimizer = partial(
         NaturalGradient,

@@ -113,12 +113,15 @@ class NegativeELBO(nn.Module):
         x, frozen = weighted(as_inputs(x), sample_weight), Frozen(self.model, self.guide)
         if kl_weight is None:
             kl_weight = self.temperature * len(y) / self.model.num_data
+        elif not isinstance(kl_weight, Tensor):
+            kl_weight = at_least_zero("kl_weight", kl_weight)
         estimating = ESTIMATORS[self.options["estimator"]]()
         with own_store(self.model, self.guide), frozen.preserved(), estimating:
             with pyro.validation_enabled(False), explained_batchnorm():
                 if self._programs is None:
                     self._programs = self._prepare(x, y)
                 model, guide, elbo = self._programs
+                elbo.particles.clear()  # those of a call that raised
                 total: Tensor = elbo.differentiable_loss(model, guide, x, y, kl_weight)
         self.parts = elbo.take_parts()
         return total / len(y) if self.reduction == "mean" else total

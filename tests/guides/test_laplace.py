@@ -8,6 +8,7 @@ import pickle
 import warnings
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -487,3 +488,30 @@ def test_draws_that_do_not_describe_the_training_data_are_told():
     by_draws = bbb.predict(model, guide, x).log_prob(data[1]).mean()
     by_tangent = bbb.predict(model, guide, x, linearized=True).log_prob(data[1]).mean()
     assert by_tangent > by_draws + 0.1
+
+
+class Wrapped(nn.Module):
+    """A network whose output is an object with logits, as Hugging Face's."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return SimpleNamespace(logits=self.inner(x))
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "last_layer"])
+def test_outputs_may_be_an_object_with_logits(structure):
+    x, y = torch.randn(N, 3), torch.arange(N) % 2
+
+    def covariances(wrap):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        network = bbb.bayesianize(wrap(layers), dist.Normal(0.0, 1.0))
+        model = bbb.BayesianModel(network, bbb.likelihoods.Categorical(), num_data=N)
+        guide = bbb.guides.make("laplace", model, structure=structure)
+        guide.approximate((x, y))
+        return guide.unconstrained_normal().std()
+
+    torch.testing.assert_close(covariances(Wrapped), covariances(lambda layers: layers))

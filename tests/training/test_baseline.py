@@ -192,3 +192,18 @@ def test_a_rare_class_that_few_examples_lack_gives_no_false_alarm():
         history = estimator.fit(x.numpy(), y.numpy()).history_
     entropy = -0.01 * math.log(0.01) - 0.99 * math.log(0.99)
     assert entropy * (1 - 1e-6) <= history.baseline_nll_per_example < 2 * entropy
+
+
+def test_it_is_that_of_the_whole_kl_for_a_schedule_that_is_a_function():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(120, 4, generator=generator), torch.arange(120) % 3
+
+    def trained(schedule):
+        model = classifier(120, sizes=(4, 3))
+        options = {"kl_schedule": schedule, "epochs": 10, "batch_size": 24, "progress": False}
+        guide = bbb.AutoSoftplusNormal(model)
+        return bbb.fit(model, guide, data, seed=0, **options).baseline_per_example
+
+    expected = trained("uniform")
+    assert trained(lambda i, m: 1 / m) == pytest.approx(expected)
+    assert trained(lambda i, m: 2 * (m - i) / (m * (m - 1))) == pytest.approx(expected)

@@ -236,3 +236,30 @@ def test_a_guide_that_it_cannot_train_is_named_with_one_that_it_can():
     next(guide.parameters()).requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):
         fit(model, guide, data, epochs=1)
+
+
+class Watched(nn.Linear):
+    """Keeps the weights that it is called with, by the rows of the call."""
+
+    def forward(self, x):
+        self.seen.setdefault(len(x), []).append(self.weight.detach().clone())
+        return super().forward(x)
+
+
+def test_unequal_parts_of_a_step_are_drawn_from_one_posterior():
+    """Deviations of 16 weights in 150 steps, 6 standard errors of each; N is 138."""
+    layer, num_data = Watched(16, 1, bias=False), 138
+    layer.seen = {}
+    network = bbb.bayesianize(layer, dist.Normal(0.0, 1.0))
+    model = bbb.BayesianModel(network, bbb.likelihoods.Gaussian(1.0), num_data=num_data)
+    guide = bbb.AutoSoftplusNormal(model, init_loc=0.0)
+    data = torch.randn(num_data, 16), torch.randn(num_data, 1)
+    still = IVON(hess_init=3.0, beta2=1.0 - 1e-9)
+    network.seen.clear()
+    options = {"optimizer": still, "lr": 1e-9, "batch_size": 128, "accumulate": 2, "epochs": 150}
+    fit(model, guide, data, **options)
+    expected = (num_data * 3.0 + 1.0) ** -0.5
+    for rows in (128, 10):
+        draws = torch.stack(network.seen[rows][-150:])
+        error = expected / math.sqrt(2 * draws.numel())
+        assert abs(draws.square().mean().sqrt() - expected) < 6 * error

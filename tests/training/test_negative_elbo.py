@@ -5,7 +5,9 @@ import threading
 
 import pytest
 import torch
+from pyro.distributions import Normal
 from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroSample
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -184,3 +186,32 @@ def test_without_the_contexts_it_is_an_error():
     model, guide = checkpointed(bbb.bayesianize, lambda model: again())
     with pytest.raises(RuntimeError, match="pass context_fn=model.checkpoint_contexts"):
         bbb.fit(model, guide, (X, Y), epochs=1, engine="eager", progress=False)
+
+
+def test_a_call_that_raised_leaves_nothing_in_the_next_ones_parts():
+    model = bbb.BayesianModel(bbb.BayesianMLP([5, 1]), bbb.likelihoods.Gaussian(1.0), num_data=32)
+    objective = bbb.negative_elbo(model, bbb.AutoSoftplusNormal(model))
+    with pytest.raises(bbb.NonFiniteError):
+        objective(X * 1e30, Y[:, None].float() * 1e30)
+    loss = objective(X, Y[:, None].float())
+    assert objective.parts.loss == pytest.approx(loss.item())
+    with pytest.raises(ValueError, match=r"kl_weight must be a non-negative number, got -1\.0"):
+        objective(X, Y[:, None].float(), kl_weight=-1.0)
+
+
+def test_a_prior_that_is_set_between_two_calls_is_that_of_the_second():
+    def kl(prior, second=None):
+        model = bbb.BayesianModel(
+            bbb.BayesianMLP([5, 3], prior=prior), bbb.likelihoods.Categorical(), num_data=32
+        )
+        objective = bbb.negative_elbo(model, bbb.AutoSoftplusNormal(model, init_loc=0.1))
+        if second is not None:
+            objective(X, Y)
+            model.network.fc1.weight = PyroSample(second.expand([3, 5]).to_event(2))
+            model.network.fc1.bias = PyroSample(second.expand([3]).to_event(1))
+        torch.manual_seed(0)
+        objective(X, Y)
+        return objective.parts.kl
+
+    wide, narrow = Normal(0.0, 1.0), Normal(0.0, 0.01)
+    assert kl(wide, narrow) == pytest.approx(kl(narrow)) != kl(wide)
