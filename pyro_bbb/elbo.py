@@ -83,7 +83,7 @@ def terms(
     num_draws: int | None = None,
     closed_form: bool = False,
 ) -> Terms:
-    """Return the terms at a draw of all weights as one vector.
+    """Return the terms at a draw of all weights as one vector: `terms_of_traces`, to rounding.
 
     Args:
         model: the model.
@@ -255,7 +255,7 @@ def loss_parts(loss: float, kl: float, log_guide: float, nll: float, kl_weight: 
 
 
 class MinibatchELBO(Trace_ELBO):
-    """The loss of `SVI`: the `free_energy` of `terms`, whose numbers are kept until they are taken.
+    """The loss of `SVI`: the `free_energy` of `terms`. `take` returns the numbers of its calls.
 
     A guide whose draws cannot be reparametrised has the surrogate loss of `Trace_ELBO`.
 
@@ -334,7 +334,7 @@ class MinibatchELBO(Trace_ELBO):
         return loss_parts(loss, kl, log_q, nll, float(self._kl_weight))
 
     def _draws(self, model: Any, guide: Any, x: Any, y: Any) -> Iterator[Terms]:
-        """Yield the terms of each draw, or their sums over draws at once."""
+        """Yield the terms of each draw; of draws made at once, their sums."""
         one_vector, prior = self._one_vector(model, guide)
         if not one_vector:
             for model_trace, guide_trace in self._get_traces(model, guide, (x, y, 1.0), {}):
@@ -388,7 +388,7 @@ class MinibatchELBO(Trace_ELBO):
         return value
 
     def _keep(self, loss: Tensor, *numbers: Any) -> None:
-        """Keep the numbers of a draw, or their sums over draws, divided by that of all draws."""
+        """Append a loss, and the other numbers divided by the number of draws, to `particles`."""
         means = (x / self.num_particles if self.num_particles > 1 else x for x in numbers)
         row = [torch.as_tensor(x).detach().to(loss.device) for x in (loss, *means)]
         self.particles.append(torch.stack(row).double())

@@ -69,9 +69,8 @@ class BayesianModel(PyroModule):
         network: a `PyroModule` with `PyroSample` weights, or any module that holds such, as an
             ``nn.Sequential`` of Bayesian layers does.
         likelihood: from the network's outputs to the distribution of the observations.
-        num_data: size of the full training set, N: the number of independent examples. Where a
-            sampler repeats rows or draws some of them at random, still those it draws from; where
-            it always yields the same subset, the subset's size.
+        num_data: size of the full training set, N: the number of independent examples. With a
+            random sampler, the rows it can draw; with a fixed subset, the subset's size.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -291,7 +290,7 @@ class BayesianModel(PyroModule):
         with ExitStack() as stack:
             for context in [*(mode for mode in modes if mode not in active), *noise]:
                 stack.enter_context(context)
-            # a thread of autograd's cannot wait: the training that waits for it has lock and store
+            # autograd's thread does not wait: the training holds the lock and waits for it
             if GLOBAL_LOCK.acquire(blocking=threading.get_ident() == thread):
                 stack.callback(GLOBAL_LOCK.release)
                 stack.enter_context(own_store(self))

@@ -139,7 +139,7 @@ def loss_parts(ax: Axes, history: Record, *, unit: str = "epoch") -> Axes:
     if min(*history.loss, *complexity, *history.nll) > 0:
         ax.set_yscale("log")
     ax.set(xlabel=unit, ylabel="nats")
-    ax.legend(frameon=True, framealpha=0.8, edgecolor="none")  # the curves of steps are everywhere
+    ax.legend(loc="upper right", frameon=True, framealpha=0.8, edgecolor="none")
     return ax
 
 

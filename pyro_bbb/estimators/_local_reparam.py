@@ -32,7 +32,7 @@ def _draw_outputs(use: Use) -> Tensor:
         return perturb_by_signs(use)
     offset, used = use.weight.storage_offset(), use.posterior.used
     if offset in used:
-        what = "a weight is used twice with independent noise, flipout would keep it"
+        what = "a weight is used twice, with other noise each time; flipout keeps it"
         use.draws.warn("twice", what)
     used.add(offset)
     loc, scale = use.posterior.seen_as(use.weight)

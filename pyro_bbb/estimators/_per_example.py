@@ -84,7 +84,7 @@ class Posterior:
         """Return whether a tensor in the same memory is the draw or a part of it."""
         left = int(weight.storage_offset() - self.value.storage_offset())
         steps = zip(self.value.stride(), self.value.shape, strict=True)
-        for step, size in sorted(steps, reverse=True):  # between several draws lie other weights
+        for step, size in sorted(steps, reverse=True):  # rows of stacked draws are not adjacent
             left -= step * min(max(0, left) // max(1, step), max(0, size - 1))
         return left == 0
 
@@ -201,7 +201,7 @@ class _Perturb(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def as_now(self) -> AbstractContextManager[None]:
-        """Return a context in which noise that was drawn later than now is drawn again."""
+        """Return a context that has the noise of now again: what is drawn later is forgotten."""
         known = [(p, dict(p.signs), set(p.used)) for p in self.draws.posteriors.values()]
 
         @contextmanager

@@ -127,7 +127,7 @@ class AutoSoftplusNormal(Guide):
     def draw(self, num_draws: int | None = None) -> VectorDraw:
         r"""Draw all latents as one vector, $w = \mu + \mathrm{softplus}(\rho)\,\epsilon$.
 
-        A single draw has the noise of a draw site by site.
+        With ``num_draws=None`` it is the draw of `forward`, for the same seed.
 
         Args:
             num_draws: S, for independent draws ``[S, ...]`` of real latents; ``None`` for one.
@@ -290,6 +290,13 @@ def _kl(q: Any, p: Any, value: Tensor) -> float:
         return float(kl_divergence(q, p).sum())
     except NotImplementedError:
         return float((q.log_prob(value) - p.log_prob(value)).sum())
+
+
+def plain_draw(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return $w$, $\sigma$ and $\ln q(w)$ by the formula; `reparameterize` is its fast form."""
+    scale = softplus(rho)
+    log_q = -(0.5 * noise.square() + scale.log() + HALF_LOG_2PI).sum(-1)
+    return loc + scale * noise, scale, log_q
 
 
 def reparameterize(loc: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:

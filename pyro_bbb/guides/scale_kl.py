@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The weight $\pi$ of the KL: model and guide scale $\ln p(w)$ and $\ln q(w)$ by it.
 
-A guide of another library does not; `with_kl_weight` does it around the guide.
+So does a user's own `SVI`, and the path by Pyro's surrogate loss; `free_energy` weighs the KL
+itself. A guide of another library does not scale; `with_kl_weight` does it around the guide.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def scale_rows(weight: Tensor | None) -> AbstractContextManager[Any]:
 
 
 class _Scale(Messenger):
-    """``poutine.scale`` unread, which leaves all sites the same tensor if nothing else scales."""
+    """``poutine.scale`` that never reads its tensor; sites without another scale share it."""
 
     def __init__(self, scale: Tensor) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ def fit(
             with options, trains an `AutoSoftplusNormal` by natural gradients.
         lr_schedule: ``"cosine"`` (to 0 at the end), ``"warmup_cosine"`` (from 0 in the first 5 %,
             and then the cosine), ``"constant"``, or a function from the fraction of training done,
-            in [0, 1), to the factor of ``lr``. It stays from the ``start`` of a `SWAG` guide on.
+            in [0, 1), to the factor of ``lr``. It is constant from the ``start`` of a `SWAG` guide.
         num_particles: draws of the weights per step; of an `Ensemble`, from each member.
         kl_schedule: ``"uniform"``, ``"blundell"``, a function of the batch's number (from 1) and
             the number of batches, or a `KLSchedule` with warm-up and temperature.
@@ -185,8 +185,8 @@ def fit(
         validation: further data, as ``data``. After each epoch `History.validation_loss` gets their
             negative log predictive density by ten draws of the weights.
         patience: epochs without a lower validation loss after which training ends. Model and guide
-            then get back their parameters after the best epoch, `History.best_epoch`, however the
-            training ended. Not with `SWAG`.
+            then have the parameters of the best epoch, `History.best_epoch`, also after Ctrl-C or a
+            callback's stop. Not with `SWAG`.
 
     Returns:
         The record of the loss and its parts. Ctrl-C ends the training after the step under way,
@@ -322,7 +322,7 @@ class Options(SimpleNamespace):
             function("each of callbacks", callback, "(EpochEnd) -> bool or None")
 
     def check_together(self, group: Processes) -> None:
-        """Raise ValueError if arguments exclude each other, or a training in several processes."""
+        """Raise ValueError if two arguments, or one and several processes, exclude each other."""
         guide, data = self.guide, self.data
         stream = isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)
         module = {
@@ -398,7 +398,7 @@ class Options(SimpleNamespace):
 
 @dataclass
 class Loop:
-    """The minibatches of a run from where it has got to, and what follows each step and epoch."""
+    """Yields the minibatches that a run has left; does what is due after each step and epoch."""
 
     options: Options
     state: TrainingState
@@ -469,7 +469,8 @@ class Loop:
             num_data=seen,
             epoch=at.epoch,
         )
-        weight *= seen / num_data  # examples seen twice are twice as many, not new ones
+        weight *= seen / num_data  # a sampler that repeats rows gives each epoch `seen` terms
+        # each of the J parts has its own draw: `free_energy` weighs its KL by pi_i / J
         return [(x, y, weight / shard.draws) for x, y in shard.parts]
 
     def _end_epoch(self) -> None:

@@ -162,7 +162,7 @@ class NaturalGradient(Adam):
             m.mul_(q.unpruned)
 
     def _rates(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count the step; return alpha, 1 - beta1 and 1 - beta2, or zeros, and 1 - beta1^t.
+        """Return alpha, 1 - beta1, 1 - beta2 and 1 - beta1^t; a failed step's first three are 0.
 
         They are tensors, so that no step waits for its device.
         """

@@ -51,7 +51,7 @@ class StepProgram:
 
 
 class StepRunner(ABC):
-    """Runs and records the steps of `fit`; one that is not finite leaves everything as it was.
+    """Runs and records the steps of `fit`; one that is not finite changes nothing.
 
     With ``nonfinite="skip"`` the history has the numbers of such steps.
     """
@@ -68,7 +68,7 @@ class StepRunner(ABC):
         """Run one step on the parts of a minibatch; no parameter moves on a NonFiniteError."""
 
     def step(self, parts: Parts, lr: float) -> None:
-        """Run one step; NonFiniteError if it must not be skipped, or too many were."""
+        """Run one step; raise NonFiniteError if a failed one is not skipped, or too many are."""
         saved = [(buffer, buffer.clone()) for buffer in self._changing]
         try:
             self.run(parts, lr)
@@ -139,7 +139,7 @@ def sums(losses: Iterable[LossParts]) -> list[float]:
 
 
 def mean_parts(row: Sequence[float]) -> LossParts:
-    """Return the record of a step from `sums`: sums over examples, means over draws."""
+    """Return a step's record from `sums`: loss and nll are sums over parts, the others means."""
     loss, kl, log_prior, log_guide, nll, kl_weight, number = row
     return LossParts(loss, kl / number, log_prior / number, log_guide / number, nll, kl_weight)
 

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import pyro_bbb as bbb
 from pyro_bbb.distributions.scale_mixture import LogMixture, log_mixture
 from pyro_bbb.elbo import minibatch_elbo
-from pyro_bbb.guides._mean_field import reparameterize
+from pyro_bbb.guides._mean_field import plain_draw, reparameterize
 from pyro_bbb.training.optim import JointOptim
 
 SIZES = [5, 7, 3]
@@ -35,10 +35,12 @@ def posterior(*shape):
 # --- one draw and its log-density ---
 
 
-def plainly(loc, rho, noise):
-    scale = F.softplus(rho)
-    value = loc + scale * noise
-    return value, scale, torch.distributions.Normal(loc, scale).log_prob(value).sum()
+@pytest.mark.parametrize("function", [plain_draw, reparameterize])
+def test_a_draw_has_the_density_of_torchs_normal(function):
+    loc, rho, noise = posterior(24)
+    value, scale, log_q = function(loc, rho, noise)
+    torch.testing.assert_close((value, scale), (loc + F.softplus(rho) * noise, F.softplus(rho)))
+    torch.testing.assert_close(log_q, dist.Normal(loc, scale).log_prob(value).sum())
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
@@ -53,7 +55,7 @@ def test_the_gradient_of_a_draw_is_that_of_its_formula(used):
         total = objective(function(loc, rho, noise))
         return torch.autograd.grad(total, (loc, rho), allow_unused=True)
 
-    for actual, expected in zip(gradient(reparameterize), gradient(plainly), strict=True):
+    for actual, expected in zip(gradient(reparameterize), gradient(plain_draw), strict=True):
         expected = torch.zeros(24) if expected is None else expected
         actual = torch.zeros(24) if actual is None else actual
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
