@@ -30,6 +30,7 @@ from pyro_bbb._utils.inputs import (
     call_arguments,
     parts_of,
     require_inputs,
+    tensor_of,
     weight_of,
 )
 from pyro_bbb._utils.locking import GLOBAL_LOCK, locked
@@ -244,7 +245,7 @@ class BayesianModel(PyroModule):
         """Return the outputs, at least in single precision."""
         args, kwargs = call_arguments(x)
         with autocast_network(next(iter(parts_of(x).values())).device):
-            outputs: Tensor = _tensor_of(self.network(*args, **kwargs))
+            outputs: Tensor = tensor_of(self.network(*args, **kwargs))
         return at_least_single(outputs) if isinstance(outputs, Tensor) else outputs
 
     def _arguments(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -370,7 +371,7 @@ class BayesianModel(PyroModule):
         hooks = [m.register_forward_hook(lambda *call: made.append(call[2])) for m in layers]
         args, kwargs = call_arguments(x[:2])
         try:
-            outputs: Tensor = _tensor_of(self.network(*args, **kwargs))
+            outputs: Tensor = tensor_of(self.network(*args, **kwargs))
         except (RuntimeError, IndexError, NotImplementedError) as error:
             tensors = parts_of(x).items()
             got = ", ".join(f"{k} of shape {list(v.shape)} and {v.dtype}" for k, v in tensors)
@@ -390,8 +391,3 @@ def require_guide(guide: Any) -> None:
         got = f"the class {guide.__name__}" if is_class else "a BayesianModel"
         name = guide.__name__ if is_class else "AutoSoftplusNormal"
         raise TypeError(f"guide must be a guide, got {got}: did you mean {name}(model)?")
-
-
-def _tensor_of(outputs: Any) -> Any:
-    """Return the tensor in a network's outputs, such as the ``logits`` of Hugging Face's."""
-    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)

@@ -122,7 +122,7 @@ class Settings:
 
         Raises:
             KeyError: ``PYRO_BBB_MODEL`` is not set.
-            ValueError: another one is no number.
+            ValueError: another one is not a number.
         """
         kinds = {field.name: int for field in fields(cls)} | {"model": Path, "threshold": float}
         names = {name: f"PYRO_BBB_{name.upper()}" for name in kinds}

@@ -229,3 +229,8 @@ def to_precision(x: Rows, *parts: Any) -> Any:
         return new
 
     return each(x, convert)
+
+
+def tensor_of(outputs: Any) -> Any:
+    """Return the tensor in a network's outputs, such as the ``logits`` of Hugging Face's."""
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)

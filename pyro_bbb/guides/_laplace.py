@@ -39,7 +39,7 @@ from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from pyro_bbb._utils.context import evaluating
-from pyro_bbb._utils.inputs import Rows, as_inputs, each, weight_of
+from pyro_bbb._utils.inputs import Rows, as_inputs, each, tensor_of, weight_of
 from pyro_bbb._utils.validation import kind, one_of, tensor
 from pyro_bbb.guides._autoguides import PointThenNormal
 from pyro_bbb.guides._base import as_batches
@@ -443,7 +443,7 @@ class Linearization:
         outputs: list[Tensor] = []
 
         def cut(module: Any, inputs: Any, output: Any) -> Any:
-            logits = getattr(output, "logits", output)
+            logits = tensor_of(output)
             outputs.extend([logits, logits.detach().requires_grad_()])
             if logits is output:
                 return outputs[1]

@@ -28,6 +28,7 @@ from pyro_bbb._utils.inputs import (
     at_least_single,
     call_arguments,
     input_tensors,
+    tensor_of,
     with_tensors,
 )
 from pyro_bbb.guides.covariance import CovariancePart, Dense, Kronecker, PartsNormal
@@ -157,7 +158,7 @@ def network_outputs(model: Any, values: Mapping[str, Tensor], x: Rows) -> Tensor
     with substituted(model, values):
         args, kwargs = call_arguments(x)
         outputs = model.network(*args, **kwargs)
-    tensor: Tensor = getattr(outputs, "logits", outputs)
+    tensor: Tensor = tensor_of(outputs)
     return tensor
 
 
