@@ -17,6 +17,7 @@ from pyro.infer.autoguide import AutoNormal
 from scipy import sparse, stats
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import mean_pinball_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -230,6 +231,28 @@ def test_the_predictive_is_the_mixture_over_the_networks(fitted):
     np.testing.assert_allclose(fitted.predict(X), loc.mean(0), rtol=1e-12)
 
 
+def test_quantiles_and_scores_are_those_of_the_mixture(fitted):
+    levels, draws = (0.1, 0.5, 0.9), fitted.sample_y(X, 200)
+    quantiles, pred = fitted.predict_quantiles(X, levels), fitted.posterior_predictive(X)
+    std = pred.std[:, 0].numpy()
+    for level, column in zip(levels, quantiles.T, strict=True):
+        np.testing.assert_allclose(pred.cdf(torch.tensor(column[:, None])), level, atol=1e-9)
+        loss = [
+            mean_pinball_loss(draws.T, np.tile(column + shift * std, (200, 1)), alpha=level)
+            for shift in (-1, 0, 1)
+        ]
+        assert np.argmin(loss) == 1
+    np.testing.assert_allclose(quantiles[:, [0, 2]].T, fitted.predict_interval(X, level=0.8))
+    assert fitted.predict_quantiles(X).shape == (60, 3)
+    np.testing.assert_allclose(fitted.score_samples(X, Y), pred.log_prob(torch.tensor(Y)))
+    np.testing.assert_allclose(fitted.score_samples(X), fitted.score_samples(X, quantiles[:, 1]))
+    for wrong, message in ((0.5, "several numbers"), ((0.5, 1.0), "in .0, 1.")):
+        with pytest.raises((TypeError, ValueError), match=f"quantiles must be {message}"):
+            fitted.predict_quantiles(X, wrong)
+    with pytest.raises(ValueError, match=r"y must have shape \[n\] as before"):
+        fitted.score_samples(X, np.c_[Y, Y])
+
+
 def test_drawn_targets_have_the_predictive_distribution(fitted):
     # 4 comparisons at 6 standard errors
     draws = fitted.sample_y(X[:4], 4000, random_state=1)
@@ -248,7 +271,9 @@ def test_several_targets_keep_their_own_units():
     fitted = regressor().fit(X, both)
     assert fitted.score(X, both) > 0.9
     assert fitted.predict(X).shape == (60, 2)
-    assert fitted.sample_y(X, 3).shape == (60, 2, 3)
+    assert fitted.sample_y(X, 3).shape == fitted.predict_quantiles(X).shape == (60, 2, 3)
+    density = fitted.posterior_predictive(X).log_prob(torch.tensor(both))
+    np.testing.assert_allclose(fitted.score_samples(X, both), density)
     ratio = fitted.predict(X, return_std=True)[1].mean(0)
     assert 300 < ratio[0] / ratio[1] < 3000
     with pytest.raises(ValueError, match=r"y must have shape \[n, 2\] as before"):
@@ -266,6 +291,10 @@ def test_noise_by_name(noise, make):
     assert fitted.score(X, y) > 0.5
     draws = fitted.sample_y(X, 2)
     assert not counts or (np.array_equal(draws, np.round(draws)) and (draws >= 0).all())
+    quantile, pred = fitted.predict_quantiles(X, [0.3]), fitted.posterior_predictive(X)
+    above, below = (pred.cdf(torch.tensor(quantile - by)).numpy() for by in (0, int(counts)))
+    assert (above >= 0.3 - 1e-9).all() and (below <= 0.3 + 1e-9).all()
+    assert np.isfinite(fitted.score_samples(X)).all()
 
 
 # --- where the outputs start, and whether they got there ---
@@ -371,6 +400,11 @@ def test_classes_of_any_kind_with_both_uncertainties(sorter):
     np.testing.assert_allclose(np.exp(sorter.predict_log_proba(X)), probs)
     total = stats.entropy(probs, axis=1)
     np.testing.assert_allclose(sum(sorter.predict_uncertainty(X)), total, rtol=1e-9)
+    score = stats.multinomial(1, probs).logpmf((LABELS[:, None] == sorter.classes_).astype(int))
+    np.testing.assert_allclose(sorter.score_samples(X, LABELS), score, atol=1e-12)
+    np.testing.assert_allclose(sorter.score_samples(X), np.log(probs.max(1)))
+    with pytest.raises(ValueError, match="y must hold labels of classes_"):
+        sorter.score_samples(X, np.full(60, "never"))
     draws = sorter.sample_y(X, 5)
     assert draws.shape == (60, 5) and set(draws.ravel()) == {"no", "yes"}
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.files import LoadError
@@ -94,9 +94,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
         rows, labels, weight = rows_of_weight(rows, labels, weight)
-        if len(unknown := np.setdiff1d(labels, self.classes_)):
-            raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
-        codes = torch.tensor(np.searchsorted(self.classes_, labels))
+        codes = self._codes(labels)
         learned = Rows(torch.tensor(rows), codes, self._weighted_by_class(codes, weight))
         self._learn(learned, Categorical() if first else None, len(self.classes_), partial)
 
@@ -120,6 +118,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         """
         return Uncertainty(*self._summaries(X, "aleatoric", "epistemic"))
 
+    def score_samples(self, X: ArrayLike, y: Any = None) -> NDArray[np.float64]:
+        """Return the log-probability ``[n]`` of each row's label, by default that of `predict`."""
+        y = self.predict(X) if y is None else y
+        check_is_fitted(self)
+        X = as_dense("X", X)
+        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
+        return self._log_probs(rows, self._codes(labels))
+
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
         """Draw labels ``[n, n_samples]`` from the posterior predictive, a network per column."""
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
@@ -127,6 +133,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         with seeded(seed):
             indices = torch.distributions.Categorical(logits=log_probs).sample()
         return self.classes_[indices.T.cpu().numpy()]
+
+    def _codes(self, labels: NDArray[Any]) -> torch.Tensor:
+        """Return the index of each label in ``classes_``."""
+        if len(unknown := np.setdiff1d(labels, self.classes_)):
+            raise ValueError(f"y must hold labels of classes_ {self.classes_}, got {unknown}")
+        return torch.tensor(np.searchsorted(self.classes_, labels))
 
     def _weighted_by_class(
         self, codes: torch.Tensor, weight: torch.Tensor | None

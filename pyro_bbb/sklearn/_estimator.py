@@ -7,7 +7,7 @@ The parameters are the fields of a dataclass, whose constructor stores every arg
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from os import PathLike
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -259,16 +259,27 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         return self.posterior_.predict(x, draws, self._seed if seed is None else seed)
 
     def _summaries(self, X: ArrayLike, *names: str) -> list[NDArray[np.float64]]:
-        """Return properties of the predictive, computed for some rows at a time."""
-        rows = self._rows(X)
+        """Return properties of the predictive."""
+        return self._by_pass(self._rows(X), lambda p, _: [getattr(p, name) for name in names])
+
+    def _by_pass(
+        self, rows: NDArray[np.float64], summarise: Callable[[Any, slice], Iterable[Tensor]]
+    ) -> list[NDArray[np.float64]]:
+        """Return summaries of the predictive, computed for some rows at a time."""
         passes = []
         for start in range(0, len(rows), _ROWS):
+            part = slice(start, start + _ROWS)
             try:
-                prediction = self._predictive(rows[start : start + _ROWS])
+                prediction = self._predictive(rows[part])
             except ValueError as error:  # it counts rows from the start of the pass
                 raise (ValueError(f"from row {start} on, {error}") if start else error) from error
-            passes.append([getattr(prediction, name).cpu().numpy() for name in names])
+            passes.append([summary.cpu().numpy() for summary in summarise(prediction, part)])
         return list(map(np.concatenate, zip(*passes, strict=True)))
+
+    def _log_probs(self, rows: NDArray[np.float64], y: Tensor) -> NDArray[np.float64]:
+        """Return the log-probabilities of targets under the predictive of checked rows."""
+        device = self.device or "cpu"
+        return self._by_pass(rows, lambda p, part: [p.log_prob(y[part].to(device))])[0]
 
     # --- saving ---
 

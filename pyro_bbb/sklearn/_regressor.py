@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 from sklearn.base import RegressorMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_dense, count
+from pyro_bbb._utils.validation import as_dense, count, probabilities
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.mcmc import Chains
@@ -110,11 +111,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
                 scaled, self.y_scaling_ = columns, Standardization(zeros, torch.ones_like(zeros))
             self._y_shape = targets.shape[1:]
             outputs *= 1 + isinstance(likelihood, HeteroscedasticGaussian)
-        elif targets.shape[1:] == self._y_shape:
-            scaled = self.y_scaling_(columns)
         else:
-            expected = ", ".join(["n", *map(str, self._y_shape)])
-            raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
+            self._require_shape(targets)
+            scaled = self.y_scaling_(columns)
         self._learn(Rows(torch.tensor(rows), scaled, weight), likelihood, outputs, partial)
         self._warn_if_too_narrow(rows, columns)
 
@@ -146,9 +145,35 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             X: inputs, ``[n, features]``.
             level: probability of the posterior predictive inside, in (0, 1), else a ValueError.
         """
-        ends = self._predictive(self._rows(X)).interval(level)
-        low, high = (self._shaped(end.cpu().numpy()) for end in ends)
+        ends = self._by_pass(self._rows(X), lambda p, _: p.interval(level))
+        low, high = map(self._shaped, ends)
         return low, high
+
+    def predict_quantiles(
+        self, X: ArrayLike, quantiles: Iterable[float] = (0.05, 0.5, 0.95)
+    ) -> NDArray[np.float64]:
+        """Return quantiles, ``[n, quantiles]`` or ``[n, targets, quantiles]``.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            quantiles: probabilities of targets below, in (0, 1), else a ValueError.
+        """
+        levels = probabilities("quantiles", quantiles)
+        columns = self._by_pass(self._rows(X), lambda p, _: map(p.quantile, levels))
+        return np.stack([self._shaped(column) for column in columns], axis=-1)
+
+    def score_samples(self, X: ArrayLike, y: Any = None) -> NDArray[np.float64]:
+        """Return the log-density ``[n]`` of each row's targets, in nats, in their units.
+
+        Args:
+            X: inputs, ``[n, features]``.
+            y: targets, as for `fit`; their log-densities are added up. By default the medians.
+        """
+        y = self.predict_quantiles(X, [0.5])[..., 0] if y is None else y
+        check_is_fitted(self)
+        rows, targets = self._checked(X, y, reset=False)
+        self._require_shape(targets)
+        return self._log_probs(rows, torch.tensor(targets.reshape(len(targets), -1)))
 
     def sample_y(
         self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0
@@ -187,6 +212,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
                 f"{size[row, column]} in row {row}: multiply y by a constant"
             )
         return rows, targets
+
+    def _require_shape(self, targets: NDArray[np.float64]) -> None:
+        if targets.shape[1:] != self._y_shape:
+            expected = ", ".join(["n", *map(str, self._y_shape)])
+            raise ValueError(f"y must have shape [{expected}] as before, got {targets.shape}")
 
     def _warn_if_too_narrow(self, rows: NDArray[np.float64], y: torch.Tensor) -> None:
         """Warn where intervals miss more of the training targets than chance may."""
