@@ -172,14 +172,17 @@ class Run:
         return {"seeds": dict(zip(seeds, records, strict=True))} | over_seeds(records)
 
     def spread(
-        self, jobs: Mapping[str, Callable[[], dict[str, Any]]], workers: int = 1
+        self,
+        jobs: Mapping[str, Callable[[], dict[str, Any]]],
+        workers: int = 1,
+        folder: Path | None = None,
     ) -> list[dict[str, Any]]:
-        """Run jobs by the names of their files in `cells`, by several processes.
+        """Run jobs by the names of their files in a folder, by default `cells`, by processes.
 
         A job that has its file is not run again.
         """
         parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-        threads, folder = self.config.threads, self.cells
+        threads, folder = self.config.threads, folder or self.cells
         calls = (joblib.delayed(_job)(threads, folder / f"{k}.json", f) for k, f in jobs.items())
         return list(tqdm(parallel(calls), total=len(jobs), dynamic_ncols=True))
 
