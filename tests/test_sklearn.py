@@ -186,6 +186,136 @@ def test_data_frames_are_taken_and_their_names_kept(frame):
         fitted.predict(frame({"b": X[:, 1], "a": X[:, 0], "c": X[:, 2]}))
 
 
+# --- columns of categories, missing values ---
+
+TOWNS = np.array(["Rome", None, "Oslo", "Bonn"] * 15, dtype=object)
+HOLES = np.where(np.arange(60) % 3 == 0, np.nan, X[:, 0])
+FLAGS = np.arange(60) % 2 == 0
+BY_HAND = np.c_[
+    np.where(np.isnan(HOLES), np.nanmedian(HOLES), HOLES),
+    np.isnan(HOLES),
+    *(TOWNS == town for town in ("Bonn", "Oslo", "Rome", None)),
+    FLAGS,
+]
+
+
+def in_pandas(holes, towns, flags):
+    holes = pd.array(holes, dtype="Float64")  # with NA
+    return pd.DataFrame({"a": holes, "town": pd.Categorical(towns), "flag": flags})
+
+
+def in_polars(holes, towns, flags):
+    towns = pl.Series(towns.tolist(), dtype=pl.Categorical)
+    return pl.DataFrame({"a": pl.Series(holes, nan_to_null=True), "town": towns, "flag": flags})
+
+
+def as_objects(holes, towns, flags):
+    return np.array([[None if np.isnan(x) else x for x in holes], towns, flags], dtype=object).T
+
+
+TABLES = [
+    (in_pandas, "from_dtype"),
+    (in_polars, "from_dtype"),
+    (in_pandas, ["town"]),
+    (in_polars, [False, True, False]),
+    (as_objects, [1]),
+]
+
+
+@pytest.mark.parametrize(("table", "categorical"), TABLES)
+def test_tables_are_learned_as_encoded_by_hand(table, categorical):
+    rows, new = table(HOLES, TOWNS, FLAGS), np.s_[:4]
+    fitted = regressor(epochs=2, categorical_features=categorical).fit(rows, Y)
+    by_hand = regressor(epochs=2).fit(BY_HAND, Y)
+    assert np.array_equal(fitted.predict(rows), by_hand.predict(BY_HAND))
+    assert fitted.columns_.is_number.tolist() == [True, *[False] * 5, True]
+    assert fitted.n_features_in_ == 3
+    unknown = np.array(["Ulm", "Rome", None, "Ulm"], dtype=object)
+    expected = BY_HAND[new].copy()
+    expected[:, 2:6] = [[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    predicted = fitted.predict(table(HOLES[new], unknown, FLAGS[new]))
+    assert np.array_equal(predicted, by_hand.predict(expected))
+    labels = classifier(epochs=2, categorical_features=categorical).fit(rows, LABELS)
+    assert np.array_equal(
+        labels.predict_proba(rows), classifier(epochs=2).fit(BY_HAND, LABELS).predict_proba(BY_HAND)
+    )
+
+
+def test_what_is_missing_at_prediction_only_is_not_marked():
+    towns = np.where(TOWNS == None, "Rome", TOWNS)  # noqa: E711
+    table = in_pandas(X[:, 0], towns, FLAGS)
+    fitted = regressor(epochs=2).fit(table, Y)
+    median = table.assign(a=np.median(X[:, 0]))
+    assert np.array_equal(fitted.predict(table.assign(a=np.nan)), fitted.predict(median))
+    network = regressor(epochs=2).fit(
+        by_hand := np.c_[X[:, 0], *(towns == town for town in ("Bonn", "Oslo", "Rome")), FLAGS], Y
+    )
+    by_hand[:, 1:4] = 0  # an unknown town
+    assert np.array_equal(
+        fitted.predict(table.assign(town=pd.Categorical(["Ulm"] * 60))), network.predict(by_hand)
+    )
+
+
+def test_rows_of_weight_0_do_not_decide_on_columns():
+    weight = (np.arange(60) >= 4).astype(float)
+    towns = np.where(np.arange(60) < 4, "Ulm", "Rome")
+    towns[30:] = "Oslo"
+    weighed, fewer = (
+        regressor(epochs=2, estimator="reparam").fit(in_pandas(*rows), Y[at], weight[at])
+        for at in (np.s_[:], np.s_[4:])
+        for rows in [(np.where(np.arange(60) < 4, np.nan, X[:, 0])[at], towns[at], FLAGS[at])]
+    )
+    assert weighed.columns_ == fewer.columns_
+    assert weighed.columns_.categories[1] == ["Oslo", "Rome"] and not any(weighed.columns_.gaps)
+
+
+def test_further_rows_are_encoded_as_the_first(tmp_path):
+    estimator = regressor(epochs=2).partial_fit(in_pandas(HOLES, TOWNS, FLAGS), Y)
+    columns = estimator.columns_
+    rows = in_pandas(X[:8, 0], np.array(["Ulm"] * 8, dtype=object), FLAGS[:8])
+    assert estimator.partial_fit(rows, Y[:8]).columns_ is columns
+    estimator.save(tmp_path)
+    for twin in (BayesianRegressor.load(tmp_path), pickle.loads(pickle.dumps(estimator))):
+        assert twin.columns_ == columns and np.array_equal(
+            twin.predict(rows), estimator.predict(rows)
+        )
+
+
+def test_a_save_without_encoding_is_of_plain_numbers(tmp_path, monkeypatch):
+    estimator = regressor(epochs=2).fit(X, Y)
+    record = estimator._record()
+    del record["columns"], record["parameters"]["categorical_features"]
+    monkeypatch.setattr(estimator, "_record", lambda: record)
+    estimator.save(tmp_path)
+    assert np.array_equal(BayesianRegressor.load(tmp_path).predict(X), estimator.predict(X))
+
+
+TEXT = pd.DataFrame({"a": X[:, 0], "town": TOWNS})
+BAD_TABLES = {
+    "text": (TEXT, {}, "column 'town' has 'Rome' in row 0, not a number: .* categorical_features"),
+    "text in polars": (pl.DataFrame({"town": TOWNS.tolist()}), {}, "column 'town' has 'Rome'"),
+    "text in an array": (as_objects(HOLES, TOWNS, FLAGS), {}, "column 1 has 'Rome' in row 0"),
+    "a date": (TEXT.assign(town=pd.Timestamp("2024")), {}, "column 'town' has Timestamp.*convert"),
+    "infinite": (TEXT[["a"]] * np.inf, {}, "column 'a' of X has inf in row 0: .* NaN"),
+    "infinite array": (X * [1, 1, np.inf], {}, "column 2 of X has inf in row 0"),
+    "no such name": (
+        TEXT,
+        {"categorical_features": ["twn"]},
+        "names or .* got 'twn' for 2 columns",
+    ),
+    "no such index": (TEXT, {"categorical_features": [2]}, "got 2 for 2 columns"),
+    "a short mask": (TEXT, {"categorical_features": [True]}, "got True for 2 columns"),
+    "no such word": (TEXT, {"categorical_features": "by_dtype"}, "got 'by_dtype' for 2 columns"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables_are_named_by_column_value_and_remedy(case):
+    table, options, message = BAD_TABLES[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        regressor(**options).fit(table, Y)
+
+
 @pytest.mark.parametrize("device", ["pickle", "joblib", "deepcopy", "save"])
 def test_a_fitted_estimator_is_kept(device, fitted, sorter, tmp_path):
     for est, ask in ((fitted, "predict"), (sorter, "predict_proba")):

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding of a table's columns as the numbers that a network takes, the same at every time.
+"""Columns of a file as numbers and texts, which the estimators encode, the same at every time.
 
-| column | becomes |
-|---|---|
-| numbers, bool | themselves; missing ones the training median, marked in a second column |
-| text of few different values | one column of 0 and 1 for each; missing is a value too |
-| dates, if wanted | days since 1970, month and weekday |
-
-Indices, identifiers and columns of one value are left out. Anything else is an error. The target's
-column decides on the task.
+Dates become, if wanted, days since 1970, month and weekday. Indices, identifiers and columns of one
+value are left out. Anything else is an error. The target's column decides on the task.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,77 +33,48 @@ _LARGEST = 1e150  # number to predict, as variances have to be finite
 _MOST_CLASSES = 1000
 
 
-@dataclass(frozen=True)
-class Column:
-    """Encoding of one column of the table as columns of numbers."""
-
-    name: str
-    values: list[str] | None  # the different texts of a text column; None of numbers
-    median: float  # stands for a missing number
-    gaps: bool  # values were missing in training
-
-    @property
-    def width(self) -> int:
-        """Number of columns that it becomes."""
-        return (1 if self.values is None else len(self.values)) + self.gaps
-
-    def encode(
-        self, series: pl.Series, missing: Missing, say: Callable[[str], None]
-    ) -> NDArray[np.float64]:
-        """Return numbers ``[n, width]``; an unknown text is missing, or refused."""
-        if series.dtype.is_float():
-            series = series.fill_nan(None)
-        if missing == "refuse":
-            require_all(series)
-        gaps = series.is_null()
-        if self.values is None:
-            columns = [_numbers(series).fill_null(self.median)]
-        else:
-            text = _text(series)
-            unknown = ~text.is_in(self.values).fill_null(True)
-            if missing == "refuse":
-                refuse(text, unknown, f", which was not in training: {listed(self.values)}")
-            if unknown.any():
-                names = listed(sorted(text.filter(unknown).unique()))
-                rows = f"{names} in {unknown.sum()} rows, not seen in training: taken as missing"
-                say(f"column {self.name!r} has {rows}")
-            columns = [(text == value).fill_null(False) for value in self.values]
-            gaps = gaps | unknown
-        if self.gaps:
-            columns.append(gaps)
-        return np.stack([x.to_numpy() for x in columns], axis=1, dtype=np.float64)
-
-
-def learn(table: pl.DataFrame, missing: Missing) -> tuple[list[Column], list[str]]:
-    """Return the encodings of a training table's columns, and the names of constant columns."""
-    columns, constant = [], []
+def learn(table: pl.DataFrame) -> tuple[dict[str, list[str] | None], list[str]]:
+    """Return the columns to learn from, with the values of text, and names of constant columns."""
+    columns, constant = dict[str, list[str] | None](), []
     for series in table.with_columns(cs.float().fill_nan(None)):
-        gaps, values, median = series.has_nulls(), None, 0.0
-        if series.drop_nulls().n_unique() + gaps < 2:
+        if series.drop_nulls().n_unique() + series.has_nulls() < 2:
             constant.append(series.name)
             continue
-        if missing == "refuse":
-            require_all(series)
-        if is_number(series):
-            median = float(_numbers(series).median())  # type: ignore[arg-type]
-        else:
-            values = sorted(_text(series).drop_nulls().unique().to_list())
-            if len(values) > MOST_VALUES:
-                different = f"{len(values)} different texts, more than {MOST_VALUES}"
-                remedy = f"leave it out by --drop {series.name}"
-                raise BadInput(f"column {series.name!r} has {different}: {remedy}")
-        columns.append(Column(series.name, values, median, gaps))
+        values = None if is_number(series) else sorted(_text(series).drop_nulls().unique())
+        if values and len(values) > MOST_VALUES:
+            different = f"{len(values)} different texts, more than {MOST_VALUES}"
+            remedy = f"leave it out by --drop {series.name}"
+            raise BadInput(f"column {series.name!r} has {different}: {remedy}")
+        columns[series.name] = values
     if not columns:
         raise BadInput("there is no column to learn from beside the target")
     return columns, constant
 
 
-def encode(
-    columns: list[Column], table: pl.DataFrame, missing: Missing, say: Callable[[str], None]
-) -> NDArray[np.float64]:
-    """Return all columns as numbers, ``[n, features]``."""
-    _require_columns(table, [column.name for column in columns])
-    return np.concatenate([c.encode(table[c.name], missing, say) for c in columns], axis=1)
+def select(
+    table: pl.DataFrame,
+    columns: Mapping[str, list[str] | None],
+    missing: Missing,
+    say: Callable[[str], None],
+) -> pl.DataFrame:
+    """Return columns of numbers and of texts; texts that training lacks are missing, or refused."""
+    _require_columns(table, list(columns))
+    selected = {}
+    for name, values in columns.items():
+        if missing == "refuse":
+            require_all(table[name])
+        column = _numbers(table[name]) if values is None else _text(table[name])
+        selected[name] = column
+        if values is None:
+            continue
+        unknown = ~column.is_in(values).fill_null(True)
+        if missing == "refuse":
+            refuse(column, unknown, f", which was not in training: {listed(values)}")
+        if unknown.any():
+            names = listed(sorted(column.filter(unknown).unique()))
+            rows = f"{names} in {unknown.sum()} rows, not seen in training: taken as missing"
+            say(f"column {name!r} has {rows}")
+    return pl.DataFrame(selected)
 
 
 def identifies_rows(series: pl.Series) -> bool:

@@ -106,13 +106,10 @@ def _scored(
 def _network(model: Model) -> Section:
     about, guide = model.about, model.estimator.posterior_.guide
     rows = [
-        (
-            column.name,
-            "number" if column.values is None else "text",
-            ", ".join(column.values or ()),
-            "yes" if column.gaps else "no",
+        (name, "text" if values else "number", ", ".join(values or ()), "yes" if gap else "no")
+        for (name, values), gap in zip(
+            model.columns.items(), model.estimator.columns_.gaps, strict=True
         )
-        for column in about.columns
     ]
     sites = model.estimator.posterior_.model.latent_shapes()
     weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))

@@ -16,11 +16,11 @@ from polars import selectors as cs
 from pyro_bbb import pruning
 from pyro_bbb.apps.column_encoding import (
     date_form,
-    encode,
     identifies_rows,
     learn,
     recognise,
     require_classes,
+    select,
     targets,
     with_dates,
 )
@@ -43,17 +43,17 @@ def train(options: Train) -> dict[str, Any]:
     table, decimal = read_table(options, options.data, types, "feature", missing=missing)
     y, task = _target(options, table)
     table, dates = _features(options, table)
-    columns, constant = learn(table, options.missing)
+    columns, constant = learn(table)
     if constant:
         options.say(f"left out, as they have one value only: {listed(constant)}")
-    inputs = encode(columns, table, options.missing, options.say)
-    options.say(f"{len(inputs)} rows; {len(columns)} columns become {inputs.shape[1]} numbers")
+    inputs = select(table, columns, options.missing, options.say)
     training, held_out = _split(options, y, task)
     estimator = _fit(options, task, inputs[training], y[training])
+    numbers = len(estimator.columns_.is_number)
+    options.say(f"{len(inputs)} rows; {inputs.width} columns become {numbers} numbers")
     about = About(
         target=options.target,
         task=task,
-        columns=columns,
         missing=options.missing,
         level=options.level,
         answered=options.answered,
@@ -86,7 +86,7 @@ def predict(options: Predict) -> dict[str, Any]:
     model = Model.load(options.model)
     table = model.read(options, options.data, truth=False)
     if options.keep is None:
-        taken = {x.name for x in model.about.columns} | model.about.dates.keys()
+        taken = model.columns.keys() | model.about.dates.keys()
         copied = [name for name in table.columns if name not in taken]
     else:
         copied = [column(table, name, "--keep").name for name in options.keep]
@@ -141,10 +141,8 @@ def prune(options: Prune) -> dict[str, Any]:
     return result | {"after": about.scores} | chosen
 
 
-def read_labelled(
-    model: Model, options: Reading, data: Path
-) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return a file's rows as the network takes them, and their numbers or class indices."""
+def read_labelled(model: Model, options: Reading, data: Path) -> tuple[pl.DataFrame, NDArray[Any]]:
+    """Return a file's rows as the estimator takes them, and their numbers or class indices."""
     table = model.read(options, data, truth=True)
     target = column(table, model.about.target, "the target")
     truth = model.indices(targets(target, model.about.task))
@@ -197,7 +195,7 @@ def _split(
     return order[:count], order[count:]
 
 
-def _fit(options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any]) -> Estimator:
+def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> Estimator:
     if options.noise is not None and task == "classification":
         raise BadInput("--noise is an option of regressions, this is a classification")
     chosen = {name: getattr(options, name) for name in ("prior", "inference", "noise")}
@@ -207,6 +205,7 @@ def _fit(options: Train, task: Task, inputs: NDArray[Any], y: NDArray[Any]) -> E
             hidden_sizes=list(options.hidden),
             epochs=options.epochs,
             seconds=options.seconds,
+            categorical_features=inputs.select(cs.string()).columns,
             random_state=options.seed,
             progress=options.shows_progress,
             **{name: value for name, value in chosen.items() if value is not None},

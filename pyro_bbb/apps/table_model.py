@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyro_bbb import persistence
 from pyro_bbb._utils.files import loading, require_form
 from pyro_bbb._utils.progress import progress_bar
-from pyro_bbb.apps.column_encoding import Column, encode, with_dates
+from pyro_bbb.apps.column_encoding import select, with_dates
 from pyro_bbb.apps.command_line import BadInput, Missing, Reading, Task
 from pyro_bbb.apps.csv_format import listed, read_table
 from pyro_bbb.evaluation import check
@@ -38,7 +38,6 @@ class About:
 
     target: str  # name of the column that it predicts
     task: Task
-    columns: list[Column]  # encodings of the other columns
     missing: Missing
     level: float  # probability inside of the intervals, or of the sets of classes
     rows: int  # number of rows of training
@@ -75,17 +74,19 @@ class Model:
             with loading(folder):
                 about: Any = loaded.metadata[_KEY]
                 require_form(about, About, f"metadata[{_KEY!r}]")
-                columns = [Column(**fields) for fields in about.pop("columns")]
                 estimator_type: Any = ESTIMATORS[about["task"]]
-                estimator = estimator_type.from_loaded(loaded)
-                width, expected = sum(x.width for x in columns), estimator.n_features_in_
-                if width != expected:
-                    raise ValueError(f"columns must become {expected} numbers, got {width}")
-                return cls(estimator, About(columns=columns, **about))
+                return cls(estimator_type.from_loaded(loaded), About(**about))
         except OSError as error:
             raise BadInput(f"{folder} holds no model: {error}") from error
         except persistence.LoadError as error:
             raise BadInput(str(error)) from error
+
+    @property
+    def columns(self) -> dict[str, list[str] | None]:
+        """Names of the columns that the estimator takes, with the values of those of text."""
+        estimator = self.estimator
+        names = estimator.feature_names_in_
+        return dict(zip(names, estimator.columns_.categories, strict=True))
 
     def described(self, **changes: Any) -> Model:
         """Return the same estimator with a changed description."""
@@ -94,7 +95,7 @@ class Model:
     def read(self, options: Reading, path: Path, *, truth: bool) -> pl.DataFrame:
         """Read a table with the columns of training in the types that they had there."""
         about = self.about
-        types = {x.name: "number" if x.values is None else "text" for x in about.columns}
+        types = {name: "text" if values else "number" for name, values in self.columns.items()}
         types |= dict.fromkeys(about.dates, "text")
         if truth:
             labels = getattr(self.estimator, "classes_", np.empty(0))
@@ -102,12 +103,12 @@ class Model:
         usual, missing = about.decimal, about.missing_values
         return read_table(options, path, types, usual=usual, missing=missing)[0]
 
-    def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> NDArray[np.float64]:
-        """Return a table's rows as the network takes them; report texts not seen in training."""
+    def inputs(self, table: pl.DataFrame, say: Callable[[str], None]) -> pl.DataFrame:
+        """Return the columns that the estimator takes; report texts not seen in training."""
         table = with_dates(table, self.about.dates)
-        return encode(self.about.columns, table, self.about.missing, say)
+        return select(table, self.columns, self.about.missing, say)
 
-    def predict(self, inputs: NDArray[np.float64], progress: bool = False) -> Iterator[Prediction]:
+    def predict(self, inputs: pl.DataFrame, progress: bool = False) -> Iterator[Prediction]:
         """Yield the predictions of all rows, `ROWS` at a time."""
         with progress_bar(len(inputs), unit="row", shown=progress) as bar:
             for start in range(0, len(inputs), ROWS):
@@ -167,13 +168,13 @@ class Model:
         words = f"posterior by {chains} chains of {draws} draws"
         return f"{words} (R-hat {r_hat:.3f}, ESS {ess:.0f} of its function)"
 
-    def verdict(self, inputs: NDArray[Any], true: NDArray[Any], seed: int) -> str:
+    def verdict(self, inputs: pl.DataFrame, true: NDArray[Any], seed: int) -> str:
         """Return where to trust the band, by `check` on the training rows, without more chains."""
         estimator, y = self.estimator, torch.tensor(self.indices(true))
         if isinstance(estimator, BayesianRegressor):
             y = estimator.y_scaling_(y.reshape(len(y), -1).double())
         posterior = estimator.posterior_
-        data = estimator.x_scaling_(torch.tensor(inputs)), y
+        data = estimator.x_scaling_(torch.tensor(estimator.encode(inputs))), y
         sentence = check(posterior.model, posterior.guide, data, seconds=0, seed=seed).sentence
         words, _, _ = sentence.partition(" Next:")
         return words if isinstance(posterior.guide, Chains) else f"{words} Next: --inference chains"

@@ -7,6 +7,7 @@ from textwrap import indent
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -46,7 +47,7 @@ _P_VALUE = 0.05
 
 
 def by_row(
-    model: Model, inputs: NDArray[Any], y: NDArray[Any], progress: bool = False
+    model: Model, inputs: pl.DataFrame, y: NDArray[Any], progress: bool = False
 ) -> dict[str, Tensor]:
     """Predict rows, and summarise each for scores and figures, without its draws.
 

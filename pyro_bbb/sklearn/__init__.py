@@ -7,9 +7,9 @@
     mean, std = regressor.predict(X_new, return_std=True)
     aleatoric, epistemic = regressor.predict_uncertainty(X_new)
 
-X is an array or a numeric data frame of pandas or polars. Inputs, and the targets of a regression,
-are scaled inside. Imports every package but the applications. A new estimator is one module like
-``_regressor.py``.
+X is an array or a data frame of pandas or polars, whose categories and missing values are encoded
+inside. Inputs, and the targets of a regression, are scaled inside. Imports every package but the
+applications. A new estimator is one module like ``_regressor.py``.
 """
 
 from pyro_bbb.sklearn._classifier import BayesianClassifier

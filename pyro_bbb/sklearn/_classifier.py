@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.files import LoadError
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_dense, count
+from pyro_bbb._utils.validation import count
 from pyro_bbb.likelihoods import Categorical
 from pyro_bbb.prediction import ClassificationPrediction
 from pyro_bbb.sklearn._estimator import (
@@ -83,8 +83,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
     ) -> None:
         self._check_parameters()
         first = not (partial and hasattr(self, "posterior_"))
-        X = as_dense("X", X)
-        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=first)
+        used, weight = rows_of_weight(X, weight)
+        rows, labels = self._checked(X, y, used, reset=first)
         check_classification_targets(labels)
         if first:
             self.classes_ = unique_labels(labels if classes is None else classes)
@@ -93,9 +93,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
                 raise ValueError(f"y must hold at least two classes, got {only}")
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(f"classes must be {self.classes_} as before, got {classes}")
-        rows, labels, weight = rows_of_weight(rows, labels, weight)
-        codes = self._codes(labels)
-        learned = Rows(torch.tensor(rows), codes, self._weighted_by_class(codes, weight))
+        codes = self._codes(labels[used])
+        learned = Rows(torch.tensor(rows[used]), codes, self._weighted_by_class(codes, weight))
         self._learn(learned, Categorical() if first else None, len(self.classes_), partial)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -122,14 +121,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator[ClassificationPredic
         """Return the log-probability ``[n]`` of each row's label, by default that of `predict`."""
         y = self.predict(X) if y is None else y
         check_is_fitted(self)
-        X = as_dense("X", X)
-        rows, labels = validate_data(self, X, y, dtype=np.float64, order="C", reset=False)
+        rows, labels = self._checked(X, y, reset=False)
         return self._log_probs(rows, self._codes(labels))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
         """Draw labels ``[n, n_samples]`` from the posterior predictive, a network per column."""
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
-        log_probs = self._predictive(self._rows(X), draws, seed).sample_log_probs
+        log_probs = self._predictive(self.encode(X), draws, seed).sample_log_probs
         with seeded(seed):
             indices = torch.distributions.Categorical(logits=log_probs).sample()
         return self.classes_[indices.T.cpu().numpy()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from os import PathLike
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -17,7 +17,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
+    _check_sample_weight,
+    check_array,
+    check_is_fitted,
+    check_X_y,
+)
 from torch import Tensor
 
 from pyro_bbb import guides
@@ -31,11 +38,13 @@ from pyro_bbb.mcmc import Chains
 from pyro_bbb.persistence import Loaded, load, save
 from pyro_bbb.persistence.archive import Json
 from pyro_bbb.sklearn._choices import ACTIVATIONS, hidden_layers, named
+from pyro_bbb.sklearn._columns import ColumnEncoding, as_codes, find_categories
 from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on
 from pyro_bbb.training.history import History
 
 Predictive = TypeVar("Predictive")
 _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws are kept
+_NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of checked inputs
 _OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")  # options without use for chains
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
 _KEY = "estimator"  # of the estimator's record in the metadata of a save
@@ -47,6 +56,7 @@ _FORM = {
     "seen": int,
     "features": int,
     "names": list[str] | None,
+    "columns": ColumnEncoding | None,  # none in saves of before
     "x": SCALING,
 }
 
@@ -99,6 +109,12 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         temperature: factor of the prior's weight against the data. 1, the classifier's default, is
             Bayes' rule; below 1 the posterior is narrower, and small networks fit better (the
             regressor's default is 0.5).
+        categorical_features: columns of categories: ``"from_dtype"`` (those of dtype category in
+            pandas, Categorical or Enum in polars), ``None``, names or indices, or a boolean mask.
+            Each category becomes a 0/1 column, and a missing value is one; a category not seen in
+            training counts as missing. Other columns hold numbers, of which missing ones (NaN,
+            None, NA) become the training median, and are marked in a 0/1 column if there were
+            some in training.
         num_samples: networks drawn for each prediction.
         device: where to train and predict; by default on the CPU.
         random_state: seed; all predictions are by the same networks.
@@ -106,7 +122,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     Attributes:
         posterior_: the model, its guide or chains, the record of the training.
-        x_scaling_: means and standard deviations of the inputs.
+        columns_: encoding of the inputs' columns as numbers.
+        x_scaling_: means and standard deviations of the encoded inputs.
         n_features_in_: number of inputs.
         feature_names_in_: their names, where a data frame was given.
     """
@@ -126,6 +143,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     batch_size: int | None = None
     lr: float = 1e-2
     temperature: float = 1.0
+    categorical_features: Any = "from_dtype"
     num_samples: int = 100
     device: Any = None
     random_state: Any = None
@@ -160,7 +178,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = tags.input_tags.categorical = True
         return tags
 
     # --- learning ---
@@ -169,7 +187,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """Train a new network; an earlier fit is replaced.
 
         Args:
-            X: inputs, ``[n, features]``.
+            X: inputs, ``[n, features]``: an array, or a data frame of pandas or polars.
             y: labels of any kind ``[n]``; targets ``[n]`` or ``[n, targets]``.
             sample_weight: weights ``[n]`` of the rows: one of weight 2 counts as two, one of
                 weight 0 is left out.
@@ -183,7 +201,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
                 does not fit.
 
         Raises:
-            ValueError: data that are not finite or do not fit, a single class, or a parameter out
+            ValueError: data that are infinite or do not fit, a single class, or a parameter out
                 of range.
             TypeError: a parameter of another kind.
         """
@@ -242,13 +260,49 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         Returns:
             A prediction in the targets' units, or of the classes as in ``classes_``.
         """
-        return self._predictive(self._rows(X))
+        return self._predictive(self.encode(X))
 
-    def _rows(self, X: ArrayLike) -> NDArray[np.float64]:
+    def _checked(
+        self, X: ArrayLike, y: Any, used: Any = slice(None), *, reset: bool, **options: Any
+    ) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Return checked rows as `encode` returns them, and their targets.
+
+        With ``reset`` the rows ``used``, of positive weight, decide on the encoding.
+        """
+        X = as_dense("X", X)
+        _check_feature_names(self, X, reset=reset)
+        choice = self.categorical_features
+        categories = find_categories(X, choice, used) if reset else self.columns_.categories
+        codes, y = check_X_y(as_codes(X, categories), y, estimator=self, **_NUMBERS, **options)
+        self._check_columns(codes, reset=reset)
+        if reset:
+            self.columns_: ColumnEncoding = ColumnEncoding.learn(codes[used], categories)
+        return self.columns_(codes), y
+
+    def _check_columns(self, codes: NDArray[np.float64], *, reset: bool) -> None:
+        """Raise an error for a wrong number of columns or an infinite value."""
+        _check_n_features(self, codes, reset=reset)
+        if (infinite := np.isinf(codes)).any():
+            row, column = np.argwhere(infinite)[0]
+            name = getattr(self, "feature_names_in_", range(codes.shape[1]))[column]
+            raise ValueError(
+                f"column {name!r} of X has {codes[row, column]} in row {row}: correct it, or set "
+                "it to NaN, which is a missing value"
+            )
+
+    def encode(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return inputs as the numbers ``[n, columns]`` of ``columns_``; the network's are scaled.
+
+        Args:
+            X: inputs, ``[n, features]``.
+        """
         check_is_fitted(self)
         X = as_dense("X", X)
-        rows: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, order="C", reset=False)
-        return rows
+        _check_feature_names(self, X, reset=False)
+        codes = as_codes(X, self.columns_.categories)
+        codes = check_array(codes, input_name="X", estimator=self, **_NUMBERS)
+        self._check_columns(codes, reset=False)
+        return self.columns_(codes)
 
     def _predictive(
         self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
@@ -260,7 +314,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     def _summaries(self, X: ArrayLike, *names: str) -> list[NDArray[np.float64]]:
         """Return properties of the predictive."""
-        return self._by_pass(self._rows(X), lambda p, _: [getattr(p, name) for name in names])
+        return self._by_pass(self.encode(X), lambda p, _: [getattr(p, name) for name in names])
 
     def _by_pass(
         self, rows: NDArray[np.float64], summarise: Callable[[Any, slice], Iterable[Tensor]]
@@ -320,6 +374,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         if name != cls.__name__:
             raise LoadError(f"expected a saved {cls.__name__}, got {name!r}")
         with loading(f"metadata[{_KEY!r}]"):
+            record = {"columns": None} | record  # saves of before do not have it
             require_form(record, _FORM | cls._form)
             new = cls(**record["parameters"])
             require_form(new.num_samples, int, "num_samples")
@@ -348,6 +403,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             "seen": self.posterior_.num_seen,
             "features": self.n_features_in_,
             "names": None if names is None else names.tolist(),
+            "columns": asdict(self.columns_),
             "x": as_json(self.x_scaling_),
         }
 
@@ -355,7 +411,14 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         self._seed, self.n_features_in_ = record["seed"], record["features"]
         if record["names"] is not None:
             self.feature_names_in_ = np.array(record["names"], dtype=object)
-        self.x_scaling_ = from_json(record["x"], [self.n_features_in_])
+        size = self.n_features_in_
+        if record["columns"] is None:  # NaN was refused
+            self.columns_ = ColumnEncoding([None] * size, record["x"]["mean"], [False] * size)
+        else:
+            self.columns_ = ColumnEncoding(**record["columns"])
+        if any(len(values) != size for values in asdict(self.columns_).values()):
+            raise LoadError(f"columns must be {size}, got {record['columns']}")
+        self.x_scaling_ = from_json(record["x"], [len(self.columns_.is_number)])
 
 
 def can_learn_on(estimator: Any) -> bool:
@@ -374,18 +437,15 @@ def as_random_seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def rows_of_weight(
-    X: NDArray[np.float64], y: NDArray[Any], sample_weight: Any
-) -> tuple[NDArray[np.float64], NDArray[Any], Tensor | None]:
-    """Return the rows of positive weight, with their targets and weights."""
+def rows_of_weight(X: Any, sample_weight: Any) -> tuple[Any, Tensor | None]:
+    """Return a mask or slice of the rows of positive weight, and their weights."""
     if sample_weight is None:
-        return X, y, None
+        return slice(None), None
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if (weight < 0).any() or not (weight > 0).any():
         wrong = f"{weight.min()} in row {weight.argmin()}" if weight.min() < 0 else "0 in all rows"
         raise ValueError(f"sample_weight must be at least 0, not all 0, got {wrong}")
-    rows = weight > 0
-    return X[rows], y[rows], torch.tensor(weight[rows])
+    return weight > 0, torch.tensor(weight[weight > 0])
 
 
 def as_json(scaling: Standardization) -> dict[str, Json]:

@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 from sklearn.base import RegressorMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from pyro_bbb._utils.context import seeded
 from pyro_bbb._utils.locking import locked
-from pyro_bbb._utils.validation import as_dense, count, probabilities
+from pyro_bbb._utils.validation import count, probabilities
 from pyro_bbb.data import Standardization, standardize
 from pyro_bbb.likelihoods import HeteroscedasticGaussian
 from pyro_bbb.mcmc import Chains
@@ -100,7 +100,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
     def _fit(self, X: ArrayLike, y: ArrayLike, weight: Any, *, partial: bool = False) -> None:
         self._check_parameters()
         first = not (partial and hasattr(self, "posterior_"))
-        rows, targets, weight = rows_of_weight(*self._checked(X, y, reset=first), weight)
+        used, weight = rows_of_weight(X, weight)
+        rows, targets = (values[used] for values in self._checked(X, y, used, reset=first))
         columns = torch.tensor(targets.reshape(len(targets), -1))  # [n, targets]
         likelihood, outputs = None, columns.shape[1]
         if first:
@@ -145,7 +146,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             X: inputs, ``[n, features]``.
             level: probability of the posterior predictive inside, in (0, 1), else a ValueError.
         """
-        ends = self._by_pass(self._rows(X), lambda p, _: p.interval(level))
+        ends = self._by_pass(self.encode(X), lambda p, _: p.interval(level))
         low, high = map(self._shaped, ends)
         return low, high
 
@@ -159,7 +160,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
             quantiles: probabilities of targets below, in (0, 1), else a ValueError.
         """
         levels = probabilities("quantiles", quantiles)
-        columns = self._by_pass(self._rows(X), lambda p, _: map(p.quantile, levels))
+        columns = self._by_pass(self.encode(X), lambda p, _: map(p.quantile, levels))
         return np.stack([self._shaped(column) for column in columns], axis=-1)
 
     def score_samples(self, X: ArrayLike, y: Any = None) -> NDArray[np.float64]:
@@ -183,25 +184,16 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         They are ``[n, n_samples]``, or ``[n, targets, n_samples]``.
         """
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
-        mixture = self._predictive(self._rows(X), draws, seed).components
+        mixture = self._predictive(self.encode(X), draws, seed).components
         with seeded(seed):
             samples = np.moveaxis(mixture.sample().cpu().numpy(), 0, -1)  # [n, targets, n_samples]
         return samples if self._y_shape else samples[:, 0]
 
     def _checked(
-        self, X: ArrayLike, y: ArrayLike, *, reset: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        rows, targets = validate_data(
-            self,
-            as_dense("X", X),
-            y,
-            reset=reset,
-            dtype=np.float64,
-            order="C",
-            multi_output=True,
-            y_numeric=True,
-            ensure_min_samples=2 if reset else 1,
-        )
+        self, X: ArrayLike, y: Any, used: Any = slice(None), *, reset: bool, **options: Any
+    ) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        options |= {"multi_output": True, "y_numeric": True, "ensure_min_samples": 1 + reset}
+        rows, targets = super()._checked(X, y, used, reset=reset, **options)
         targets = targets.astype(np.float64, copy=False)
         size = np.abs(targets).reshape(len(targets), -1)
         top = size.max(0)

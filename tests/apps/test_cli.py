@@ -226,7 +226,7 @@ def test_evaluate_scores_classes(capsys, folder, tmp_path):
 def table_model(classes=(), **about):
     """A model that knows its classes, and about its table what is given."""
     task = "classification" if classes else "regression"
-    fixed = {"target": "y", "columns": [], "missing": "refuse", "rows": 100, "held_out": 100}
+    fixed = {"target": "y", "missing": "refuse", "rows": 100, "held_out": 100}
     described = About(**{**fixed, "task": task, "level": 0.9, **about})
     return Model(Namespace(classes_=list(classes)), described)
 
@@ -350,25 +350,13 @@ def test_what_a_table_says_is_no_markup(capsys, tmp_path):
 # --- missing values, and other values that cannot be used ---
 
 
-def encoded(table, missing="fill", of=None):
-    learned, _ = columns.learn(table, missing)
-    return columns.encode(learned, table if of is None else of, missing, print)
-
-
-def test_columns_become_numbers():
-    table = pl.DataFrame({"n": [1, 2, 3], "b": [True, False, True], "t": ["x", "z", "x"]})
-    expected = [[1, 1, 1, 0], [2, 0, 0, 1], [3, 1, 1, 0]]
-    assert np.array_equal(encoded(table), expected)
+def test_columns_are_numbers_and_texts_by_name():
+    table = pl.DataFrame({"n": [1, 2, None], "b": [True, False, True], "t": ["x", "z", None]})
+    learned, constant = columns.learn(table.with_columns(same=pl.lit(0)))
+    assert learned == {"n": None, "b": None, "t": ["x", "z"]} and constant == ["same"]
     shuffled = table.select("t", "b", "n").with_columns(more=pl.lit(0))
-    assert np.array_equal(encoded(table, of=shuffled), expected)
-
-
-def test_missing_values_are_filled_and_marked():
-    table = pl.DataFrame({"n": [1.0, None, 5.0, float("nan")], "t": ["x", "y", None, "y"]})
-    expected = [[1, 0, 1, 0, 0], [3, 1, 0, 1, 0], [5, 0, 0, 0, 1], [3, 1, 0, 1, 0]]
-    assert np.array_equal(encoded(table), expected)
-    unknown = pl.DataFrame({"n": [2.0], "t": ["never"]})
-    assert np.array_equal(encoded(table, of=unknown), [[2, 0, 0, 0, 1]])
+    selected = columns.select(shuffled, learned, "fill", print)
+    assert selected.equals(table.with_columns(pl.col("n", "b").cast(float)))
 
 
 def csv(**changed):

@@ -69,12 +69,12 @@ def plain(tmp_path_factory):
 
 
 def taken(model):
-    return [column.name for column in model.about.columns]
+    return list(model.columns)
 
 
 def inputs(model, path):
     """Numbers that the network takes for a file."""
-    return model.inputs(model.read(Reading(), path, truth=False), print)
+    return model.estimator.encode(model.inputs(model.read(Reading(), path, truth=False), print))
 
 
 # --- thousands ---
@@ -152,7 +152,7 @@ def test_marks_among_numbers_are_counted_and_filled(capsys, tmp_path, mark):
     assert model is None and counted in output
     assert "column 'x' has no value in row 4 (and 1 more): fill in" in output
     output, model = train(capsys, tmp_path, "--missing", "fill", x=x, y=Y)
-    assert counted in output and taken(model) == ["x"] and model.about.columns[0].gaps
+    assert counted in output and taken(model) == ["x"] and model.estimator.columns_.gaps[0]
     numbers = inputs(model, tmp_path / "t.csv")
     assert np.flatnonzero(numbers[:, 1]).tolist() == [3, 8]
     assert (numbers[[3, 8], 0] == np.median(np.delete(X, [3, 8]))).all()
@@ -176,14 +176,14 @@ def test_a_slip_among_numbers_is_no_category(capsys, tmp_path, few):
     assert "--missing-values 'l2'" in output and "--keep x" in output
     if few:
         _, model = train(capsys, tmp_path, "--keep", "x", x=x, y=Y)
-        assert model.about.columns[0].values == ["1", "2", "3", "40", "l2"]
+        assert next(iter(model.columns.values())) == ["1", "2", "3", "40", "l2"]
 
 
 def test_categories_that_are_mostly_numbers_are_announced(capsys, tmp_path):
     x = ["1", "2", "2A", "3"] * 10
     output, model = train(capsys, tmp_path, x=x, y=Y)
     assert "column 'x' holds numbers and '2A': it is taken as text" in output
-    assert model.about.columns[0].values == ["1", "2", "2A", "3"]
+    assert next(iter(model.columns.values())) == ["1", "2", "2A", "3"]
 
 
 @pytest.mark.parametrize(("odd", "count"), [("x", 1), ("12m", 15), ("1,5", 1)])
@@ -213,7 +213,7 @@ def test_codes_stay_codes_in_files_without_letters(capsys, tmp_path):
     codes = np.array(["01", "02", "2A"])[RNG.integers(0, 3, ROWS)]
     y = np.where(codes == "02", 10.0, 0.0) + 0.1 * X
     _, model = train(capsys, tmp_path, "--missing", "fill", code=codes, x=X, y=y)
-    assert model.about.columns[0].values == ["01", "02", "2A"]
+    assert next(iter(model.columns.values())) == ["01", "02", "2A"]
     new = write(tmp_path / "new.csv", code=["01", "02"], x=[0.1, 0.2], y=[0, 10])
     assert inputs(model, new)[:, :3].tolist() == [[1, 0, 0], [0, 1, 0]]
     for words in (
@@ -227,7 +227,7 @@ def test_codes_stay_codes_in_files_without_letters(capsys, tmp_path):
 def test_codes_of_digits_only_are_text(capsys, tmp_path):
     codes = ["01", "02", "10", "20"] * 10
     _, model = train(capsys, tmp_path, code=codes, y=Y)
-    assert model.about.columns[0].values == ["01", "02", "10", "20"]
+    assert next(iter(model.columns.values())) == ["01", "02", "10", "20"]
 
 
 @pytest.mark.parametrize("labels", [["01", "2A"], ["1", "2"], ["true", "False"]])
