@@ -2,6 +2,7 @@
 """The estimators for scikit-learn: its own checks in full, and what they promise beyond."""
 
 import copy
+import os
 import pickle
 import warnings
 from functools import partial
@@ -648,6 +649,25 @@ def test_chains_are_not_learned_on_from_further_rows(fitted):
     assert "fit all rows at once, or take inference='variational'" in str(error.value.__cause__)
 
 
+@pytest.mark.parametrize("make", [regressor, chains])
+@pytest.mark.parametrize(("n_jobs", "threads"), [(3, 3), (-1, os.cpu_count()), (None, 1)])
+def test_the_number_of_threads_is_n_jobs(make, n_jobs, threads, monkeypatch):
+    used, before = {}, torch.get_num_threads()
+    for name in ("fit", "sample", "predict"):
+        original = getattr(_posterior, name)
+
+        def noted(*args, name=name, original=original, **options):
+            used[name] = torch.get_num_threads()
+            return original(*args, **options)
+
+        monkeypatch.setattr(_posterior, name, noted)
+    options = {"max_epochs": 4} if make is chains else {"epochs": 1}
+    make(n_jobs=n_jobs, **options).fit(X, Y).predict(X)
+    if n_jobs is None and make is chains:
+        assert used.pop("predict") == before
+    assert set(used.values()) == {threads} and torch.get_num_threads() == before
+
+
 # --- bad input ---
 
 BAD = {
@@ -666,6 +686,7 @@ BAD = {
     "batch size": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     "lr": ({"lr": -1.0}, "lr must be positive"),
     "temperature": ({"temperature": 0.0}, "temperature must be positive"),
+    "jobs": ({"n_jobs": 0}, "n_jobs must be an integer of at least 1"),
     "samples": ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
     "device": ({"device": "nowhere"}, "device 'nowhere' is not available"),
     "counts": ({"noise": "poisson"}, "y must hold counts"),

@@ -117,6 +117,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             some in training.
         num_samples: networks drawn for each prediction.
         device: where to train and predict; by default on the CPU.
+        n_jobs: processor threads of training and prediction; -1 takes all. By default one for
+            networks of less than 65,536 weights, where it is fastest, else as many as torch's.
         random_state: seed; all predictions are by the same networks.
         progress: whether to show a progress bar.
 
@@ -146,6 +148,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     categorical_features: Any = "from_dtype"
     num_samples: int = 100
     device: Any = None
+    n_jobs: int | None = None
     random_state: Any = None
     progress: bool = False
 
@@ -224,6 +227,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         for name in ("epochs", "max_epochs", "n_iter_no_change", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 count(name, value)
+        if self.n_jobs not in (None, -1):
+            count("n_jobs", self.n_jobs)
         at_least_zero("tol", self.tol)
         for name in ("seconds", "lr", "temperature"):
             positive(name, getattr(self, name))
@@ -310,7 +315,8 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """Return the posterior predictive of checked rows, in the network's units."""
         x = self.x_scaling_(torch.tensor(rows))
         draws = self.num_samples if num_samples is None else num_samples
-        return self.posterior_.predict(x, draws, self._seed if seed is None else seed)
+        seed = self._seed if seed is None else seed
+        return self.posterior_.predict(x, draws, seed, self.n_jobs)
 
     def _summaries(self, X: ArrayLike, *names: str) -> list[NDArray[np.float64]]:
         """Return properties of the predictive."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,7 +86,9 @@ class FittedPosterior:
     history: History
     num_seen: float  # rows, or their weights, that it was learned from, over all calls
 
-    def predict(self, x: Tensor, num_samples: int, seed: int) -> Prediction:
+    def predict(
+        self, x: Tensor, num_samples: int, seed: int, n_jobs: int | None = None
+    ) -> Prediction:
         """Return the posterior predictive, by the same networks in each call with one seed."""
         array = x.numpy()  # which is moved to the guide's device
         if isinstance(self.guide, Chains):  # evenly over all chains from a random start
@@ -93,9 +96,10 @@ class FittedPosterior:
                 start, order = torch.rand((), dtype=torch.float64), torch.randperm(num_samples)
             at = ((order + start) * self.guide.diverging.numel() / num_samples).long()
             draws = {name: values[at] for name, values in self.guide.items()}
-            return predict(self.model, draws, array, num_samples=num_samples)
+            with _threads_for(self.model, n_jobs or torch.get_num_threads()):
+                return predict(self.model, draws, array, num_samples=num_samples)
         options: Any = {"num_samples": num_samples, "seed": seed, "estimator": "reparam"}
-        with _threads_for(self.model):
+        with _threads_for(self.model, n_jobs):
             return predict(self.model, self.guide, array, **options)
 
     def __getstate__(self) -> dict[str, Any]:  # a guide leaves its model out of its state
@@ -203,7 +207,7 @@ def _sample_chains(
     estimator: BayesianEstimator[Any], model: BayesianModel, rows: Rows, seed: int
 ) -> FittedPosterior:
     """Sample the weights' posterior in single precision, and keep it in double."""
-    with _threads_for(model):
+    with _threads_for(model, estimator.n_jobs):
         chains = sample(
             model.float(),
             (rows.x.float(), rows.y.float() if rows.y.is_floating_point() else rows.y),
@@ -226,7 +230,7 @@ def _train_guide(
     method = estimator.estimator
     if method == "auto":
         method = "local_reparam" if factorised else "reparam"
-    with _threads_for(model):
+    with _threads_for(model, estimator.n_jobs):
         history = fit(
             model,
             guide,
@@ -336,11 +340,13 @@ def _update_noise(after: FittedPosterior, num_before: float, rows: Rows, seed: i
 
 
 @contextmanager
-def _threads_for(model: BayesianModel) -> Iterator[None]:
-    """Run a small network on one processor thread."""
+def _threads_for(model: BayesianModel, n_jobs: int | None) -> Iterator[None]:
+    """Use ``n_jobs`` processor threads; by default one for a small network, else torch's."""
     with GLOBAL_LOCK:  # the number of threads is global to the process
         before = torch.get_num_threads()
-        if sum(shape.numel() for shape in model.latent_shapes().values()) < _ONE_THREAD:
+        if n_jobs is not None:
+            torch.set_num_threads(n_jobs if n_jobs > 0 else os.cpu_count() or 1)
+        elif sum(shape.numel() for shape in model.latent_shapes().values()) < _ONE_THREAD:
             torch.set_num_threads(1)
         try:
             yield
