@@ -51,7 +51,10 @@ from pyro_bbb import metrics, plots
 from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
 
 LEAST_PROBABILITY = 1e-6  # to which probabilities of labels are raised before the logarithm
-SMALL, LARGE = 2000, 5000  # training rows of small tables, and of those that have one split
+SMALL, LARGE = (
+    2000,
+    5000,
+)  # training rows: of small tables at most, and beyond which splits are fewer
 BUDGETS = {  # most training rows of the tables, most processor seconds of a fit, on average
     "up to 2,000 rows, 10 s": (SMALL, 10.0),
     "all tables, 60 s": (math.inf, 60.0),
@@ -86,7 +89,7 @@ class Config(DataSettings):
     methods: tuple[str, ...] = ()
     """Names of the methods to run; by default all that are installed."""
     splits: int = 3
-    """Number of splits of each table, from the first; tables of more than 5,000 rows have one."""
+    """Number of splits of each table, from the first; a third of it beyond 5,000 training rows."""
     fresh: tuple[str, ...] = ()
     """Names of methods whose figures are made again."""
     output: Path = Path("results/tables")
@@ -148,8 +151,7 @@ def packaged(load: Callable[..., Any], classes: bool, config: Config) -> list[Sp
 
 def simulated(draw: Callable[[int, int], tuple[Array, Array]], rows: int, config: Config) -> Any:
     """Rows drawn for each split, and 2,000 for its test."""
-    number = 1 if rows > LARGE else config.splits
-    parts = [draw(rows + 2000, seed) for seed in range(number)]
+    parts = [draw(rows + 2000, seed) for seed in range(config.splits)]
     return [Split(x[:rows], y[:rows], x[rows:], y[rows:]) for x, y in parts]
 
 
@@ -171,8 +173,7 @@ def linear(rows: int, seed: int) -> tuple[Array, Array]:
 def classes(rows: int, test_size: float, config: Config, **options: Any) -> list[Split]:
     """One made-up table of 20 inputs in random splits."""
     x, y = bundled.make_classification(rows, random_state=0, **options)
-    number = 1 if rows * (1 - test_size) > LARGE else config.splits
-    return [random_split(x, y, seed, test_size, stratify=y) for seed in range(number)]
+    return [random_split(x, y, seed, test_size, stratify=y) for seed in range(config.splits)]
 
 
 FRIEDMAN: dict[str, Callable[[Any, Array, Array], Array]] = {
@@ -537,6 +538,7 @@ def main(config: Config) -> dict[str, Any]:
         for table in chosen(kind.tables, config.tables):
             splits = kind.tables[table](config)
             rows[table] = len(splits[0].y)
+            splits = splits[: max(1, config.splits // 3)] if rows[table] > LARGE else splits
             for label, method in kind.methods.items():
                 for number, split in enumerate(splits[: method.splits]):
                     name = name_of_job(table, label, number, split, config)

@@ -343,7 +343,7 @@ def tabm_network(x: Tensor, outputs: int) -> tuple[nn.Module, Callable[[Tensor],
     return network, lambda rows: network(rows[:, varies]).transpose(0, 1)  # [members, n, outputs]
 
 
-def fit_tabm(split: Split, seed: int, steps: int = 3000) -> Answer:
+def fit_tabm(split: Split, seed: int, steps: int = 1500) -> Answer:
     """Return TabM, the sd by the tenth that also ends its training."""
     x, y, x_test, of_y = standardised(split)
     data, held = parts(split, x, y, seed)
@@ -366,7 +366,8 @@ def fit_classifier(make: Callable[[int], Any], split: Split, seed: int) -> Array
 
 def fit_process_of_classes(split: Split, seed: int, rows: int = 500) -> Array:
     """Return a Gaussian process by Laplace's approximation, on some rows of a large table."""
-    process = GaussianProcessClassifier(1.0 * RBF(3.0, (1e-1, 1e3)), random_state=seed)
+    kernel = 1.0 * RBF(math.sqrt(split.x.shape[1]), (1e-1, 1e3))
+    process = GaussianProcessClassifier(kernel, random_state=seed)
     split = some_rows(split, rows, seed)
     return fit_classifier(lambda _: make_pipeline(StandardScaler(), process), split, seed)
 
@@ -386,7 +387,7 @@ def xgboost_classifier(seed: int) -> Any:
     return XGBClassifier(n_jobs=1, random_state=seed)
 
 
-def fit_network_of_classes(split: Split, seed: int, tabm: bool, steps: int = 3000) -> Array:
+def fit_network_of_classes(split: Split, seed: int, tabm: bool, steps: int = 1500) -> Array:
     """Return TabM, or a deep ensemble of five."""
     x, _, x_test, _ = standardised(split)
     data, held = parts(split, x, torch.from_numpy(split.y), seed)
@@ -424,7 +425,7 @@ REGRESSORS: dict[str, Method] = {
     "BayesianRidge": Method(fit_ridge),
     "NGBoost": Method(fit_ngboost, NGBOOST),
     "CatBoost": Method(fit_catboost, CATBOOST, TREES),
-    "XGBoost, conformal": Method(fit_xgboost, XGBOOST),
+    "XGBoost": Method(fit_xgboost, XGBOOST),
     "bde": Method(fit_bde, {"bde": "sklearn-contrib-bde"}, None, splits=1),
     "TabM": Method(fit_tabm, TABM, FEW),
     "deep ensemble": Method(fit_members, brief=FEW),
