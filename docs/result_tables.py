@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the documentation that the records of ``docs/results`` determine.
 
-    python docs/tables.py
+    python docs/result_tables.py
 
 writes them into the pages, between ``<!-- table: NAME -->`` and ``<!-- end -->``. A new table is a
 function here and its line in `PAGES`; a run's row of results is a line of `FIGURES`.

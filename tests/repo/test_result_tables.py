@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the documentation are those that ``docs/tables.py`` writes from the records."""
+"""The tables of the documentation are those that ``docs/result_tables.py`` writes from the records."""
 
 import importlib
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGES = (
 def tables():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")  # restores what the script adds, too
-        yield importlib.import_module("tables")
+        yield importlib.import_module("result_tables")
 
 
 def test_every_page_is_listed(tables):
@@ -27,4 +27,4 @@ def test_every_page_is_listed(tables):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_as_it_was_written(tables, page):
-    assert tables.filled(page) == (ROOT / page).read_text("utf-8"), "run docs/tables.py"
+    assert tables.filled(page) == (ROOT / page).read_text("utf-8"), "run docs/result_tables.py"
