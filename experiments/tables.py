@@ -471,6 +471,27 @@ def rank_table(heading: str, ranks: dict[str, Any]) -> Table:
     return Table((heading, *(HEADINGS.get(score, score) for score in scores)), rows)
 
 
+def overview(tables: Mapping[str, dict[str, Any]], rows: Mapping[str, int]) -> Table:
+    """Tabulate our scores on every table beside the lowest of the other methods."""
+    lines = []
+    for table, scores in tables.items():
+        label, own = next(iter(scores.items()))
+        if label not in OWN or "failed" in own:
+            continue
+        cells = [f"{rows[table]:,}"]
+        second = "crps" if "crps" in own else "brier"
+        for score in ("nll", second):
+            others = {k: value_of(x, own, score) for k, x in scores.items() if k not in OWN}
+            best = min(others, key=lambda k: others[k], default="–")
+            cells += [f"{own[score]['mean']:.3g}"]
+            cells += [f"{others[best]:.3g}, {best}" if others else "–"]
+        coverage = own.get("coverage_90%")
+        cells += [f"{100 * coverage['mean']:.1f}" if coverage else "–"]
+        lines.append([table, *cells, f"{own['seconds']['mean']:.1f}"])
+    columns = ("rows", "NLL", "best other", "CRPS or Brier", "best other", "90 % cover (%)", "s")
+    return Table(("ours with default settings", *columns), lines)
+
+
 def draw_ranks(run: Run, heading: str, ranks: dict[str, Any]) -> Picture:
     """Draw mean ranks with bars of half the critical difference to both sides."""
     scores, half = ranks["mean_ranks"], ranks["critical_difference"] / 2
@@ -567,7 +588,7 @@ def main(config: Config) -> dict[str, Any]:
             if members and (ranked := mean_ranks(members, kind.ranked, budget)):
                 ranks[f"{title}, {group}"] = ranked
     pictures = [draw_ranks(run, heading, ranked) for heading, ranked in ranks.items()]
-    shown = [rank_table(heading, ranked) for heading, ranked in ranks.items()]
+    shown = [overview(tables, rows), *(rank_table(*group) for group in ranks.items())]
     shown += [score_table(table, scores) for table, scores in tables.items()]
     about = {"rows": {table: rows[table] for table in tables}, "splits": config.splits}
     metrics = {"tables": tables, "ranks": ranks} | about

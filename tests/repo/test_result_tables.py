@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the documentation are those that ``docs/result_tables.py`` writes from the records."""
+"""The tables of the documentation are those that `docs/result_tables.py` writes from records."""
 
 import importlib
 from pathlib import Path
