@@ -25,8 +25,20 @@ from pyro_bbb._utils.version import __version__
 Argument: TypeAlias = tyro.conf.Positional[Path]
 Missing: TypeAlias = Literal["refuse", "fill"]
 Task: TypeAlias = Literal["regression", "classification"]
+Guide: TypeAlias = Literal[
+    "softplus_normal",
+    "normal",
+    "low_rank",
+    "full_rank",
+    "flow",
+    "delta",
+    "laplace",
+    "swag",
+    "rank1_ensemble",
+]
 PARQUET = (".parquet", ".pq")
 BAD_INPUT, INTERRUPTED = 2, 130
+TRAINING = ("guide", "ensemble", "temperature", "epochs")  # options of training a guide
 DESCRIPTION = """Bayesian neural networks for tables: predictions that say how certain they are.
 
 pyro-bbb --version prints the version.
@@ -40,6 +52,8 @@ _RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of options
     "hidden": ("at least 1", lambda x: all(units >= 1 for units in x)),
     "epochs": ("at least 1", lambda x: x is None or x >= 1),
     "seconds": ("positive", lambda x: x > 0),
+    "temperature": ("positive and finite", lambda x: x is None or 0 < x < float("inf")),
+    "ensemble": ("at least 1", lambda x: x is None or x >= 1),
     "seed": ("in [0, 2**32)", lambda x: 0 <= x < 2**32),
     "separator": ("one character", lambda x: x is None or len(x.encode()) == 1),
 }
@@ -166,9 +180,18 @@ class Train(Writing):
     negative_binomial."""
     inference: Literal["auto", "variational", "chains"] | None = None
     """By default auto for a regression: chains, whose band opens where there are no data, for 5,000
-    rows and weights at most and without --epochs; and variational for a classification."""
+    rows and weights at most and without options of training; and variational for a
+    classification."""
     seconds: float = 30.0
     """The most seconds that chains may take."""
+    guide: Guide | None = None
+    """Family of the posterior that variational inference trains, by default softplus_normal; with
+    --ensemble that of each member, by default delta."""
+    ensemble: int | None = None
+    """Train as many networks, each from its own start, which vote."""
+    temperature: float | None = None
+    """Weight of the prior against the data; 1 is Bayes' rule, and below it the posterior is
+    narrower. By default 0.5 for a regression and 1 for a classification."""
     epochs: int | None = None
     """Passes over the rows; by default as many as suit the table."""
     held_out: float = 0.1
@@ -181,6 +204,16 @@ class Train(Writing):
     """Seed of the split, the training and the predictions."""
 
     folder: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Check that no option of training is given to chains, too."""
+        super().check()
+        trained = [name for name in TRAINING if getattr(self, name) is not None]
+        if self.inference == "chains" and trained:
+            raise BadInput(
+                f"--{trained[0]} must not be given with --inference chains, which trains no guide; "
+                "--inference variational does"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 from polars import selectors as cs
 
-from pyro_bbb import pruning
+from pyro_bbb import guides, pruning
 from pyro_bbb.apps.column_encoding import (
     date_form,
     identifies_rows,
@@ -198,7 +199,13 @@ def _split(
 def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> Estimator:
     if options.noise is not None and task == "classification":
         raise BadInput("--noise is an option of regressions, this is a classification")
-    chosen = {name: getattr(options, name) for name in ("prior", "inference", "noise")}
+    names = ("prior", "inference", "noise", "guide", "temperature")
+    chosen = {name: x for name in names if (x := getattr(options, name)) is not None}
+    if {"guide", "temperature"} & chosen.keys() or options.ensemble:
+        chosen["inference"] = "variational"
+    if options.ensemble:
+        member = options.guide or "delta"
+        chosen["guide"] = partial(guides.ensemble, size=options.ensemble, guide=member)
     make: Any = ESTIMATORS[task]
     try:
         estimator: Estimator = make(
@@ -208,8 +215,10 @@ def _fit(options: Train, task: Task, inputs: pl.DataFrame, y: NDArray[Any]) -> E
             categorical_features=inputs.select(cs.string()).columns,
             random_state=options.seed,
             progress=options.shows_progress,
-            **{name: value for name, value in chosen.items() if value is not None},
-        )
-        return estimator.fit(inputs, y)
+            **chosen,
+        ).fit(inputs, y)
     except (ValueError, TypeError) as error:  # an option, or targets that do not fit the noise
         raise BadInput(str(error)) from error
+    if options.ensemble:
+        estimator.guide = "ensemble"  # a function cannot be saved; its members are
+    return estimator

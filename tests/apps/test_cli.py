@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace as Namespace
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -16,10 +17,10 @@ import pytest
 import sklearn.metrics
 import torch
 
-from pyro_bbb import __version__
+from pyro_bbb import __version__, guides
 from pyro_bbb.apps import column_encoding as columns
 from pyro_bbb.apps import main, table_commands
-from pyro_bbb.apps.command_line import COMMANDS
+from pyro_bbb.apps.command_line import COMMANDS, Guide
 from pyro_bbb.apps.table_model import About, Model
 from pyro_bbb.apps.table_scores import SCORE_NAMES, cautions, score, with_refusal
 from pyro_bbb.sklearn import _posterior
@@ -101,6 +102,27 @@ def test_chains_are_saved_asked_and_reported(capsys, folder, tmp_path):
     words = ("prune", model, "--data", table, "--out", tmp_path / "small")
     code, _, err = run(capsys, *words)
     assert code == 2 and "guide must be an AutoSoftplusNormal, got Chains: train a guide" in err
+
+
+def test_options_of_training_reach_the_guide(capsys, folder, tmp_path):
+    words = ("train", folder / "houses.csv", "--target", "price", "--drop", "id", "--epochs", 1)
+    for options, guide, temperature in (
+        (("--guide", "low_rank"), guides.LowRank, 0.5),
+        (("--temperature", 0.1), guides.AutoSoftplusNormal, 0.1),
+        (("--ensemble", 3), guides.Ensemble, 0.5),
+        (("--ensemble", 2, "--guide", "softplus_normal"), guides.Ensemble, 0.5),
+    ):
+        as_json(capsys, *words, *options, "--out", tmp_path / "m", "--force")
+        estimator = Model.load(tmp_path / "m").estimator
+        posterior = estimator.posterior_.guide
+        assert type(posterior) is guide and estimator.temperature == temperature
+        if guide is guides.Ensemble:
+            assert posterior.size == options[1] and estimator.guide == "ensemble"
+    assert type(posterior.members[0]) is guides.AutoSoftplusNormal
+
+
+def test_each_guide_is_one_of_the_librarys():
+    assert set(get_args(Guide)) == guides.GUIDES.keys() - {"ensemble", "vbll"}
 
 
 @pytest.mark.parametrize(
@@ -442,6 +464,13 @@ OPTIONS = {
     "noise": (["--noise", "nice"], "noise must be a number"),
     "hidden": (["--hidden", "8", "0"], "--hidden must be at least 1, got 8 0"),
     "epochs": (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+    "temperature": (["--temperature", "0"], "--temperature must be positive and finite, got 0.0"),
+    "ensemble": (["--ensemble", "0"], "--ensemble must be at least 1, got 0"),
+    "guide": (["--guide", "nice"], "invalid choice 'nice' for argument '--guide'"),
+    "guide of chains": (
+        ["--guide", "delta", "--inference", "chains"],
+        "--guide must not be given with --inference chains",
+    ),
     "seed": (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
     "task": (
         ["--task", "regression", "--target", "town"],
@@ -597,6 +626,9 @@ def test_wrong_arguments_are_found_before_heavy_packages_are_imported(tmp_path):
         ["train", "no.csv", "--target", "y", *out],
         ["train", table, "--target", "y", *out, "--level", "90"],
         ["train", table, "--target", "y", *out, "--seconds", "0"],
+        ["train", table, "--target", "y", *out, "--ensemble", "0"],
+        ["train", table, "--target", "y", *out, "--temperature", "inf"],
+        ["train", table, "--target", "y", *out, "--ensemble", "2", "--inference", "chains"],
         ["predict", "no model", table, *out],
         ["predict", model, table, "--out", "p.xlsx"],
         ["prune", model, *out, "--data", table, "--fraction", "2"],
