@@ -496,8 +496,9 @@ def draw_ranks(run: Run, heading: str, ranks: dict[str, Any]) -> Picture:
     """Draw mean ranks with bars of half the critical difference to both sides."""
     scores, half = ranks["mean_ranks"], ranks["critical_difference"] / 2
     number = len(next(iter(scores.values())))
+    size = (4.2, len(scores) * (0.8 + 0.21 * number))
     with plots.style():
-        figure, axes = plt.subplots(len(scores), figsize=(4.2, len(scores) * (0.8 + 0.21 * number)))
+        figure, axes = plt.subplots(len(scores), sharex=True, figsize=size)
         for ax, (score, means) in zip(np.atleast_1d(axes), scores.items(), strict=True):
             labels = list(means)[::-1]
             for row, label in enumerate(labels):

@@ -97,16 +97,12 @@ def held_out(split: Split, seed: int) -> tuple[Array, Array]:
     return order[number:], order[:number]
 
 
-def residual_normal(model: Any, split: Split, seed: int) -> tuple[Any, Array]:
-    """Fit a model of the mean twice: for residuals of a held-out tenth, and to all rows.
-
-    Returns:
-        The Normal at the test rows with the residuals' root mean square, and the residuals.
-    """
+def residual_normal(model: Any, split: Split, seed: int) -> Any:
+    """Fit a model of the mean to all rows; the sd is the RMSE on a tenth held out from another."""
     fitted, held = held_out(split, seed)
     residuals = split.y[held] - model.fit(split.x[fitted], split.y[fitted]).predict(split.x[held])
     mean = model.fit(split.x, split.y).predict(split.x_test)
-    return mixture(mean, np.sqrt(np.mean(residuals**2))), residuals
+    return mixture(mean, np.sqrt(np.mean(residuals**2)))
 
 
 def fit_mlp(split: Split, seed: int) -> Answer:
@@ -114,7 +110,7 @@ def fit_mlp(split: Split, seed: int) -> Answer:
     network = MLPRegressor(max_iter=1000, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), network)
     scaled = TransformedTargetRegressor(pipeline, transformer=StandardScaler())
-    return Answer(residual_normal(scaled, split, seed)[0])
+    return Answer(residual_normal(scaled, split, seed))
 
 
 def fit_forest(split: Split, seed: int) -> Answer:
@@ -133,7 +129,7 @@ def fit_forest(split: Split, seed: int) -> Answer:
 def fit_boosting(split: Split, seed: int) -> Answer:
     """Boosted trees: sd by a held-out tenth, intervals by models of four quantiles."""
     options = {"random_state": seed}
-    normal, _ = residual_normal(HistGradientBoostingRegressor(**options), split, seed)
+    normal = residual_normal(HistGradientBoostingRegressor(**options), split, seed)
     ends = {
         level: tuple(
             HistGradientBoostingRegressor(
