@@ -577,11 +577,14 @@ def main(config: Config) -> dict[str, Any]:
         paths = [folder / f"{name}.json" for name in figures[table, label]]
         return [read_json(path) for path in paths] if all(path.exists() for path in paths) else []
 
-    tables, ranks = {}, {}
+    tables, ranks, seconds = {}, {}, 0.0
     for title, kind in kinds.items():
         results = {}
         for table in chosen(kind.tables, config.tables):
             records = {label: read(table, label) for label in kind.methods}
+            seconds += sum(
+                record.get("seconds", 0.0) for each in records.values() for record in each
+            )
             results[table] = {k: summary(r, records[kind.ours]) for k, r in records.items() if r}
         tables |= {table: scores for table, scores in results.items() if scores}
         for group, (most, budget) in BUDGETS.items():
@@ -591,8 +594,9 @@ def main(config: Config) -> dict[str, Any]:
     pictures = [draw_ranks(run, heading, ranked) for heading, ranked in ranks.items()]
     shown = [overview(tables, rows), *(rank_table(*group) for group in ranks.items())]
     shown += [score_table(table, scores) for table, scores in tables.items()]
-    about = {"rows": {table: rows[table] for table in tables}, "splits": config.splits}
-    metrics = {"tables": tables, "ranks": ranks} | about
+    sizes = {table: rows[table] for table in tables}
+    metrics = {"tables": tables, "ranks": ranks, "rows": sizes, "splits": config.splits}
+    metrics["processor_seconds"] = seconds
     return run.report(__doc__, metrics, shown, pictures, remark=SUMMARY)
 
 
