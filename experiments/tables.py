@@ -583,7 +583,7 @@ def main(config: Config) -> dict[str, Any]:
         for table in chosen(kind.tables, config.tables):
             records = {label: read(table, label) for label in kind.methods}
             seconds += sum(
-                record.get("seconds", 0.0) for each in records.values() for record in each
+                record.get("seconds", 0.0) for scored in records.values() for record in scored
             )
             results[table] = {k: summary(r, records[kind.ours]) for k, r in records.items() if r}
         tables |= {table: scores for table, scores in results.items() if scores}
