@@ -64,11 +64,7 @@ class ColumnEncoding:
 
 
 def find_categories(X: Any, categorical_features: Any, rows: Any = slice(None)) -> Categories:
-    """Return the categories of each column in some rows; an empty list for an array without.
-
-    Raises:
-        ValueError: ``categorical_features`` does not fit the table.
-    """
+    """Return the categories of each column in some rows; an empty list for an array without."""
     by_dtype = isinstance(categorical_features, str) and categorical_features == "from_dtype"
     if not _is_frame(X) and (by_dtype or categorical_features is None):
         return []
@@ -87,10 +83,6 @@ def as_codes(X: Any, categories: Categories) -> Any:
     """Return a table as ``[n, columns]``: numbers or indices of categories, NaN where missing.
 
     An array or a list of numbers is returned as it is, to be checked.
-
-    Raises:
-        ValueError: a column of numbers holds a text.
-        TypeError: it holds something else.
     """
     of_objects = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "OUS"
     if not (_is_frame(X) or of_objects or any(names is not None for names in categories)):
@@ -113,7 +105,10 @@ def _columns(X: Any) -> list[tuple[Any, Any]]:
     """Return name or index and values of each column of a table."""
     if hasattr(X, "get_columns"):
         return [(column.name, column) for column in X.get_columns()]
-    return [*X.items()] if _is_frame(X) else [*enumerate(np.array(X, dtype=object).T)]
+    if _is_frame(X):
+        return [*X.items()]
+    array = X if isinstance(X, np.ndarray) else np.array(X, dtype=object)
+    return [*enumerate(array.T)] if array.ndim == 2 else []
 
 
 def _positions(choice: Any, names: list[Any]) -> set[int]:
@@ -153,7 +148,7 @@ def _numbers(name: Any, column: Any) -> NDArray[np.float64]:
             if isinstance(value, str | bytes):
                 raise ValueError("not a number")
             numbers[row] = np.nan if _is_missing(value) else float(value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             where = f"column {name!r} has {value!r} in row {row}"
             raise type(error)(f"{where}, {error}: {_REMEDY}") from error
     return numbers
