@@ -415,7 +415,10 @@ def mean_ranks(
         return {}
     means: dict[str, Any] = {}
     for score in scores:
-        values = [[value_of(s[k], s[labels[0]], score) for k in labels] for s in tables.values()]
+        values = [
+            [value_of(summaries[label], next(iter(summaries.values())), score) for label in labels]
+            for summaries in tables.values()
+        ]
         ranks = stats.rankdata(values, axis=1).mean(0).tolist()
         means[score] = dict(sorted(zip(labels, ranks, strict=True), key=lambda pair: pair[1]))
     k, number = len(labels), len(tables)

@@ -86,6 +86,8 @@ def test_ranks_are_by_paired_differences_and_nemenyis_distance(experiment):
     assert ranks["mean_ranks"]["nll"] == {"better": 1.0, "ours": 2.0, "worse": 3.0}
     # q of three methods at 5 % is 2.343 (Demsar 2006, Table 5a)
     assert ranks["critical_difference"] == pytest.approx(2.343 * (3 * 4 / 12) ** 0.5, rel=1e-3)
+    slow = {"a": table(ours=scores(0, 2, seconds=9), x=scores(1, 0), y=scores(0))}
+    assert list(experiment.mean_ranks(slow, ["nll"], 5.0)["mean_ranks"]["nll"]) == ["x", "y"]
     worse = first["worse"]["nll"]
     assert worse["difference"] == 1 and worse["half_width"] == pytest.approx(0)
 
