@@ -603,18 +603,20 @@ def test_classes_may_come_later():
 # --- chains ---
 
 
-def test_auto_takes_chains_for_small_tables_with_default_options():
-    def by_chains(rows=100, hidden=(50,), **options):
-        estimator = BayesianRegressor(hidden_sizes=hidden, **options)
-        return _posterior.prefers_chains(estimator, [3, *hidden, 1], rows)
+def test_auto_takes_what_the_options_allow():
+    def chosen(rows=100, hidden=(50,), make=BayesianRegressor, **options):
+        estimator = make(hidden_sizes=hidden, **options)
+        return _posterior.chosen_inference(estimator, [3, *hidden, 1], rows)
 
-    assert by_chains() and by_chains(noise="student_t", prior="laplace", num_samples=5)
-    assert by_chains(5000) and not by_chains(5001)
-    assert by_chains(hidden=(999,)) and not by_chains(hidden=(1000,))  # 4,996 and 5,001 weights
+    assert chosen() == chosen(10**6) == chosen(num_samples=5, seconds=1.0) == "wide"
+    assert chosen(noise="student_t", prior="laplace") == chosen(make=BayesianClassifier) == "chains"
+    assert chosen(5000, activation="tanh") == "chains"
+    assert chosen(5001, activation="tanh") == "variational"
+    assert chosen(hidden=(999,)) == "chains"  # 4,996 weights
+    assert chosen(hidden=(1000,)) == "variational"  # 5,001
     for changes in ({"guide": "delta"}, {"max_epochs": 9}, {"temperature": 1.0}):
-        assert not by_chains(**changes)
-    assert by_chains(10**6, max_epochs=9, inference="chains")
-    assert not _posterior.prefers_chains(BayesianClassifier(), [3, 1], 9)
+        assert chosen(**changes) == "variational"
+    assert chosen(10**6, max_epochs=9, inference="chains") == "chains"
 
 
 def test_auto_trains_a_guide_where_something_has_no_prior(monkeypatch):

@@ -178,10 +178,10 @@ class Train(Writing):
     noise: str | None = None
     """Noise of a regression: learned, latent, heteroscedastic, student_t, poisson or
     negative_binomial."""
-    inference: Literal["auto", "variational", "chains"] | None = None
-    """By default auto for a regression: chains, whose band opens where there are no data, for 5,000
-    rows and weights at most and without options of training; and variational for a
-    classification."""
+    inference: Literal["auto", "wide", "chains", "variational"] | None = None
+    """By default auto. A regression without options of network and training integrates an
+    infinitely wide network in closed form (wide). Else chains, whose band opens where there are no
+    data, for 5,000 rows and weights at most and without options of training; else variational."""
     seconds: float = 30.0
     """The most seconds that chains may take."""
     guide: Guide | None = None

@@ -33,6 +33,7 @@ from pyro_bbb.apps.table_scores import (
     risk_coverage,
     score,
 )
+from pyro_bbb.sklearn import WidePosterior
 
 _LEAST_CERTAIN = 10  # rows that are listed
 _MOST = 400  # rows whose interval is drawn
@@ -111,10 +112,13 @@ def _network(model: Model) -> Section:
             model.columns.items(), model.estimator.columns_.gaps, strict=True
         )
     ]
-    sites = model.estimator.posterior_.model.latent_shapes()
-    weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
-    pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
-    words = f"The network has {weights} weights{pruned}, their {model.posterior()}."
+    posterior = model.estimator.posterior_
+    words = f"The model is the {model.posterior()}."
+    if not isinstance(posterior, WidePosterior):
+        sites = posterior.model.latent_shapes()
+        weights = sum(shape.numel() for name, shape in sites.items() if name.startswith("network."))
+        pruned = f", {about.pruned:.0%} of them removed" if about.pruned else ""
+        words = f"The network has {weights} weights{pruned}, their {model.posterior()}."
     pictures = []
     if getattr(guide, "is_factorised", False):
         ratios = pruning.signal_to_noise(guide)

@@ -23,7 +23,12 @@ from pyro_bbb.apps.csv_format import listed, read_table
 from pyro_bbb.evaluation import check
 from pyro_bbb.mcmc import Chains
 from pyro_bbb.prediction import ClassificationPrediction, RegressionPrediction
-from pyro_bbb.sklearn import BayesianClassifier, BayesianRegressor
+from pyro_bbb.sklearn import (
+    BayesianClassifier,
+    BayesianRegressor,
+    WidePosterior,
+    read_estimator,
+)
 
 Estimator: TypeAlias = BayesianRegressor | BayesianClassifier
 Prediction: TypeAlias = RegressionPrediction | ClassificationPrediction
@@ -68,7 +73,7 @@ class Model:
     def load(cls, folder: Path) -> Model:
         """Load a folder; no code of it is executed."""
         try:
-            loaded = persistence.load(folder)
+            loaded = read_estimator(folder)
             if _KEY not in loaded.metadata:
                 raise BadInput(f"{folder} holds a model that `train` has not made")
             with loading(folder):
@@ -161,6 +166,8 @@ class Model:
     def posterior(self) -> str:
         """Describe the inference; of chains their number, and whether they agree."""
         guide = self.estimator.posterior_.guide
+        if isinstance(guide, WidePosterior):
+            return "posterior of an infinitely wide network in closed form"
         if not isinstance(guide, Chains):
             return f"posterior by variational inference ({type(guide).__name__})"
         chains, draws = guide.diverging.shape
@@ -171,6 +178,8 @@ class Model:
     def verdict(self, inputs: pl.DataFrame, true: NDArray[Any], seed: int) -> str:
         """Return where to trust the band, by `check` on the training rows, without more chains."""
         estimator, y = self.estimator, torch.tensor(self.indices(true))
+        if isinstance(estimator.posterior_, WidePosterior):
+            return "Intervals are corrected by training rows, each predicted from all others."
         if isinstance(estimator, BayesianRegressor):
             y = estimator.y_scaling_(y.reshape(len(y), -1).double())
         posterior = estimator.posterior_

@@ -7,9 +7,11 @@ The parameters are the fields of a dataclass, whose constructor stores every arg
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -36,10 +38,11 @@ from pyro_bbb.estimators import ESTIMATORS
 from pyro_bbb.likelihoods import Likelihood
 from pyro_bbb.mcmc import Chains
 from pyro_bbb.persistence import Loaded, load, save
-from pyro_bbb.persistence.archive import Json
+from pyro_bbb.persistence.archive import Json, read, write
 from pyro_bbb.sklearn._choices import ACTIVATIONS, hidden_layers, named
 from pyro_bbb.sklearn._columns import ColumnEncoding, as_codes, find_categories
-from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on
+from pyro_bbb.sklearn._posterior import FittedPosterior, Rows, learn, learn_on, on_cpu
+from pyro_bbb.sklearn._wide_posterior import WidePosterior
 from pyro_bbb.training.history import History
 
 Predictive = TypeVar("Predictive")
@@ -47,13 +50,14 @@ _ROWS = 2**14  # rows of one pass of predictions; only summaries of their draws 
 _NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": False}  # of checked inputs
 _OF_GUIDES = ("guide", "estimator", "epochs", "lr", "temperature")  # options without use for chains
 _OF_TRAINING = (*_OF_GUIDES, "max_epochs", "n_iter_no_change", "tol", "batch_size")
+_WIDE = "wide"  # marks the folder of a wide network
 _KEY = "estimator"  # of the estimator's record in the metadata of a save
 SCALING = {"mean": list[float], "scale": list[float]}
 _FORM = {
     "class": str,
     "parameters": dict[str, Any],
     "seed": int,
-    "seen": int,
+    "seen": float,  # weights of rows add up to any number
     "features": int,
     "names": list[str] | None,
     "columns": ColumnEncoding | None,  # none in saves of before
@@ -84,12 +88,15 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         prior: prior of the weights, in any form that `pyro_bbb.priors` takes. ``None`` is
             ``FanInNormal(2.5)`` for chains; for a guide it is ``"fan_in_normal"`` in the regressor
             and ``"normal"`` in the classifier.
-        inference: ``"chains"`` samples the posterior by `pyro_bbb.sample`: its band opens where
-            there are no data. ``"variational"`` (the classifier's default) trains a guide by
-            `pyro_bbb.fit`: fast for any size, and too certain between and beyond the data.
-            ``"auto"`` (the regressor's) takes chains on a CPU for up to 5,000 weights and rows, if
-            the options of training a guide, ``max_epochs`` and ``batch_size`` are at their
-            defaults.
+        inference: ``"wide"`` integrates an infinitely wide network in closed form, of regressions
+            with learned noise: two hidden layers of erf units beside a linear map, the scales of
+            prior and noise sampled by their evidence, intervals corrected by training rows left
+            out. ``"chains"`` samples the posterior by
+            `pyro_bbb.sample`: its band opens where there are no data. ``"variational"`` trains a
+            guide by `pyro_bbb.fit`: fast for any size, and too certain between and beyond the
+            data. ``"auto"`` takes ``"wide"`` where it can, if all options of network, prior, guide
+            and training are at their defaults; else chains on a CPU for up to 5,000 weights and
+            rows, if the options of training are; else a guide.
         seconds: limit of the chains' time; they stop earlier where they agree. A result that time
             ends is not a function of ``random_state``.
         guide: name of the posterior's family, of `pyro_bbb.guides.GUIDES`, or a function from a
@@ -123,7 +130,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         progress: whether to show a progress bar.
 
     Attributes:
-        posterior_: the model, its guide or chains, the record of the training.
+        posterior_: the model, its guide or chains, the record of the training; or a wide network.
         columns_: encoding of the inputs' columns as numbers.
         x_scaling_: means and standard deviations of the encoded inputs.
         n_features_in_: number of inputs.
@@ -134,7 +141,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
     _: KW_ONLY
     activation: Any = "relu"
     prior: Any = None
-    inference: str = "variational"
+    inference: str = "auto"
     seconds: float = 30.0
     guide: Any = "softplus_normal"
     estimator: str = "auto"
@@ -173,11 +180,11 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
 
     @property
     def n_iter_(self) -> int:
-        """Passes over the rows in the latest training; of chains, those of the longest one."""
+        """Passes over the rows in the latest training; of chains those of the longest, or 1."""
         guide = self.posterior_.guide
         if isinstance(guide, Chains):
             return int(guide.num_gradients.sum(1).max())
-        return len(self.history_)
+        return len(self.history_) or isinstance(guide, WidePosterior)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -216,13 +223,19 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         defaults = {field.name: field.default for field in fields(self)}
         return [name for name in _OF_TRAINING if getattr(self, name) != defaults[name]]
 
+    def changed_for_wide(self) -> list[str]:
+        """Return the options that ``inference="wide"`` does not take."""
+        network = {"hidden_sizes": (50,), "activation": "relu", "prior": None, "noise": "learned"}
+        changed = [k for k, usual in network.items() if not equals(getattr(self, k, None), usual)]
+        return changed + self.changed_training_options() + ["device"] * (not on_cpu(self))
+
     def _check_parameters(self) -> None:
         """Raise an error for a parameter that is out of range or of another kind."""
         count("num_samples", self.num_samples)
         hidden_layers(self.hidden_sizes)
         named("activation", self.activation, ACTIVATIONS)
         named("guide", self.guide, guides.GUIDES)
-        one_of("inference", self.inference, ("auto", "variational", "chains"))
+        one_of("inference", self.inference, ("auto", "wide", "chains", "variational"))
         one_of("estimator", self.estimator, ["auto", *ESTIMATORS])
         for name in ("epochs", "max_epochs", "n_iter_no_change", "batch_size"):
             if (value := getattr(self, name)) is not None:
@@ -232,11 +245,16 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         at_least_zero("tol", self.tol)
         for name in ("seconds", "lr", "temperature"):
             positive(name, getattr(self, name))
-        unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]
-        if self.inference == "chains" and unused:
+        unused = []
+        if self.inference == "chains":
+            unused = [name for name in self.changed_training_options() if name in _OF_GUIDES]
+        elif self.inference == "wide":
+            unused = self.changed_for_wide()
+        if unused:
+            got = repr(getattr(self, unused[0], "a classifier"))
             raise ValueError(
-                f"{unused[0]} must stay at its default for inference='chains', which does not use "
-                f"it, got {getattr(self, unused[0])!r}; inference='variational' does"
+                f"{unused[0]} must stay at its default for inference={self.inference!r}, which "
+                f"does not use it, got {got}; inference='variational' does"
             )
 
     def _learn(
@@ -252,7 +270,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         else:
             rows = replace(rows, x=self.x_scaling_(rows.x))
             learned = learn_on(self, self.posterior_, rows, self._seed)
-        self.posterior_: FittedPosterior = learned
+        self.posterior_: Any = learned  # a FittedPosterior or a WidePosterior
 
     # --- prediction ---
 
@@ -349,7 +367,7 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """Save the fitted estimator as a folder, created if necessary.
 
         Args:
-            path: the folder; `pyro_bbb.load` reads it, too.
+            path: the folder; `pyro_bbb.load` reads that of a guide or chains, too.
             metadata: saved with it, of JSON's types, without the key ``estimator``.
 
         Raises:
@@ -358,7 +376,11 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         """
         check_is_fitted(self)
         merged = dict(metadata or {}) | {_KEY: self._record()}
-        save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
+        if isinstance(self.posterior_, WidePosterior):
+            content = json.loads(json.dumps(merged, allow_nan=False))
+            write(Path(path), {_WIDE: True, "metadata": content}, self.posterior_.tensors())
+        else:
+            save(path, self.posterior_.model, self.posterior_.guide, metadata=merged)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -368,13 +390,13 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             FileNotFoundError: nothing is saved at that path.
             LoadError: a file is damaged, or holds something else.
         """
-        loaded = load(path)
+        loaded = read_estimator(path)
         with loading(path):
             return cls.from_loaded(loaded)
 
     @classmethod
-    def from_loaded(cls, loaded: Loaded) -> Self:
-        """Return the estimator of a folder that `pyro_bbb.load` has read."""
+    def from_loaded(cls, loaded: Loaded | LoadedWide) -> Self:
+        """Return the estimator of a folder that `read_estimator` has read."""
         record: Any = loaded.metadata.get(_KEY)
         name = record.get("class") if isinstance(record, dict) else record
         if name != cls.__name__:
@@ -385,7 +407,11 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
             new = cls(**record["parameters"])
             require_form(new.num_samples, int, "num_samples")
             new._restore(record)
-        new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
+        if isinstance(loaded, Loaded):
+            new.posterior_ = FittedPosterior(loaded.model, loaded.guide, History(), record["seen"])
+        else:
+            size = len(new.columns_.is_number)
+            new.posterior_ = WidePosterior.from_tensors(loaded.tensors, size, record["seen"])
         return new
 
     def _record(self) -> dict[str, Json]:
@@ -427,13 +453,38 @@ class BayesianEstimator(BaseEstimator, Generic[Predictive]):
         self.x_scaling_ = from_json(record["x"], [len(self.columns_.is_number)])
 
 
+@dataclass(frozen=True)
+class LoadedWide:
+    """Content of the folder of a wide network."""
+
+    metadata: dict[str, Json]
+    tensors: dict[str, Tensor]
+
+
+def read_estimator(path: str | PathLike[str]) -> Loaded | LoadedWide:
+    """Return the content of a folder that `BayesianEstimator.save` wrote."""
+    spec, tensors = read(Path(path))
+    if _WIDE not in spec:
+        return load(path)
+    with loading(path):
+        require_form(spec, {_WIDE: bool, "metadata": dict[str, Any]})
+    return LoadedWide(spec["metadata"], tensors)
+
+
+def equals(value: Any, default: Any) -> bool:
+    """Return whether an option has its default value; a number stands for one hidden layer."""
+    if isinstance(default, tuple):
+        return bool(np.array_equal(np.atleast_1d(np.asarray(value, dtype=object)), default))
+    return type(value) is type(default) and value == default
+
+
 def can_learn_on(estimator: Any) -> bool:
     """Return True for `available_if`, or raise the reason why `partial_fit` is unavailable."""
     guide = getattr(getattr(estimator, "posterior_", None), "guide", None)
-    if estimator.inference == "chains" or isinstance(guide, Chains):
+    if estimator.inference in ("chains", "wide") or isinstance(guide, Chains | WidePosterior):
         raise AttributeError(
-            "chains have no Normal marginals that could be the prior of further rows: fit all rows "
-            "at once, or take inference='variational'"
+            "chains and wide networks have no Normal marginals that could be the prior of further "
+            "rows: fit all rows at once, or take inference='variational'"
         )
     return True
 

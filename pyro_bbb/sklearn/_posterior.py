@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The posterior of a table: learned from rows, updated by further rows, and queried.
 
-`learn` samples the weights by chains or trains a guide, as the estimator's ``inference`` says.
+`learn` integrates an infinitely wide network (``_wide_posterior.py``), samples the weights by
+chains, or trains a guide, as the estimator's ``inference`` says.
 `learn_on` applies Bayes' rule again (Nguyen et al. 2018): the posterior after n rows is the prior
 of m further rows, and a Gaussian's learned noise becomes its running estimate
 $\sigma^2 \leftarrow (n \sigma^2 + \sum_i E_q[(y_i - f(x_i))^2]) / (n + m)$. `Plateau` ends the
@@ -15,9 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from pyro_bbb import guides
 from pyro_bbb._param_store import own_store
 from pyro_bbb._utils.context import seeded
-from pyro_bbb._utils.locking import GLOBAL_LOCK
+from pyro_bbb._utils.threads import use_threads
 from pyro_bbb.guides import Guide
 from pyro_bbb.likelihoods import Gaussian, Likelihood, align
 from pyro_bbb.mcmc import Chains, sample
@@ -46,6 +45,7 @@ from pyro_bbb.sklearn._choices import (
     named,
     with_priors,
 )
+from pyro_bbb.sklearn._wide_posterior import WidePosterior, learn_wide
 from pyro_bbb.training import EpochEnd, KLSchedule, fit
 from pyro_bbb.training.history import History
 
@@ -86,6 +86,11 @@ class FittedPosterior:
     history: History
     num_seen: float  # rows, or their weights, that it was learned from, over all calls
 
+    @property
+    def has_unit(self) -> bool:
+        """True if targets are standardised."""
+        return self.model.likelihood.has_unit
+
     def predict(
         self, x: Tensor, num_samples: int, seed: int, n_jobs: int | None = None
     ) -> Prediction:
@@ -124,11 +129,16 @@ def learn(
     seed: int,
     *,
     by_guide: bool = False,
-) -> FittedPosterior:
-    """Learn the posterior of a new network, by a guide even where "auto" prefers chains."""
+) -> FittedPosterior | WidePosterior:
+    """Learn the posterior of a new network, by a guide if ``by_guide`` and "auto" say so."""
     sizes = [rows.x.shape[1], *hidden_layers(estimator.hidden_sizes), outputs]
+    inference = chosen_inference(estimator, sizes, len(rows.x))
+    if by_guide and estimator.inference == "auto":
+        inference = "variational"
+    if inference == "wide":
+        return learn_wide(rows.x, rows.y, rows.weight, seed, estimator.n_jobs)
     offset = constant_outputs(likelihood, rows.y, outputs, rows.weight)
-    if not by_guide and prefers_chains(estimator, sizes, len(rows.x)):
+    if inference == "chains":
         prior = FanInNormal(_GAIN) if estimator.prior is None else estimator.prior
         with seeded(seed):
             network = _network(estimator, sizes, make_prior(prior, torch.float32), offset)
@@ -174,13 +184,20 @@ def learn_on(
     return after
 
 
-def prefers_chains(estimator: BayesianEstimator[Any], sizes: list[int], rows: int) -> bool:
-    """Return whether chains learn a network of these layers' sizes from this number of rows."""
+def chosen_inference(estimator: BayesianEstimator[Any], sizes: list[int], rows: int) -> str:
+    """Return the inference of a network of these layers' sizes from this number of rows."""
     if estimator.inference != "auto":
-        return bool(estimator.inference == "chains")
+        return str(estimator.inference)
+    if not estimator.changed_for_wide():
+        return "wide"
     weights = sum((inputs + 1) * units for inputs, units in pairwise(sizes))
-    on_cpu = str(estimator.device or "cpu").startswith("cpu")
-    return max(weights, rows) <= _MOST and on_cpu and not estimator.changed_training_options()
+    small = max(weights, rows) <= _MOST and on_cpu(estimator)
+    return "chains" if small and not estimator.changed_training_options() else "variational"
+
+
+def on_cpu(estimator: BayesianEstimator[Any]) -> bool:
+    """Return whether the estimator works on the processor."""
+    return str(estimator.device or "cpu").startswith("cpu")
 
 
 def _network(
@@ -339,16 +356,7 @@ def _update_noise(after: FittedPosterior, num_before: float, rows: Rows, seed: i
     log_scale.detach().copy_(0.5 * (variance / after.num_seen).log())
 
 
-@contextmanager
-def _threads_for(model: BayesianModel, n_jobs: int | None) -> Iterator[None]:
+def _threads_for(model: BayesianModel, n_jobs: int | None) -> AbstractContextManager[None]:
     """Use ``n_jobs`` processor threads; by default one for a small network, else torch's."""
-    with GLOBAL_LOCK:  # the number of threads is global to the process
-        before = torch.get_num_threads()
-        if n_jobs is not None:
-            torch.set_num_threads(n_jobs if n_jobs > 0 else os.cpu_count() or 1)
-        elif sum(shape.numel() for shape in model.latent_shapes().values()) < _ONE_THREAD:
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    weights = sum(shape.numel() for shape in model.latent_shapes().values())
+    return use_threads(n_jobs, 1 if weights < _ONE_THREAD else None)

@@ -61,7 +61,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         y_scaling_: means and standard deviations of the targets; 0 and 1 for counts.
     """
 
-    inference: str = "auto"
     temperature: float = 0.5
     noise: Any = "learned"
 
@@ -181,12 +180,15 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
     ) -> NDArray[np.float64]:
         """Draw targets from the posterior predictive, each column from one network.
 
-        They are ``[n, n_samples]``, or ``[n, targets, n_samples]``.
+        They are ``[n, n_samples]``, or ``[n, targets, n_samples]``. Of a wide network the rows are
+        independent, and each column is of one draw of its scales.
         """
         draws, seed = count("n_samples", n_samples), as_random_seed(random_state)
         mixture = self._predictive(self.encode(X), draws, seed).components
+        passes = -(-draws // mixture.batch_shape[0])  # a wide network has few draws of scales
         with seeded(seed):
-            samples = np.moveaxis(mixture.sample().cpu().numpy(), 0, -1)  # [n, targets, n_samples]
+            samples = mixture.sample((passes,)).flatten(0, 1)[:draws]
+        samples = np.moveaxis(samples.cpu().numpy(), 0, -1)  # [n, targets, n_samples]
         return samples if self._y_shape else samples[:, 0]
 
     def _checked(
@@ -214,7 +216,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         """Warn where intervals miss more of the training targets than chance may."""
         chains, step = isinstance(self.posterior_.guide, Chains), -(-len(rows) // _CHECKED)
         if not chains and len(getattr(self.history_, "steps", ())) < _STEPS:
-            return
+            return  # also of a wide network, whose intervals are corrected by rows left out
         y, prediction = y[::step], self._predictive(rows[::step], _DRAWS)
         if not isinstance(prediction, RegressionPrediction):
             return
@@ -236,7 +238,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator[RegressionPrediction])
         self, rows: NDArray[np.float64], num_samples: int | None = None, seed: int | None = None
     ) -> Any:
         prediction = super()._predictive(rows, num_samples, seed)
-        if not self.posterior_.model.likelihood.has_unit:
+        if not self.posterior_.has_unit:
             return prediction
         return prediction.rescaled(self.y_scaling_.mean, self.y_scaling_.scale)
 

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The infinitely wide network: its covariance, evidence and posterior, and the estimator by it."""
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy.optimize import check_grad
+from scipy.stats import multivariate_normal
+from sklearn.datasets import make_friedman1
+
+from pyro_bbb.sklearn import BayesianRegressor
+from pyro_bbb.sklearn import _wide_network as wide
+from pyro_bbb.sklearn._wide_network import Scales, covariance, variance
+
+THETA = torch.tensor([0.3, -0.2, -0.4, 0.7, -0.6, -2.0], dtype=torch.double)
+RNG = np.random.default_rng(0)
+X = torch.tensor(RNG.normal(size=(30, 2)))
+Y = torch.tensor(np.sin(2 * X[:, 0].numpy()) + 0.3 * RNG.normal(size=30))
+RELATIVE = torch.tensor(RNG.uniform(0.5, 2.0, 30))
+
+
+def exact(train, test):
+    """Return the posterior's means and variances at rows, and the noise, by the textbook."""
+    scales = Scales.of(THETA)
+    k = covariance(X[train], X[train], scales) + torch.diag(scales.noise * RELATIVE[train])
+    cross = covariance(X[test], X[train], scales)
+    mean = cross @ torch.linalg.solve(k, Y[train])
+    reduced = (cross * torch.linalg.solve(k, cross.T).T).sum(1)
+    return mean, variance(X[test], scales) - reduced, scales.noise
+
+
+def posterior(x, y, relative, inducing):
+    arguments = (x, y, relative, inducing, torch.arange(len(x)), THETA)
+    weight, reduction, mean, var = wide._regression(*arguments)
+    return wide.WideNetwork(THETA[None], inducing, weight[None], reduction[None]), mean, var
+
+
+def test_covariance_is_that_of_a_wide_network():
+    # 600 networks of 400 and 400 erf units, at two inputs: mean products within 4.5 standard errors
+    # (three numbers: false alarms 2e-5)
+    torch.manual_seed(0)
+    scales, x, products = Scales.of(THETA), X[:2], []
+    units = 400
+    for _ in range(600):
+        first = torch.randn(units, 2, dtype=torch.double) / scales.length
+        bias = torch.randn(units, dtype=torch.double)
+        hidden = torch.erf(x @ first.T + bias)
+        second = torch.randn(units, units, dtype=torch.double) * (scales.s / units).sqrt()
+        last = torch.randn(units, dtype=torch.double) * (scales.a / units).sqrt()
+        linear = torch.randn(3, dtype=torch.double) * (scales.b / 2).sqrt()
+        out = torch.erf(hidden @ second.T) @ last + x @ linear[:2] + linear[2]
+        products.append(torch.stack([out[0] ** 2, out[1] ** 2, out[0] * out[1]]))
+    stacked = torch.stack(products)
+    k = covariance(x, x, scales)
+    expected = torch.stack([k[0, 0], k[1, 1], k[0, 1]])
+    error = stacked.std(0) / len(stacked) ** 0.5
+    assert ((stacked.mean(0) - expected).abs() < 4.5 * error).all()
+    assert_allclose(variance(x, scales), k.diagonal(), rtol=1e-8)
+
+
+def test_evidence_is_the_normal_density_with_its_gradient():
+    energy, theta = wide.evidence(X, Y, RELATIVE), THETA.numpy()
+    scales = Scales.of(THETA)
+    k = covariance(X, X, scales) + torch.diag(scales.noise * RELATIVE)
+    other = THETA + 0.1
+    moved = Scales.of(other)
+    k_moved = covariance(X, X, moved) + torch.diag(moved.noise * RELATIVE)
+    means = np.array([2.0, 2.0, 0.0, 2.3, -1.0, -3.0])
+    stds = np.array([1.5, 1.5, 3.0, 3.0, 3.0, 3.0])
+
+    def expected(theta, k):
+        log_prior = -0.5 * (((theta - means) / stds) ** 2).sum()
+        return -multivariate_normal.logpdf(Y, cov=k.numpy()) - log_prior
+
+    difference = expected(other.numpy(), k_moved) - expected(theta, k)
+    assert energy(other.numpy())[0] - energy(theta)[0] == pytest.approx(difference, rel=1e-6)
+    assert check_grad(lambda t: energy(t)[0], lambda t: energy(t)[1], theta) < 1e-4
+
+
+def test_posterior_is_exact_where_all_rows_are_inducing():
+    network, mean, var = posterior(X, Y, RELATIVE, X)
+    rows, new = torch.arange(30), torch.arange(5)
+    expected_mean, expected_variance, _ = exact(rows, new)
+    means, variances = network.moments(X[new])
+    assert_allclose(means[0], expected_mean, rtol=1e-5)
+    assert_allclose(variances[0], expected_variance, rtol=1e-4)
+    assert_allclose(network.mean(X[new]), means)
+    for row in range(30):  # from all others, by leaving it out
+        one = torch.tensor([row])
+        left_mean, left_variance, noise = exact(rows[rows != row], one)
+        assert_allclose(mean[row], left_mean[0], rtol=1e-4, atol=1e-6)
+        assert_allclose(var[row], left_variance[0] + noise * RELATIVE[row], rtol=1e-4)
+
+
+def test_few_inducing_rows_give_the_posterior_of_their_covariance():
+    # Snelson and Ghahramani's covariance as a dense matrix: Q, and the rest of K on the diagonal
+    network, mean, var = posterior(X, Y, RELATIVE, X[:20])
+    scales, new = Scales.of(THETA), X[:10] + 0.1
+    k = covariance(X[:20], X[:20], scales)
+    cross, cross_new = (covariance(x, X[:20], scales) for x in (X, new))
+    q, q_new = (c @ torch.linalg.solve(k, cross.T) for c in (cross, cross_new))
+    dense = q + torch.diag(variance(X, scales) - q.diagonal() + scales.noise * RELATIVE)
+    means, variances = network.moments(new)
+    assert_allclose(means[0], q_new @ torch.linalg.solve(dense, Y), rtol=1e-4)
+    reduced = (q_new * torch.linalg.solve(dense, q_new.T).T).sum(1)
+    assert_allclose(variances[0], variance(new, scales) - reduced, rtol=1e-4)
+    # Rasmussen and Williams (2006), eq. 5.12
+    inverse = torch.linalg.inv(dense)
+    assert_allclose(var, 1 / inverse.diagonal(), rtol=1e-4)
+    assert_allclose(mean, Y - inverse @ Y / inverse.diagonal(), rtol=1e-4, atol=1e-5)
+
+
+def test_scales_are_drawn_from_their_posterior():
+    # moments of 4,000 draws of three independent Normals, within 5 standard errors of about 300
+    # effective draws (six numbers: false alarms 4e-6)
+    stds = np.array([0.5, 1.0, 3.0])
+    draws = wide.sample_scales(
+        lambda z: (float(((z / stds) ** 2).sum() / 2), z / stds**2), np.zeros(3), 4000, seed=1
+    )
+    assert (np.abs(draws.mean(0)) < 5 * stds / 300**0.5).all()
+    assert_allclose(draws.std(0), stds, rtol=5 / 600**0.5)
+
+
+@pytest.fixture(scope="module")
+def table():
+    x, y = make_friedman1(900, noise=0, random_state=0)
+    rng = np.random.default_rng(0)
+    y += (0.3 + 2 * x[:, 5]) * rng.standard_t(5, 900)
+    return x[:300], y[:300], x[300:], y[300:]
+
+
+@pytest.fixture(scope="module")
+def fitted(table):
+    return BayesianRegressor(random_state=0).fit(*table[:2])
+
+
+def test_default_intervals_cover_and_follow_the_noise(fitted, table):
+    _, _, x, y = table
+    low, high = fitted.predict_interval(x, level=0.9)
+    # 600 rows, 4 standard errors of .0122, and 300 rows left out that set the scale, of .017
+    assert abs(np.mean((low <= y) & (y <= high)) - 0.9) < 4 * np.hypot(0.0122, 0.017)
+    quiet, loud = x[:, 5] < 0.25, x[:, 5] > 0.75
+    assert (high - low)[loud].mean() > 1.5 * (high - low)[quiet].mean()
+    uncertainty, (_, std) = fitted.predict_uncertainty(x), fitted.predict(x, return_std=True)
+    assert_allclose(np.hypot(*uncertainty), std, rtol=1e-6)
+
+
+def test_samples_have_the_predicted_moments(fitted, table):
+    mean, std = fitted.predict(table[2][:5], return_std=True)
+    samples = fitted.sample_y(table[2][:5], 4000)
+    # within 5 standard errors of the mean (five numbers: false alarms 3e-6)
+    assert (np.abs(samples.mean(1) - mean) < 5 * std / 4000**0.5).all()
+    assert fitted.sample_y(table[2][:5], 3).shape == (5, 3)
+
+
+def test_saves_and_pickles_predict_the_same(fitted, table, tmp_path):
+    fitted.save(tmp_path / "model")
+    joblib.dump(fitted, tmp_path / "pickle")
+    expected = fitted.predict(table[2], return_std=True)
+    for again in (BayesianRegressor.load(tmp_path / "model"), joblib.load(tmp_path / "pickle")):
+        assert_allclose(again.predict(table[2], return_std=True), expected, rtol=1e-12)
+
+
+def test_weights_count_rows(table, tmp_path):
+    x, y = table[0][:60], table[1][:60]
+    weight = np.tile([1.0, 2.0, 0.0], 20)
+    rows = np.repeat(np.arange(60), weight.astype(int))
+    weighted = BayesianRegressor(random_state=0).fit(x, y, sample_weight=weight)
+    repeated = BayesianRegressor(random_state=0).fit(x[rows], y[rows])
+    weighted.save(tmp_path / "model")
+    loaded = BayesianRegressor.load(tmp_path / "model")
+    assert_allclose(loaded.predict(table[2][:5]), weighted.predict(table[2][:5]), rtol=1e-12)
+    # the draws of scales differ; their modes are of the same evidence
+    means = [model.predict(table[2][:50]) for model in (weighted, repeated)]
+    assert np.sqrt(np.mean((means[0] - means[1]) ** 2)) < 0.2 * y.std()
+
+
+def test_several_targets_are_learned_one_by_one(fitted, table):
+    x, y, new, _ = table
+    both = BayesianRegressor(random_state=0).fit(x, np.stack([y, -y], 1))
+    mean, std = both.predict(new[:20], return_std=True)
+    assert_allclose(mean[:, 0], fitted.predict(new[:20]), rtol=1e-6)
+    assert_allclose(std[:, 1], std[:, 0], rtol=0.05)
+    assert_allclose(mean[:, 1], -mean[:, 0], rtol=0.05, atol=0.3)
+
+
+def test_constant_targets_and_single_inputs_are_learned():
+    flat = BayesianRegressor().fit(np.arange(150.0)[:, None], np.ones(150))
+    assert_allclose(flat.predict([[3.0]]), 1.0, atol=1e-2)
+    assert flat.predict_interval([[3.0]])[1] < 1.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_sizes": (20,)}, "hidden_sizes must stay at its default for inference='wide'"),
+        ({"noise": "student_t"}, "noise must stay at its default for inference='wide'"),
+        ({"epochs": 3}, "epochs must stay at its default"),
+    ],
+)
+def test_options_of_other_inferences_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        BayesianRegressor(inference="wide", **options).fit(X.numpy(), Y.numpy())
+
+
+def test_wide_networks_do_not_learn_on(fitted):
+    assert not hasattr(fitted, "partial_fit")
+    assert fitted.n_iter_ == 1 and not fitted.history_
